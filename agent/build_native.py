@@ -1,0 +1,39 @@
+"""Builds `sharepod.agent._native`: arbiter, policy and region code for Python (cffi, API mode, abi3).
+
+Prototypes and structs are taken from the marked block of `arbiter.h`, so Python and C cannot drift.
+Paths are relative to the root of the repository, where setuptools runs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+_BLOCK = re.compile(r"^/\* cdef begin.*?\n(.*?)^/\* cdef end \*/", re.DOTALL | re.MULTILINE)
+
+
+def cdef_block(header: str) -> str:
+    """Return the text between the cdef markers of a header, without comments."""
+    found = _BLOCK.search(header)
+    if found is None:
+        raise ValueError("agent/arbiter.h has no cdef block: keep its markers")
+    return re.sub(r"/\*.*?\*/", "", found.group(1), flags=re.DOTALL)
+
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+ffi = FFI()
+ffi.cdef(cdef_block((_ROOT / "agent" / "arbiter.h").read_text(encoding="utf-8")))
+ffi.set_source(
+    "sharepod.agent._native",
+    '#include "arbiter.h"',
+    sources=["agent/arbiter.c", "agent/policy.c", "hook/region.c"],
+    depends=["agent/arbiter.h", "agent/policy.h", "hook/region.h"],
+    include_dirs=["agent", "hook"],
+    define_macros=[("_GNU_SOURCE", None)],
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    extra_link_args=["-pthread"],
+    py_limited_api=True,
+)

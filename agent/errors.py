@@ -1,0 +1,63 @@
+"""The errors a client of the agent can see: one tree, one map to gRPC codes.
+
+Every text is one line: what is wrong, the limit, the remedy. Pure values; no grpc here: `code` is the name of the gRPC
+status code, which the service (and the CLI, going back) looks up.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShareError(Exception):
+    """Something about a share, device or agent that its user can put right."""
+
+    code: ClassVar[str] = "UNKNOWN"
+
+
+class InvalidInput(ShareError):
+    """A value is outside its range or contradicts another."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class UnknownShare(ShareError):
+    """No share of that id or name."""
+
+    code = "NOT_FOUND"
+
+
+class UnknownDevice(ShareError):
+    """No device of that UUID or index."""
+
+    code = "NOT_FOUND"
+
+
+class NameTaken(ShareError):
+    """Another share has the name."""
+
+    code = "ALREADY_EXISTS"
+
+
+class DoesNotFit(ShareError):
+    """The request or memory cap no longer fits on the device."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class WrongState(ShareError):
+    """The share, device or region is not in a state that allows this."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class AgentUnavailable(ShareError):
+    """The agent is not there, starting, stopping, or another one has its place."""
+
+    code = "UNAVAILABLE"
+
+
+class SettingsError(ShareError):
+    """A flag, environment variable or line of the configuration file is wrong."""
+
+    code = "INVALID_ARGUMENT"
