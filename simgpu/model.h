@@ -1,0 +1,44 @@
+/*
+ * The model of the devices, in virtual time: pure functions of the shared state, no clock, no system call.
+ *
+ * Contexts of all processes take turns on their device, round robin, work conserving: a slice of slice_ns of execution,
+ * then switch_ns lost; a context that runs empty is left at once, at drain_switch_ns. While a context holds its device
+ * its streams run side by side at full rate. Copies to and from the host run on copy engines beside the turns. A stream
+ * is a FIFO; the legacy stream (lane 0) and blocking streams wait for each other in submission order.
+ */
+#ifndef SIMGPU_MODEL_H
+#define SIMGPU_MODEL_H
+
+#include "simgpu/state.h"
+
+/* Run the model to `now_ns`. All functions here need the lock. */
+void sg_advance(struct sg_state *state, uint64_t now_ns);
+
+/* A fresh item at the end of a lane; NULL when the context has no free item. The caller fills what it needs and then
+ * calls sg_submit, which alone makes it visible to the model. */
+struct sg_item *sg_item_new(struct sg_context *context);
+void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane, struct sg_item *item, uint64_t now_ns);
+
+/* When, at the earliest, could the item whose mark is `mark_ns` in this lane be complete? A lower bound: arrivals only
+ * delay. SG_NEVER when nothing that is known now can complete it. */
+uint64_t sg_bound(struct sg_shared *shared, uint32_t slot, uint32_t lane, uint64_t mark_ns);
+/* The same for the first piece of work in the context that its owner must act on. SG_NEVER: there is none. */
+uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot);
+
+/* Take the oldest completed effect off the context's list, or NULL. The item stays valid until sg_item_free. */
+struct sg_item *sg_effect_take(struct sg_context *context);
+void sg_item_free(struct sg_context *context, struct sg_item *item);
+/* A host function has returned: its stream goes on. */
+void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns);
+/* The word of a spin kernel has become non-zero. */
+void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item);
+
+/* Forget all pending work of a context; events count as complete. Effects are dropped. */
+void sg_drop_work(struct sg_shared *shared, uint32_t slot);
+/* Rebuild every derived field after the lock's owner died inside a change. */
+void sg_repair(struct sg_shared *shared);
+
+uint32_t sg_event_new(struct sg_context *context);
+void sg_event_free(struct sg_context *context, uint32_t event);
+
+#endif

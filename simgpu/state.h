@@ -1,0 +1,282 @@
+/*
+ * The shared state of all simulated devices: one memory-mapped file that every process maps.
+ *
+ * There is no server and no thread. Whoever calls into the simulator takes the lock and advances the model to now;
+ * nobody else runs. The lock is a robust mutex: a process that dies while it holds it leaves a state that
+ * sg_lock repairs (state.c lists what is derived and how it is rebuilt).
+ *
+ *   file:  [ header | devices | names | past contexts | context 0 | context 1 | ... ]     (sparse)
+ *   beside it, with SIMGPU_LOG_KERNELS=N: <file>.kernels, a ring of N records
+ *
+ * A context lives in a slot. Its owner holds an OFD lock on the file's byte 1 + slot, so that anyone, in any pid
+ * namespace, sees its death; byte 0 is locked while the file is made. Times are CLOCK_MONOTONIC nanoseconds.
+ */
+#ifndef SIMGPU_STATE_H
+#define SIMGPU_STATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
+#define SG_VERSION      1u
+#define SG_MAX_DEVICES  16
+#define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
+#define SG_MAX_LANES    128  /* streams of one context */
+#define SG_MAX_ITEMS    8192 /* pieces of work pending in one context */
+#define SG_MAX_EVENTS   8192 /* events of one context */
+#define SG_MAX_PAST     8192 /* dead contexts remembered; the oldest are forgotten */
+#define SG_MAX_NAMES    2048 /* distinct kernel names in the log */
+#define SG_NAME_BYTES   64
+#define SG_QUEUE        1024 /* launches pending in one stream before a launch blocks */
+#define SG_BUCKETS      64   /* utilisation history: SG_BUCKETS spans of SG_BUCKET_NS */
+#define SG_BUCKET_NS    100000000ull
+#define SG_MAX_XIDS     64
+#define SG_NONE         UINT32_MAX
+#define SG_NEVER        UINT64_MAX
+
+/* Busy time per span of SG_BUCKET_NS; a span's entry is valid when its stamp equals time / SG_BUCKET_NS. */
+struct sg_history {
+  uint64_t stamp[SG_BUCKETS];
+  uint64_t busy_ns[SG_BUCKETS];
+};
+
+enum sg_kind {
+  SG_KERNEL = 1, /* these three take device time, in turns with other contexts */
+  SG_GRAPH,
+  SG_MEMSET,
+  SG_COPY_DEVICE, /* device to device: takes device time */
+  SG_COPY,        /* to or from the host: a copy engine, beside the turns */
+  SG_RECORD,      /* these take no time */
+  SG_WAIT,
+  SG_WRITE,
+  SG_HOST, /* blocks its stream until the owning process has run it */
+};
+
+enum sg_phase { SG_QUEUED, SG_READY, SG_RUNNING, SG_CALLING, SG_FINISHED };
+
+#define SG_SPIN     1u /* runs until released, not for duration_ns */
+#define SG_RELEASED 2u /* the word a spin kernel watches has become non-zero */
+#define SG_EFFECT   4u /* on completion the owning process has something to do in its own memory (effect.c) */
+#define SG_LOGGED   8u /* goes to the kernel log */
+
+/* One piece of work in a stream. */
+struct sg_item {
+  uint8_t kind;
+  uint8_t phase;
+  uint16_t flags;
+  uint32_t next;        /* in its lane, in the effects list, or in the free list */
+  uint32_t next_effect; /* the next item of the same lane with SG_EFFECT */
+  uint32_t name;        /* kernels: index in names; records and waits: event slot */
+  uint32_t peer;        /* waits: context slot of the event */
+  uint32_t lane;
+  uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
+  uint64_t duration_ns;
+  uint64_t left_ns;
+  uint64_t mark_ns;      /* lane's submitted_ns including this item: what must be done when it is complete */
+  uint64_t submitted_ns; /* clock */
+  uint64_t ready_ns;     /* clock: not before this (launch latency) */
+  uint64_t started_ns;   /* clock: the device first worked on it */
+  uint64_t busy_ns;      /* device time so far */
+  uint64_t seq;          /* records and waits: the record's number in its event slot */
+  uint64_t watch;        /* spin: address of the word; writes, memsets: first address written, 0 = writes no device word */
+  uint64_t watch_bytes;  /* writes, memsets: bytes written with a non-zero value */
+  uint64_t effect;       /* owner's pointer to what to do */
+};
+
+/* One stream: a FIFO of items. Lane 0 is the legacy default stream. */
+struct sg_lane {
+  uint32_t used;
+  uint32_t blocking; /* synchronises with the legacy stream */
+  uint32_t head, tail;
+  uint32_t effect_head, effect_tail; /* items with SG_EFFECT or SG_HOST that are not complete */
+  uint32_t pending;
+  uint32_t launches;     /* pending items that take a place in the launch queue */
+  uint64_t submitted_ns; /* sum of the durations of all work ever submitted */
+  uint64_t done_ns;      /* sum of the durations of all work completed */
+  uint64_t handle;       /* the client's stream handle, for the log */
+  uint64_t completed;    /* items ever completed */
+  uint64_t appended;     /* items ever appended */
+};
+
+/* One event slot. Numbers never go back, also when the slot is given to another event. */
+struct sg_event {
+  uint32_t used;
+  uint32_t next_free;
+  uint64_t recorded;     /* records ever submitted */
+  uint64_t completed;    /* the newest record completed */
+  uint64_t completed_ns; /* clock: when */
+};
+
+enum sg_context_state { SG_FREE = 0, SG_ALIVE = 1 };
+enum sg_checkpoint { SG_CHECKPOINT_RUNNING, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_STORED, SG_CHECKPOINT_FAILED };
+
+struct sg_context {
+  uint32_t state;
+  uint32_t device;
+  int32_t pid; /* in the owner's pid namespace */
+  uint32_t id; /* never reused */
+  uint32_t lost_error; /* sticky CUresult, 0 = healthy */
+  uint32_t checkpoint;
+  uint64_t created_ns;
+  uint64_t memory_bytes; /* allocations and the context's own overhead */
+  uint64_t stored_bytes; /* what a checkpoint took off the device */
+  uint64_t busy_ns;
+  uint64_t order;
+  uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
+  uint32_t free_item, used_items, fresh_item;
+  uint32_t free_event, fresh_event;
+  uint32_t effects_head, effects_tail; /* completed items whose effect the owner has not had yet, in order */
+  struct sg_history history;
+  struct sg_lane lanes[SG_MAX_LANES];
+  struct sg_event events[SG_MAX_EVENTS];
+  struct sg_item items[SG_MAX_ITEMS];
+};
+
+/* A context that is gone: its busy time stays on the record. */
+struct sg_past {
+  uint32_t device;
+  uint32_t id;
+  int32_t pid;
+  uint32_t reserved;
+  uint64_t busy_ns;
+  uint64_t ended_ns;
+};
+
+struct sg_device {
+  char name[96];
+  uint8_t uuid[16];
+  uint32_t sm_count;
+  uint32_t major, minor; /* compute capability */
+  uint32_t clock_khz, memory_clock_khz, bus_bits, l2_bytes;
+  uint32_t pci_domain, pci_bus, pci_device, pci_id; /* pci_id: device id << 16 | vendor id */
+  uint32_t lost_error;                              /* CUresult that new calls get, 0 = healthy */
+  uint64_t memory_total_bytes;
+  uint64_t bandwidth_bytes_per_s; /* device memory */
+  uint64_t busy_ns;
+  uint64_t switches;
+  uint32_t current;         /* context slot that holds or last held the device */
+  uint32_t current_id;      /* and its id: a slot may have been given to another since */
+  uint64_t switch_until_ns; /* the device changes contexts until then */
+  uint64_t slice_end_ns;
+  struct sg_history history;
+};
+
+struct sg_xid {
+  uint64_t seq; /* 1, 2, ...; 0 = empty */
+  uint32_t device;
+  uint32_t xid;
+  uint64_t time_ns;
+};
+
+/* Fixed when the file is made: every process must run the same model. */
+struct sg_model {
+  uint64_t slice_ns;
+  uint64_t switch_ns;       /* from a context that still has work */
+  uint64_t drain_switch_ns; /* from one that has none */
+  uint64_t latency_ns;      /* from a launch to its start on an idle device */
+  uint64_t wave_ns;
+  uint64_t pcie_bytes_per_s;
+  uint64_t context_bytes; /* device memory that a context itself takes */
+  uint64_t log_records;
+};
+
+struct sg_shared {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t context_bytes; /* sizeof(struct sg_context): another build must not map this file */
+  uint64_t total_bytes;
+  pthread_mutex_t lock;
+  uint32_t generation;      /* futex: bumped when waiting may end earlier than was projected */
+  uint32_t device_count;
+  uint32_t last_id;
+  uint32_t name_count;
+  uint64_t now_ns;          /* the model stands here; never goes back */
+  uint64_t reaped_ns;       /* last look for dead processes */
+  uint64_t blocked_until_ns; /* until then some waiter cannot know when it will be done: wake it on every submission */
+  uint64_t logged;           /* kernel records ever written */
+  uint64_t past_count;
+  uint64_t xid_seq;
+  uint64_t alive[SG_MAX_CONTEXTS / 64];
+  uint64_t active[SG_MAX_CONTEXTS / 64]; /* alive and with pending items */
+  struct sg_model model;
+  struct sg_device devices[SG_MAX_DEVICES];
+  struct sg_xid xids[SG_MAX_XIDS]; /* ring, entry (seq - 1) % SG_MAX_XIDS */
+  struct sg_past past[SG_MAX_PAST]; /* ring, entry n % SG_MAX_PAST */
+  char names[SG_MAX_NAMES][SG_NAME_BYTES];
+  struct sg_context contexts[SG_MAX_CONTEXTS];
+};
+
+/* One record of <file>.kernels. */
+struct sg_log_record {
+  uint32_t context; /* id */
+  uint32_t device;
+  int32_t pid;
+  uint32_t name;
+  uint64_t stream;
+  uint64_t submitted_ns;
+  uint64_t started_ns;
+  uint64_t ended_ns;
+  uint64_t busy_ns;
+  uint64_t reserved;
+};
+_Static_assert(sizeof(struct sg_log_record) == 64, "truth.py reads this layout");
+
+/* This process's hold on one state file. */
+struct sg_state {
+  struct sg_shared *shared;
+  struct sg_log_record *log; /* NULL without a log */
+  int fd;
+  char path[240];
+};
+
+/* --- state.c: open, lock, tables ------------------------------------------------------------------------------- */
+
+/* Map the file at `path` (NULL: $SIMGPU_STATE or /dev/shm/simgpu-<uid>); make it from the environment's settings if
+ * it is not there. Returns 0 or -errno; -EPROTO: the file belongs to another build; -EINVAL: bad SIMGPU_DEVICES. */
+int sg_open(struct sg_state *state, const char *path);
+/* Unmap. OFD locks, and so the contexts of this process, are lost with it. */
+void sg_close(struct sg_state *state);
+/* Drop the mapping and the descriptor in a forked child, whose parent keeps both. */
+void sg_abandon(struct sg_state *state);
+
+uint64_t sg_now(void);
+void sg_lock(struct sg_state *state);
+/* sg_lock, then advance to now; now and then also drop the contexts of dead processes. */
+void sg_lock_advanced(struct sg_state *state);
+void sg_unlock(struct sg_state *state);
+/* With the lock: drop every context whose process is gone. */
+void sg_reap(struct sg_state *state);
+
+/* With the lock: a slot for a new context of this process, locked by it, or SG_NONE. */
+uint32_t sg_context_create(struct sg_state *state, uint32_t device);
+/* With the lock: drop its work and memory, remember its busy time. */
+void sg_context_drop(struct sg_state *state, uint32_t slot);
+/* With the lock: device memory in use by all contexts. */
+uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
+/* With the lock: the number of `name` in the table of kernel names; a full table gives the last entry, "...". */
+uint32_t sg_intern(struct sg_shared *shared, const char *name);
+/* With the lock: busy time between two instants, at most SG_BUCKETS spans back; whole spans only, scaled. */
+uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns);
+/* With the lock: wake every waiter to look again. */
+void sg_kick(struct sg_shared *shared);
+/* With the lock: report an XID. Those that lose the device (48 79 94 95 119 ...) also fail every context on it. */
+void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid);
+/* With the lock: the device works again for new contexts. */
+void sg_recover(struct sg_state *state, uint32_t device);
+
+static inline bool sg_bit(const uint64_t *bits, uint32_t n) { return (bits[n / 64] >> (n % 64)) & 1; }
+static inline void sg_set(uint64_t *bits, uint32_t n) { bits[n / 64] |= 1ull << (n % 64); }
+static inline void sg_clear(uint64_t *bits, uint32_t n) { bits[n / 64] &= ~(1ull << (n % 64)); }
+/* The first set bit at or after n, or `size`. */
+static inline uint32_t sg_next_bit(const uint64_t *bits, uint32_t n, uint32_t size) {
+  for (; n < size; n = (n / 64 + 1) * 64) {
+    uint64_t rest = bits[n / 64] >> (n % 64);
+    if (rest)
+      return n + (uint32_t)__builtin_ctzll(rest);
+  }
+  return size;
+}
+#define SG_EACH(n, bits, size) (uint32_t n = sg_next_bit(bits, 0, size); n < (size); n = sg_next_bit(bits, n + 1, size))
+
+#endif
