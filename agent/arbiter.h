@@ -1,0 +1,93 @@
+/*
+ * The arbiter: the node-local scheduler that grants turns on all devices of the node.
+ *
+ * One native thread, an epoll loop: doorbells in, grants out. It reads tenants' slots with pread, asks the policy
+ * (policy.c) who is next, bills on CLOCK_MONOTONIC, and never takes Python's GIL. Every function here may be called
+ * from any thread; each takes the arbiter's lock for microseconds. Integers are ns and bytes. Functions return 0 or a
+ * handle >= 0, or -errno.
+ */
+#ifndef SHAREPOD_ARBITER_H
+#define SHAREPOD_ARBITER_H
+
+#include <stdint.h>
+
+/* cdef begin: the block between the markers is read by agent/build_native.py for cffi */
+struct sp_arbiter;
+
+/* The terms of one share on one of its devices. */
+struct sp_terms {
+  int32_t device;              /* handle from sp_arbiter_add_device */
+  uint32_t request_millipercent; /* guaranteed device time, 1/1000 %: 30 % = 30000; 0 = best effort */
+  uint32_t limit_millipercent;   /* the most it may use: 1000..100000 */
+  uint32_t share_class;          /* 0 latency, 1 standard, 2 batch */
+  uint64_t memory_limit_bytes;   /* 0 = no cap */
+};
+
+/* The account of one share on one device, all counters since the share was registered. */
+struct sp_usage {
+  uint64_t used_ns;       /* device time charged */
+  uint64_t estimated_ns;  /* the part of used_ns charged while turns overlapped */
+  uint64_t waited_ns;     /* time with a launch waiting at the closed gate */
+  uint64_t overrun_ns;    /* time past the end of its quanta */
+  uint64_t turns;         /* turns held */
+  uint64_t launches;      /* launches that passed the gate (reported by the hook) */
+  uint64_t passed;        /* launches that passed a closed gate deliberately (deadlines, stale agent) */
+  uint64_t cogrants;      /* turns granted to others because this share's drain was late */
+  uint64_t faults;        /* values in the tenant's slots that had to be clamped */
+  uint64_t memory_used_bytes;
+  uint32_t processes;     /* live slots */
+  uint32_t state;         /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
+};
+
+/* One finished turn, for traces. */
+struct sp_turn {
+  uint64_t sequence;   /* 1, 2, 3, … without gaps */
+  int32_t share;
+  int32_t device;
+  uint64_t requested_ns; /* when the share began to wait (CLOCK_MONOTONIC) */
+  uint64_t granted_ns;
+  uint64_t closed_ns;    /* when the grant was closed */
+  uint64_t drained_ns;
+  uint64_t charged_ns;
+  uint32_t reason;       /* why it ended: 0 idle (early yield), 1 quantum, 2 limit, 3 preempted by latency, 4 dead, 5 paused, 6 released */
+  uint32_t cogranted;    /* 1: another share was granted before it drained */
+};
+
+/* One live process of a share. */
+struct sp_process {
+  int32_t pid;        /* in the agent's pid namespace */
+  uint32_t slot;
+  uint64_t launches;
+  uint64_t memory_used_bytes;
+};
+
+struct sp_arbiter *sp_arbiter_new(void);
+int sp_arbiter_start(struct sp_arbiter *arbiter);
+/* Planned stop: opens every gate that is not paused within 50 ms, ends the thread, frees everything. */
+void sp_arbiter_free(struct sp_arbiter *arbiter);
+
+/* `uuid` as NVML prints it ("GPU-…" / "MIG-…"). Returns the device's handle. */
+int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid);
+/* Healthy = 1; an unhealthy device (0) grants everything at once: its errors are the programs' to see. */
+int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int healthy);
+
+/* Create (or, when `directory` holds a live region, adopt) a share's region. `directory` must exist, owned by the
+ * agent. `used_ns` (one per term, may be NULL) continues an earlier account. Returns the share's handle. */
+int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
+                         uint32_t term_count, const uint64_t *used_ns);
+int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count);
+int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
+/* Forget a share. Its gates open (the processes that are left run unmetered); the caller removes the directory. */
+int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
+
+int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage);
+/* Up to `capacity` live processes of the share; returns how many. */
+int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
+/* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */
+int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity);
+/* Device time not charged to anyone since start, and decisions made: device-wide counters. */
+int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
+                           uint64_t *decision_ns);
+/* cdef end */
+
+#endif

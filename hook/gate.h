@@ -1,0 +1,62 @@
+/*
+ * The gate: the check that every GPU launch passes inside the user's process.
+ *
+ * intercept/launch code calls it around the driver's own function:
+ *
+ *     struct sp_pass pass;
+ *     sp_gate_enter(&pass, stream, per_thread, sp_unit_key(function, grid, block));
+ *     result = driver(...);
+ *     sp_gate_leave(&pass, result);
+ *
+ * sp_gate_enter may block until the share holds the turn; it never fails and
+ * never touches errno. Nothing here prints, exits or changes signals.
+ */
+#ifndef SHAREPOD_GATE_H
+#define SHAREPOD_GATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct sp_device;
+struct sp_lane;
+struct sp_unit;
+
+/* What one launch carries between enter and leave. Lives on the caller's stack. */
+struct sp_pass {
+  struct sp_device *device; /* NULL: not metered (no region, capture, unknown device) */
+  struct sp_lane *lane;     /* the stream's state */
+  struct sp_unit *unit;     /* the prediction row of this function and grid */
+  uint64_t predicted_ns;    /* what was added to the work in flight */
+};
+
+/* The identity under which durations are learned: a function with its grid and block, or an executable graph. */
+static inline uint64_t sp_unit_key(const void *handle, uint64_t grid, uint64_t block) {
+  uint64_t key = (uint64_t)(uintptr_t)handle * 0x9e3779b97f4a7c15u;
+  key ^= grid * 0xc2b2ae3d27d4eb4fu;
+  key ^= block * 0x165667b19e3779f9u;
+  return key | 1u; /* 0 marks an empty row */
+}
+
+/* Pass the gate for one launch into `stream` (0, 1 and 2 are the driver's default streams; `per_thread` is true for
+ * the _ptsz variants, where 0 means the calling thread's stream). */
+void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key);
+
+/* The driver has been called; `result` is its CUresult. */
+void sp_gate_leave(struct sp_pass *pass, int result);
+
+/* The calling thread has just returned from a call that waited for all its work (a synchronise, a blocking copy). */
+void sp_gate_synced(void);
+
+/* A capture into `stream` is about to begin / has ended or failed: no marker is recorded while one is open. */
+void sp_gate_capture_begin(void *stream, bool per_thread);
+void sp_gate_capture_end(void *stream, bool per_thread);
+
+/* A stream or context is about to be destroyed: forget its markers (the driver's handles may come back). */
+void sp_gate_forget_stream(void *stream);
+void sp_gate_forget_context(void *context);
+
+/* The driver's cuInit succeeded: map the region, claim a slot. Returns false when the node's policy is `closed` and
+ * the region cannot be used: cuInit must then fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
+bool sp_attach(void);
+
+#endif

@@ -1,0 +1,469 @@
+/* The region's two sides and every memory order they need: see region.h. */
+#define _GNU_SOURCE
+#include "region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449 /* the same number on every architecture since Linux 5.16 */
+#endif
+
+/* ---- memory orders, named once ---- */
+
+static uint32_t load_acquire(const uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+static uint64_t load_relaxed64(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+static void store_relaxed64(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+static void store_relaxed(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+static void store_release(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+static void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+uint64_t sp_now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static long futex(const uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+  return syscall(SYS_futex, word, operation, value, timeout, NULL, FUTEX_BITSET_MATCH_ANY);
+}
+
+static struct timespec timespec_of(uint64_t ns) {
+  return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+static int path_of(char *out, const char *directory, const char *name) {
+  size_t directory_length = strlen(directory), name_length = strlen(name);
+  if (directory_length + name_length + 2 > PATH_MAX) return -ENAMETOOLONG;
+  memcpy(out, directory, directory_length);
+  out[directory_length] = '/';
+  memcpy(out + directory_length + 1, name, name_length + 1);
+  return 0;
+}
+
+static int open_in(const char *directory, const char *name, int flags) {
+  char path[PATH_MAX];
+  int error = path_of(path, directory, name);
+  if (error) return error;
+  int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0);
+  return fd < 0 ? -errno : fd;
+}
+
+/* 0 when the header is one that this code can serve. */
+static int check_header(const struct sp_header *header) {
+  if (header->magic != SP_MAGIC || header->abi != SP_ABI) return -EPROTO;
+  if (header->header_size != sizeof(struct sp_header) || header->grant_size != sizeof(struct sp_grant)) return -EPROTO;
+  if (header->slot_size != sizeof(struct sp_slot) || header->slot_count != SP_SLOTS_MAX) return -EPROTO;
+  if (header->grant_count == 0 || header->grant_count > SP_DEVICES_MAX) return -EPROTO;
+  return 0;
+}
+
+/* ---- the tenant's side ---- */
+
+static int lock_slot(int fd, uint32_t slot) {
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+  return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
+}
+
+static int claim_slot(struct sp_region *region) {
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
+    struct sp_slot *slot = &region->slots[index];
+    /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
+    if (lock_slot(region->slots_fd, index)) continue;
+    uint32_t claimed = load_acquire(&slot->claimed);
+    if (claimed) {
+      /* A dead process's slot that the agent has not cleared yet, or a live one that lost its lock: leave both. */
+      struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
+      fcntl(region->slots_fd, F_SETLK, &unlock);
+      continue;
+    }
+    memset(slot->devices, 0, sizeof slot->devices);
+    slot->pid = (int32_t)getpid();
+    slot->claimed_ns = sp_now_ns();
+    region->slot = slot;
+    region->slot_index = index;
+    store_release(&slot->claimed, 1); /* pairs with the pread in sp_slots_claimed */
+    return 0;
+  }
+  return -EUSERS;
+}
+
+int sp_region_attach(struct sp_region *region, const char *directory) {
+  memset(region, 0, sizeof *region);
+  region->slots_fd = region->bell_fd = -1;
+  if (strlen(directory) >= sizeof region->directory) return -ENAMETOOLONG;
+  memcpy(region->directory, directory, strlen(directory) + 1);
+  int terms_fd = open_in(directory, SP_TERMS_FILE, O_RDONLY);
+  if (terms_fd < 0) return terms_fd;
+  struct stat status;
+  int error = 0;
+  void *terms = MAP_FAILED, *slots = MAP_FAILED;
+  if (fstat(terms_fd, &status) || status.st_size < (off_t)SP_TERMS_BYTES) {
+    error = -EPROTO;
+  } else {
+    terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ, MAP_SHARED, terms_fd, 0);
+    if (terms == MAP_FAILED) error = -errno;
+  }
+  close(terms_fd);
+  if (!error) error = check_header(terms);
+  if (!error) {
+    region->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
+    if (region->slots_fd < 0) error = region->slots_fd;
+  }
+  if (!error && (fstat(region->slots_fd, &status) || status.st_size < (off_t)SP_SLOTS_BYTES)) error = -EPROTO;
+  if (!error) {
+    slots = mmap(NULL, SP_SLOTS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, region->slots_fd, 0);
+    if (slots == MAP_FAILED) error = -errno;
+  }
+  if (!error) {
+    /* O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now; sp_region_ring tries again. */
+    region->bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+    if (region->bell_fd < 0 && region->bell_fd != -ENXIO) error = region->bell_fd;
+  }
+  if (!error) {
+    region->header = terms;
+    region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));
+    region->slots = slots;
+    error = claim_slot(region);
+  }
+  if (!error) return 0;
+  if (slots != MAP_FAILED) munmap(slots, SP_SLOTS_BYTES);
+  if (terms != MAP_FAILED) munmap(terms, SP_TERMS_BYTES);
+  if (region->slots_fd >= 0) close(region->slots_fd);
+  if (region->bell_fd >= 0) close(region->bell_fd);
+  memset(region, 0, sizeof *region);
+  region->slots_fd = region->bell_fd = -1;
+  return error;
+}
+
+int sp_region_relock(struct sp_region *region) {
+  const char *directory = region->directory;
+  struct stat mapped, opened;
+  /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
+  char path[PATH_MAX];
+  int error = path_of(path, directory, SP_SLOTS_FILE);
+  if (error) return error;
+  if (stat(path, &mapped)) return -errno;
+  if (fstat(region->slots_fd, &opened) || opened.st_ino != mapped.st_ino || opened.st_dev != mapped.st_dev) {
+    int fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
+    if (fd < 0) return fd;
+    region->slots_fd = fd;
+    int bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+    if (bell_fd >= 0) region->bell_fd = bell_fd;
+  }
+  return lock_slot(region->slots_fd, region->slot_index);
+}
+
+void sp_region_ring(struct sp_region *region) {
+  int saved = errno;
+  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_RELAXED);
+  if (fd < 0) {
+    /* No agent was reading when we attached (ENXIO): perhaps one is by now. */
+    fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+    int none = -1;
+    if (fd >= 0 && !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+      close(fd);
+      fd = none;
+    }
+  }
+  if (fd >= 0) {
+    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
+     * unless the program had one pending itself. */
+    static const struct timespec at_once;
+    static const char bell = 1;
+    sigset_t pipe_signal, before, pending;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+    /* EAGAIN: unread bells are there already, which is as good. */
+    if (write(fd, &bell, 1) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+      sigtimedwait(&pipe_signal, NULL, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+  }
+  errno = saved;
+}
+
+uint32_t sp_grant_word(const struct sp_grant *grant) { return load_acquire(&grant->word); } /* pairs with sp_grant_open */
+uint32_t sp_grant_flags(const struct sp_grant *grant) { return __atomic_load_n(&grant->flags, __ATOMIC_RELAXED); }
+uint64_t sp_grant_budget_ns(const struct sp_grant *grant) { return load_relaxed64(&grant->budget_ns); }
+uint64_t sp_header_heartbeat_ns(const struct sp_header *header) { return load_relaxed64(&header->heartbeat_ns); }
+
+void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns) {
+  int saved = errno;
+  struct timespec deadline = timespec_of(sp_now_ns() + timeout_ns);
+  futex(&grant->word, FUTEX_WAIT_BITSET, word, &deadline);
+  errno = saved;
+}
+
+struct waitv {
+  uint64_t value;
+  uint64_t address;
+  uint32_t flags;
+  uint32_t reserved;
+};
+
+void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
+                      uint64_t timeout_ns) {
+  enum { SIZE_U32 = 2, PRIVATE = 128 };
+  static uint32_t waitv_missing; /* 1 after the kernel or a seccomp filter refused */
+  int saved = errno;
+  if (!load_acquire(&waitv_missing)) {
+    struct waitv waits[2] = {{.value = word, .address = (uint64_t)(uintptr_t)&grant->word, .flags = SIZE_U32},
+                             {.value = value, .address = (uint64_t)(uintptr_t)local, .flags = SIZE_U32 | PRIVATE}};
+    /* The kernel reads a 64-bit timespec here on every architecture. */
+    struct {
+      int64_t seconds, ns;
+    } deadline;
+    uint64_t at_ns = sp_now_ns() + timeout_ns;
+    deadline.seconds = (int64_t)(at_ns / 1000000000u);
+    deadline.ns = (int64_t)(at_ns % 1000000000u);
+    if (syscall(SYS_futex_waitv, waits, 2, 0, &deadline, CLOCK_MONOTONIC) < 0 && (errno == ENOSYS || errno == EPERM))
+      store_release(&waitv_missing, 1);
+    else {
+      errno = saved;
+      return;
+    }
+  }
+  if (timeout_ns > 500000) timeout_ns = 500000;
+  if (load_acquire(&grant->word) == word) {
+    struct timespec deadline = timespec_of(sp_now_ns() + timeout_ns);
+    futex(local, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, value, &deadline);
+  }
+  errno = saved;
+}
+
+void sp_slot_wait_begin(struct sp_slot_device *slot) {
+  if (__atomic_fetch_add(&slot->waiting, 1, __ATOMIC_SEQ_CST) == 0) store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
+}
+
+void sp_slot_wait_end(struct sp_slot_device *slot) { __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST); }
+
+void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report) {
+  uint32_t sequence = slot->sequence; /* one writer at a time: the caller holds the turn lock */
+  store_relaxed(&slot->sequence, sequence | 1u);
+  __atomic_thread_fence(__ATOMIC_RELEASE); /* pairs with the two preads in sp_slot_read */
+  store_relaxed(&slot->held_turn, report->held_turn);
+  store_relaxed(&slot->drained_turn, report->drained_turn);
+  store_relaxed64(&slot->drained_ns, report->drained_ns);
+  store_relaxed64(&slot->looked_ns, report->looked_ns);
+  store_relaxed64(&slot->residue_until_ns, report->residue_until_ns);
+  store_relaxed64(&slot->idle_ns, report->idle_ns);
+  store_relaxed64(&slot->launches, report->launches);
+  store_relaxed(&slot->passed, report->passed);
+  store_relaxed(&slot->longest_unit_us, report->longest_unit_us);
+  store_release(&slot->sequence, (sequence | 1u) + 1u);
+}
+
+int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant) {
+  sp_slot_publish(slot, report);
+  full_fence(); /* pairs with the fence in sp_grant_close: one of the two sees the other */
+  return load_acquire(&grant->word) == report->held_turn;
+}
+
+uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
+  uint64_t total = 0;
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
+    if (load_acquire(&region->slots[index].claimed))
+      total += load_relaxed64(&region->slots[index].devices[device].memory_used_bytes);
+  return total;
+}
+
+int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {
+  uint64_t *used = &region->slot->devices[device].memory_used_bytes;
+  /* Add first, then look: two processes that race both see both, so the cap is never exceeded; at worst both are
+   * refused where one would have fitted, which the caller answers by one more try. */
+  __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
+  if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) return 0;
+  __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
+  return -1;
+}
+
+void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes) {
+  __atomic_fetch_sub(&region->slot->devices[device].memory_used_bytes, bytes, __ATOMIC_SEQ_CST);
+}
+
+/* ---- the agent's side ---- */
+
+static int create_file(const char *path, mode_t mode, size_t bytes) {
+  int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+  if (fd < 0) return -errno;
+  /* fchmod: the mode must not depend on the umask. fallocate: a full tmpfs is an error here, not a SIGBUS later. */
+  int error = fchmod(fd, mode) || fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
+  if (error) {
+    close(fd);
+    return error;
+  }
+  return fd;
+}
+
+static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
+  char path[PATH_MAX];
+  int error = path_of(path, directory, SP_TERMS_FILE);
+  if (error) return error;
+  int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  *adopted = fd >= 0;
+  if (fd < 0) {
+    if (errno != ENOENT) return -errno;
+    char fresh[PATH_MAX];
+    error = path_of(fresh, directory, SP_TERMS_FILE ".new");
+    if (error) return error;
+    fd = create_file(fresh, 0644, SP_TERMS_BYTES);
+    if (fd < 0) return fd;
+    struct sp_header header = {.magic = SP_MAGIC,
+                               .abi = SP_ABI,
+                               .header_size = sizeof(struct sp_header),
+                               .grant_size = sizeof(struct sp_grant),
+                               .grant_count = grant_count,
+                               .slot_size = sizeof(struct sp_slot),
+                               .slot_count = SP_SLOTS_MAX};
+    error = path_of(path, directory, SP_SLOTS_FILE);
+    int slots_fd = error ? error : create_file(path, 0666, SP_SLOTS_BYTES);
+    if (slots_fd >= 0) close(slots_fd);
+    error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_BELL_FILE);
+    if (!error && (mkfifo(path, 0622) || chmod(path, 0622))) error = -errno;
+    if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header) error = -EIO;
+    /* `terms` appears last and whole: a process that finds it finds everything. */
+    if (!error) error = path_of(path, directory, SP_TERMS_FILE);
+    if (!error && rename(fresh, path)) error = -errno;
+    if (error) {
+      unlink(fresh);
+      close(fd);
+      return error;
+    }
+  }
+  struct stat status;
+  void *terms = MAP_FAILED;
+  if (fstat(fd, &status) || status.st_size < (off_t)SP_TERMS_BYTES)
+    error = -EPROTO;
+  else if ((terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+    error = -errno;
+  close(fd);
+  if (!error) error = check_header(terms);
+  if (!error && ((struct sp_header *)terms)->grant_count != grant_count) error = -EPROTO;
+  if (error) {
+    if (terms != MAP_FAILED) munmap(terms, SP_TERMS_BYTES);
+    return error;
+  }
+  owner->header = terms;
+  owner->grants = (struct sp_grant *)((char *)terms + sizeof(struct sp_header));
+  return 0;
+}
+
+int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count) {
+  memset(owner, 0, sizeof *owner);
+  owner->slots_fd = owner->bell_fd = -1;
+  if (grant_count == 0 || grant_count > SP_DEVICES_MAX) return -EINVAL;
+  bool adopted = false;
+  int error = adopt_or_create(owner, directory, grant_count, &adopted);
+  if (!error) {
+    owner->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
+    if (owner->slots_fd < 0) error = owner->slots_fd;
+  }
+  if (!error) {
+    /* O_RDWR: the FIFO never reports hang-up, and opening it does not wait for a writer. */
+    owner->bell_fd = open_in(directory, SP_BELL_FILE, O_RDWR | O_NONBLOCK);
+    if (owner->bell_fd < 0) error = owner->bell_fd;
+  }
+  if (error) {
+    sp_region_close(owner);
+    return error;
+  }
+  return adopted ? 1 : 0;
+}
+
+void sp_region_close(struct sp_region_owner *owner) {
+  if (owner->header) munmap(owner->header, SP_TERMS_BYTES);
+  if (owner->slots_fd >= 0) close(owner->slots_fd);
+  if (owner->bell_fd >= 0) close(owner->bell_fd);
+  memset(owner, 0, sizeof *owner);
+  owner->slots_fd = owner->bell_fd = -1;
+}
+
+void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns) {
+  store_relaxed64(&owner->header->heartbeat_ns, now_ns);
+}
+
+void sp_grant_wake(struct sp_grant *grant) { futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL); }
+
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags) {
+  store_relaxed64(&grant->budget_ns, budget_ns);
+  store_release(&grant->flags, flags);
+}
+
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags, uint64_t now_ns) {
+  uint32_t word = grant->word | 1u; /* only the arbiter writes it */
+  sp_grant_set(grant, budget_ns, flags);
+  store_relaxed64(&grant->granted_ns, now_ns);
+  store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
+  sp_grant_wake(grant);
+  return word;
+}
+
+uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
+  uint32_t word = (grant->word | 1u) + 1u;
+  store_release(&grant->flags, flags);
+  store_release(&grant->word, word);
+  full_fence(); /* pairs with sp_slot_enter */
+  sp_grant_wake(grant);
+  return word;
+}
+
+int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
+  off_t offset = (off_t)(slot * sizeof(struct sp_slot) + offsetof(struct sp_slot, devices) +
+                         device * sizeof(struct sp_slot_device));
+  for (int attempt = 0; attempt < 3; attempt++) {
+    ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
+    if (got != (ssize_t)sizeof *out) return got < 0 ? -errno : -EIO;
+    uint32_t again;
+    got = pread(owner->slots_fd, &again, sizeof again, offset + (off_t)offsetof(struct sp_slot_device, sequence));
+    if (got != (ssize_t)sizeof again) return got < 0 ? -errno : -EIO;
+    if (again == out->sequence && !(again & 1u)) return 0;
+  }
+  return 1;
+}
+
+uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error) {
+  uint64_t mask = 0;
+  *error = 0;
+  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++) {
+    uint32_t claimed = 0;
+    ssize_t got = pread(owner->slots_fd, &claimed, sizeof claimed, (off_t)(slot * sizeof(struct sp_slot)));
+    if (got != (ssize_t)sizeof claimed) {
+      *error = got < 0 ? -errno : -EIO;
+      return mask;
+    }
+    if (claimed) mask |= (uint64_t)1 << slot;
+  }
+  return mask;
+}
+
+int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+  if (fcntl(owner->slots_fd, F_GETLK, &lock)) return 0;
+  return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
+}
+
+int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
+  static const struct sp_slot empty;
+  ssize_t put = pwrite(owner->slots_fd, &empty, sizeof empty, (off_t)(slot * sizeof(struct sp_slot)));
+  return put == (ssize_t)sizeof empty ? 0 : -EIO;
+}
+
+void sp_bell_drain(const struct sp_region_owner *owner) {
+  char buffer[4096];
+  while (read(owner->bell_fd, buffer, sizeof buffer) == (ssize_t)sizeof buffer) {
+  }
+}

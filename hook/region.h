@@ -1,0 +1,229 @@
+/*
+ * The region: the shared-memory files of one share, the only thing a hooked process and the agent both touch.
+ *
+ * A region is a directory on tmpfs with three files, split by writer:
+ *
+ *   terms   written by the agent, read-only to the tenant. One header, then one grant per device of the share.
+ *           The tenant maps it; a futex wait works on a read-only shared mapping.
+ *   slots   written by the tenant's processes, one slot each. Preallocated, never grown. The agent never maps it:
+ *           it reads with pread (coherent with mappings on tmpfs), so a tenant that truncates the file gives the agent
+ *           a short read and not a SIGBUS. Everything read is range-checked; a lie harms only its author.
+ *   bell    a FIFO, mode 0622: the tenant writes a byte to say "look at my slots". Its content means nothing.
+ *
+ * No file is writable by two shares.
+ *
+ * Turns. A grant's `word` is the turn: odd = open, even = closed. Opening and closing each add one, so a turn is named
+ * by the odd value that opened it, and names are compared for equality only (they wrap after 2^31 turns).
+ *
+ *   process: held_turn = T, drained_turn = 0; fence; word still T?  → launch          (sp_slot_enter)
+ *   agent:   word = T + 1; fence; any slot with held_turn == T and drained_turn != T?  → wait for it to drain
+ *
+ * Either the process sees the closed word or the agent sees the entered slot (store, fence, load on both sides): no
+ * launch is lost. A process whose work has drained says drained_turn = T; while the word still is T it may enter again.
+ *
+ * Who is in a slot is known from an fcntl record lock on one byte of `slots` (offset = slot index): F_GETLK tells the
+ * agent the holder's pid in the agent's own namespace.
+ *
+ * Every field has a fixed width; times are CLOCK_MONOTONIC ns; the layout is asserted below and in tests.
+ */
+#ifndef SHAREPOD_REGION_H
+#define SHAREPOD_REGION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SP_ABI 1u
+#define SP_MAGIC 0x31306e6f69676572u /* "region01" */
+#define SP_DEVICES_MAX 16u
+#define SP_SLOTS_MAX 64u
+#define SP_UUID_BYTES 48u
+
+#define SP_TERMS_FILE "terms"
+#define SP_SLOTS_FILE "slots"
+#define SP_BELL_FILE "bell"
+
+/* The agent writes heartbeat_ns at least every 100 ms; a hook that sees none for this long opens its gates. */
+#define SP_STALE_NS 1000000000u
+
+/* sp_header.flags */
+#define SP_HEADER_CLOSED 1u /* node policy `closed`: without a usable region CUDA must not start */
+
+struct sp_header {
+  uint64_t magic;
+  uint32_t abi;
+  uint32_t header_size;    /* sizeof(struct sp_header) */
+  uint32_t grant_size;     /* sizeof(struct sp_grant) */
+  uint32_t grant_count;    /* devices of this share, 1..SP_DEVICES_MAX; never changes */
+  uint32_t slot_size;      /* sizeof(struct sp_slot) */
+  uint32_t slot_count;     /* SP_SLOTS_MAX */
+  uint32_t flags;
+  uint32_t reserved[7];
+  uint64_t heartbeat_ns;   /* the agent was alive at this time; 0 after a planned stop or release: gates are open */
+  uint64_t reserved_line[7];
+};
+
+/* sp_grant.share_class */
+enum sp_class { SP_CLASS_LATENCY = 0, SP_CLASS_STANDARD = 1, SP_CLASS_BATCH = 2 };
+
+/* sp_grant.flags */
+#define SP_GRANT_CONTENDED 1u /* others wait for this device: give the turn back when idle */
+#define SP_GRANT_PAUSED 2u    /* paused by an operator: stays closed even when the agent is gone */
+
+struct sp_grant {
+  char uuid[SP_UUID_BYTES];      /* the device, as NVML prints it, NUL-padded */
+  uint64_t memory_limit_bytes;   /* 0: no cap */
+  uint32_t request_millipercent; /* for `doctor` and for the programs' own view */
+  uint32_t limit_millipercent;
+  /* second line: what the gate reads at every launch */
+  uint32_t word;      /* the turn: odd = open; also the futex that waiters sleep on */
+  uint32_t flags;     /* SP_GRANT_* */
+  uint64_t budget_ns; /* predicted work that may be in flight under this turn */
+  uint64_t granted_ns;
+  uint32_t share_class;
+  uint32_t reserved[9];
+};
+
+/* What one process says about one device. Two lines: the first is written by waiting threads, the second by whoever
+ * holds the process's turn lock, under `sequence`. */
+struct sp_slot_device {
+  uint32_t waiting;           /* threads asleep at the closed gate */
+  uint32_t reserved_waiting;
+  uint64_t waiting_since_ns;  /* when the first of them began to wait */
+  uint64_t memory_used_bytes; /* charged against the cap by this process */
+  uint64_t reserved_line[5];
+  uint32_t sequence;          /* odd while the fields below are being written */
+  uint32_t held_turn;         /* the last turn entered */
+  uint32_t drained_turn;      /* == held_turn: nothing of this process is on the device any more */
+  uint32_t reserved_turn;
+  uint64_t drained_ns;        /* when the work had drained */
+  uint64_t looked_ns;         /* the last look at which it had not */
+  uint64_t residue_until_ns;  /* predicted end of what is still in flight; 0 = unknown */
+  uint64_t idle_ns;           /* total time between drains and re-entries inside turns */
+  uint64_t launches;          /* launches that passed the gate */
+  uint32_t passed;            /* of them, deliberately past a closed gate or an exhausted budget */
+  uint32_t longest_unit_us;   /* the longest single launch seen, µs, saturated */
+};
+
+struct sp_slot {
+  uint32_t claimed; /* 0 free, 1 in use */
+  int32_t pid;      /* in the tenant's pid namespace; the record lock is what counts */
+  uint64_t claimed_ns;
+  uint64_t reserved[6];
+  struct sp_slot_device devices[SP_DEVICES_MAX];
+};
+
+#define SP_ASSERT_OFFSET(type, field, offset) \
+  _Static_assert(offsetof(struct type, field) == (offset), "ABI 1: " #type "." #field)
+SP_ASSERT_OFFSET(sp_header, abi, 8);
+SP_ASSERT_OFFSET(sp_header, grant_count, 20);
+SP_ASSERT_OFFSET(sp_header, flags, 32);
+SP_ASSERT_OFFSET(sp_header, heartbeat_ns, 64);
+_Static_assert(sizeof(struct sp_header) == 128, "ABI 1: sp_header");
+SP_ASSERT_OFFSET(sp_grant, memory_limit_bytes, 48);
+SP_ASSERT_OFFSET(sp_grant, word, 64);
+SP_ASSERT_OFFSET(sp_grant, budget_ns, 72);
+SP_ASSERT_OFFSET(sp_grant, share_class, 88);
+_Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
+SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
+SP_ASSERT_OFFSET(sp_slot_device, memory_used_bytes, 16);
+SP_ASSERT_OFFSET(sp_slot_device, sequence, 64);
+SP_ASSERT_OFFSET(sp_slot_device, drained_ns, 80);
+SP_ASSERT_OFFSET(sp_slot_device, launches, 112);
+SP_ASSERT_OFFSET(sp_slot_device, passed, 120);
+_Static_assert(sizeof(struct sp_slot_device) == 128, "ABI 1: sp_slot_device");
+SP_ASSERT_OFFSET(sp_slot, devices, 64);
+_Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_slot");
+
+#define SP_TERMS_BYTES (sizeof(struct sp_header) + sizeof(struct sp_grant) * SP_DEVICES_MAX)
+#define SP_SLOTS_BYTES (sizeof(struct sp_slot) * SP_SLOTS_MAX)
+
+uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* ---- the tenant's side: no allocation, no locale, errno untouched ---- */
+
+struct sp_region {
+  const struct sp_header *header; /* read-only mapping of `terms` */
+  const struct sp_grant *grants;
+  struct sp_slot *slots; /* shared mapping of `slots` */
+  struct sp_slot *slot;  /* our own */
+  int slots_fd;          /* holds the record lock: never closed while the slot is ours */
+  int bell_fd;
+  uint32_t slot_index;
+  char directory[256];
+};
+
+/* Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI, -EUSERS no
+ * free slot. */
+int sp_region_attach(struct sp_region *region, const char *directory);
+/* Take the slot's record lock again (some programs close every descriptor). 0 or -errno. */
+int sp_region_relock(struct sp_region *region);
+/* Tell the agent to look at our slots. */
+void sp_region_ring(struct sp_region *region);
+
+uint32_t sp_grant_word(const struct sp_grant *grant); /* acquire */
+uint32_t sp_grant_flags(const struct sp_grant *grant);
+uint64_t sp_grant_budget_ns(const struct sp_grant *grant);
+/* Sleep until the word is no longer `word`, a wake-up, or `timeout_ns`. */
+void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns);
+/* As above, and until *local is no longer `value` (Linux 5.16; before, the wait is cut into 500 µs pieces). */
+void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
+                      uint64_t timeout_ns);
+uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
+
+void sp_slot_wait_begin(struct sp_slot_device *slot);
+void sp_slot_wait_end(struct sp_slot_device *slot);
+
+/* What a process publishes about its turn; the caller holds the process's turn lock of that device. */
+struct sp_report {
+  uint32_t held_turn;
+  uint32_t drained_turn;
+  uint64_t drained_ns;
+  uint64_t looked_ns;
+  uint64_t residue_until_ns;
+  uint64_t idle_ns;
+  uint64_t launches;
+  uint32_t passed;
+  uint32_t longest_unit_us;
+};
+void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report);
+/* Publish, then a full fence, then tell whether the word still is report->held_turn. */
+int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant);
+/* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
+int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
+void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
+uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
+
+/* ---- the agent's side ---- */
+
+struct sp_region_owner {
+  struct sp_header *header; /* writable mapping of `terms` */
+  struct sp_grant *grants;
+  int slots_fd;
+  int bell_fd; /* read end, non-blocking */
+};
+
+/* Create the three files in `directory`, or open those that are there with the same ABI and device count (adoption).
+ * Returns 1 when adopted, 0 when created, -errno. */
+int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count);
+void sp_region_close(struct sp_region_owner *owner);
+void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
+
+/* Open: the next odd word. Close: the next even one, then a full fence. Both wake every waiter; the new word is
+ * returned. `wake` alone wakes keepers after a change of flags or budget. */
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags, uint64_t now_ns);
+uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags);
+void sp_grant_wake(struct sp_grant *grant);
+
+/* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
+int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);
+/* The claimed words of all slots, as a bit mask; -errno in *error. */
+uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error);
+/* The pid (in our namespace) that holds the record lock of `slot`; 0 = nobody. */
+int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
+/* Clear a slot whose process is gone. */
+int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
+/* Read away everything in the bell. */
+void sp_bell_drain(const struct sp_region_owner *owner);
+
+#endif
