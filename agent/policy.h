@@ -1,0 +1,117 @@
+/*
+ * The policy: who runs next on one device, and for how long.
+ *
+ * Pure: no clock, no I/O, no allocation beyond its struct, no floating point. Time comes in as `now_ns` (any monotonic
+ * time base, the same one in every call; a step backwards counts as no time). docs/policy.md explains the account.
+ *
+ * The caller's duties, in the order of a turn:
+ *   sp_policy_wait(true)   when a share begins to want the device;
+ *   sp_policy_next()       when the device can be granted: the chosen share stops waiting and holds a turn;
+ *   sp_policy_wait(true)   again, when the holder still wants more at the end of its quantum;
+ *   sp_policy_charge()     device time billed, at any moment and in parts, but for *every* holder up to now before the
+ *                          next sp_policy_next(), or the choice is made on a stale account;
+ *   sp_policy_end()        when its turn is over (drained, dead, given back). Not waiting and not holding = idle.
+ * Two shares may hold at once (overlap, co-grant): each is charged its part.
+ *
+ * Units: percentages are millipercent (1/1000 %: 100 % = 100000). Accounts are int64 in ns x millipercent
+ * (1 ns of device time = 100000), so accrual is exact: rate x elapsed ns, without a division.
+ */
+#ifndef SHAREPOD_POLICY_H
+#define SHAREPOD_POLICY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SP_POLICY_SHARES 128 /* per device */
+#define SP_POLICY_WHOLE 100000 /* 100 % in millipercent */
+
+enum sp_class { SP_CLASS_LATENCY = 0, SP_CLASS_STANDARD = 1, SP_CLASS_BATCH = 2 };
+
+/* Which rule made a choice. */
+enum sp_rule {
+  SP_RULE_NONE = 0,
+  SP_RULE_LATENCY = 1, /* a latency share below its request */
+  SP_RULE_REQUEST = 2, /* any share below its request */
+  SP_RULE_SURPLUS = 3, /* what requests leave over, in proportion to request */
+  SP_RULE_LEFTOVER = 4 /* batch and request 0: nobody else could use it */
+};
+
+struct sp_policy_share {
+  bool present;
+  bool waiting; /* wants a turn */
+  bool holding; /* from sp_policy_next to sp_policy_end */
+  bool paused;  /* never chosen, earns nothing */
+
+  /* Terms. request <= limit; both in millipercent. */
+  uint32_t request_mp;
+  uint32_t limit_mp;
+  uint32_t share_class;
+
+  uint32_t rule; /* which rule chose the present or last turn */
+
+  /* Rates in force since the last change of the active set (active: waiting or holding), millipercent. */
+  uint32_t guarantee_mp; /* request, scaled when the active requests exceed 100 %, halved while in debt */
+  uint32_t target_mp;    /* guarantee + its part of the surplus, never above the limit */
+
+  /* Accounts, ns x millipercent. */
+  int64_t credit; /* guaranteed minus used: >= 0 is "below its request" */
+  int64_t lag;    /* target minus used: the choice within a rule goes by lag / target_mp, "time behind its target" */
+  int64_t debt;   /* overrun past the bound of the lag, >= 0; repaid out of half the request */
+  int64_t bucket; /* what the limit lets it use now; refilled at limit_mp, unused when the limit is 100 % */
+
+  uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
+  uint64_t longest_unit_ns;  /* as told by sp_policy_unit */
+  uint64_t used_ns;          /* everything charged, for validation and reports */
+};
+
+struct sp_policy {
+  struct sp_policy_share shares[SP_POLICY_SHARES];
+  int top;             /* shares[top..] are absent */
+  uint64_t updated_ns; /* accounts stand at this time */
+  uint64_t round_ns;   /* in which every active share should get a turn, see docs/policy.md */
+  uint32_t active;     /* shares waiting or holding */
+  uint32_t targets_mp; /* sum of target_mp over them, <= 100000 */
+  int64_t entitled;    /* sum of targets accrued since the last charge: what is not charged was lost to hand-off */
+  bool stale;          /* the active set or the terms changed: rates must be worked out again */
+  uint64_t used_ns;    /* everything charged to anyone */
+  uint64_t decisions;
+};
+
+struct sp_choice {
+  int share;           /* -1: none is eligible */
+  uint64_t quantum_ns; /* how long the turn may last, cut to what the limit allows */
+  uint64_t retry_ns;   /* share == -1: absolute time at which a waiting share's limit lets it run; UINT64_MAX: nobody waits */
+  uint32_t rule;       /* enum sp_rule */
+};
+
+void sp_policy_init(struct sp_policy *policy);
+
+/* Returns the share's index, or -1 when the table is full. request is cut to the limit, the limit to 1..100000. */
+int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class, uint64_t now_ns);
+/* New terms take effect at once; the accounts stay. */
+void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
+                      uint64_t now_ns);
+void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns);
+void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns);
+
+/* Begins / stops wanting a turn. */
+void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns);
+/* Device time billed to the share since its last charge. */
+void sp_policy_charge(struct sp_policy *policy, int share, uint64_t used_ns, uint64_t now_ns);
+/* Its turn is over. Charge first. */
+void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
+/* Who is next among those that wait and do not hold. The chosen share holds and no longer waits. */
+struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
+
+/* True when `waiter`, a waiting latency share below its request and its limit, should revoke `holder` now: any holder
+ * that was not itself chosen as a latency share below its request. Ask when it begins to wait. */
+bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
+
+/* The longest piece of work that could not be interrupted, as seen lately. Returns the quantum the share would get now,
+ * before its limit cuts it. */
+uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns);
+
+/* Holds after every call; false means a bug in this file (tests and debug builds ask). */
+bool sp_policy_valid(const struct sp_policy *policy);
+
+#endif
