@@ -1,0 +1,1 @@
+"""Measures every bar of the design and prints the table: `python -m bench`. Nothing of the product imports it."""

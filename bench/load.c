@@ -1,0 +1,629 @@
+/*
+ * load: an ordinary driver-API program with a known amount of GPU work, for benches and stress tests.
+ *
+ * It finds the driver as real programs do (dlopen, then cuGetProcAddress), and knows nothing of shares: the same binary
+ * runs bare, under the hook, on the simulated device and on a real one.
+ *
+ *     load MODE [option=value ...]
+ *
+ *     saturate   keep `depth` groups of `group` launches in flight on each of `streams` streams; graph=M launches an
+ *                executable graph of M kernels instead of a kernel
+ *     sync       launch `burst` kernels, synchronise, stay off the device for `gap`; again
+ *     periodic   every `period`: `work` of device time in kernels of `unit`, then synchronise; prints latencies
+ *     spin       rounds of kernels that wait for each other across `streams` streams, or across `devices`, as
+ *                collectives do
+ *     cost       the host's time per launch, in `count` batches of `group` launches
+ *     memory     fill the memory that the driver says is free, to the byte, by every kind of allocation; `count` rounds
+ *     calibrate  loop iterations per microsecond of the device, for `rate`
+ *
+ * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`): the simulated device goes by the
+ * name; a real one runs `rate` loop iterations per microsecond of it, so that a kernel which is sliced out takes
+ * longer, as real kernels do.
+ *
+ * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin.
+ * The last line printed is one JSON object. Exit 0, or 1 with the failing call on stderr.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CUDA_VERSION           12000
+#define STREAM_NON_BLOCKING    1u
+#define EVENT_DEFAULT          0u
+#define EVENT_DISABLE_TIMING   2u
+#define CAPTURE_RELAXED        2
+#define HOST_PORTABLE_MAPPED   3u
+#define ATTACH_GLOBAL          1u
+#define SUCCESS                0
+#define ERROR_OUT_OF_MEMORY    2
+#define ERROR_NOT_SUPPORTED    801
+#define MEMBERS_MAX            16u
+#define DEPTH_MAX              1024u
+#define LATENCIES_MAX          1000000u
+#define ARRAY_ELEMENTS_PER_ROW 4096u
+
+typedef unsigned long long device_pointer; /* CUdeviceptr */
+
+/* CUDA_ARRAY_DESCRIPTOR */
+struct array_descriptor {
+  size_t width;
+  size_t height;
+  int format; /* 1: unsigned 8-bit */
+  unsigned channels;
+};
+
+/* One row per driver function: name, arguments. cuGetProcAddress picks the variant for CUDA_VERSION. */
+#define DRIVER(row)                                                                                                    \
+  row(cuInit, (unsigned)) row(cuDeviceGet, (int *, int)) row(cuDevicePrimaryCtxRetain, (void **, int))                 \
+      row(cuCtxSetCurrent, (void *)) row(cuModuleLoadData, (void **, const void *))                                    \
+          row(cuModuleGetFunction, (void **, void *, const char *)) row(cuStreamCreate, (void **, unsigned)) row(      \
+              cuStreamSynchronize, (void *)) row(cuStreamWriteValue32, (void *, device_pointer, uint32_t, unsigned))   \
+              row(cuStreamBeginCapture, (void *, int)) row(cuStreamEndCapture, (void *, void **))                      \
+                  row(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long))                              \
+                      row(cuGraphLaunch, (void *, void *)) row(cuEventCreate, (void **, unsigned))                     \
+                          row(cuEventRecord, (void *, void *)) row(cuEventSynchronize, (void *))                       \
+                              row(cuEventElapsedTime, (float *, void *, void *))                                       \
+                                  row(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned,       \
+                                                       unsigned, unsigned, void *, void **, void **))                  \
+                                      row(cuMemHostAlloc, (void **, size_t, unsigned))                                 \
+                                          row(cuMemGetInfo, (size_t *, size_t *))                                      \
+                                              row(cuMemAlloc, (device_pointer *, size_t))                              \
+                                                  row(cuMemFree, (device_pointer))
+
+/* Looked up when the mode needs them; a driver may lack them. */
+#define DRIVER_OPTIONAL(row)                                                                                           \
+  row(cuMemAllocPitch, (device_pointer *, size_t *, size_t, size_t, unsigned))                                         \
+      row(cuMemAllocManaged, (device_pointer *, size_t, unsigned))                                                     \
+          row(cuMemAllocAsync, (device_pointer *, size_t, void *)) row(cuMemFreeAsync, (device_pointer, void *))       \
+              row(cuArrayCreate, (void **, const struct array_descriptor *)) row(cuArrayDestroy, (void *))             \
+                  row(cuGetErrorName, (int, const char **))
+
+#define DECLARE(name, arguments) static int(*name) arguments;
+DRIVER(DECLARE)
+DRIVER_OPTIONAL(DECLARE)
+
+static struct {
+  const char *mode;
+  uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
+  uint64_t depth, group, streams, graph, burst, count, rate, wait;
+  uint64_t devices[MEMBERS_MAX];
+  uint32_t device_count;
+  uint64_t start_ns, stop_ns;
+} options = {.unit_ns = 500000,
+             .work_ns = 1000000,
+             .period_ns = 50000000,
+             .seconds_ns = 1000000000,
+             .depth = 8,
+             .group = 1,
+             .streams = 1,
+             .burst = 1,
+             .rate = 1,
+             .device_count = 1};
+
+/* One stream on one device, with its kernel. */
+struct member {
+  void *context, *stream, *function, *spin, *graph;
+};
+
+static struct member members[MEMBERS_MAX];
+static uint64_t launches;
+static volatile sig_atomic_t stopped;
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_until(uint64_t time_ns) {
+  struct timespec time = {.tv_sec = (time_t)(time_ns / 1000000000u), .tv_nsec = (long)(time_ns % 1000000000u)};
+  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
+}
+
+static void __attribute__((noreturn, format(printf, 1, 2))) die(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fputs("load: ", stderr);
+  vfprintf(stderr, format, arguments);
+  fputc('\n', stderr);
+  va_end(arguments);
+  exit(1);
+}
+
+static void check(int result, const char *call) {
+  if (result == SUCCESS)
+    return;
+  const char *name = NULL;
+  if (cuGetErrorName)
+    cuGetErrorName(result, &name);
+  die("%s returned %d (%s)", call, result, name ? name : "?");
+}
+#define CALL(name, ...) check(name(__VA_ARGS__), #name)
+
+static bool running(void) {
+  return !stopped && now_ns() < options.stop_ns;
+}
+
+/* ---- options ---- */
+
+static uint64_t parse_time(const char *text) {
+  static const struct {
+    const char *suffix;
+    uint64_t ns;
+  } suffixes[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}};
+  char *end;
+  double value = strtod(text, &end);
+  for (size_t i = 0; end != text && i < sizeof suffixes / sizeof *suffixes; i++)
+    if (!strcmp(end, suffixes[i].suffix))
+      return (uint64_t)(value * (double)suffixes[i].ns + 0.5);
+  die("`%s` is not a time: give ns, us, ms or s", text);
+}
+
+static uint64_t parse_number(const char *text) {
+  char *end;
+  uint64_t value = strtoull(text, &end, 10);
+  if (end == text || *end)
+    die("`%s` is not a number", text);
+  return value;
+}
+
+static void parse_devices(char *text) {
+  options.device_count = 0;
+  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
+    if (options.device_count == MEMBERS_MAX)
+      die("more than %u devices", MEMBERS_MAX);
+    options.devices[options.device_count++] = parse_number(part);
+  }
+}
+
+static void parse(int count, char **arguments) {
+  struct {
+    const char *name;
+    uint64_t *value;
+    bool time;
+  } known[] = {
+      {"unit", &options.unit_ns, true}, {"work", &options.work_ns, true},       {"period", &options.period_ns, true},
+      {"gap", &options.gap_ns, true},   {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
+      {"group", &options.group, false}, {"streams", &options.streams, false},   {"graph", &options.graph, false},
+      {"burst", &options.burst, false}, {"count", &options.count, false},       {"rate", &options.rate, false},
+      {"wait", &options.wait, false},
+  };
+  if (count < 2)
+    die("usage: load MODE [option=value ...]");
+  options.mode = arguments[1];
+  for (int i = 2; i < count; i++) {
+    char *value = strchr(arguments[i], '=');
+    if (!value)
+      die("`%s` is not option=value", arguments[i]);
+    *value++ = 0;
+    size_t row = 0;
+    while (row < sizeof known / sizeof *known && strcmp(known[row].name, arguments[i]))
+      row++;
+    if (row < sizeof known / sizeof *known)
+      *known[row].value = known[row].time ? parse_time(value) : parse_number(value);
+    else if (!strcmp(arguments[i], "devices"))
+      parse_devices(value);
+    else
+      die("unknown option `%s`", arguments[i]);
+  }
+  if (!options.streams || options.streams > MEMBERS_MAX || options.depth > DEPTH_MAX || !options.group ||
+      !options.unit_ns)
+    die("an option is out of range: streams 1..%u, depth 0..%u, group and unit at least 1", MEMBERS_MAX, DEPTH_MAX);
+}
+
+/* ---- the driver ---- */
+
+static void load_driver(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!library)
+    die("%s", dlerror());
+  int (*get_v2)(const char *, void **, int, uint64_t, int *) = NULL;
+  int (*get_v1)(const char *, void **, int, uint64_t) = NULL;
+  *(void **)&get_v2 = dlsym(library, "cuGetProcAddress_v2");
+  *(void **)&get_v1 = dlsym(library, "cuGetProcAddress");
+  if (!get_v2 && !get_v1)
+    die("the driver has no cuGetProcAddress");
+  void *address;
+  int status, result;
+#define FIND(name, arguments)                                                                                          \
+  address = NULL;                                                                                                      \
+  result = get_v2 ? get_v2(#name, &address, CUDA_VERSION, 0, &status) : get_v1(#name, &address, CUDA_VERSION, 0);      \
+  *(void **)&name = result == SUCCESS ? address : NULL;
+#define REQUIRE(name, arguments)                                                                                       \
+  FIND(name, arguments)                                                                                                \
+  if (!name)                                                                                                           \
+    die("the driver lacks " #name);
+  DRIVER(REQUIRE)
+  DRIVER_OPTIONAL(FIND)
+}
+
+/* The kernel's name for the simulated device: the largest unit of time that divides it. */
+static void kernel_name(char *name, size_t size) {
+  uint64_t ns = options.unit_ns;
+  if (ns % 1000000 == 0)
+    snprintf(name, size, "k_%" PRIu64 "ms", ns / 1000000);
+  else if (ns % 1000 == 0)
+    snprintf(name, size, "k_%" PRIu64 "us", ns / 1000);
+  else
+    snprintf(name, size, "k_%" PRIu64 "ns", ns);
+}
+
+/* The clock read keeps the compiler of the driver from folding the loop away. */
+static const char ptx_format[] = ".version 6.0\n"
+                                 ".target sm_70\n"
+                                 ".address_size 64\n"
+                                 ".visible .entry %s(.param .u64 iterations) {\n"
+                                 "  .reg .pred %%p;\n"
+                                 "  .reg .u64 %%i, %%n;\n"
+                                 "  .reg .u32 %%t;\n"
+                                 "  ld.param.u64 %%n, [iterations];\n"
+                                 "  mov.u64 %%i, 0;\n"
+                                 "again:\n"
+                                 "  setp.ge.u64 %%p, %%i, %%n;\n"
+                                 "  @%%p bra done;\n"
+                                 "  mov.u32 %%t, %%clock;\n"
+                                 "  add.u64 %%i, %%i, 1;\n"
+                                 "  bra again;\n"
+                                 "done:\n"
+                                 "  ret;\n"
+                                 "}\n"
+                                 ".visible .entry spin_until(.param .u64 word) {\n"
+                                 "  .reg .pred %%p;\n"
+                                 "  .reg .u64 %%a;\n"
+                                 "  .reg .u32 %%v;\n"
+                                 "  ld.param.u64 %%a, [word];\n"
+                                 "again:\n"
+                                 "  ld.volatile.global.u32 %%v, [%%a];\n"
+                                 "  setp.eq.u32 %%p, %%v, 0;\n"
+                                 "  @%%p bra again;\n"
+                                 "  ret;\n"
+                                 "}\n";
+
+static void launch_on(struct member *member, void *function, uint64_t argument) {
+  void *parameters[] = {&argument};
+  CALL(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, member->stream, parameters, NULL);
+}
+
+static void launch(struct member *member) {
+  launches++;
+  if (member->graph)
+    CALL(cuGraphLaunch, member->graph, member->stream);
+  else
+    launch_on(member, member->function, options.unit_ns * options.rate / 1000);
+}
+
+static void make_graph(struct member *member) {
+  void *graph = NULL;
+  CALL(cuStreamBeginCapture, member->stream, CAPTURE_RELAXED);
+  for (uint64_t i = 0; i < options.graph; i++)
+    launch_on(member, member->function, options.unit_ns * options.rate / 1000);
+  CALL(cuStreamEndCapture, member->stream, &graph);
+  CALL(cuGraphInstantiateWithFlags, &member->graph, graph, 0);
+}
+
+/* Members 0..streams-1, spread over the devices in turn. */
+static void open_devices(void) {
+  char name[64], ptx[sizeof ptx_format + sizeof name];
+  kernel_name(name, sizeof name);
+  snprintf(ptx, sizeof ptx, ptx_format, name);
+  CALL(cuInit, 0);
+  void *contexts[MEMBERS_MAX] = {0}, *modules[MEMBERS_MAX];
+  for (uint32_t i = 0; i < options.streams; i++) {
+    uint32_t place = i % options.device_count;
+    if (!contexts[place]) {
+      int device = 0;
+      CALL(cuDeviceGet, &device, (int)options.devices[place]);
+      CALL(cuDevicePrimaryCtxRetain, &contexts[place], device);
+      CALL(cuCtxSetCurrent, contexts[place]);
+      CALL(cuModuleLoadData, &modules[place], ptx);
+    }
+    members[i].context = contexts[place];
+    CALL(cuCtxSetCurrent, members[i].context);
+    CALL(cuModuleGetFunction, &members[i].function, modules[place], name);
+    CALL(cuModuleGetFunction, &members[i].spin, modules[place], "spin_until");
+    CALL(cuStreamCreate, &members[i].stream, STREAM_NON_BLOCKING);
+    if (options.graph)
+      make_graph(&members[i]);
+  }
+}
+
+static void use(const struct member *member) {
+  if (options.device_count > 1)
+    CALL(cuCtxSetCurrent, member->context);
+}
+
+static void drain(void) {
+  for (uint32_t i = 0; i < options.streams; i++) {
+    use(&members[i]);
+    CALL(cuStreamSynchronize, members[i].stream);
+  }
+}
+
+/* ---- the result ---- */
+
+static void begin_result(void) {
+  printf("{\"mode\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
+         ", \"work_ns\": %" PRIu64,
+         options.mode, getpid(), options.start_ns, now_ns(), launches,
+         launches * options.unit_ns * (options.graph ? options.graph : 1));
+}
+
+static void print_list(const char *name, const uint64_t *values, size_t count) {
+  printf(", \"%s\": [", name);
+  for (size_t i = 0; i < count; i++)
+    printf(i ? ", %" PRIu64 : "%" PRIu64, values[i]);
+  putchar(']');
+}
+
+static void *allocate(size_t count, size_t size) {
+  void *memory = calloc(count, size);
+  if (!memory)
+    die("no memory for %zu values", count);
+  return memory;
+}
+
+/* ---- modes ---- */
+
+static void run_saturate(void) {
+  void **events = allocate(options.streams * (options.depth + 1), sizeof *events);
+  for (uint64_t i = 0; i < options.streams * options.depth; i++) {
+    use(&members[i / options.depth]);
+    CALL(cuEventCreate, &events[i], EVENT_DISABLE_TIMING);
+  }
+  for (uint64_t round = 0; running(); round++) {
+    for (uint64_t i = 0; i < options.streams; i++) {
+      use(&members[i]);
+      void *event = options.depth ? events[i * options.depth + round % options.depth] : NULL;
+      if (options.depth && round >= options.depth)
+        CALL(cuEventSynchronize, event);
+      for (uint64_t j = 0; j < options.group && running(); j++)
+        launch(&members[i]);
+      if (options.depth)
+        CALL(cuEventRecord, event, members[i].stream);
+    }
+  }
+  drain();
+  begin_result();
+  free(events);
+}
+
+static void run_sync(void) {
+  while (running()) {
+    for (uint64_t i = 0; i < options.burst; i++)
+      launch(&members[i % options.streams]);
+    drain();
+    if (options.gap_ns)
+      sleep_until(now_ns() + options.gap_ns);
+  }
+  begin_result();
+}
+
+static void run_periodic(void) {
+  uint64_t limit = options.count && options.count < LATENCIES_MAX ? options.count : LATENCIES_MAX;
+  uint64_t *latencies = allocate(limit, sizeof *latencies), done = 0;
+  for (; done < limit && running(); done++) {
+    uint64_t arrival = options.start_ns + done * options.period_ns;
+    sleep_until(arrival);
+    for (uint64_t work = 0; work < options.work_ns; work += options.unit_ns)
+      launch(&members[0]);
+    drain();
+    latencies[done] = now_ns() - arrival;
+  }
+  begin_result();
+  print_list("latencies_ns", latencies, done);
+  free(latencies);
+}
+
+/* A ring: every member says "I am here" and then waits for the next one to say so, as the kernels of a collective do.
+ * The words of a round are fresh, so none is read before it is zero. */
+static void run_spin(void) {
+  uint64_t limit = options.count && options.count < LATENCIES_MAX ? options.count : 4096, done = 0;
+  uint32_t *words = NULL;
+  use(&members[0]);
+  CALL(cuMemHostAlloc, (void **)&words, limit * options.streams * sizeof *words, HOST_PORTABLE_MAPPED);
+  memset(words, 0, limit * options.streams * sizeof *words);
+  uint64_t longest_ns = 0;
+  for (; done < limit && running(); done++) {
+    uint64_t begin = now_ns();
+    uint32_t *round = words + done * options.streams;
+    for (uint64_t i = 0; i < options.streams; i++) {
+      use(&members[i]);
+      CALL(cuStreamWriteValue32, members[i].stream, (device_pointer)(uintptr_t)&round[i], 1, 0);
+      launch_on(&members[i], members[i].spin, (uintptr_t)&round[(i + 1) % options.streams]);
+      launch(&members[i]);
+    }
+    drain();
+    uint64_t took = now_ns() - begin;
+    longest_ns = took > longest_ns ? took : longest_ns;
+    if (options.gap_ns)
+      sleep_until(now_ns() + options.gap_ns);
+  }
+  begin_result();
+  printf(", \"rounds\": %" PRIu64 ", \"longest_round_ns\": %" PRIu64, done, longest_ns);
+}
+
+static void run_cost(void) {
+  uint64_t batches = options.count ? options.count : 200;
+  uint64_t *batch_ns = allocate(batches, sizeof *batch_ns);
+  for (uint64_t i = 0; i < batches; i++) {
+    uint64_t begin = now_ns();
+    for (uint64_t j = 0; j < options.group; j++)
+      launch(&members[0]);
+    batch_ns[i] = now_ns() - begin;
+    drain();
+  }
+  begin_result();
+  printf(", \"group\": %" PRIu64, options.group);
+  print_list("batch_ns", batch_ns, batches);
+  free(batch_ns);
+}
+
+static void run_calibrate(void) {
+  void *begin, *end;
+  float ms = 0;
+  uint64_t iterations = 100000;
+  CALL(cuEventCreate, &begin, EVENT_DEFAULT);
+  CALL(cuEventCreate, &end, EVENT_DEFAULT);
+  while (ms < 50 && iterations < UINT64_MAX / 2) { /* the clocks of a cold device rise while this grows */
+    iterations *= 2;
+    CALL(cuEventRecord, begin, members[0].stream);
+    launch_on(&members[0], members[0].function, iterations);
+    CALL(cuEventRecord, end, members[0].stream);
+    CALL(cuEventSynchronize, end);
+    CALL(cuEventElapsedTime, &ms, begin, end);
+  }
+  begin_result();
+  printf(", \"rate\": %.0f", (double)iterations / ((double)ms * 1000));
+}
+
+/* ---- memory: each kind allocates exactly `bytes`, or says why not ---- */
+
+struct allocation {
+  device_pointer pointer;
+  void *array;
+};
+
+static int take_linear(struct allocation *it, size_t bytes) {
+  return cuMemAlloc(&it->pointer, bytes);
+}
+static int give_linear(struct allocation *it) {
+  return cuMemFree(it->pointer);
+}
+
+static int take_managed(struct allocation *it, size_t bytes) {
+  return cuMemAllocManaged ? cuMemAllocManaged(&it->pointer, bytes, ATTACH_GLOBAL) : ERROR_NOT_SUPPORTED;
+}
+
+/* One row, so that its pitch is its size up to the driver's rounding. */
+static int take_pitched(struct allocation *it, size_t bytes) {
+  size_t pitch = 0;
+  return cuMemAllocPitch ? cuMemAllocPitch(&it->pointer, &pitch, bytes, 1, 4) : ERROR_NOT_SUPPORTED;
+}
+
+static int take_async(struct allocation *it, size_t bytes) {
+  return cuMemAllocAsync ? cuMemAllocAsync(&it->pointer, bytes, members[0].stream) : ERROR_NOT_SUPPORTED;
+}
+static int give_async(struct allocation *it) {
+  int result = cuMemFreeAsync(it->pointer, members[0].stream);
+  return result ? result : cuStreamSynchronize(members[0].stream);
+}
+
+static int take_array(struct allocation *it, size_t bytes) {
+  struct array_descriptor descriptor = {.width = ARRAY_ELEMENTS_PER_ROW,
+                                        .format = 1,
+                                        .channels = 1,
+                                        .height = (bytes + ARRAY_ELEMENTS_PER_ROW - 1) / ARRAY_ELEMENTS_PER_ROW};
+  return cuArrayCreate ? cuArrayCreate(&it->array, &descriptor) : ERROR_NOT_SUPPORTED;
+}
+static int give_array(struct allocation *it) {
+  return cuArrayDestroy(it->array);
+}
+
+static const struct kind {
+  const char *name;
+  int (*take)(struct allocation *, size_t);
+  int (*give)(struct allocation *);
+} kinds[] = {
+    {"linear", take_linear, give_linear},   {"managed", take_managed, give_linear},
+    {"pitched", take_pitched, give_linear}, {"async", take_async, give_async},
+    {"array", take_array, give_array},
+};
+
+static size_t free_bytes(void) {
+  size_t free_now = 0, total = 0;
+  CALL(cuMemGetInfo, &free_now, &total);
+  return free_now;
+}
+
+/* One byte more than is free must be refused and change nothing; all that is free must be given; then not one more. */
+static const char *fill(const struct kind *kind) {
+  struct allocation whole = {0}, more = {0};
+  size_t available = free_bytes();
+  int result = kind->take(&more, available + 1);
+  if (result == ERROR_NOT_SUPPORTED)
+    return "not supported";
+  if (result != ERROR_OUT_OF_MEMORY)
+    return "a byte more than is free was not refused with CUDA_ERROR_OUT_OF_MEMORY";
+  if (free_bytes() != available)
+    return "a refused allocation changed what is free";
+  if (kind->take(&whole, available) != SUCCESS)
+    return "what is free could not be allocated";
+  size_t left = free_bytes();
+  result = kind->take(&more, left + 1);
+  if (result != ERROR_OUT_OF_MEMORY)
+    return "a byte was given past the cap";
+  if (kind->give(&whole) != SUCCESS)
+    return "free failed";
+  return free_bytes() == available ? NULL : "memory was lost";
+}
+
+static void run_memory(void) {
+  size_t before = free_bytes();
+  const char *faults[sizeof kinds / sizeof *kinds] = {0};
+  uint64_t rounds = options.count ? options.count : 1;
+  for (uint64_t round = 0; round < rounds; round++)
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+      if (!faults[i])
+        faults[i] = fill(&kinds[i]);
+  begin_result();
+  printf(", \"free_bytes\": %zu, \"lost_bytes\": %lld, \"rounds\": %" PRIu64 ", \"kinds\": {", before,
+         (long long)before - (long long)free_bytes(), rounds);
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    printf("%s\"%s\": \"%s\"", i ? ", " : "", kinds[i].name, faults[i] ? faults[i] : "exact");
+  putchar('}');
+}
+
+static const struct {
+  const char *name;
+  void (*run)(void);
+} modes[] = {
+    {"saturate", run_saturate}, {"sync", run_sync},     {"periodic", run_periodic},   {"spin", run_spin},
+    {"cost", run_cost},         {"memory", run_memory}, {"calibrate", run_calibrate},
+};
+
+static void on_signal(int signal_number) {
+  (void)signal_number;
+  stopped = 1;
+}
+
+static void await_start(void) {
+  if (options.wait) {
+    puts("ready");
+    fflush(stdout);
+    if (scanf("%" SCNu64 " %" SCNu64, &options.start_ns, &options.stop_ns) != 2)
+      die("no start and stop time on stdin");
+    sleep_until(options.start_ns);
+    return;
+  }
+  options.start_ns = now_ns();
+  options.stop_ns = options.start_ns + options.seconds_ns;
+}
+
+int main(int count, char **arguments) {
+  parse(count, arguments);
+  size_t mode = 0;
+  while (mode < sizeof modes / sizeof *modes && strcmp(modes[mode].name, options.mode))
+    mode++;
+  if (mode == sizeof modes / sizeof *modes)
+    die("no mode `%s`", options.mode);
+  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+  sigaction(SIGTERM, &action, NULL);
+  prctl(PR_SET_TIMERSLACK, 1);
+  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
+  load_driver();
+  open_devices();
+  await_start();
+  modes[mode].run();
+  puts("}");
+  return 0;
+}
