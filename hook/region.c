@@ -82,8 +82,8 @@ static int claim_slot(struct sp_region *region) {
     struct sp_slot *slot = &region->slots[index];
     /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
     if (lock_slot(region->slots_fd, index)) continue;
-    uint32_t claimed = load_acquire(&slot->claimed);
-    if (claimed) {
+    uint8_t *claimed = &region->claims->claimed[index];
+    if (__atomic_load_n(claimed, __ATOMIC_ACQUIRE)) {
       /* A dead process's slot that the agent has not cleared yet, or a live one that lost its lock: leave both. */
       struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
       fcntl(region->slots_fd, F_SETLK, &unlock);
@@ -94,7 +94,8 @@ static int claim_slot(struct sp_region *region) {
     slot->claimed_ns = sp_now_ns();
     region->slot = slot;
     region->slot_index = index;
-    store_release(&slot->claimed, 1); /* pairs with the pread in sp_slots_claimed */
+    slot->index = index;
+    __atomic_store_n(claimed, 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_claimed */
     return 0;
   }
   return -EUSERS;
@@ -135,7 +136,8 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   if (!error) {
     region->header = terms;
     region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));
-    region->slots = slots;
+    region->claims = slots;
+    region->slots = (struct sp_slot *)((char *)slots + sizeof(struct sp_slots_header));
     error = claim_slot(region);
   }
   if (!error) return 0;
@@ -276,7 +278,7 @@ int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, c
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
   uint64_t total = 0;
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
-    if (load_acquire(&region->slots[index].claimed))
+    if (__atomic_load_n(&region->claims->claimed[index], __ATOMIC_ACQUIRE))
       total += load_relaxed64(&region->slots[index].devices[device].memory_used_bytes);
   return total;
 }
@@ -421,9 +423,13 @@ uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   return word;
 }
 
+static off_t slot_offset(uint32_t slot) {
+  return (off_t)(sizeof(struct sp_slots_header) + slot * sizeof(struct sp_slot));
+}
+
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
-  off_t offset = (off_t)(slot * sizeof(struct sp_slot) + offsetof(struct sp_slot, devices) +
-                         device * sizeof(struct sp_slot_device));
+  off_t offset =
+      slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
   for (int attempt = 0; attempt < 3; attempt++) {
     ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
     if (got != (ssize_t)sizeof *out) return got < 0 ? -errno : -EIO;
@@ -436,17 +442,12 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
 }
 
 uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error) {
+  struct sp_slots_header header;
+  ssize_t got = pread(owner->slots_fd, &header, sizeof header, 0);
+  *error = got == (ssize_t)sizeof header ? 0 : got < 0 ? -errno : -EIO;
   uint64_t mask = 0;
-  *error = 0;
-  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++) {
-    uint32_t claimed = 0;
-    ssize_t got = pread(owner->slots_fd, &claimed, sizeof claimed, (off_t)(slot * sizeof(struct sp_slot)));
-    if (got != (ssize_t)sizeof claimed) {
-      *error = got < 0 ? -errno : -EIO;
-      return mask;
-    }
-    if (claimed) mask |= (uint64_t)1 << slot;
-  }
+  for (uint32_t slot = 0; !*error && slot < SP_SLOTS_MAX; slot++)
+    if (header.claimed[slot]) mask |= (uint64_t)1 << slot;
   return mask;
 }
 
@@ -458,8 +459,10 @@ int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
 
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   static const struct sp_slot empty;
-  ssize_t put = pwrite(owner->slots_fd, &empty, sizeof empty, (off_t)(slot * sizeof(struct sp_slot)));
-  return put == (ssize_t)sizeof empty ? 0 : -EIO;
+  static const uint8_t free_slot;
+  /* The claim goes last: until then nobody else writes here. */
+  if (pwrite(owner->slots_fd, &empty, sizeof empty, slot_offset(slot)) != (ssize_t)sizeof empty) return -EIO;
+  return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
 }
 
 void sp_bell_drain(const struct sp_region_owner *owner) {

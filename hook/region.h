@@ -62,9 +62,6 @@ struct sp_header {
   uint64_t reserved_line[7];
 };
 
-/* sp_grant.share_class */
-enum sp_class { SP_CLASS_LATENCY = 0, SP_CLASS_STANDARD = 1, SP_CLASS_BATCH = 2 };
-
 /* sp_grant.flags */
 #define SP_GRANT_CONTENDED 1u /* others wait for this device: give the turn back when idle */
 #define SP_GRANT_PAUSED 2u    /* paused by an operator: stays closed even when the agent is gone */
@@ -79,7 +76,7 @@ struct sp_grant {
   uint32_t flags;     /* SP_GRANT_* */
   uint64_t budget_ns; /* predicted work that may be in flight under this turn */
   uint64_t granted_ns;
-  uint32_t share_class;
+  uint32_t share_class; /* enum sp_class of policy.h; information only */
   uint32_t reserved[9];
 };
 
@@ -104,8 +101,13 @@ struct sp_slot_device {
   uint32_t longest_unit_us;   /* the longest single launch seen, µs, saturated */
 };
 
+/* The head of `slots`: one byte per slot, so that the agent learns who is there in one read. */
+struct sp_slots_header {
+  uint8_t claimed[64]; /* 0 free, 1 in use */
+};
+
 struct sp_slot {
-  uint32_t claimed; /* 0 free, 1 in use */
+  uint32_t index;
   int32_t pid;      /* in the tenant's pid namespace; the record lock is what counts */
   uint64_t claimed_ns;
   uint64_t reserved[6];
@@ -132,10 +134,11 @@ SP_ASSERT_OFFSET(sp_slot_device, launches, 112);
 SP_ASSERT_OFFSET(sp_slot_device, passed, 120);
 _Static_assert(sizeof(struct sp_slot_device) == 128, "ABI 1: sp_slot_device");
 SP_ASSERT_OFFSET(sp_slot, devices, 64);
+_Static_assert(sizeof(struct sp_slots_header) == SP_SLOTS_MAX, "ABI 1: sp_slots_header");
 _Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_slot");
 
 #define SP_TERMS_BYTES (sizeof(struct sp_header) + sizeof(struct sp_grant) * SP_DEVICES_MAX)
-#define SP_SLOTS_BYTES (sizeof(struct sp_slot) * SP_SLOTS_MAX)
+#define SP_SLOTS_BYTES (sizeof(struct sp_slots_header) + sizeof(struct sp_slot) * SP_SLOTS_MAX)
 
 uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
 
@@ -144,7 +147,8 @@ uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
 struct sp_region {
   const struct sp_header *header; /* read-only mapping of `terms` */
   const struct sp_grant *grants;
-  struct sp_slot *slots; /* shared mapping of `slots` */
+  struct sp_slots_header *claims; /* shared mapping of `slots` */
+  struct sp_slot *slots;
   struct sp_slot *slot;  /* our own */
   int slots_fd;          /* holds the record lock: never closed while the slot is ours */
   int bell_fd;

@@ -1,0 +1,142 @@
+/* Attach: find the share's region, claim a slot, know the devices. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gate.h"
+#include "memory.h"
+#include "process.h"
+
+#define DEFAULT_DIRECTORY "/run/sharepod/share"
+
+struct sp_process sp_process;
+static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* A forked child cannot use CUDA and does not hold our record lock: it is not this slot's process. */
+static void after_fork_in_child(void) { sp_process.attached = 0; }
+
+/* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. */
+static bool parse_uuid(const char *text, unsigned char bytes[16]) {
+  int digits = 0;
+  const char *at = memchr(text, '-', SP_UUID_BYTES);
+  if (!at) return false;
+  for (; at < text + SP_UUID_BYTES && *at && digits < 32; at++) {
+    int value;
+    if (*at >= '0' && *at <= '9')
+      value = *at - '0';
+    else if (*at >= 'a' && *at <= 'f')
+      value = *at - 'a' + 10;
+    else if (*at >= 'A' && *at <= 'F')
+      value = *at - 'A' + 10;
+    else if (*at == '-')
+      continue;
+    else
+      return false;
+    bytes[digits / 2] = (unsigned char)(digits % 2 ? (bytes[digits / 2] << 4 | value) : value);
+    digits++;
+  }
+  return digits == 32;
+}
+
+static void map_devices(void) {
+  const struct sp_driver *driver = sp_driver();
+  int count = 0;
+  if (driver->cuDeviceGetCount) driver->cuDeviceGetCount(&count);
+  sp_process.device_count = sp_process.region.header->grant_count;
+  sp_process.single_device = count == 1;
+  for (uint32_t index = 0; index < sp_process.device_count; index++) {
+    struct sp_device *device = &sp_process.devices[index];
+    device->index = index;
+    device->ordinal = -1;
+    device->grant = &sp_process.region.grants[index];
+    device->slot = &sp_process.region.slot->devices[index];
+    pthread_mutex_init(&device->turn_lock, NULL);
+    pthread_mutex_init(&device->queue_lock, NULL);
+    unsigned char wanted[16];
+    if (!parse_uuid(device->grant->uuid, wanted)) continue;
+    for (int ordinal = 0; ordinal < count && driver->cuDeviceGetUuid && driver->cuDeviceGet; ordinal++) {
+      CUdevice handle;
+      CUuuid uuid;
+      if (driver->cuDeviceGet(&handle, ordinal) || driver->cuDeviceGetUuid(&uuid, handle)) continue;
+      if (memcmp(uuid.bytes, wanted, sizeof wanted) == 0) device->ordinal = handle;
+    }
+  }
+}
+
+static int attach(void) {
+  const char *directory = getenv("SHAREPOD_REGION");
+  int error = sp_region_attach(&sp_process.region, directory && *directory ? directory : DEFAULT_DIRECTORY);
+  if (error) return error;
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)) sp_process.no_membarrier = 1;
+  map_devices();
+  pthread_atfork(NULL, NULL, after_fork_in_child);
+  __atomic_store_n(&sp_process.attached, 1, __ATOMIC_RELEASE);
+  return 0;
+}
+
+bool sp_attach(void) {
+  static bool tried;
+  int saved = errno;
+  pthread_mutex_lock(&attach_lock);
+  bool usable = true;
+  if (!tried) {
+    tried = true;
+    const char *policy = getenv("SHAREPOD_POLICY");
+    usable = attach() == 0 || !policy || strcmp(policy, "closed") != 0;
+    tried = usable; /* under `closed` every cuInit tries again and fails again */
+  }
+  pthread_mutex_unlock(&attach_lock);
+  errno = saved;
+  return usable;
+}
+
+struct sp_device *sp_device_current(void) {
+  const struct sp_driver *driver = sp_driver();
+  CUdevice ordinal = 0;
+  if (!sp_process.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal))) return NULL;
+  for (uint32_t index = 0; index < sp_process.device_count; index++)
+    if (sp_process.devices[index].ordinal == ordinal) return &sp_process.devices[index];
+  return NULL;
+}
+
+/* ---- the memory account of memory.h ---- */
+
+static struct sp_device *device_of(int ordinal) {
+  if (!sp_load(&sp_process.attached)) return NULL;
+  for (uint32_t index = 0; index < sp_process.device_count; index++)
+    if (sp_process.devices[index].ordinal == ordinal) return &sp_process.devices[index];
+  return NULL;
+}
+
+int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
+  struct sp_device *device = device_of(device_ordinal);
+  if (!device) return 0;
+  uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
+  /* Twice: two processes that race may refuse each other where one would have fitted. */
+  return sp_region_memory_try(&sp_process.region, device->index, bytes, limit_bytes) &&
+                 sp_region_memory_try(&sp_process.region, device->index, bytes, limit_bytes)
+             ? -1
+             : 0;
+}
+
+void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
+  struct sp_device *device = device_of(device_ordinal);
+  if (!device || !delta_bytes) return;
+  /* Two's complement: subtracting a negative adds. */
+  sp_region_memory_sub(&sp_process.region, device->index, (uint64_t)-delta_bytes);
+}
+
+uint64_t sp_share_memory_limit(int device_ordinal) {
+  struct sp_device *device = device_of(device_ordinal);
+  uint64_t limit_bytes = device ? sp_load(&device->grant->memory_limit_bytes) : 0;
+  return limit_bytes ? limit_bytes : UINT64_MAX;
+}
+
+uint64_t sp_share_memory_used(int device_ordinal) {
+  struct sp_device *device = device_of(device_ordinal);
+  return device ? sp_region_memory_used(&sp_process.region, device->index) : 0;
+}

@@ -1,0 +1,252 @@
+/*
+ * The gate: announce, one acquire load, a compare; then the driver.
+ *
+ * The open path takes no lock, makes no system call and reads no clock. `device->entered` holds the name of the turn
+ * that this process has entered, so comparing it with the grant's word answers both questions at once: is the gate
+ * open, and does the agent know that we are in. The keeper clears `entered`, passes every thread through a barrier
+ * (membarrier) and then reads the announces: a thread is either seen inside or sees the cleared word.
+ */
+#define _GNU_SOURCE
+#include "gate.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "process.h"
+
+#define PROGRESS_NS 2000000u      /* a gate wait without progress past the prediction ends after this */
+#define PROGRESS_MAX_NS 32000000u /* … doubled at each pass without progress, up to here */
+#define STALE_LOOK_NS 100000000u  /* how often a waiting thread looks at the agent's heartbeat */
+#define MARKERS 4u                /* a lane's unmarked work stays below the budget divided by this */
+#define REMEASURE 256u            /* one launch in so many of a unit is measured alone in mixed streams */
+
+static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
+  int saved = errno;
+  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &timeout, NULL, 0);
+  errno = saved;
+}
+
+static bool agent_gone(void) {
+  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_process.region.header);
+  if (heartbeat_ns == 0) return true; /* planned stop: it said so */
+  uint64_t now_ns = sp_now_ns();
+  return now_ns > heartbeat_ns && now_ns - heartbeat_ns > SP_STALE_NS;
+}
+
+/* Enter the open turn `word` with this process. False: it closed meanwhile. */
+static bool enter_turn(struct sp_device *device, uint32_t word) {
+  pthread_mutex_lock(&device->turn_lock);
+  bool entered = sp_load(&device->entered) == word;
+  if (!entered) {
+    struct sp_report *report = &device->report;
+    struct sp_report before = *report;
+    /* Back from a drain inside the same turn: the time between is idle time of this process. */
+    uint64_t now_ns = sp_now_ns();
+    if (report->held_turn == word && report->drained_turn == word && now_ns > report->drained_ns)
+      report->idle_ns += now_ns - report->drained_ns;
+    report->held_turn = word;
+    report->drained_turn = 0;
+    report->residue_until_ns = 0;
+    entered = sp_slot_enter(device->slot, report, device->grant);
+    if (entered) {
+      __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
+    } else {
+      /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
+      *report = before;
+      if (report->held_turn == 0) report->held_turn = report->drained_turn = word;
+      sp_slot_publish(device->slot, report);
+      sp_region_ring(&sp_process.region);
+    }
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+  if (entered) {
+    sp_keeper_start(device);
+    sp_keeper_kick(device);
+  }
+  return entered;
+}
+
+/* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it). */
+static bool wait_for_turn(struct sp_device *device) {
+  uint32_t word = sp_grant_word(device->grant);
+  if (word & 1u) {
+    enter_turn(device, word);
+    return false; /* the caller looks again */
+  }
+  sp_keeper_pause(device);
+  sp_slot_wait_begin(device->slot);
+  sp_region_ring(&sp_process.region);
+  bool pass = false;
+  while (sp_grant_word(device->grant) == word) {
+    if (!(sp_grant_flags(device->grant) & SP_GRANT_PAUSED) && agent_gone()) {
+      pass = true;
+      break;
+    }
+    sp_grant_wait(device->grant, word, STALE_LOOK_NS);
+  }
+  sp_slot_wait_end(device->slot);
+  return pass;
+}
+
+/* Wait until less work is in flight. True: no progress for too long, let the launch pass (what runs may be spinning for
+ * this very launch). */
+static bool wait_for_progress(struct sp_device *device, struct sp_lane *lane, uint64_t *patience_ns) {
+  if (sp_load(&lane->pending_ns)) sp_lane_mark(lane); /* so that there is progress to be told of */
+  uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
+  /* What is in flight may rightly take as long as predicted; the patience starts after that. */
+  uint64_t expected_ns = sp_device_in_flight(device);
+  if (expected_ns > 100000000u) expected_ns = 100000000u;
+  if (sp_device_in_flight(device) == 0) return true; /* nothing marked (the driver refused): nothing to wait for */
+  __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
+    futex_wait_private(&device->progress, progress, expected_ns + *patience_ns);
+  __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress) {
+    *patience_ns = PROGRESS_NS;
+    return false;
+  }
+  if (*patience_ns < PROGRESS_MAX_NS) *patience_ns *= 2;
+  return true;
+}
+
+/* What an unknown unit counts for: two may be in flight beside others. */
+static uint64_t unknown_ns(const struct sp_device *device) {
+  uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
+  return half_ns < SP_UNKNOWN_ALONE_NS ? half_ns : SP_UNKNOWN_ALONE_NS;
+}
+
+static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
+  sp_store(&thread->inside, device->index + 1);
+  if (sp_unlikely(sp_load(&sp_process.no_membarrier)))
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  else
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
+}
+
+static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_thread *thread, void *stream,
+                                          bool per_thread) {
+  uint32_t generation = __atomic_load_n(&sp_process.lane_generation, __ATOMIC_ACQUIRE);
+  if (sp_likely(thread->lane != NULL && thread->lane_stream == stream && thread->lane_per_thread == per_thread &&
+                thread->lane_generation == generation && thread->lane->device == device))
+    return thread->lane;
+  thread->lane = sp_lane_find(device, thread, stream, per_thread);
+  thread->lane_stream = stream;
+  thread->lane_per_thread = per_thread;
+  thread->lane_generation = generation;
+  return thread->lane;
+}
+
+void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
+  pass->device = NULL;
+  if (sp_unlikely(!sp_load(&sp_process.attached))) return;
+  struct sp_thread *thread = sp_thread_self();
+  if (sp_unlikely(!thread || sp_load(&thread->inside))) return; /* the driver called itself through us */
+  struct sp_device *device = thread->device;
+  if (sp_unlikely(!device)) {
+    device = sp_device_current();
+    if (!device) return;
+    thread->device = device;
+  }
+  if (sp_unlikely(sp_load(&sp_process.captures)) && sp_lane_capturing(stream, per_thread)) return;
+  struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
+  if (sp_unlikely(!lane)) return;
+  struct sp_unit *unit = sp_unit_find(key);
+  uint64_t patience_ns = PROGRESS_NS, predicted_ns;
+  for (;;) {
+    predicted_ns = sp_load(&unit->predicted_ns);
+    if (sp_unlikely(!predicted_ns)) predicted_ns = unknown_ns(device);
+    announce(thread, device);
+    uint32_t word = sp_grant_word(device->grant);
+    if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
+      uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
+      if (sp_likely(in_flight_ns == 0 || in_flight_ns + predicted_ns <= sp_grant_budget_ns(device->grant))) break;
+      __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+      if (!wait_for_progress(device, lane, &patience_ns)) continue;
+      announce(thread, device);
+      if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
+        __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+        continue; /* the turn ended while we waited: that is another wait */
+      }
+      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+      break;
+    }
+    __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+    if (wait_for_turn(device)) {
+      announce(thread, device);
+      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+      break;
+    }
+  }
+  pass->device = device;
+  pass->lane = lane;
+  pass->unit = unit;
+  pass->predicted_ns = predicted_ns ? predicted_ns : 1;
+  uint32_t launches = sp_load(&unit->launches) + 1;
+  sp_store(&unit->launches, launches);
+  if (sp_unlikely(!sp_load(&unit->predicted_ns)) ||
+      sp_unlikely(launches % REMEASURE == 0 && sp_load(&lane->batch_unit) != unit))
+    sp_lane_mark(lane); /* the left edge: this launch is measured alone */
+}
+
+void sp_gate_leave(struct sp_pass *pass, int result) {
+  struct sp_device *device = pass->device;
+  if (!device) return;
+  struct sp_thread *thread = sp_thread_self();
+  if (sp_likely(result == CUDA_SUCCESS)) {
+    struct sp_lane *lane = pass->lane;
+    struct sp_unit *unit = sp_load(&lane->batch_unit);
+    if (!unit)
+      sp_store(&lane->batch_unit, pass->unit);
+    else if (sp_unlikely(unit != pass->unit))
+      sp_store(&lane->batch_mixed, true);
+    uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
+    sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
+    if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) || sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
+      sp_lane_mark(lane);
+  }
+  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+}
+
+void sp_gate_synced(void) {
+  if (!sp_load(&sp_process.attached)) return;
+  struct sp_thread *thread = sp_thread_self();
+  struct sp_device *device = thread ? thread->device : NULL;
+  /* The keeper verifies by itself; this only wakes it early enough to hand the turn on at once. */
+  if (device && (sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)) {
+    sp_store(&device->synced, 1);
+    sp_keeper_kick(device);
+  }
+}
+
+void sp_gate_capture_begin(void *stream, bool per_thread) {
+  if (!sp_load(&sp_process.attached)) return;
+  struct sp_thread *thread = sp_thread_self();
+  struct sp_device *device = thread ? sp_device_current() : NULL;
+  /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. */
+  if (device && !sp_lane_capturing(stream, per_thread)) {
+    struct sp_lane *lane = sp_lane_find(device, thread, stream, per_thread);
+    if (lane && sp_load(&lane->pending_ns)) sp_lane_mark(lane);
+  }
+  __atomic_fetch_add(&sp_process.captures, 1, __ATOMIC_SEQ_CST);
+}
+
+void sp_gate_capture_end(void *stream, bool per_thread) {
+  (void)stream;
+  (void)per_thread;
+  uint32_t captures = sp_load(&sp_process.captures);
+  while (captures && !__atomic_compare_exchange_n(&sp_process.captures, &captures, captures - 1, false,
+                                                  __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+  }
+}
+
+void sp_gate_forget_stream(void *stream) {
+  if (sp_load(&sp_process.attached)) sp_lanes_forget(stream, NULL);
+}
+
+void sp_gate_forget_context(void *context) {
+  if (sp_load(&sp_process.attached) && context) sp_lanes_forget(NULL, context);
+}

@@ -1,0 +1,254 @@
+/*
+ * The keeper: one helper thread per device that a process uses. It waits for markers, wakes the gate, learns durations,
+ * drains at the end of a turn and gives an idle turn back. It may block in the driver behind a kernel that never ends:
+ * the arbiter bounds every drain, so nobody depends on it but this process.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "process.h"
+
+#define LINGER_MIN_NS 50000u
+#define LINGER_MAX_NS 200000u
+#define LOOK_MIN_NS 100000u       /* the first look after a launch */
+#define LOOK_ALONE_NS 10000000u   /* the longest time between looks while nobody else waits */
+#define LOOK_CONTENDED_NS 200000u
+#define ASLEEP_NS 1000000000u     /* without a turn; then the slot's lock is refreshed */
+#define INSIDE_POLL_NS 20000u
+
+static void sleep_ns(uint64_t ns) { nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL); }
+
+void sp_keeper_kick(struct sp_device *device) {
+  __atomic_fetch_add(&device->kick, 1, __ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&device->asleep, __ATOMIC_SEQ_CST)) return; /* pairs with sleep_until_kicked */
+  int saved = errno;
+  syscall(SYS_futex, &device->kick, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+  errno = saved;
+}
+
+void sp_keeper_pause(struct sp_device *device) {
+  uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
+  if (!finished_ns || now_ns < finished_ns || sp_device_in_flight(device)) return;
+  uint64_t gap_ns = sp_load(&device->gap_ns), pause_ns = now_ns - finished_ns;
+  if (pause_ns > 1000000) pause_ns = 1000000; /* one long pause must not hide the short ones for ever */
+  sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
+}
+
+static void sleep_until_kicked(struct sp_device *device, uint32_t word, uint32_t kick, uint64_t timeout_ns) {
+  __atomic_store_n(&device->asleep, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&device->kick, __ATOMIC_SEQ_CST) == kick)
+    sp_grant_wait_or(device->grant, word, &device->kick, kick, timeout_ns);
+  __atomic_store_n(&device->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+static bool queue_empty(const struct sp_device *device) {
+  return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
+}
+
+/* Wait for the oldest marker, then wake whoever waits for progress. */
+static void wait_for_marker(struct sp_device *device) {
+  const struct sp_driver *driver = sp_driver();
+  struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
+  struct sp_lane *lane = marker->lane;
+  bool waited = false;
+  __atomic_store_n(&device->waiting_lane, lane, __ATOMIC_SEQ_CST); /* pairs with await_keeper in lane.c */
+  if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
+    /* Any error counts as finished: the context is lost or the driver is being torn down. */
+    waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
+  }
+  sp_marker_finish(device, waited);
+  __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
+  __atomic_fetch_add(&device->progress, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST))
+    syscall(SYS_futex, &device->progress, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Caller holds turn_lock. */
+static void publish(struct sp_device *device) {
+  struct sp_report *report = &device->report;
+  report->launches = sp_threads_launches(device->index);
+  report->passed = sp_load(&device->passed);
+  uint64_t longest_us = device->longest_ns / 1000 + 1;
+  report->longest_unit_us = longest_us > UINT32_MAX ? UINT32_MAX : (uint32_t)longest_us;
+  sp_slot_publish(device->slot, report);
+}
+
+/* Nobody of this process launches under the entered turn any more when this returns true. With `patient` it waits for
+ * threads that are inside the driver; else it gives up, and the turn stays entered. */
+static bool leave_turn(struct sp_device *device, bool patient) {
+  pthread_mutex_lock(&device->turn_lock);
+  uint32_t entered = sp_load(&device->entered);
+  __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
+  sp_barrier(); /* pairs with announce() in gate.c */
+  bool left = !sp_threads_inside(device->index);
+  if (!left && !patient) __atomic_store_n(&device->entered, entered, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&device->turn_lock);
+  while (!left && patient) {
+    sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked behind a full queue: the drain makes room */
+    if (!queue_empty(device)) wait_for_marker(device);
+    left = !sp_threads_inside(device->index);
+    if (sp_load(&device->entered)) return false; /* the next turn has been granted and entered meanwhile */
+  }
+  return left;
+}
+
+/* Say that the turn is drained, unless a thread has entered again. */
+static bool say_drained(struct sp_device *device, uint32_t turn, uint64_t drained_ns) {
+  pthread_mutex_lock(&device->turn_lock);
+  bool same = device->report.held_turn == turn && !sp_load(&device->entered);
+  if (same) {
+    device->report.drained_turn = turn;
+    device->report.drained_ns = drained_ns;
+    device->report.looked_ns = drained_ns;
+    device->report.residue_until_ns = 0;
+    publish(device);
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+  return same;
+}
+
+/* The grant is closed: let the work run out, tell the arbiter early when it will, then that it has. */
+static void drain(struct sp_device *device, uint32_t turn) {
+  if (!leave_turn(device, true)) return;
+  sp_lanes_mark_all(device);
+  uint64_t in_flight_ns = sp_device_in_flight(device);
+  if (in_flight_ns) {
+    uint64_t now_ns = sp_now_ns(), since_ns = now_ns - device->progressed_ns;
+    uint64_t residue_ns = in_flight_ns > since_ns ? in_flight_ns - since_ns : 0;
+    pthread_mutex_lock(&device->turn_lock);
+    if (device->report.held_turn == turn) {
+      device->report.looked_ns = now_ns;
+      device->report.residue_until_ns = now_ns + residue_ns;
+      publish(device);
+    }
+    pthread_mutex_unlock(&device->turn_lock);
+    if (residue_ns) sp_region_ring(&sp_process.region);
+  }
+  while (!queue_empty(device)) {
+    wait_for_marker(device);
+    if (sp_load(&device->entered)) return; /* co-granted and entered: this turn ended without us */
+  }
+  if (sp_lanes_pending(device)) { /* a capture forbids the marker: look again soon, the arbiter's bound holds */
+    sleep_ns(LOOK_CONTENDED_NS);
+    return;
+  }
+  uint64_t finished_ns = device->finished_ns, now_ns = sp_now_ns();
+  if (in_flight_ns == 0 || finished_ns > now_ns) finished_ns = now_ns;
+  if (say_drained(device, turn, finished_ns)) sp_region_ring(&sp_process.region);
+}
+
+/* Nothing is in flight and nothing was launched for the linger: give the turn back. The gate may enter it again. */
+static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+  if (!leave_turn(device, false)) return;
+  bool idle = queue_empty(device) && !sp_lanes_pending(device) && sp_threads_launches(device->index) == launches;
+  if (!idle) {
+    pthread_mutex_lock(&device->turn_lock);
+    /* Still the same turn for the agent: nobody was told otherwise. */
+    if (!sp_load(&device->entered) && device->report.held_turn == turn && sp_grant_word(device->grant) == turn)
+      __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&device->turn_lock);
+    return;
+  }
+  /* Idle time that kept others out is charged; idle time that nobody wanted is not. */
+  uint64_t now_ns = sp_now_ns();
+  uint64_t drained_ns = contended || !device->finished_ns || device->finished_ns > now_ns ? now_ns : device->finished_ns;
+  if (say_drained(device, turn, drained_ns) && contended) sp_region_ring(&sp_process.region);
+}
+
+static uint64_t linger_ns(struct sp_device *device) {
+  uint64_t gap_ns = sp_load(&device->gap_ns);
+  if (gap_ns > LINGER_MAX_NS) return sp_load(&device->synced) ? 0 : LINGER_MIN_NS;
+  uint64_t linger = 2 * gap_ns;
+  return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
+}
+
+static void *run(void *argument) {
+  struct sp_device *device = argument;
+  const struct sp_driver *driver = sp_driver();
+  prctl(PR_SET_NAME, "sharepod-keeper");
+  prctl(PR_SET_TIMERSLACK, 1);
+  int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver->cuThreadExchangeStreamCaptureMode) driver->cuThreadExchangeStreamCaptureMode(&relaxed);
+  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns();
+  while (sp_load(&sp_process.attached)) {
+    if (!queue_empty(device)) {
+      wait_for_marker(device);
+      idle_since_ns = 0;
+      if (sp_grant_word(device->grant) == sp_load(&device->entered)) continue;
+    }
+    uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_ACQUIRE);
+    uint32_t word = sp_grant_word(device->grant);
+    pthread_mutex_lock(&device->turn_lock);
+    uint32_t turn = device->report.held_turn;
+    bool holding = turn != 0 && device->report.drained_turn != turn;
+    pthread_mutex_unlock(&device->turn_lock);
+    if (!holding) {
+      uint64_t now_ns = sp_now_ns();
+      if (now_ns - locked_ns > ASLEEP_NS) {
+        sp_region_relock(&sp_process.region);
+        locked_ns = now_ns;
+      }
+      sleep_until_kicked(device, word, kick, ASLEEP_NS);
+      continue;
+    }
+    if (word != turn) {
+      drain(device, turn);
+      idle_since_ns = 0;
+      continue;
+    }
+    bool contended = sp_grant_flags(device->grant) & SP_GRANT_CONTENDED;
+    uint64_t launches = sp_threads_launches(device->index);
+    if (launches != launches_seen) { /* the program is launching: look again, ever less often */
+      uint64_t longest_ns = contended ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
+      look_ns = launches_seen ? look_ns * 2 : LOOK_MIN_NS;
+      if (look_ns > longest_ns) look_ns = longest_ns;
+      launches_seen = launches;
+      idle_since_ns = 0;
+      sleep_until_kicked(device, word, kick, look_ns);
+    } else if (sp_lanes_pending(device)) {
+      sp_lanes_mark_all(device);
+      if (queue_empty(device)) sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
+    } else {
+      uint64_t now_ns = sp_now_ns(), linger = linger_ns(device);
+      if (!idle_since_ns) idle_since_ns = now_ns;
+      look_ns = LOOK_MIN_NS;
+      if (now_ns - idle_since_ns >= linger) {
+        park(device, turn, launches, contended);
+        sp_store(&device->synced, 0);
+        idle_since_ns = 0;
+      } else {
+        sleep_until_kicked(device, word, kick, linger - (now_ns - idle_since_ns));
+      }
+    }
+  }
+  return NULL;
+}
+
+void sp_keeper_start(struct sp_device *device) {
+  uint32_t started = 0;
+  if (sp_likely(sp_load(&device->keeper_started))) return;
+  if (!__atomic_compare_exchange_n(&device->keeper_started, &started, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    return;
+  /* Signals are the program's: its handlers must never run on our thread. */
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_attr_t attributes;
+  pthread_t keeper;
+  int saved = errno;
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, 256 * 1024);
+  if (pthread_create(&keeper, &attributes, run, device)) sp_store(&device->keeper_started, 0);
+  pthread_attr_destroy(&attributes);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = saved;
+}

@@ -1,0 +1,227 @@
+/*
+ * Lanes: what a stream has in flight, and the markers that tell when it is done.
+ *
+ * A marker is a timing event recorded behind the work. One mechanism gives both answers that the gate needs: progress
+ * (the keeper waits for the marker and wakes the gate) and durations (elapsed device time between two markers of a
+ * lane). Launching threads record markers and never query or wait for one.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+
+#include "process.h"
+
+static struct sp_lane lanes[SP_LANES_MAX];
+static uint32_t lane_count;
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* creation and forgetting of lanes */
+
+static bool default_stream(const void *stream) { return (uintptr_t)stream <= 2; }
+
+static bool own_stream(const void *stream, bool per_thread) {
+  return stream == CU_STREAM_PER_THREAD || (per_thread && stream == NULL);
+}
+
+static bool lane_matches(const struct sp_lane *lane, const struct sp_device *device, const void *stream,
+                         bool per_thread, uint32_t owner, const void *context) {
+  if (!__atomic_load_n(&lane->live, __ATOMIC_ACQUIRE)) return false;
+  if (lane->device != device || lane->owner_thread != owner) return false;
+  if (owner) return lane->context == context;
+  if (lane->stream != stream) return false;
+  return !default_stream(stream) || (lane->context == context && lane->per_thread == per_thread);
+}
+
+static void drop_events(struct sp_lane *lane) {
+  const struct sp_driver *driver = sp_driver();
+  for (uint32_t index = 0; index < SP_LANE_EVENTS; index++) {
+    /* Events of a dead context went with it. */
+    if (lane->events[index] && !lane->dead && driver->cuEventDestroy) driver->cuEventDestroy(lane->events[index]);
+    lane->events[index] = NULL;
+  }
+  lane->last_event = NULL;
+  lane->next_event = 0;
+}
+
+static struct sp_lane *free_lane(void) {
+  for (uint32_t index = 0; index < SP_LANES_MAX; index++) {
+    struct sp_lane *lane = &lanes[index];
+    if (index < lane_count && (lane->live || lane->outstanding || sp_load(&lane->pending_ns))) continue;
+    if (index >= lane_count) {
+      if (pthread_mutex_init(&lane->lock, NULL)) return NULL;
+      __atomic_store_n(&lane_count, index + 1, __ATOMIC_RELEASE);
+    }
+    return lane;
+  }
+  return NULL;
+}
+
+struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread) {
+  if (stream == CU_STREAM_LEGACY) { /* one lane for both names of the legacy stream */
+    stream = per_thread ? stream : NULL;
+  }
+  uint32_t owner = own_stream(stream, per_thread) ? sp_thread_index(thread) + 1 : 0;
+  CUcontext context = NULL;
+  const struct sp_driver *driver = sp_driver();
+  if (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context)) return NULL;
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++)
+    if (lane_matches(&lanes[index], device, stream, per_thread, owner, context)) return &lanes[index];
+  pthread_mutex_lock(&table_lock);
+  struct sp_lane *lane = NULL;
+  for (uint32_t index = 0; index < lane_count && !lane; index++) /* another thread may have been faster */
+    if (lane_matches(&lanes[index], device, stream, per_thread, owner, context)) lane = &lanes[index];
+  if (!lane && (lane = free_lane())) {
+    if (lane->context != context || lane->dead) drop_events(lane);
+    lane->device = device;
+    lane->context = context;
+    lane->stream = stream;
+    lane->per_thread = per_thread;
+    lane->owner_thread = owner;
+    lane->batch_unit = NULL;
+    lane->batch_mixed = false;
+    lane->dead = false;
+    __atomic_store_n(&lane->live, true, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&table_lock);
+  return lane;
+}
+
+bool sp_lane_capturing(void *stream, bool per_thread) {
+  const struct sp_driver *driver = sp_driver();
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = CUDA_SUCCESS;
+  if (per_thread && driver->cuStreamIsCapturing_ptsz)
+    result = driver->cuStreamIsCapturing_ptsz(stream, &status);
+  else if (driver->cuStreamIsCapturing)
+    result = driver->cuStreamIsCapturing(stream, &status);
+  /* 906: the legacy stream while a capture that it would join is open. Any touch would invalidate it. */
+  return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Record into the lane's stream; from another thread, a thread's own stream is reached through the legacy stream,
+ * which waits for it. */
+static CUresult record(const struct sp_lane *lane, CUevent event) {
+  const struct sp_driver *driver = sp_driver();
+  void *stream = lane->stream;
+  bool per_thread = lane->per_thread;
+  struct sp_thread *self = lane->owner_thread ? sp_thread_self() : NULL;
+  if (lane->owner_thread && (!self || sp_thread_index(self) + 1 != lane->owner_thread)) {
+    stream = CU_STREAM_LEGACY;
+    per_thread = false;
+  }
+  if (sp_load(&sp_process.captures) && sp_lane_capturing(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (per_thread && driver->cuEventRecord_ptsz) return driver->cuEventRecord_ptsz(event, stream);
+  return driver->cuEventRecord(event, stream);
+}
+
+bool sp_lane_mark(struct sp_lane *lane) {
+  const struct sp_driver *driver = sp_driver();
+  if (!driver->cuEventCreate || !driver->cuEventRecord) return false;
+  if (pthread_mutex_trylock(&lane->lock)) return false; /* somebody is marking it at this moment */
+  struct sp_device *device = lane->device;
+  bool marked = false;
+  CUevent *event = &lane->events[lane->next_event];
+  /* Two events stay out of reuse: the left edge of the oldest span and the one to come. */
+  if (!lane->dead && sp_load(&lane->outstanding) < SP_LANE_EVENTS - 2 &&
+      (*event || driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS)) {
+    struct sp_marker marker = {.lane = lane, .event = *event};
+    marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0;
+    marker.unit = lane->batch_mixed ? NULL : sp_load(&lane->batch_unit);
+    marker.work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
+    sp_store(&lane->batch_unit, NULL);
+    sp_store(&lane->batch_mixed, false);
+    /* The count goes up before the keeper can see the marker, and `marked` before the event can finish. */
+    __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+    __atomic_fetch_add(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+    pthread_mutex_lock(&device->queue_lock);
+    bool room = device->queue_tail - device->queue_head < SP_MARKERS_MAX;
+    if (room && record(lane, *event) == CUDA_SUCCESS) {
+      device->queue[device->queue_tail % SP_MARKERS_MAX] = marker;
+      __atomic_store_n(&device->queue_tail, device->queue_tail + 1, __ATOMIC_RELEASE);
+      lane->last_event = *event;
+      lane->next_event = (lane->next_event + 1) % SP_LANE_EVENTS;
+      marked = true;
+    }
+    pthread_mutex_unlock(&device->queue_lock);
+    if (!marked) {
+      __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+      __atomic_fetch_sub(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+      __atomic_fetch_add(&lane->pending_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+    }
+  }
+  pthread_mutex_unlock(&lane->lock);
+  if (marked) sp_keeper_kick(device);
+  return marked;
+}
+
+bool sp_lanes_pending(const struct sp_device *device) {
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++)
+    if (lanes[index].device == device && sp_load(&lanes[index].pending_ns) && !lanes[index].dead) return true;
+  return false;
+}
+
+void sp_lanes_mark_all(struct sp_device *device) {
+  const struct sp_driver *driver = sp_driver();
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_lane *lane = &lanes[index];
+    if (lane->device != device || !sp_load(&lane->pending_ns) || lane->dead) continue;
+    if (driver->cuCtxSetCurrent) driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
+    sp_lane_mark(lane);
+  }
+}
+
+/* Wait, for 100 ms at most, until the keeper is not inside the driver for this lane. */
+static void await_keeper(const struct sp_lane *lane) {
+  for (int look = 0; look < 2000; look++) {
+    if (__atomic_load_n(&lane->device->waiting_lane, __ATOMIC_ACQUIRE) != lane) return;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+}
+
+void sp_lanes_forget(void *stream, void *context) {
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_lane *lane = &lanes[index];
+    if (!lane->live || (context ? (void *)lane->context != context : lane->stream != stream)) continue;
+    if (!context && default_stream(lane->stream)) continue;
+    if (!context && sp_load(&lane->pending_ns)) sp_lane_mark(lane);
+    pthread_mutex_lock(&table_lock);
+    __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
+    if (context) {
+      pthread_mutex_lock(&lane->lock);
+      lane->dead = true;
+      sp_store(&lane->pending_ns, 0);
+      pthread_mutex_unlock(&lane->lock);
+    }
+    pthread_mutex_unlock(&table_lock);
+    if (context) await_keeper(lane);
+  }
+  __atomic_fetch_add(&sp_process.lane_generation, 1, __ATOMIC_ACQ_REL);
+}
+
+void sp_marker_finish(struct sp_device *device, bool waited) {
+  const struct sp_driver *driver = sp_driver();
+  struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
+  struct sp_lane *lane = marker.lane;
+  if (waited && !lane->dead) sp_clock_finish(device, &marker);
+  if (waited && marker.follows && !lane->dead && driver->cuEventElapsedTime) {
+    /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
+    CUevent left = NULL;
+    for (uint32_t index = 0; index < SP_LANE_EVENTS && !left; index++)
+      if (lane->events[index] == marker.event) left = lane->events[(index + SP_LANE_EVENTS - 1) % SP_LANE_EVENTS];
+    float elapsed_ms = 0;
+    if (left && driver->cuEventElapsedTime(&elapsed_ms, left, marker.event) == CUDA_SUCCESS && elapsed_ms >= 0) {
+      uint64_t elapsed_ns = (uint64_t)((double)elapsed_ms * 1e6);
+      if (marker.unit) {
+        sp_unit_learn(marker.unit, marker.work_ns, elapsed_ns);
+        uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
+        if (unit_ns > device->longest_ns) device->longest_ns = unit_ns;
+      }
+    }
+  }
+  pthread_mutex_lock(&device->queue_lock);
+  __atomic_store_n(&device->queue_head, device->queue_head + 1, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&device->queue_lock);
+  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+  __atomic_fetch_add(&device->completed_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+}

@@ -1,0 +1,169 @@
+/*
+ * What the hook knows inside one process: its region, its devices, its threads and streams.
+ *
+ *   device   one per grant of the region that this process uses; one keeper thread each
+ *   lane     one per stream that launches: its unmarked work, its timing events
+ *   marker   an event recorded behind work in a lane; the keeper waits for markers in order
+ *   unit     one row of predictions: a function with its grid, or an executable graph
+ *   thread   one record per launching thread: is it between the gate and the driver's return?
+ */
+#ifndef SHAREPOD_PROCESS_H
+#define SHAREPOD_PROCESS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver.h"
+#include "region.h"
+
+#define SP_THREADS_MAX 1024
+#define SP_LANES_MAX 1024
+#define SP_MARKERS_MAX 1024
+#define SP_LANE_EVENTS 32
+#define SP_UNKNOWN_ALONE_NS 1000000u /* what an unknown unit counts for while nobody else waits */
+
+#define sp_likely(condition) __builtin_expect(!!(condition), 1)
+#define sp_unlikely(condition) __builtin_expect(!!(condition), 0)
+#define sp_load(pointer) __atomic_load_n(pointer, __ATOMIC_RELAXED)
+#define sp_store(pointer, value) __atomic_store_n(pointer, value, __ATOMIC_RELAXED)
+
+struct sp_unit {
+  uint64_t key;            /* 0: empty row */
+  uint32_t predicted_ns;   /* 0: not known yet */
+  uint32_t launches;       /* wraps; picks the launches that are measured alone */
+};
+
+struct sp_marker {
+  struct sp_lane *lane;
+  CUevent event;
+  uint64_t work_ns;        /* predicted work between the lane's previous marker and this one */
+  struct sp_unit *unit;    /* what that work was, if all of one unit; NULL otherwise */
+  bool follows;            /* the previous marker's event bounds this work on the left: elapsed time means something */
+};
+
+struct sp_lane {
+  _Alignas(64) uint64_t pending_ns; /* predicted work launched since the last marker */
+  struct sp_unit *batch_unit;       /* what it is, NULL when nothing is pending */
+  bool batch_mixed;
+  /* the rest is guarded by lock */
+  pthread_mutex_t lock;
+  struct sp_device *device;
+  CUcontext context;
+  void *stream;            /* the handle that the launching thread used */
+  bool per_thread;         /* record with the _ptsz twin */
+  uint32_t owner_thread;   /* per-thread streams: index of the thread's record + 1; else 0 */
+  bool live;               /* found by lookups */
+  bool dead;               /* its context is gone: events must not be touched */
+  CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
+  uint32_t next_event;
+  uint32_t outstanding;    /* markers not yet finished */
+  CUevent last_event;      /* the last finished or queued marker's event, the left edge of the next span */
+};
+
+struct sp_device {
+  /* read at every launch, written at turns and markers */
+  _Alignas(64) uint32_t entered; /* the turn this process has entered; 0: every launch takes the slow path */
+  uint32_t asleep;               /* the keeper sleeps and wants a kick */
+  const struct sp_grant *grant;
+  uint64_t marked_ns;            /* predicted work behind recorded markers, all time */
+  uint64_t completed_ns;         /* of that, behind finished markers */
+  uint32_t index;                /* of the grant in the region */
+  /* futexes, private to the process */
+  _Alignas(64) uint32_t kick;    /* the keeper's: markers recorded, turn entered */
+  uint32_t progress;             /* gate waiters': markers finished */
+  uint32_t gate_waiters;
+  uint32_t passed;               /* deliberate passes */
+  uint32_t keeper_started;
+  CUdevice ordinal;
+  struct sp_slot_device *slot;
+  /* guarded by turn_lock */
+  pthread_mutex_t turn_lock;
+  struct sp_report report;
+  /* guarded by queue_lock */
+  pthread_mutex_t queue_lock;
+  struct sp_marker queue[SP_MARKERS_MAX];
+  uint32_t queue_head, queue_tail; /* head: next to wait for */
+  struct sp_lane *waiting_lane;    /* the keeper is inside the driver for this lane */
+  uint32_t synced;                 /* a thread has just waited for all its work */
+  uint64_t gap_ns;                 /* moving average of the pauses between work */
+  /* the keeper's own */
+  uint64_t progressed_ns;          /* when the last marker was found finished */
+  uint64_t finished_ns;            /* when the last marker finished on the device, as well as we can tell */
+  uint64_t longest_ns;             /* longest unit seen */
+  struct sp_clock {
+    CUcontext context;
+    CUevent event;                 /* the last finished marker's */
+    int64_t device_ns;             /* its time on a scale of our own: sums of elapsed times */
+    int64_t offset_ns[2];          /* smallest (host - device) in this second and in the one before */
+    uint64_t window_ns;            /* when this second began */
+  } clock;
+};
+
+struct sp_thread {
+  _Alignas(64) uint32_t inside; /* device index + 1 while between gate and leave; the keeper reads it */
+  uint32_t used;
+  struct sp_device *device;     /* of the current context; NULL: look again */
+  void *lane_stream;            /* the last lane and what it was found by */
+  struct sp_lane *lane;
+  uint32_t lane_generation;
+  bool lane_per_thread;
+  uint64_t launches[SP_DEVICES_MAX];
+};
+
+struct sp_process {
+  uint32_t attached;        /* 1 when the fields below may be used; 0 in a forked child */
+  uint32_t captures;        /* open captures that we saw begin */
+  uint32_t lane_generation; /* changes when a lane is forgotten: cached lanes are looked up again */
+  uint32_t no_membarrier;   /* then every announce needs a full fence */
+  uint32_t device_count;    /* grants in the region */
+  uint32_t single_device;   /* 1: the process can see one device only */
+  struct sp_region region;
+  struct sp_device devices[SP_DEVICES_MAX];
+};
+
+extern struct sp_process sp_process;
+
+/* attach.c */
+struct sp_device *sp_device_current(void); /* of the calling thread's context; NULL: not metered */
+
+/* thread.c */
+struct sp_thread *sp_thread_self(void);    /* NULL when all records are taken: not metered, counted as passed */
+uint32_t sp_thread_index(const struct sp_thread *thread);
+bool sp_threads_inside(uint32_t device_index); /* call after sp_barrier */
+uint64_t sp_threads_launches(uint32_t device_index);
+void sp_barrier(void); /* every thread of the process passes a full barrier */
+
+/* predict.c */
+struct sp_unit *sp_unit_find(uint64_t key);
+/* `elapsed_ns` passed on the device for work predicted as `work_ns`. */
+void sp_unit_learn(struct sp_unit *unit, uint64_t work_ns, uint64_t elapsed_ns);
+
+/* lane.c */
+struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread);
+bool sp_lane_capturing(void *stream, bool per_thread);
+/* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused). */
+bool sp_lane_mark(struct sp_lane *lane);
+/* Record markers in every lane of the device that has pending work. */
+void sp_lanes_mark_all(struct sp_device *device);
+bool sp_lanes_pending(const struct sp_device *device);
+void sp_lanes_forget(void *stream, void *context);
+/* The keeper has waited for (or given up on) the queue's head. */
+void sp_marker_finish(struct sp_device *device, bool waited);
+
+/* clock.c */
+/* Work out when the marker that has just been waited for finished: device->finished_ns, progressed_ns. */
+void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker);
+
+/* keeper.c */
+void sp_keeper_start(struct sp_device *device);
+void sp_keeper_kick(struct sp_device *device);
+/* A launch comes after a pause: learn how long the program pauses. */
+void sp_keeper_pause(struct sp_device *device);
+
+static inline uint64_t sp_device_in_flight(const struct sp_device *device) {
+  uint64_t completed = sp_load(&device->completed_ns), marked = sp_load(&device->marked_ns);
+  return marked > completed ? marked - completed : 0;
+}
+
+#endif
