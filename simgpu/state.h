@@ -53,7 +53,15 @@ enum sg_kind {
   SG_HOST, /* blocks its stream until the owning process has run it */
 };
 
-enum sg_phase { SG_QUEUED, SG_READY, SG_RUNNING, SG_CALLING, SG_FINISHED };
+enum sg_phase {
+  SG_VACANT,   /* not in use */
+  SG_QUEUED,   /* in its lane */
+  SG_READY,    /* at the head, waits for its context to hold the device */
+  SG_RUNNING,  /* has started */
+  SG_CALLING,  /* host function, handed to the owner */
+  SG_FINISHED, /* complete; only its effect is outstanding */
+  SG_TAKEN,    /* complete, and the owner is at its effect */
+};
 
 #define SG_SPIN     1u /* runs until released, not for duration_ns */
 #define SG_RELEASED 2u /* the word a spin kernel watches has become non-zero */
@@ -86,12 +94,12 @@ struct sg_item {
 
 /* One stream: a FIFO of items. Lane 0 is the legacy default stream. */
 struct sg_lane {
-  uint32_t used;
+  uint32_t used;     /* 1; 2 = given back by its client, free when empty */
   uint32_t blocking; /* synchronises with the legacy stream */
   uint32_t head, tail;
   uint32_t effect_head, effect_tail; /* items with SG_EFFECT or SG_HOST that are not complete */
   uint32_t pending;
-  uint32_t launches;     /* pending items that take a place in the launch queue */
+  uint32_t blockers;     /* pending items that may stall for a time unknown: waits, host functions, spins, host copies */
   uint64_t submitted_ns; /* sum of the durations of all work ever submitted */
   uint64_t done_ns;      /* sum of the durations of all work completed */
   uint64_t handle;       /* the client's stream handle, for the log */
@@ -101,8 +109,9 @@ struct sg_lane {
 
 /* One event slot. Numbers never go back, also when the slot is given to another event. */
 struct sg_event {
-  uint32_t used;
+  uint32_t lane; /* of the newest record */
   uint32_t next_free;
+  uint64_t mark_ns;      /* of the newest record, see sg_item */
   uint64_t recorded;     /* records ever submitted */
   uint64_t completed;    /* the newest record completed */
   uint64_t completed_ns; /* clock: when */
@@ -199,6 +208,7 @@ struct sg_shared {
   uint64_t xid_seq;
   uint64_t alive[SG_MAX_CONTEXTS / 64];
   uint64_t active[SG_MAX_CONTEXTS / 64]; /* alive and with pending items */
+  char devices_setting[128];
   struct sg_model model;
   struct sg_device devices[SG_MAX_DEVICES];
   struct sg_xid xids[SG_MAX_XIDS]; /* ring, entry (seq - 1) % SG_MAX_XIDS */
@@ -227,13 +237,15 @@ struct sg_state {
   struct sg_shared *shared;
   struct sg_log_record *log; /* NULL without a log */
   int fd;
+  uint64_t own[SG_MAX_CONTEXTS / 64]; /* slots of this hold; guarded by the lock */
   char path[240];
 };
 
 /* --- state.c: open, lock, tables ------------------------------------------------------------------------------- */
 
-/* Map the file at `path` (NULL: $SIMGPU_STATE or /dev/shm/simgpu-<uid>); make it from the environment's settings if
- * it is not there. Returns 0 or -errno; -EPROTO: the file belongs to another build; -EINVAL: bad SIMGPU_DEVICES. */
+/* Map the state file. With a path: that file, which must be there. NULL: $SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
+ * is made from the environment's settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
+ * and no process has it open. Returns 0 or -errno; -EPROTO: made by another build; -EINVAL: a setting is wrong. */
 int sg_open(struct sg_state *state, const char *path);
 /* Unmap. OFD locks, and so the contexts of this process, are lost with it. */
 void sg_close(struct sg_state *state);

@@ -1,0 +1,380 @@
+#define _GNU_SOURCE
+#include "state.h"
+
+#include "model.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define REAP_NS        4000000ull
+#define CREATION_BYTE  0
+#define PRESENCE_BYTE  (1 + SG_MAX_CONTEXTS) /* read-locked by everyone who has the file open */
+#define CUDA_LOST      46                    /* CUDA_ERROR_DEVICE_UNAVAILABLE */
+#define CUDA_ECC       214                   /* CUDA_ERROR_ECC_UNCORRECTABLE */
+#define MIB            1048576ull
+
+struct model_row {
+  const char *setting, *name;
+  uint64_t memory_mib;
+  uint32_t sm_count, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes;
+  uint64_t bandwidth_bytes_per_s;
+  uint32_t pci_id;
+};
+static const struct model_row catalogue[] = {
+#include "catalogue.inc"
+};
+
+uint64_t sg_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void sg_kick(struct sg_shared *shared) {
+  __atomic_fetch_add(&shared->generation, 1, __ATOMIC_RELEASE); /* pairs with the load before the wait in wait.c */
+  syscall(SYS_futex, &shared->generation, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* --- making the file --------------------------------------------------------------------------------------------- */
+
+static uint64_t setting(const char *name, uint64_t otherwise) {
+  const char *text = getenv(name);
+  return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+static int add_device(struct sg_shared *shared, const char *setting_name, size_t length) {
+  const struct model_row *row = NULL;
+  for (size_t n = 0; n < sizeof catalogue / sizeof *catalogue; n++)
+    if (strlen(catalogue[n].setting) == length && !strncmp(catalogue[n].setting, setting_name, length))
+      row = &catalogue[n];
+  if (!row || shared->device_count == SG_MAX_DEVICES)
+    return -EINVAL;
+  uint32_t index = shared->device_count++, seed = (uint32_t)setting("SIMGPU_SEED", 0);
+  struct sg_device *device = &shared->devices[index];
+  *device = (struct sg_device){
+      .sm_count = row->sm_count,
+      .major = row->major,
+      .minor = row->minor,
+      .clock_khz = row->clock_khz,
+      .memory_clock_khz = row->memory_clock_khz,
+      .bus_bits = row->bus_bits,
+      .l2_bytes = row->l2_bytes,
+      .pci_bus = 0x10 + index * 8,
+      .pci_id = row->pci_id,
+      .memory_total_bytes = setting("SIMGPU_MEMORY_MIB", row->memory_mib) * MIB,
+      .bandwidth_bytes_per_s = row->bandwidth_bytes_per_s,
+      .current = SG_NONE,
+  };
+  snprintf(device->name, sizeof device->name, "%s", row->name);
+  /* GPU-53474750-ssss-ssss-8000-00000000000i: the same device has the same UUID in every process and after a restart. */
+  const uint8_t uuid[16] = {0x53, 0x47, 0x47, 0x50, (uint8_t)(seed >> 24), (uint8_t)(seed >> 16), (uint8_t)(seed >> 8),
+                            (uint8_t)seed, 0x80, 0, 0, 0, 0, 0, 0, (uint8_t)index};
+  memcpy(device->uuid, uuid, sizeof uuid);
+  return 0;
+}
+
+/* "2xH200,1xA10": counts and catalogue names. */
+static int add_devices(struct sg_shared *shared, const char *text) {
+  snprintf(shared->devices_setting, sizeof shared->devices_setting, "%s", text);
+  while (*text) {
+    char *rest;
+    unsigned long count = strtoul(text, &rest, 10);
+    if (rest == text)
+      count = 1;
+    else if (*rest == 'x')
+      text = rest + 1;
+    else
+      return -EINVAL;
+    size_t length = strcspn(text, ",");
+    for (unsigned long n = 0; n < count; n++)
+      if (add_device(shared, text, length))
+        return -EINVAL;
+    text += length + (text[length] == ',');
+  }
+  return shared->device_count ? 0 : -EINVAL;
+}
+
+static const char *devices_wanted(void) {
+  const char *text = getenv("SIMGPU_DEVICES");
+  return text && *text ? text : "1xH200";
+}
+
+/* Fill a zeroed mapping. The magic comes last: a maker that dies before leaves a file that is made again. */
+static int make(struct sg_shared *shared) {
+  shared->model = (struct sg_model){
+      .slice_ns = setting("SIMGPU_SLICE_US", 2000) * 1000,
+      .switch_ns = setting("SIMGPU_SWITCH_US", 180) * 1000,
+      .drain_switch_ns = setting("SIMGPU_DRAIN_SWITCH_US", 10) * 1000,
+      .latency_ns = setting("SIMGPU_LATENCY_NS", 3000),
+      .wave_ns = setting("SIMGPU_WAVE_NS", 10000),
+      .pcie_bytes_per_s = setting("SIMGPU_PCIE_MB_S", 25000) * 1000000,
+      .context_bytes = setting("SIMGPU_CONTEXT_MIB", 0) * MIB,
+      .log_records = setting("SIMGPU_LOG_KERNELS", 0),
+  };
+  if (!shared->model.slice_ns || !shared->model.pcie_bytes_per_s || add_devices(shared, devices_wanted()))
+    return -EINVAL;
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&shared->lock, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  shared->version = SG_VERSION;
+  shared->context_bytes = sizeof(struct sg_context);
+  shared->total_bytes = sizeof(struct sg_shared);
+  shared->now_ns = sg_now();
+  __atomic_store_n(&shared->magic, SG_MAGIC, __ATOMIC_RELEASE);
+  return 0;
+}
+
+static int lock_byte(int fd, short type, off_t byte, int command) {
+  struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+  return fcntl(fd, command, &lock) ? -errno : 0;
+}
+
+static int map_log(struct sg_state *state) {
+  char path[sizeof state->path + 16];
+  uint64_t records = state->shared->model.log_records;
+  if (!records)
+    return 0;
+  snprintf(path, sizeof path, "%s.kernels", state->path);
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0)
+    return -errno;
+  size_t bytes = records * sizeof(struct sg_log_record);
+  void *log = ftruncate(fd, (off_t)bytes) ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  int result = log == MAP_FAILED ? -errno : 0;
+  close(fd);
+  if (!result)
+    state->log = log;
+  return result;
+}
+
+/* With the creation byte locked: the file's header, made if there is none or if it is stale. */
+static int map_shared(struct sg_state *state, bool may_make) {
+  struct stat info;
+  if (fstat(state->fd, &info))
+    return -errno;
+  if (info.st_size && info.st_size != (off_t)sizeof(struct sg_shared))
+    return -EPROTO;
+  if (!info.st_size && (!may_make || ftruncate(state->fd, sizeof(struct sg_shared))))
+    return may_make ? -errno : -ENOENT;
+  state->shared = mmap(NULL, sizeof(struct sg_shared), PROT_READ | PROT_WRITE, MAP_SHARED, state->fd, 0);
+  if (state->shared == MAP_FAILED)
+    return -errno;
+  struct sg_shared *shared = state->shared;
+  const char *wanted = getenv("SIMGPU_DEVICES");
+  bool stale = may_make && shared->magic == SG_MAGIC && wanted && *wanted &&
+               strcmp(wanted, shared->devices_setting) != 0 &&
+               !lock_byte(state->fd, F_WRLCK, PRESENCE_BYTE, F_OFD_SETLK);
+  if (stale && (ftruncate(state->fd, 0) || ftruncate(state->fd, sizeof(struct sg_shared))))
+    return -errno;
+  if (shared->magic != SG_MAGIC)
+    return may_make ? make(shared) : -ENOENT;
+  return shared->version == SG_VERSION && shared->context_bytes == sizeof(struct sg_context) ? 0 : -EPROTO;
+}
+
+int sg_open(struct sg_state *state, const char *path) {
+  const char *named = getenv("SIMGPU_STATE");
+  bool may_make = !path;
+  *state = (struct sg_state){.fd = -1};
+  if (path || (named && *named))
+    snprintf(state->path, sizeof state->path, "%s", path ? path : named);
+  else
+    snprintf(state->path, sizeof state->path, "/dev/shm/simgpu-%u", (unsigned)getuid());
+  int fd = open(state->path, O_RDWR | O_CLOEXEC | (may_make ? O_CREAT : 0), 0666);
+  if (fd < 0)
+    return -errno;
+  /* High, out of the way of programs that close the descriptors they know of: the context locks hang on it. */
+  state->fd = fcntl(fd, F_DUPFD_CLOEXEC, 512);
+  if (state->fd < 0)
+    state->fd = fd;
+  else
+    close(fd);
+  int result = lock_byte(state->fd, F_WRLCK, CREATION_BYTE, F_OFD_SETLKW);
+  if (!result)
+    result = map_shared(state, may_make);
+  if (!result)
+    result = map_log(state);
+  if (!result)
+    result = lock_byte(state->fd, F_RDLCK, PRESENCE_BYTE, F_OFD_SETLK);
+  lock_byte(state->fd, F_UNLCK, CREATION_BYTE, F_OFD_SETLK);
+  if (result)
+    sg_close(state);
+  return result;
+}
+
+void sg_close(struct sg_state *state) {
+  if (state->log)
+    munmap(state->log, state->shared->model.log_records * sizeof(struct sg_log_record));
+  if (state->shared && state->shared != MAP_FAILED)
+    munmap(state->shared, sizeof(struct sg_shared));
+  if (state->fd >= 0)
+    close(state->fd);
+  *state = (struct sg_state){.fd = -1};
+}
+
+/* Closing a child's copy of the descriptor releases no lock: the parent's copy keeps it. */
+void sg_abandon(struct sg_state *state) { sg_close(state); }
+
+/* --- lock -------------------------------------------------------------------------------------------------------- */
+
+void sg_lock(struct sg_state *state) {
+  if (pthread_mutex_lock(&state->shared->lock) == EOWNERDEAD) {
+    sg_repair(state->shared);
+    pthread_mutex_consistent(&state->shared->lock);
+  }
+}
+
+void sg_unlock(struct sg_state *state) { pthread_mutex_unlock(&state->shared->lock); }
+
+void sg_lock_advanced(struct sg_state *state) {
+  sg_lock(state);
+  uint64_t now_ns = sg_now();
+  sg_advance(state, now_ns);
+  if (now_ns > state->shared->reaped_ns + REAP_NS)
+    sg_reap(state);
+}
+
+/* --- contexts ---------------------------------------------------------------------------------------------------- */
+
+void sg_reap(struct sg_state *state) {
+  struct sg_shared *shared = state->shared;
+  shared->reaped_ns = sg_now();
+  for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS) {
+    /* Our own descriptor's locks never show up here as somebody's: ask only about others. */
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + (off_t)slot, .l_len = 1};
+    if (sg_bit(state->own, slot) || fcntl(state->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK)
+      continue;
+    sg_context_drop(state, slot);
+  }
+}
+
+uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
+  struct sg_shared *shared = state->shared;
+  for (uint32_t slot = 0; slot < SG_MAX_CONTEXTS; slot++) {
+    struct sg_context *context = &shared->contexts[slot];
+    if (sg_bit(shared->alive, slot) || sg_bit(state->own, slot) ||
+        lock_byte(state->fd, F_WRLCK, 1 + (off_t)slot, F_OFD_SETLK))
+      continue;
+    context->device = device;
+    context->pid = getpid();
+    context->id = ++shared->last_id;
+    context->lost_error = context->checkpoint = 0;
+    context->created_ns = shared->now_ns;
+    context->memory_bytes = shared->model.context_bytes;
+    context->stored_bytes = context->busy_ns = 0;
+    memset(&context->history, 0, sizeof context->history);
+    memset(context->lanes, 0, sizeof context->lanes);
+    memset(context->active, 0, sizeof context->active);
+    for (uint32_t n = 0; n < SG_MAX_LANES; n++)
+      context->lanes[n].head = context->lanes[n].tail = context->lanes[n].effect_head = SG_NONE;
+    context->free_item = context->free_event = context->effects_head = SG_NONE;
+    context->fresh_item = context->fresh_event = 0; /* the events keep their numbers: a wait may still name them */
+    context->state = SG_ALIVE;
+    sg_set(state->own, slot);
+    sg_set(shared->alive, slot);
+    return slot;
+  }
+  return SG_NONE;
+}
+
+/* A past record for an id that is still alive can only come from an owner that died in here: truth.c lists an id once. */
+void sg_context_drop(struct sg_state *state, uint32_t slot) {
+  struct sg_shared *shared = state->shared;
+  struct sg_context *context = &shared->contexts[slot];
+  sg_drop_work(shared, slot);
+  shared->past[shared->past_count % SG_MAX_PAST] = (struct sg_past){
+      .device = context->device,
+      .id = context->id,
+      .pid = context->pid,
+      .busy_ns = context->busy_ns,
+      .ended_ns = shared->now_ns,
+  };
+  shared->past_count++;
+  context->memory_bytes = 0;
+  context->state = SG_FREE;
+  sg_clear(shared->alive, slot);
+  if (sg_bit(state->own, slot)) {
+    sg_clear(state->own, slot);
+    lock_byte(state->fd, F_UNLCK, 1 + (off_t)slot, F_OFD_SETLK);
+  }
+  sg_kick(shared);
+}
+
+uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
+  uint64_t used = 0;
+  for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS)
+    if (shared->contexts[slot].device == device)
+      used += shared->contexts[slot].memory_bytes;
+  return used;
+}
+
+uint32_t sg_intern(struct sg_shared *shared, const char *name) {
+  for (uint32_t n = 0; n < shared->name_count; n++)
+    if (!strncmp(shared->names[n], name, SG_NAME_BYTES - 1))
+      return n;
+  if (shared->name_count == SG_MAX_NAMES - 1)
+    name = "...";
+  else if (shared->name_count == SG_MAX_NAMES)
+    return SG_MAX_NAMES - 1;
+  snprintf(shared->names[shared->name_count], SG_NAME_BYTES, "%s", name);
+  return shared->name_count++;
+}
+
+uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns) {
+  uint64_t busy = 0;
+  for (uint32_t n = 0; n < SG_BUCKETS; n++) {
+    uint64_t start_ns = history->stamp[n] * SG_BUCKET_NS, end_ns = start_ns + SG_BUCKET_NS;
+    uint64_t low = start_ns > from_ns ? start_ns : from_ns, high = end_ns < to_ns ? end_ns : to_ns;
+    if (low < high)
+      busy += history->busy_ns[n] * (high - low) / SG_BUCKET_NS;
+  }
+  return busy;
+}
+
+/* --- faults ------------------------------------------------------------------------------------------------------ */
+
+/* What a real XID does to the device: double-bit and contained ECC errors, or the device gone altogether. */
+static uint32_t error_of_xid(uint32_t xid) {
+  switch (xid) {
+  case 48: case 94: case 95:
+    return CUDA_ECC;
+  case 74: case 79: case 119: case 120: case 140:
+    return CUDA_LOST;
+  default:
+    return 0; /* an application's fault (13, 31, 43, 45, ...): reported, the device goes on */
+  }
+}
+
+void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
+  struct sg_shared *shared = state->shared;
+  uint32_t error = error_of_xid(xid);
+  uint64_t seq = shared->xid_seq + 1;
+  shared->xids[(seq - 1) % SG_MAX_XIDS] =
+      (struct sg_xid){.seq = seq, .device = device, .xid = xid, .time_ns = shared->now_ns};
+  shared->xid_seq = seq;
+  if (error) {
+    shared->devices[device].lost_error = error;
+    for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS)
+      if (shared->contexts[slot].device == device) {
+        shared->contexts[slot].lost_error = error;
+        sg_drop_work(shared, slot);
+      }
+  }
+  sg_kick(shared);
+}
+
+void sg_recover(struct sg_state *state, uint32_t device) {
+  state->shared->devices[device].lost_error = 0;
+  sg_kick(state->shared);
+}
