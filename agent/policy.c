@@ -1,0 +1,540 @@
+/*
+ * The policy of one device. docs/policy.md states the account in one page; the invariants stand beside the code.
+ *
+ * Per share two accounts run on the same charges: `credit` earns the request and answers "is it below its request?",
+ * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all active
+ * shares is time that the device did not give anyone; it is cancelled (settle), so only differences between shares
+ * remain, and hand-off costs, overcommit and rounding never pile up.
+ */
+#include "policy.h"
+
+#include <string.h>
+
+#define MS 1000000ull
+#define WHOLE SP_POLICY_WHOLE
+
+#define QUANTUM_MIN_NS (2 * MS)
+#define QUANTUM_MAX_NS (50 * MS)
+/* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
+#define QUANTUM_NS (10 * MS)
+#define QUANTUM_LATENCY_NS (5 * MS)
+/* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
+#define ROUND_NS (100 * MS)
+
+/* An idle share saves at most its request over this time. Design allows 200 ms; with less than 100 ms nobody waits
+ * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
+#define SAVED_NS (80 * MS)
+/* Lag within this time of target is ordinary rounding; an overrun beyond it is debt. */
+#define LAG_NS (200 * MS)
+#define DEBT_MAX_NS (10000 * MS)
+/* The on-off period of a share that is held back by its limit alone. */
+#define LIMIT_PERIOD_NS (20 * MS)
+/* Request 0 has no weight of its own; among the leftovers it counts as 1 %. */
+#define LEFTOVER_WEIGHT_MP 1000u
+
+/* A larger step or charge saturates every account anyway; the cut keeps ns x millipercent far from 2^63. */
+#define STEP_MAX_NS (1000000 * MS)
+
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t clamp_u64(uint64_t x, uint64_t low, uint64_t high) { return x < low ? low : x > high ? high : x; }
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* `ns` at `rate_mp`, in account units. */
+static int64_t earned(uint64_t ns, uint32_t rate_mp) { return (int64_t)(ns * rate_mp); }
+
+/* value x rate / whole, without overflow. */
+static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
+  return (int64_t)((__int128)value * rate / whole);
+}
+
+static bool is_known(const struct sp_policy *policy, int share) {
+  return share >= 0 && share < policy->top && policy->shares[share].present;
+}
+
+static bool is_active(const struct sp_policy_share *s) {
+  return s->present && (s->holding || (s->waiting && !s->paused));
+}
+
+/* Takes part in the surplus; the others get what even these leave. */
+static bool takes_surplus(const struct sp_policy_share *s) {
+  return s->share_class != SP_CLASS_BATCH && s->request_mp > 0;
+}
+
+static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
+  return s->request_mp > 0 && credit >= 0;
+}
+
+static bool is_limited(const struct sp_policy_share *s) { return s->limit_mp < WHOLE; }
+
+/* What the bucket must hold before a turn is granted: enough that a share alone runs limit x period, then pauses. */
+static int64_t bucket_threshold(const struct sp_policy_share *s) {
+  return scaled(earned(LIMIT_PERIOD_NS, s->limit_mp), WHOLE - s->limit_mp, WHOLE);
+}
+
+/* Two such turns; among others also what it earns while they take theirs, or waiting for them would lower its limit. */
+static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  int64_t burst = 2 * bucket_threshold(s);
+  return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
+}
+
+static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
+  return !is_limited(s) || bucket >= bucket_threshold(s);
+}
+
+/* Proportional to the target: every active share gets one turn a round, and a small share does not wait for it longer
+ * than a large one. */
+static uint64_t quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, QUANTUM_MAX_NS);
+}
+
+/* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
+static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  return earned(quantum(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
+}
+
+/* ------------------------------------------------------------------------------------------------- rates */
+
+/* Who shares the same part of what the guarantees leave, in this order. */
+enum tier { TIER_SURPLUS, TIER_INDEBTED, TIER_LEFTOVER, TIER_COUNT };
+
+static enum tier tier_of(const struct sp_policy_share *s) {
+  if (!takes_surplus(s))
+    return TIER_LEFTOVER;
+  return s->debt > 0 ? TIER_INDEBTED : TIER_SURPLUS;
+}
+
+static uint32_t weight_of(const struct sp_policy_share *s) {
+  return s->request_mp > LEFTOVER_WEIGHT_MP || takes_surplus(s) ? s->request_mp : LEFTOVER_WEIGHT_MP;
+}
+
+/* Shares out `left` millipercent over one tier in proportion to weight, nobody above its limit. Each pass either fills
+ * at least one share up to its limit, or is the last. Returns what nobody in the tier may use. */
+static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t left) {
+  while (left > 0) {
+    uint64_t weights = 0;
+    for (int i = 0; i < policy->top; i++) {
+      const struct sp_policy_share *s = &policy->shares[i];
+      if (is_active(s) && tier_of(s) == tier && s->target_mp < s->limit_mp)
+        weights += weight_of(s);
+    }
+    if (weights == 0)
+      return left;
+    uint32_t filled = 0;
+    for (int i = 0; i < policy->top; i++) {
+      struct sp_policy_share *s = &policy->shares[i];
+      if (!is_active(s) || tier_of(s) != tier || s->target_mp >= s->limit_mp)
+        continue;
+      uint32_t room = s->limit_mp - s->target_mp;
+      if ((uint64_t)left * weight_of(s) >= (uint64_t)room * weights) {
+        s->target_mp = s->limit_mp;
+        filled += room;
+      }
+    }
+    /* Rounding in the test above is exact, so the rooms of those filled never exceed what was left. */
+    left -= filled;
+    if (filled > 0)
+      continue;
+    uint32_t before = left;
+    for (int i = 0; i < policy->top; i++) {
+      struct sp_policy_share *s = &policy->shares[i];
+      if (!is_active(s) || tier_of(s) != tier || s->target_mp >= s->limit_mp)
+        continue;
+      uint32_t part = (uint32_t)((uint64_t)before * weight_of(s) / weights);
+      s->target_mp += part;
+      left -= part;
+    }
+    return 0; /* at most one millipercent per share is lost to rounding */
+  }
+  return 0;
+}
+
+static uint32_t effective_request(const struct sp_policy_share *s) {
+  return s->debt > 0 ? s->request_mp / 2 : s->request_mp;
+}
+
+/* A round of turns: shares x base quantum, the base at least the longest unit, for a shorter one would not be kept. */
+static uint64_t work_out_round(const struct sp_policy *policy) {
+  uint64_t base_ns = QUANTUM_NS;
+  uint64_t unit_ns = 0;
+  for (int i = 0; i < policy->top; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (s->present && s->share_class == SP_CLASS_LATENCY && !s->paused)
+      base_ns = QUANTUM_LATENCY_NS;
+    if (is_active(s))
+      unit_ns = max_u64(unit_ns, s->longest_unit_ns);
+  }
+  uint64_t turns = max_u64(policy->active, 2);
+  base_ns = min_u64(base_ns, max_u64(ROUND_NS / turns, QUANTUM_MIN_NS));
+  base_ns = max_u64(base_ns, min_u64(unit_ns, QUANTUM_MAX_NS));
+  return turns * base_ns;
+}
+
+static void work_out_rates(struct sp_policy *policy) {
+  uint64_t requests = 0;
+  policy->active = 0;
+  for (int i = 0; i < policy->top; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (is_active(s)) {
+      policy->active++;
+      requests += effective_request(s);
+    }
+  }
+  uint32_t left = WHOLE;
+  for (int i = 0; i < policy->top; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    s->guarantee_mp = 0;
+    if (is_active(s)) {
+      uint64_t request = effective_request(s);
+      s->guarantee_mp = (uint32_t)(requests > WHOLE ? request * WHOLE / requests : request);
+      left -= s->guarantee_mp;
+    }
+    s->target_mp = s->guarantee_mp;
+  }
+  for (int tier = 0; tier < TIER_COUNT; tier++)
+    left = fill_tier(policy, (enum tier)tier, left);
+  policy->targets_mp = 0;
+  for (int i = 0; i < policy->top; i++)
+    policy->targets_mp += policy->shares[i].target_mp;
+  policy->round_ns = work_out_round(policy);
+  policy->stale = false;
+}
+
+/* ---------------------------------------------------------------------------------------------- accounts */
+
+/* How much a waiting share may be behind: the bound of the lag, or two rounds where units make rounds longer. */
+static uint64_t lag_bound_ns(const struct sp_policy *policy) { return max_u64(LAG_NS, 2 * policy->round_ns); }
+
+/* The rate at which credit is earned. Alone, a share may use the whole device and owes nothing for it. */
+static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  return policy->active == 1 ? WHOLE : s->guarantee_mp;
+}
+
+/* Upper bounds. Not during a turn: what the holder has used is not charged yet, so its accounts only look full. */
+static void cap_accounts(const struct sp_policy *policy, struct sp_policy_share *s) {
+  s->bucket = min_i64(s->bucket, bucket_capacity(policy, s));
+  if (is_active(s)) {
+    s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));
+    s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
+  } else {
+    s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
+    s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
+  }
+}
+
+/* Half of the request repays debt while the share is active (work_out_rates halved it), all of it while it idles. */
+static void repay(struct sp_policy *policy, struct sp_policy_share *s, uint64_t elapsed_ns) {
+  s->debt -= earned(elapsed_ns, is_active(s) ? s->request_mp - s->request_mp / 2 : s->request_mp);
+  if (s->debt <= 0) {
+    s->debt = 0;
+    policy->stale = true;
+  }
+}
+
+/* Brings all accounts from updated_ns to now_ns at the rates of that time. */
+static void advance(struct sp_policy *policy, uint64_t now_ns) {
+  if (policy->stale)
+    work_out_rates(policy);
+  if (now_ns <= policy->updated_ns)
+    return;
+  uint64_t elapsed_ns = min_u64(now_ns - policy->updated_ns, STEP_MAX_NS);
+  policy->updated_ns = now_ns;
+  policy->entitled += earned(elapsed_ns, policy->targets_mp);
+  for (int i = 0; i < policy->top; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (!s->present)
+      continue;
+    s->bucket += earned(elapsed_ns, s->limit_mp);
+    if (is_active(s)) {
+      s->credit += earned(elapsed_ns, credit_rate(policy, s));
+      s->lag += earned(elapsed_ns, s->target_mp);
+    } else if (!s->paused && s->debt == 0) {
+      s->credit += earned(elapsed_ns, s->request_mp);
+      s->lag += earned(elapsed_ns, s->request_mp);
+    }
+    if (s->debt > 0)
+      repay(policy, s, elapsed_ns);
+    if (!s->holding)
+      cap_accounts(policy, s);
+  }
+}
+
+/* Time to which the active shares were entitled and which nobody was charged for went into hand-offs: all of them give
+ * it back at their rates. The sum is signed: when co-granted holders are charged one after the other, the later charge
+ * returns what the earlier one took too much. */
+static void give_back_loss(struct sp_policy *policy, int64_t charged) {
+  int64_t loss = policy->entitled - charged;
+  policy->entitled = 0;
+  if (policy->targets_mp == 0)
+    return;
+  for (int i = 0; i < policy->top; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (!is_active(s))
+      continue;
+    s->lag -= scaled(loss, s->target_mp, policy->targets_mp);
+    s->credit -= scaled(loss, credit_rate(policy, s), policy->targets_mp);
+  }
+}
+
+/* Lower bounds of a share that has just been charged. */
+static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
+  int64_t turn = longest_turn(policy, s);
+  /* What it used of the surplus costs it nothing later: it never owes its guarantee more than one turn. */
+  s->credit = max_i64(s->credit, -turn);
+  int64_t floor = -max_i64(turn, earned(LAG_NS, s->target_mp));
+  if (s->lag >= floor)
+    return;
+  if (s->request_mp > 0) {
+    policy->stale = policy->stale || s->debt == 0;
+    s->debt = min_i64(s->debt + (floor - s->lag), earned(DEBT_MAX_NS, WHOLE));
+  }
+  s->lag = floor;
+}
+
+/* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
+static int compare_behind(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  /* lag / target by cross multiplication; a target of 0 (leftovers) counts as the smallest rate. */
+  __int128 left = (__int128)a->lag * (b->target_mp ? b->target_mp : 1);
+  __int128 right = (__int128)b->lag * (a->target_mp ? a->target_mp : 1);
+  return (left > right) - (left < right);
+}
+
+/* Cancels the lag common to all active shares, so that least <= 0 <= most: if all are behind, the device did not give
+ * that time; if all are ahead, they used time that nobody else wanted, and owe nothing for it. */
+static void settle(struct sp_policy *policy) {
+  const struct sp_policy_share *least = NULL;
+  const struct sp_policy_share *most = NULL;
+  for (int i = 0; i < policy->top; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (!is_active(s) || s->target_mp == 0)
+      continue;
+    if (least == NULL || compare_behind(s, least) < 0)
+      least = s;
+    if (most == NULL || compare_behind(s, most) > 0)
+      most = s;
+  }
+  if (least == NULL || (least->lag <= 0 && most->lag >= 0))
+    return;
+  int64_t common = least->lag > 0 ? least->lag : most->lag;
+  uint32_t rate = least->lag > 0 ? least->target_mp : most->target_mp;
+  for (int i = 0; i < policy->top; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (is_active(s))
+      s->lag -= scaled(common, s->target_mp, rate);
+  }
+}
+
+/* ------------------------------------------------------------------------------------------------ choice */
+
+static uint32_t rule_of(const struct sp_policy_share *s) {
+  if (is_below_request(s, s->credit))
+    return s->share_class == SP_CLASS_LATENCY ? SP_RULE_LATENCY : SP_RULE_REQUEST;
+  return takes_surplus(s) ? SP_RULE_SURPLUS : SP_RULE_LEFTOVER;
+}
+
+/* The order of the rules, then who is furthest behind, then who has waited longest. */
+static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  uint32_t rule_a = rule_of(a);
+  uint32_t rule_b = rule_of(b);
+  if (rule_a != rule_b)
+    return rule_a < rule_b;
+  int behind = compare_behind(a, b);
+  return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
+}
+
+struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
+  struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
+  advance(policy, now_ns);
+  if (policy->stale)
+    work_out_rates(policy);
+  settle(policy);
+  policy->decisions++;
+  struct sp_policy_share *best = NULL;
+  for (int i = 0; i < policy->top; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (!s->present || !s->waiting || s->holding || s->paused)
+      continue;
+    cap_accounts(policy, s);
+    if (!limit_allows(s, s->bucket)) {
+      uint64_t missing = (uint64_t)(bucket_threshold(s) - s->bucket);
+      uint64_t refill_ns = (missing + s->limit_mp - 1) / s->limit_mp;
+      choice.retry_ns = min_u64(choice.retry_ns, policy->updated_ns + refill_ns);
+    } else if (best == NULL || goes_before(s, best)) {
+      best = s;
+      choice.share = i;
+    }
+  }
+  if (best == NULL)
+    return choice;
+  choice.retry_ns = UINT64_MAX;
+  choice.quantum_ns = quantum(policy, best);
+  if (is_limited(best)) /* the bucket goes on filling during the turn, so it lasts bucket / (100 % - limit) */
+    choice.quantum_ns = min_u64(choice.quantum_ns, (uint64_t)best->bucket / (WHOLE - best->limit_mp));
+  choice.rule = rule_of(best);
+  best->rule = choice.rule;
+  best->holding = true; /* waiting -> holding: the active set, and with it the rates, stay */
+  best->waiting = false;
+  return choice;
+}
+
+bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
+  if (!is_known(policy, waiter) || !is_known(policy, holder) || waiter == holder)
+    return false;
+  const struct sp_policy_share *s = &policy->shares[waiter];
+  const struct sp_policy_share *h = &policy->shares[holder];
+  if (!s->waiting || s->holding || s->paused || s->share_class != SP_CLASS_LATENCY)
+    return false;
+  if (!h->holding || h->rule == SP_RULE_LATENCY)
+    return false;
+  uint64_t elapsed_ns = now_ns > policy->updated_ns ? min_u64(now_ns - policy->updated_ns, STEP_MAX_NS) : 0;
+  return is_below_request(s, s->credit + earned(elapsed_ns, s->request_mp)) &&
+         limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp));
+}
+
+/* ------------------------------------------------------------------------------------------------ events */
+
+void sp_policy_init(struct sp_policy *policy) {
+  memset(policy, 0, sizeof *policy);
+  policy->stale = true;
+}
+
+static void set_terms(struct sp_policy_share *s, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class) {
+  s->limit_mp = limit_mp < 1 ? 1 : limit_mp > WHOLE ? WHOLE : limit_mp;
+  s->request_mp = request_mp > s->limit_mp ? s->limit_mp : request_mp;
+  s->share_class = share_class > SP_CLASS_BATCH ? SP_CLASS_BATCH : share_class;
+}
+
+int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
+                  uint64_t now_ns) {
+  advance(policy, now_ns);
+  for (int i = 0; i < SP_POLICY_SHARES; i++) {
+    struct sp_policy_share *s = &policy->shares[i];
+    if (s->present)
+      continue;
+    memset(s, 0, sizeof *s);
+    s->present = true;
+    set_terms(s, request_mp, limit_mp, share_class);
+    s->bucket = bucket_threshold(s);
+    if (policy->top <= i)
+      policy->top = i + 1;
+    policy->stale = true;
+    return i;
+  }
+  return -1;
+}
+
+void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp,
+                      uint32_t share_class, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return;
+  advance(policy, now_ns);
+  struct sp_policy_share *s = &policy->shares[share];
+  bool was_limited = is_limited(s);
+  set_terms(s, request_mp, limit_mp, share_class);
+  if (!was_limited) /* the bucket of an unlimited share means nothing */
+    s->bucket = bucket_threshold(s);
+  if (s->request_mp == 0)
+    s->debt = 0;
+  policy->stale = true;
+}
+
+void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return;
+  advance(policy, now_ns);
+  memset(&policy->shares[share], 0, sizeof policy->shares[share]);
+  while (policy->top > 0 && !policy->shares[policy->top - 1].present)
+    policy->top--;
+  policy->stale = true;
+}
+
+void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns) {
+  if (!is_known(policy, share) || policy->shares[share].paused == paused)
+    return;
+  advance(policy, now_ns);
+  policy->shares[share].paused = paused;
+  policy->stale = true;
+}
+
+void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns) {
+  if (!is_known(policy, share) || policy->shares[share].waiting == waiting)
+    return;
+  advance(policy, now_ns);
+  struct sp_policy_share *s = &policy->shares[share];
+  s->waiting = waiting;
+  if (waiting)
+    s->waiting_since_ns = policy->updated_ns;
+  if (!s->holding)
+    policy->stale = true;
+}
+
+void sp_policy_charge(struct sp_policy *policy, int share, uint64_t used_ns, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return;
+  advance(policy, now_ns);
+  struct sp_policy_share *s = &policy->shares[share];
+  used_ns = min_u64(used_ns, STEP_MAX_NS);
+  int64_t charged = earned(used_ns, WHOLE);
+  give_back_loss(policy, charged);
+  s->used_ns += used_ns;
+  policy->used_ns += used_ns;
+  s->credit -= charged;
+  s->lag -= charged;
+  /* A limit is repaid in full, however long the unit was; the bound only keeps the account finite. */
+  s->bucket = max_i64(s->bucket - charged, -earned(STEP_MAX_NS, WHOLE));
+  bound_overrun(policy, s);
+}
+
+void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share) || !policy->shares[share].holding)
+    return;
+  advance(policy, now_ns);
+  policy->shares[share].holding = false;
+  if (!is_active(&policy->shares[share]))
+    policy->stale = true;
+}
+
+uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns) {
+  if (!is_known(policy, share))
+    return QUANTUM_MIN_NS;
+  struct sp_policy_share *s = &policy->shares[share];
+  if (s->longest_unit_ns != longest_unit_ns) {
+    s->longest_unit_ns = longest_unit_ns;
+    policy->round_ns = work_out_round(policy);
+  }
+  return quantum(policy, s);
+}
+
+/* -------------------------------------------------------------------------------------------- validation */
+
+static bool share_is_valid(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  if (s->request_mp > s->limit_mp || s->limit_mp < 1 || s->limit_mp > WHOLE || s->share_class > SP_CLASS_BATCH)
+    return false;
+  if (s->debt < 0 || s->debt > earned(DEBT_MAX_NS, WHOLE) || (s->debt > 0 && s->request_mp == 0))
+    return false;
+  if (!policy->stale && (s->guarantee_mp > s->target_mp || s->target_mp > s->limit_mp))
+    return false;
+  if (!policy->stale && !is_active(s) && s->target_mp > 0)
+    return false;
+  return s->used_ns <= policy->used_ns;
+}
+
+bool sp_policy_valid(const struct sp_policy *policy) {
+  uint64_t targets_mp = 0;
+  uint64_t used_ns = 0;
+  if (policy->top < 0 || policy->top > SP_POLICY_SHARES)
+    return false;
+  for (int i = 0; i < SP_POLICY_SHARES; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (!s->present)
+      continue;
+    if (i >= policy->top || !share_is_valid(policy, s))
+      return false;
+    targets_mp += s->target_mp;
+    used_ns += s->used_ns;
+  }
+  if (used_ns > policy->used_ns)
+    return false;
+  return policy->stale || (targets_mp == policy->targets_mp && targets_mp <= WHOLE);
+}
