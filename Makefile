@@ -1,0 +1,70 @@
+# SharePod: `make demo` and `make test` do all their set-up themselves.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help build demo test check bench clean
+
+PYTHON ?= python3
+CC ?= cc
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+PYTEST_ARGS ?=
+
+SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.map simgpu/*.[ch] simgpu/*.def simgpu/*.map agent/*.[ch] \
+	agent/build_native.py proto/*.proto)
+# The set of sources: a file added or removed rebuilds too, although no remaining file is newer.
+SOURCE_LIST := $(sort $(SOURCES))
+
+help: ## Show what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: $(VENV)/built ## Build everything into .venv (a second run is instant)
+
+demo: build ## Run three programs at 50/30/20 percent of one GPU, real or simulated
+	@$(BIN)/sharepod demo
+
+test: build ## Run the whole test suite (PYTEST_ARGS adds arguments)
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+check: build ## Check types, style, imports, protocol, spelling and C warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p sharepod
+	$(BIN)/lint-imports
+	if compgen -G 'proto/*.proto' >/dev/null; then $(BIN)/buf lint; fi
+	git ls-files -z '*.c' '*.h' | xargs -0 --no-run-if-empty $(BIN)/clang-format --dry-run -Werror
+	git ls-files -z | xargs -0 $(BIN)/codespell
+	$(BIN)/python setup.py -q lint_c
+
+bench: build ## Measure every bar of the design and print the table
+	@$(BIN)/python -m bench
+
+clean: ## Remove the virtual environment and everything built
+	rm -rf $(VENV) build dist *.egg-info simgpu/lib hook/*.so agent/_native* proto/*_pb2*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment: pinned packages, then this project in place. No build isolation: what builds is pinned as well.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: apt install python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: 3.11 or later is needed, set PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "the venv module is missing: apt install python3-venv" >&2; exit 1; }
+	@command -v $(CC) >/dev/null || { echo "the C compiler $(CC) is missing: apt install gcc libc6-dev" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned packages into $(VENV) (once)"
+	@$(PIP) install -c constraints.txt cffi grpcio-tools mypy-protobuf setuptools
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/sources: FORCE | $(VENV)/installed
+	@printf '%s\n' $(SOURCE_LIST) | cmp -s - $@ || printf '%s\n' $(SOURCE_LIST) >$@
+
+$(VENV)/built: $(VENV)/installed $(VENV)/sources $(SOURCES)
+	@echo "building the hook, the simulated GPU and the generated code"
+	@mkdir -p simgpu/lib
+	@$(BIN)/python setup.py -q build_proto build_ext --inplace
+	@touch $@
+
+.PHONY: FORCE
+FORCE:

@@ -1,0 +1,99 @@
+"""What all tests share: the simulated GPU as an environment, where things are, and the rule about skips.
+
+In CI (``CI=true``) a test may be skipped only when it needs a real GPU: any other skip means that CI lacks something it
+must have, so it fails the run.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+REPO_ROOT = Path(__file__).resolve().parent.parent
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Turn a skip into a failure in CI, unless the test needs a real GPU."""
+    report = yield
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and "gpu" not in item.keywords:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: skipped in CI, where only tests that need a real GPU may be: {reason}"
+    return report
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Fail in CI when a whole module skips itself."""
+    if IN_CI and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: a whole module skipped in CI: {report.longrepr}"
+
+
+@dataclass(frozen=True)
+class SimulatedGpu:
+    """A simulated GPU of this test alone.
+
+    Attributes:
+        state: the state file, in memory; it goes away with the test.
+        devices: what is installed, as in ``SIMGPU_DEVICES``.
+        settings: further ``SIMGPU_*`` settings.
+    """
+
+    state: Path
+    devices: str = "1xH200"
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The whole environment in which a program finds this GPU."""
+        library_dir = REPO_ROOT / "simgpu" / "lib"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SIMGPU_", "SHAREPOD_", "CUDA_"))}
+        inherited.pop("LD_PRELOAD", None)
+        own = {"LD_LIBRARY_PATH": str(library_dir), "SIMGPU_STATE": str(self.state), "SIMGPU_DEVICES": self.devices}
+        return {**inherited, **own, **self.settings}
+
+
+MakeSimgpu = Callable[..., SimulatedGpu]
+
+
+@pytest.fixture
+def make_simgpu() -> Iterator[MakeSimgpu]:
+    """Make simulated GPUs: ``make_simgpu("2xH200,1xA10", SIMGPU_SLICE_US="1000")``."""
+    states: list[Path] = []
+
+    def make(devices: str = "1xH200", **settings: str) -> SimulatedGpu:
+        directory = Path(tempfile.mkdtemp(prefix="simgpu-test-", dir="/dev/shm"))
+        states.append(directory)
+        return SimulatedGpu(directory / "state", devices, settings)
+
+    yield make
+    for directory in states:
+        for left in directory.iterdir():
+            left.unlink()
+        directory.rmdir()
+
+
+@pytest.fixture
+def simgpu(make_simgpu: MakeSimgpu) -> dict[str, str]:
+    """Return an environment with one simulated H200 of this test alone; ``make_simgpu`` gives other devices."""
+    return make_simgpu().env
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """Return the root of the repository."""
+    return REPO_ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Return the directory of traces and data that lies beside some checkouts."""
+    directory = REPO_ROOT.parent / "shared" / "data"
+    if not directory.is_dir():
+        pytest.skip(f"{directory} is not there: this checkout has no shared data")
+    return directory
