@@ -68,7 +68,7 @@ void sp_arbiter_free(struct sp_arbiter *arbiter);
 
 /* `uuid` as NVML prints it ("GPU-…" / "MIG-…"). Returns the device's handle. */
 int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid);
-/* Healthy = 1; an unhealthy device (0) grants everything at once: its errors are the programs' to see. */
+/* For the record: launches on a lost device fail at once, so its turns pass quickly. */
 int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int healthy);
 
 /* Create (or, when `directory` holds a live region, adopt) a share's region. `directory` must exist, owned by the

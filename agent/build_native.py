@@ -24,13 +24,20 @@ def cdef_block(header: str) -> str:
 
 _ROOT = Path(__file__).resolve().parent.parent
 
+
+def _found(pattern: str) -> list[str]:
+    """Return the C files that match, sorted, without those that cffi generates."""
+    paths = (path.relative_to(_ROOT) for path in _ROOT.glob(pattern))
+    return sorted(str(path) for path in paths if not path.name.startswith("_native"))
+
+
 ffi = FFI()
 ffi.cdef(cdef_block((_ROOT / "agent" / "arbiter.h").read_text(encoding="utf-8")))
 ffi.set_source(
     "sharepod.agent._native",
     '#include "arbiter.h"',
-    sources=["agent/arbiter.c", "agent/policy.c", "hook/region.c"],
-    depends=["agent/arbiter.h", "agent/policy.h", "hook/region.h"],
+    sources=[*_found("agent/*.c"), *_found("hook/region.c"), *_found("hook/clock.c")],
+    depends=[*_found("agent/*.h"), "hook/region.h"],
     include_dirs=["agent", "hook"],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],

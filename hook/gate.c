@@ -48,6 +48,7 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     uint64_t now_ns = sp_now_ns();
     if (report->held_turn == word && report->drained_turn == word && now_ns > report->drained_ns)
       report->idle_ns += now_ns - report->drained_ns;
+    if (report->held_turn != word) report->idle_ns = 0;
     report->held_turn = word;
     report->drained_turn = 0;
     report->residue_until_ns = 0;
@@ -220,6 +221,14 @@ void sp_gate_synced(void) {
     sp_store(&device->synced, 1);
     sp_keeper_kick(device);
   }
+}
+
+void sp_gate_context_changed(void) {
+  if (!sp_load(&sp_process.attached)) return;
+  struct sp_thread *thread = sp_thread_self();
+  if (!thread) return;
+  thread->device = NULL;
+  thread->lane = NULL;
 }
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {

@@ -55,6 +55,10 @@ void sp_gate_capture_end(void *stream, bool per_thread);
 void sp_gate_forget_stream(void *stream);
 void sp_gate_forget_context(void *context);
 
+/* The calling thread's current context has changed (cuCtxSetCurrent, push, pop, create, destroy): what was remembered
+ * of its device and stream is looked up again. */
+void sp_gate_context_changed(void);
+
 /* The driver's cuInit succeeded: map the region, claim a slot. Returns false when the node's policy is `closed` and
  * the region cannot be used: cuInit must then fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
 bool sp_attach(void);

@@ -95,7 +95,7 @@ struct sp_slot_device {
   uint64_t drained_ns;        /* when the work had drained */
   uint64_t looked_ns;         /* the last look at which it had not */
   uint64_t residue_until_ns;  /* predicted end of what is still in flight; 0 = unknown */
-  uint64_t idle_ns;           /* total time between drains and re-entries inside turns */
+  uint64_t idle_ns;           /* time between drains and re-entries inside held_turn */
   uint64_t launches;          /* launches that passed the gate */
   uint32_t passed;            /* of them, deliberately past a closed gate or an exhausted budget */
   uint32_t longest_unit_us;   /* the longest single launch seen, µs, saturated */

@@ -1,0 +1,419 @@
+/* The arbiter's thread and the functions of arbiter.h: see node.h for who does what. */
+#include "arbiter.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "node.h"
+
+/* What an epoll event belongs to: the two top bits of its tag. */
+enum { TAG_LOOP = 0, TAG_BELL = 1, TAG_PIDFD = 2 };
+#define EVENTS 64
+
+static uint64_t bell_tag(int share) { return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8; }
+
+static void step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    sp_turn_update(arbiter, member, now_ns);
+    sp_turn_step(arbiter, member->device, now_ns);
+  }
+}
+
+static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
+  sp_bell_drain(&share->region); /* before the scan: what is rung for later rings again */
+  uint64_t now_ns = sp_now_ns();
+  sp_slots_watch(arbiter, share, now_ns);
+  step_share(arbiter, share, now_ns);
+}
+
+static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
+  arbiter->ticked_ns = now_ns;
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
+    struct sp_share *share = arbiter->shares[handle];
+    if (!share) continue;
+    sp_region_heartbeat(&share->region, now_ns);
+    sp_slots_watch(arbiter, share, now_ns);
+    for (uint32_t index = 0; index < share->member_count; index++) {
+      struct sp_member *member = &share->members[index];
+      sp_turn_update(arbiter, member, now_ns);
+      if (member->holding) sp_turn_bill(member->device, now_ns); /* the account of a long turn stays current */
+    }
+  }
+}
+
+static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
+  uint64_t tag = event->data.u64;
+  if (tag >> 62 == TAG_LOOP) {
+    uint64_t count;
+    ssize_t got = read((int)(tag & 0xffffffff), &count, sizeof count);
+    (void)got;
+    return;
+  }
+  struct sp_share *share = arbiter->shares[(tag >> 8) & 0xffffff];
+  if (!share) return; /* removed in this batch */
+  if (tag >> 62 == TAG_BELL) {
+    on_bell(arbiter, share);
+  } else {
+    sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff));
+    step_share(arbiter, share, sp_now_ns());
+  }
+}
+
+static void *run(void *argument) {
+  struct sp_arbiter *arbiter = argument;
+  prctl(PR_SET_NAME, "sharepod-arbiter");
+  prctl(PR_SET_TIMERSLACK, 1);
+  struct epoll_event events[EVENTS];
+  pthread_mutex_lock(&arbiter->lock);
+  while (!arbiter->stopping) {
+    uint64_t now_ns = sp_now_ns();
+    if (now_ns - arbiter->ticked_ns >= SP_TICK_NS) tick(arbiter, now_ns);
+    uint64_t due_ns = arbiter->ticked_ns + SP_TICK_NS;
+    for (uint32_t index = 0; index < arbiter->device_count; index++) {
+      struct sp_node_device *device = &arbiter->devices[index];
+      uint64_t device_due_ns = sp_turn_due_ns(device, now_ns);
+      if (device_due_ns <= now_ns) {
+        struct sp_member *holder = device->holder;
+        if (holder) sp_turn_update(arbiter, holder, now_ns);
+        sp_turn_step(arbiter, device, now_ns);
+        device_due_ns = sp_turn_due_ns(device, now_ns);
+        /* A step that changes nothing must not spin. */
+        if (device_due_ns <= now_ns) device_due_ns = now_ns + 50000;
+      }
+      if (device_due_ns < due_ns) due_ns = device_due_ns;
+    }
+    struct itimerspec timer = {
+        .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
+    timerfd_settime(arbiter->timer_fd, TFD_TIMER_ABSTIME, &timer, NULL);
+    pthread_mutex_unlock(&arbiter->lock);
+    int count = epoll_wait(arbiter->epoll_fd, events, EVENTS, -1);
+    pthread_mutex_lock(&arbiter->lock);
+    for (int index = 0; index < count; index++) handle(arbiter, &events[index]);
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  return NULL;
+}
+
+static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
+  struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
+  return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+struct sp_arbiter *sp_arbiter_new(void) {
+  struct sp_arbiter *arbiter = calloc(1, sizeof *arbiter);
+  if (!arbiter) return NULL;
+  arbiter->turns = calloc(SP_TURNS_KEPT, sizeof *arbiter->turns);
+  arbiter->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  arbiter->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  arbiter->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  pthread_mutex_init(&arbiter->lock, NULL);
+  if (!arbiter->turns || arbiter->epoll_fd < 0 || arbiter->timer_fd < 0 || arbiter->wake_fd < 0 ||
+      watch(arbiter, arbiter->timer_fd, (uint64_t)arbiter->timer_fd) ||
+      watch(arbiter, arbiter->wake_fd, (uint64_t)arbiter->wake_fd)) {
+    sp_arbiter_free(arbiter);
+    return NULL;
+  }
+  return arbiter;
+}
+
+int sp_arbiter_start(struct sp_arbiter *arbiter) {
+  if (arbiter->running) return -EALREADY;
+  sigset_t all, before; /* signals are Python's */
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  int error = pthread_create(&arbiter->thread, NULL, run, arbiter);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  arbiter->running = error == 0;
+  return -error;
+}
+
+/* Make the thread look at what a caller has changed. */
+static void poke(struct sp_arbiter *arbiter) {
+  uint64_t one = 1;
+  ssize_t put = write(arbiter->wake_fd, &one, sizeof one);
+  (void)put;
+}
+
+/* Open a share's gates for good: what waits passes, unless it is paused. */
+static void let_go(struct sp_share *share) {
+  sp_region_heartbeat(&share->region, 0);
+  for (uint32_t index = 0; index < share->member_count; index++) sp_grant_wake(share->members[index].grant);
+}
+
+static void free_share(struct sp_share *share) {
+  sp_slots_close(share);
+  sp_region_close(&share->region);
+  free(share);
+}
+
+void sp_arbiter_free(struct sp_arbiter *arbiter) {
+  if (!arbiter) return;
+  if (arbiter->running) {
+    pthread_mutex_lock(&arbiter->lock);
+    arbiter->stopping = true;
+    pthread_mutex_unlock(&arbiter->lock);
+    poke(arbiter);
+    pthread_join(arbiter->thread, NULL);
+  }
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
+    if (!arbiter->shares[handle]) continue;
+    let_go(arbiter->shares[handle]);
+    free_share(arbiter->shares[handle]);
+  }
+  if (arbiter->epoll_fd >= 0) close(arbiter->epoll_fd);
+  if (arbiter->timer_fd >= 0) close(arbiter->timer_fd);
+  if (arbiter->wake_fd >= 0) close(arbiter->wake_fd);
+  pthread_mutex_destroy(&arbiter->lock);
+  free(arbiter->turns);
+  free(arbiter);
+}
+
+int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
+  if (strlen(uuid) >= SP_UUID_BYTES) return -ENAMETOOLONG;
+  pthread_mutex_lock(&arbiter->lock);
+  int handle = -ENOSPC;
+  if (arbiter->device_count < SP_NODE_DEVICES_MAX) {
+    handle = (int)arbiter->device_count;
+    struct sp_node_device *device = &arbiter->devices[handle];
+    memcpy(device->uuid, uuid, strlen(uuid) + 1);
+    device->handle = handle;
+    device->healthy = true;
+    device->retry_ns = UINT64_MAX;
+    device->billed_until_ns = sp_now_ns();
+    sp_policy_init(&device->policy);
+    arbiter->device_count++;
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  return handle;
+}
+
+int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int healthy) {
+  if (device < 0 || (uint32_t)device >= arbiter->device_count) return -ENODEV;
+  pthread_mutex_lock(&arbiter->lock);
+  arbiter->devices[device].healthy = healthy != 0;
+  pthread_mutex_unlock(&arbiter->lock);
+  poke(arbiter);
+  return 0;
+}
+
+static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *terms, uint32_t count) {
+  if (count == 0 || count > SP_DEVICES_MAX) return -EINVAL;
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_terms *term = &terms[index];
+    if (term->device < 0 || (uint32_t)term->device >= arbiter->device_count) return -ENODEV;
+    if (term->limit_millipercent < 1000 || term->limit_millipercent > SP_POLICY_WHOLE) return -EINVAL;
+    if (term->request_millipercent > term->limit_millipercent || term->share_class > SP_CLASS_BATCH) return -EINVAL;
+  }
+  return 0;
+}
+
+static void write_terms(struct sp_member *member, const struct sp_terms *terms) {
+  member->terms = *terms;
+  member->grant->memory_limit_bytes = terms->memory_limit_bytes;
+  member->grant->request_millipercent = terms->request_millipercent;
+  member->grant->limit_millipercent = terms->limit_millipercent;
+  member->grant->share_class = terms->share_class;
+}
+
+static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
+                       uint64_t now_ns) {
+  member->device = device;
+  member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
+                                 terms->share_class, now_ns);
+  if (member->policy < 0) return -EUSERS;
+  device->members[member->policy] = member;
+  write_terms(member, terms);
+  memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
+  uint32_t word = sp_grant_word(member->grant);
+  if (word & 1u) { /* adopted with its gate open: that turn drains like any other */
+    member->turn = word;
+    member->draining = true;
+    member->granted_ns = member->closed_ns = member->requested_ns = now_ns;
+    member->deadline_ns = now_ns;
+    member->bound_ns = now_ns + SP_DRAIN_MAX_NS;
+    member->reason = SP_REASON_QUANTUM;
+    device->draining++;
+    sp_grant_close(member->grant, 0);
+  } else {
+    sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, 0);
+  }
+  return 0;
+}
+
+static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    if (!member->device || member->policy < 0) continue;
+    sp_turn_drop(arbiter, member, now_ns);
+    member->device->members[member->policy] = NULL;
+    sp_policy_remove(&member->device->policy, member->policy, now_ns);
+  }
+}
+
+int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
+                         uint32_t term_count, const uint64_t *used_ns) {
+  pthread_mutex_lock(&arbiter->lock);
+  uint64_t now_ns = sp_now_ns();
+  int handle = 0, error = check_terms(arbiter, terms, term_count);
+  struct sp_share *share = NULL;
+  while (handle < SP_SHARES_MAX && arbiter->shares[handle]) handle++;
+  if (!error && handle == SP_SHARES_MAX) error = -EUSERS;
+  if (!error && !(share = calloc(1, sizeof *share))) error = -ENOMEM;
+  if (!error) {
+    share->handle = handle;
+    share->member_count = term_count;
+    memset(share->pidfds, 0xff, sizeof share->pidfds);
+    error = sp_region_create(&share->region, directory, term_count);
+    if (error > 0) error = 0;
+  }
+  for (uint32_t index = 0; !error && index < term_count; index++) {
+    struct sp_member *member = &share->members[index];
+    member->share = share;
+    member->index = index;
+    member->policy = -1;
+    member->grant = &share->region.grants[index];
+    error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
+    if (!error && used_ns) member->usage.used_ns = used_ns[index];
+  }
+  if (!error) error = watch(arbiter, share->region.bell_fd, bell_tag(handle));
+  if (!error) {
+    arbiter->shares[handle] = share;
+    sp_region_heartbeat(&share->region, now_ns);
+    arbiter->ticked_ns = 0; /* look at it at once: an adopted one may have waiters */
+  } else if (share) {
+    leave_devices(arbiter, share, now_ns);
+    free_share(share);
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  poke(arbiter);
+  return error ? error : handle;
+}
+
+static struct sp_share *share_of(const struct sp_arbiter *arbiter, int share) {
+  return share >= 0 && share < SP_SHARES_MAX ? arbiter->shares[share] : NULL;
+}
+
+int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = share_of(arbiter, share);
+  int error = found ? check_terms(arbiter, terms, term_count) : -ENOENT;
+  if (!error && term_count != found->member_count) error = -EINVAL;
+  for (uint32_t index = 0; !error && index < term_count; index++)
+    if (terms[index].device != found->members[index].device->handle) error = -EINVAL; /* a share does not move */
+  for (uint32_t index = 0; !error && index < term_count; index++) {
+    struct sp_member *member = &found->members[index];
+    write_terms(member, &terms[index]);
+    sp_policy_update(&member->device->policy, member->policy, terms[index].request_millipercent,
+                     terms[index].limit_millipercent, terms[index].share_class, sp_now_ns());
+    /* A turn that was granted under the old terms is judged anew. */
+    if (member->holding) member->deadline_ns = sp_now_ns();
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  poke(arbiter);
+  return error;
+}
+
+int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = share_of(arbiter, share);
+  uint64_t now_ns = sp_now_ns();
+  if (found && found->paused != (paused != 0)) {
+    found->paused = paused != 0;
+    for (uint32_t index = 0; index < found->member_count; index++) {
+      struct sp_member *member = &found->members[index];
+      sp_policy_pause(&member->device->policy, member->policy, paused != 0, now_ns);
+      if (!member->holding) sp_grant_set(member->grant, member->grant->budget_ns, paused ? SP_GRANT_PAUSED : 0);
+    }
+    step_share(arbiter, found, now_ns);
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  poke(arbiter);
+  return found ? 0 : -ENOENT;
+}
+
+int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = share_of(arbiter, share);
+  if (found) {
+    found->paused = false;
+    leave_devices(arbiter, found, sp_now_ns());
+    for (uint32_t index = 0; index < found->member_count; index++) sp_grant_set(found->members[index].grant, 0, 0);
+    let_go(found);
+    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
+    arbiter->shares[share] = NULL;
+    free_share(found);
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  poke(arbiter);
+  return found ? 0 : -ENOENT;
+}
+
+int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = share_of(arbiter, share);
+  int error = !found ? -ENOENT : term >= found->member_count ? -EINVAL : 0;
+  if (!error) {
+    struct sp_member *member = &found->members[term];
+    uint64_t now_ns = sp_now_ns();
+    sp_slots_scan(member, now_ns);
+    if (member->holding) sp_turn_bill(member->device, now_ns);
+    *usage = member->usage;
+    if (member->waiting_ns) usage->waited_ns += now_ns - member->waiting_ns;
+    usage->state = found->paused         ? SP_PAUSED
+                   : member->draining    ? SP_DRAINING
+                   : member->holding     ? SP_HOLDING
+                   : member->view.waiting ? SP_WAITING
+                                         : SP_IDLE;
+    if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy) usage->state = SP_IDLE;
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  return error;
+}
+
+int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = share_of(arbiter, share);
+  uint32_t count = 0;
+  for (uint32_t slot = 0; found && slot < SP_SLOTS_MAX && count < capacity; slot++) {
+    if (!(found->claimed >> slot & 1)) continue;
+    struct sp_process *process = &processes[count++];
+    *process = (struct sp_process){.pid = found->pids[slot], .slot = slot};
+    for (uint32_t index = 0; index < found->member_count; index++) {
+      struct sp_slot_device said;
+      if (sp_slot_read(&found->region, slot, index, &said)) continue;
+      process->launches += said.launches;
+      process->memory_used_bytes += said.memory_used_bytes;
+    }
+  }
+  pthread_mutex_unlock(&arbiter->lock);
+  return found ? (int)count : -ENOENT;
+}
+
+int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity) {
+  pthread_mutex_lock(&arbiter->lock);
+  uint64_t oldest = arbiter->turn_count > SP_TURNS_KEPT ? arbiter->turn_count - SP_TURNS_KEPT : 0;
+  uint64_t next = after > oldest ? after : oldest; /* sequences start at 1: turn n lies at n - 1 */
+  uint32_t count = 0;
+  while (next < arbiter->turn_count && count < capacity) turns[count++] = arbiter->turns[next++ % SP_TURNS_KEPT];
+  pthread_mutex_unlock(&arbiter->lock);
+  return (int)count;
+}
+
+int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
+                           uint64_t *decision_ns) {
+  if (device < 0 || (uint32_t)device >= arbiter->device_count) return -ENODEV;
+  pthread_mutex_lock(&arbiter->lock);
+  *charged_ns = arbiter->devices[device].charged_ns;
+  *decisions = arbiter->devices[device].decisions;
+  *decision_ns = arbiter->devices[device].decision_ns;
+  pthread_mutex_unlock(&arbiter->lock);
+  return 0;
+}

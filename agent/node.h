@@ -1,0 +1,137 @@
+/*
+ * The arbiter's state: shares, their members (a share on one device) and devices. Everything is guarded by
+ * sp_arbiter.lock; the thread holds it while it handles a batch of events, callers for the length of one call.
+ *
+ *   arbiter.c  the thread, its events, the functions of arbiter.h
+ *   slots.c    what the tenants' slots say, and who is alive
+ *   turn.c     open, close, drain, bill: the life of a turn
+ */
+#ifndef SHAREPOD_NODE_H
+#define SHAREPOD_NODE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "arbiter.h"
+#include "policy.h"
+#include "region.h"
+
+#define SP_SHARES_MAX 1024
+#define SP_NODE_DEVICES_MAX 64
+#define SP_TURNS_KEPT 65536
+
+#define SP_TICK_NS 100000000u          /* heartbeat, safety scan */
+#define SP_BUDGET_ALONE_NS 50000000u   /* predicted work in flight while nobody else waits */
+#define SP_BUDGET_SHARED_NS 1000000u   /* … while others wait */
+#define SP_BUDGET_LATENCY_NS 200000u   /* … beside a latency share */
+#define SP_DRAIN_MIN_NS 20000000u
+#define SP_DRAIN_MAX_NS 100000000u
+#define SP_ENTER_NS 10000000u          /* a granted share that has not entered by then loses the turn */
+
+enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
+
+enum sp_reason {
+  SP_REASON_IDLE = 0,
+  SP_REASON_QUANTUM = 1,
+  SP_REASON_LIMIT = 2,
+  SP_REASON_LATENCY = 3,
+  SP_REASON_DEAD = 4,
+  SP_REASON_PAUSED = 5,
+  SP_REASON_RELEASED = 6,
+};
+
+/* What the live slots of a share say about one device, added up and clamped. */
+struct sp_view {
+  bool waiting;
+  bool entered;              /* some process has entered the current turn */
+  bool busy;                 /* … and has not drained it */
+  uint64_t waiting_since_ns;
+  uint64_t drained_ns;       /* the latest drain of the current turn */
+  uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
+  uint64_t idle_ns;          /* the least of the processes' idle times */
+  uint64_t launches, passed, memory_used_bytes, longest_unit_ns;
+};
+
+struct sp_member {
+  struct sp_share *share;
+  struct sp_node_device *device;
+  struct sp_grant *grant;
+  uint32_t index;             /* in the region */
+  int policy;                 /* index in the device's policy */
+  struct sp_terms terms;
+  struct sp_view view;        /* as last scanned */
+  /* the turn; valid while holding or draining */
+  bool holding;
+  bool draining;
+  bool cogranted;             /* its drain is late: others run beside it */
+  uint32_t turn;              /* the odd word */
+  uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
+  uint64_t turn_charged_ns;
+  uint64_t idle_ns;           /* of view.idle_ns, already left out of the bill */
+  uint32_t reason;
+  uint64_t waiting_ns;        /* since when the wait is counted; 0 = not waiting */
+  uint64_t retired_launches, retired_passed; /* of processes that are gone */
+  struct sp_usage usage;
+};
+
+struct sp_share {
+  bool used;
+  bool paused;
+  int handle;
+  struct sp_region_owner region;
+  uint64_t claimed;                 /* slots in use, as last read */
+  int pidfds[SP_SLOTS_MAX];         /* -1: none */
+  int32_t pids[SP_SLOTS_MAX];
+  uint64_t orphaned_ns[SP_SLOTS_MAX]; /* claimed, but nobody held the lock since */
+  uint64_t slot_launches[SP_SLOTS_MAX][SP_DEVICES_MAX];
+  uint32_t slot_passed[SP_SLOTS_MAX][SP_DEVICES_MAX];
+  uint32_t member_count;
+  struct sp_member members[SP_DEVICES_MAX];
+};
+
+struct sp_node_device {
+  char uuid[SP_UUID_BYTES];
+  int handle;
+  bool healthy;
+  struct sp_policy policy;
+  struct sp_member *members[SP_POLICY_SHARES]; /* by policy index */
+  struct sp_member *holder;                    /* the open grant */
+  uint32_t draining;                           /* closed, not drained */
+  uint64_t billed_until_ns;
+  uint64_t retry_ns;                           /* when a limit lets somebody run; UINT64_MAX */
+  uint64_t charged_ns, decisions, decision_ns;
+};
+
+struct sp_arbiter {
+  pthread_mutex_t lock;
+  pthread_t thread;
+  bool running, stopping;
+  int epoll_fd, timer_fd, wake_fd;
+  uint64_t ticked_ns;
+  uint32_t device_count;
+  struct sp_node_device devices[SP_NODE_DEVICES_MAX];
+  struct sp_share *shares[SP_SHARES_MAX];
+  uint64_t turn_count;
+  struct sp_turn *turns; /* ring of SP_TURNS_KEPT */
+};
+
+/* slots.c */
+void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */
+void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot);
+void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
+void sp_slots_close(struct sp_share *share);
+
+/* turn.c */
+void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns);
+/* Scan the member and act on what its slots say. */
+void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
+/* Close, drain, grant: whatever is due on the device. */
+void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
+/* The turn is over whatever the slots say: the share is being released. */
+void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
+/* When the device wants to be stepped next; UINT64_MAX: on an event. */
+uint64_t sp_turn_due_ns(const struct sp_node_device *device, uint64_t now_ns);
+
+#endif

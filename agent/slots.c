@@ -1,0 +1,131 @@
+/* What the tenants say, clamped to what can be true, and which of their processes are alive. */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "node.h"
+
+#define ORPHAN_NS 1000000000u /* a claim whose lock nobody holds for this long is a dead process's */
+
+static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
+  int32_t pid = sp_slot_owner(&share->region, slot);
+  if (pid <= 0) {
+    if (!share->orphaned_ns[slot]) share->orphaned_ns[slot] = now_ns;
+    if (now_ns - share->orphaned_ns[slot] > ORPHAN_NS) sp_slots_died(arbiter, share, slot);
+    return;
+  }
+  int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+  if (fd < 0) return; /* gone between the two calls, or no descriptors left: the next tick tries again */
+  /* The lock may have passed to another process meanwhile: only a pid that still holds it is believed. */
+  if (sp_slot_owner(&share->region, slot) != pid) {
+    close(fd);
+    return;
+  }
+  struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2ull << 62 | (uint64_t)share->handle << 8 | slot};
+  if (epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
+    close(fd);
+    return;
+  }
+  share->pidfds[slot] = fd;
+  share->pids[slot] = pid;
+  share->orphaned_ns[slot] = 0;
+}
+
+void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  int error;
+  uint64_t claimed = sp_slots_claimed(&share->region, &error);
+  if (error) { /* truncated by its own tenant: nothing there can be believed any more */
+    for (uint32_t index = 0; index < share->member_count; index++) share->members[index].usage.faults++;
+    claimed = 0;
+  }
+  share->claimed = claimed;
+  for (uint64_t rest = claimed; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    if (share->pidfds[slot] < 0) watch_slot(arbiter, share, slot, now_ns);
+  }
+}
+
+void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot) {
+  if (share->pidfds[slot] >= 0) {
+    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, share->pidfds[slot], NULL);
+    close(share->pidfds[slot]);
+  }
+  share->pidfds[slot] = -1;
+  share->pids[slot] = 0;
+  share->orphaned_ns[slot] = 0;
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    share->members[index].retired_launches += share->slot_launches[slot][index];
+    share->members[index].retired_passed += share->slot_passed[slot][index];
+    share->slot_launches[slot][index] = 0;
+    share->slot_passed[slot][index] = 0;
+  }
+  sp_slot_clear(&share->region, slot);
+  share->claimed &= ~((uint64_t)1 << slot);
+}
+
+void sp_slots_close(struct sp_share *share) {
+  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
+    if (share->pidfds[slot] >= 0) close(share->pidfds[slot]);
+}
+
+/* A time that a tenant claims must lie in [low, high]. */
+static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return value;
+  member->usage.faults++;
+  return value < low ? low : high;
+}
+
+static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *view, uint64_t now_ns) {
+  struct sp_share *share = member->share;
+  struct sp_slot_device said;
+  int torn = sp_slot_read(&share->region, slot, member->index, &said);
+  if (torn) {
+    /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. */
+    member->usage.faults++;
+    if (torn > 0 && said.held_turn == member->turn) view->entered = view->busy = true;
+    return;
+  }
+  if (said.waiting > 0 && said.waiting < 1u << 20) {
+    view->waiting = true;
+    uint64_t since_ns = said.waiting_since_ns > now_ns || !said.waiting_since_ns ? now_ns : said.waiting_since_ns;
+    if (!view->waiting_since_ns || since_ns < view->waiting_since_ns) view->waiting_since_ns = since_ns;
+  }
+  bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
+  if (holds) {
+    if (said.drained_turn != member->turn) {
+      view->busy = true;
+      /* A prediction only moves a timer, but never by more than the bound of a drain. */
+      uint64_t residue_ns = said.residue_until_ns < now_ns + SP_DRAIN_MAX_NS ? said.residue_until_ns : now_ns + SP_DRAIN_MAX_NS;
+      if (residue_ns > view->residue_until_ns) view->residue_until_ns = residue_ns;
+    } else {
+      uint64_t drained_ns = clamp_ns(member, said.drained_ns, member->granted_ns < now_ns ? member->granted_ns : now_ns, now_ns);
+      if (drained_ns > view->drained_ns) view->drained_ns = drained_ns;
+    }
+    if (!view->entered || said.idle_ns < view->idle_ns) view->idle_ns = said.idle_ns;
+    view->entered = true;
+  }
+  if (said.launches >= share->slot_launches[slot][member->index]) share->slot_launches[slot][member->index] = said.launches;
+  if (said.passed >= share->slot_passed[slot][member->index]) share->slot_passed[slot][member->index] = said.passed;
+  view->launches += share->slot_launches[slot][member->index];
+  view->passed += share->slot_passed[slot][member->index];
+  if (said.memory_used_bytes < (uint64_t)1 << 50)
+    view->memory_used_bytes += said.memory_used_bytes;
+  else
+    member->usage.faults++;
+  uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
+  if (unit_ns > 10000000000u) unit_ns = 10000000000u;
+  if (unit_ns > view->longest_unit_ns) view->longest_unit_ns = unit_ns;
+}
+
+void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
+  struct sp_view view = {0};
+  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1)
+    add_slot(member, (uint32_t)__builtin_ctzll(rest), &view, now_ns);
+  member->view = view;
+  member->usage.launches = view.launches + member->retired_launches;
+  member->usage.passed = view.passed + member->retired_passed;
+  member->usage.memory_used_bytes = view.memory_used_bytes;
+  member->usage.processes = (uint32_t)__builtin_popcountll(member->share->claimed);
+}

@@ -1,0 +1,311 @@
+/*
+ * The life of a turn: grant, revoke, drain, bill.
+ *
+ * At most one member of a device holds an open grant. Closed grants drain; while one does, the next share is granted
+ * early when the residue is about to end (no bubble between them), or beside it when the drain is late (co-grant: the
+ * hardware slices between them). Decisions belong to policy.c; here are only their consequences.
+ */
+#include <string.h>
+
+#include "node.h"
+
+#define LEAD_NS 40000u        /* a grant takes about this long to become a launch: so much before the residue ends */
+#define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
+
+static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
+  for (int index = 0; index < device->policy.top; index++) {
+    const struct sp_member *other = device->members[index];
+    if (other && other != member && other->view.waiting && !other->share->paused) return true;
+  }
+  return false;
+}
+
+static bool beside_latency(const struct sp_node_device *device, const struct sp_member *member) {
+  for (int index = 0; index < device->policy.top; index++) {
+    const struct sp_member *other = device->members[index];
+    if (other && other != member && other->terms.share_class == SP_CLASS_LATENCY && other->share->claimed) return true;
+  }
+  return false;
+}
+
+/* Set the holder's budget and its hint to give the turn back when idle; wake its keeper if that is news. */
+static void set_pressure(struct sp_node_device *device) {
+  struct sp_member *holder = device->holder;
+  bool contended = others_wait(device, holder);
+  uint64_t budget_ns = beside_latency(device, holder) ? SP_BUDGET_LATENCY_NS
+                       : contended                    ? SP_BUDGET_SHARED_NS
+                                                      : SP_BUDGET_ALONE_NS;
+  uint32_t flags = contended ? SP_GRANT_CONTENDED : 0;
+  if (flags == holder->grant->flags && budget_ns == holder->grant->budget_ns) return;
+  bool tighter = flags > holder->grant->flags || budget_ns < holder->grant->budget_ns;
+  sp_grant_set(holder->grant, budget_ns, flags);
+  if (tighter) sp_grant_wake(holder->grant);
+}
+
+static void charge(struct sp_node_device *device, struct sp_member *member, uint64_t used_ns, uint64_t now_ns,
+                   bool estimated) {
+  if (!used_ns) return;
+  member->usage.used_ns += used_ns;
+  member->turn_charged_ns += used_ns;
+  if (estimated) member->usage.estimated_ns += used_ns;
+  if (now_ns > member->deadline_ns) {
+    uint64_t over_ns = now_ns - member->deadline_ns;
+    member->usage.overrun_ns += over_ns < used_ns ? over_ns : used_ns;
+  }
+  device->charged_ns += used_ns;
+  sp_policy_charge(&device->policy, member->policy, used_ns, now_ns);
+}
+
+/* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end. */
+static bool alone_in_drain(const struct sp_member *member) { return member->draining && !member->cogranted; }
+
+void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns) {
+  if (until_ns <= device->billed_until_ns) return;
+  uint64_t elapsed_ns = until_ns - device->billed_until_ns;
+  uint64_t from_ns = device->billed_until_ns;
+  device->billed_until_ns = until_ns;
+  struct sp_member *payers[SP_POLICY_SHARES];
+  uint32_t count = 0;
+  bool exclusive = false;
+  if (device->draining)
+    for (int index = 0; index < device->policy.top; index++)
+      if (device->members[index] && alone_in_drain(device->members[index])) exclusive = true;
+  for (int index = 0; index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (!member || (!member->holding && !member->draining)) continue;
+    if (exclusive && !alone_in_drain(member)) continue;
+    payers[count++] = member;
+  }
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_member *member = payers[index];
+    uint64_t part_ns = elapsed_ns / count;
+    if (count == 1 && member->holding) {
+      /* Idle time inside a turn that nobody else wanted: up to its re-entry, and since the last drain if idle now. */
+      uint64_t idle_ns = member->view.idle_ns > member->idle_ns ? member->view.idle_ns - member->idle_ns : 0;
+      member->idle_ns += idle_ns;
+      if (member->view.entered && !member->view.busy && until_ns > member->view.drained_ns) {
+        uint64_t since_ns = member->view.drained_ns > from_ns ? member->view.drained_ns : from_ns;
+        idle_ns += until_ns - since_ns;
+        /* When it enters again the hook will report this pause too: what is left out now is not left out twice. */
+        member->idle_ns += until_ns - since_ns;
+      }
+      part_ns = part_ns > idle_ns ? part_ns - idle_ns : 0;
+    }
+    charge(device, member, part_ns, until_ns, count > 1);
+  }
+}
+
+static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
+  struct sp_turn *turn = &arbiter->turns[arbiter->turn_count % SP_TURNS_KEPT];
+  arbiter->turn_count++;
+  *turn = (struct sp_turn){.sequence = arbiter->turn_count,
+                           .share = member->share->handle,
+                           .device = member->device->handle,
+                           .requested_ns = member->requested_ns,
+                           .granted_ns = member->granted_ns,
+                           .closed_ns = member->closed_ns,
+                           .drained_ns = drained_ns,
+                           .charged_ns = member->turn_charged_ns,
+                           .reason = member->reason,
+                           .cogranted = member->cogranted};
+  member->usage.turns++;
+}
+
+static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (drained_ns < device->billed_until_ns) drained_ns = device->billed_until_ns;
+  if (drained_ns > now_ns) drained_ns = now_ns;
+  sp_turn_bill(device, drained_ns);
+  record_turn(arbiter, member, drained_ns);
+  member->draining = false;
+  device->draining--;
+  sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
+  sp_policy_end(&device->policy, member->policy, now_ns);
+  if (member->view.waiting) sp_policy_wait(&device->policy, member->policy, true, now_ns);
+}
+
+void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (!member->holding) return;
+  sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
+  member->holding = false;
+  member->draining = true;
+  member->cogranted = false;
+  member->reason = reason;
+  member->closed_ns = now_ns;
+  device->holder = NULL;
+  device->draining++;
+  uint64_t bound_ns = member->view.longest_unit_ns + member->view.longest_unit_ns / 2;
+  if (bound_ns < SP_DRAIN_MIN_NS) bound_ns = SP_DRAIN_MIN_NS;
+  if (bound_ns > SP_DRAIN_MAX_NS) bound_ns = SP_DRAIN_MAX_NS;
+  member->bound_ns = now_ns + bound_ns;
+  /* After the close and its fence: what we read now is final, or busy. */
+  sp_slots_scan(member, now_ns);
+  if (!member->view.busy) {
+    uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
+    finish(arbiter, member, drained_ns, now_ns);
+  }
+}
+
+void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
+  if (member->draining) finish(arbiter, member, now_ns, now_ns);
+}
+
+static void grant(struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
+  if (!device->draining && now_ns > device->billed_until_ns) device->billed_until_ns = now_ns;
+  if (member->draining) { /* its own last turn: the new one goes on where that is */
+    member->draining = false;
+    device->draining--;
+  }
+  member->holding = true;
+  member->cogranted = false;
+  member->granted_ns = now_ns;
+  member->requested_ns = member->waiting_ns ? member->waiting_ns : now_ns;
+  member->deadline_ns = now_ns + quantum_ns;
+  member->turn_charged_ns = 0;
+  member->idle_ns = member->view.idle_ns = 0;
+  member->view.entered = member->view.busy = false;
+  device->holder = member;
+  bool contended = others_wait(device, member);
+  uint64_t budget_ns = beside_latency(device, member) ? SP_BUDGET_LATENCY_NS
+                       : contended                    ? SP_BUDGET_SHARED_NS
+                                                      : SP_BUDGET_ALONE_NS;
+  member->turn = sp_grant_open(member->grant, budget_ns, contended ? SP_GRANT_CONTENDED : 0, now_ns);
+}
+
+/* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
+static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
+  sp_turn_bill(device, now_ns);
+  sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
+  sp_policy_end(&device->policy, holder->policy, now_ns);
+  sp_policy_wait(&device->policy, holder->policy, true, now_ns);
+  struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
+  if (choice.share == holder->policy) {
+    holder->deadline_ns = now_ns + choice.quantum_ns;
+    return true;
+  }
+  if (choice.share >= 0) { /* another one, but the device must drain first: it is chosen again, or a better one, then */
+    sp_policy_end(&device->policy, choice.share, now_ns);
+    sp_policy_wait(&device->policy, choice.share, true, now_ns);
+  }
+  return false;
+}
+
+static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
+  for (int index = 0; index < device->policy.top; index++) {
+    const struct sp_member *other = device->members[index];
+    if (other && other != device->holder && other->view.waiting && !other->share->paused &&
+        other->terms.share_class == SP_CLASS_LATENCY &&
+        sp_policy_preempts(&device->policy, index, device->holder->policy, now_ns))
+      return true;
+  }
+  return false;
+}
+
+/* Does the holder have to go? */
+static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *holder = device->holder;
+  const struct sp_view *view = &holder->view;
+  sp_slots_scan(holder, now_ns); /* it parks without a bell while nobody waits */
+  bool contended = others_wait(device, holder);
+  if (holder->share->paused) {
+    sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
+  } else if (!holder->share->claimed) {
+    sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
+  } else if (!view->entered && now_ns - holder->granted_ns > SP_ENTER_NS) {
+    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
+  } else if (contended && view->entered && !view->busy && !view->waiting) {
+    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
+  } else if (contended && preempted(device, now_ns)) {
+    sp_turn_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
+  } else if (now_ns >= holder->deadline_ns && (contended || holder->terms.limit_millipercent < SP_POLICY_WHOLE)) {
+    if (!extend(device, holder, now_ns))
+      sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
+  }
+  if (device->holder) set_pressure(device);
+}
+
+/* May the next share be granted although somebody still drains? */
+static bool drained_enough(struct sp_node_device *device, uint64_t now_ns) {
+  for (int index = 0; index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (!member || !member->draining || member->cogranted) continue;
+    uint64_t residue_ns = member->view.residue_until_ns;
+    if (now_ns >= member->bound_ns) {
+      sp_turn_bill(device, now_ns);
+      member->cogranted = true;
+      member->usage.cogrants++;
+    } else if (!residue_ns || now_ns + LEAD_NS < residue_ns) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* A successor was granted early and the residue outlived its prediction: from here on they share the time. */
+static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
+  for (int index = 0; index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (!member || !member->draining || member->cogranted) continue;
+    if (now_ns < member->bound_ns &&
+        (!member->view.residue_until_ns || now_ns < member->view.residue_until_ns + OVERLAP_MAX_NS))
+      continue;
+    sp_turn_bill(device, now_ns);
+    member->cogranted = true;
+    member->usage.cogrants++;
+  }
+}
+
+void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  uint64_t began_ns = sp_now_ns();
+  if (device->holder) judge_holder(arbiter, device, now_ns);
+  if (device->holder && device->draining) judge_overlap(device, now_ns);
+  if (!device->holder) {
+    device->retry_ns = UINT64_MAX;
+    if (!device->draining || drained_enough(device, now_ns)) {
+      if (device->draining) sp_turn_bill(device, now_ns);
+      struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
+      if (choice.share >= 0)
+        grant(device, device->members[choice.share], choice.quantum_ns, now_ns);
+      else
+        device->retry_ns = choice.retry_ns;
+      device->decisions++;
+    }
+  }
+  device->decision_ns += sp_now_ns() - began_ns;
+}
+
+void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  sp_slots_scan(member, now_ns);
+  if (member->view.waiting && !member->holding) {
+    if (!member->waiting_ns) member->waiting_ns = member->view.waiting_since_ns;
+  } else if (member->waiting_ns) {
+    member->usage.waited_ns += now_ns - member->waiting_ns;
+    member->waiting_ns = 0;
+  }
+  if (member->draining && !member->view.busy)
+    finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
+  if (!member->holding && !member->draining)
+    sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
+}
+
+uint64_t sp_turn_due_ns(const struct sp_node_device *device, uint64_t now_ns) {
+  uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
+  const struct sp_member *holder = device->holder;
+  if (holder) {
+    if (!holder->view.entered && holder->granted_ns + SP_ENTER_NS < due_ns) due_ns = holder->granted_ns + SP_ENTER_NS + 1;
+    bool watched = holder->terms.limit_millipercent < SP_POLICY_WHOLE || others_wait(device, holder);
+    if (watched && holder->deadline_ns < due_ns) due_ns = holder->deadline_ns;
+  }
+  for (int index = 0; device->draining && index < device->policy.top; index++) {
+    const struct sp_member *member = device->members[index];
+    if (!member || !member->draining || member->cogranted) continue;
+    uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
+    if (residue_ns && !holder) next_ns = residue_ns > LEAD_NS && residue_ns - LEAD_NS > now_ns ? residue_ns - LEAD_NS : next_ns;
+    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns) next_ns = residue_ns + OVERLAP_MAX_NS;
+    if (next_ns < due_ns) due_ns = next_ns;
+  }
+  return due_ns;
+}
