@@ -36,7 +36,7 @@ ffi.cdef(cdef_block((_ROOT / "agent" / "arbiter.h").read_text(encoding="utf-8"))
 ffi.set_source(
     "sharepod.agent._native",
     '#include "arbiter.h"',
-    sources=[*_found("agent/*.c"), *_found("hook/region.c"), *_found("hook/clock.c")],
+    sources=[*_found("agent/*.c"), "hook/region.c"],
     depends=[*_found("agent/*.h"), "hook/region.h"],
     include_dirs=["agent", "hook"],
     define_macros=[("_GNU_SOURCE", None)],

@@ -1,0 +1,202 @@
+"""Decides whether a share fits and on which devices. Pure: values in; values out, or a ShareError with the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sharepod.agent.errors import DoesNotFit, InvalidInput, UnknownDevice, WrongState
+from sharepod.agent.share import (
+    WHOLE_MILLIPERCENT,
+    DeviceAsk,
+    DeviceTerms,
+    DeviceUuid,
+    Share,
+    ShareId,
+    Terms,
+    bytes_text,
+    percent_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.agent.device import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a device has and what is promised of it."""
+
+    info: DeviceInfo
+    requested_millipercent: int = 0
+    memory_promised_bytes: int = 0
+    shares: int = 0
+    health_reason: str = ""
+
+    @property
+    def free_millipercent(self) -> int:
+        """Device time not yet promised; 0 when overcommitted."""
+        return max(0, WHOLE_MILLIPERCENT - self.requested_millipercent)
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory not yet promised."""
+        return max(0, self.info.memory_total_bytes - self.memory_promised_bytes)
+
+    def with_terms(self, terms: Terms) -> Room:
+        """Return the room that is left when `terms` are promised too."""
+        return replace(
+            self,
+            requested_millipercent=self.requested_millipercent + terms.request_millipercent,
+            memory_promised_bytes=self.memory_promised_bytes + terms.memory_limit_bytes,
+            shares=self.shares + 1,
+        )
+
+
+def rooms(
+    devices: Sequence[DeviceInfo],
+    shares: Sequence[Share],
+    health: dict[DeviceUuid, str],
+    without: ShareId | None = None,
+) -> dict[DeviceUuid, Room]:
+    """Return the room on every device beside `shares`, leaving out the share `without` (one that is being changed)."""
+    found = {info.uuid: Room(info, health_reason=health.get(info.uuid, "")) for info in devices}
+    for share in shares:
+        for held in share.devices:
+            if share.id != without and held.device in found:
+                found[held.device] = found[held.device].with_terms(held.terms)
+    return found
+
+
+def resolve_device(devices: Sequence[DeviceInfo], wanted: str) -> DeviceInfo:
+    """Return the device whose UUID or index is `wanted`. Raises UnknownDevice."""
+    for info in devices:
+        if wanted in (info.uuid, str(info.index)):
+            return info
+    there = ", ".join(f"{info.index} ({info.uuid})" for info in devices) or "none"
+    raise UnknownDevice(
+        f"unknown device {wanted[:80]!r}: this node has {there}: name one of them, or none for the best fit"
+    )
+
+
+def check_fit(room: Room, terms: Terms, *, overcommit: bool) -> None:
+    """Raise DoesNotFit or InvalidInput unless `terms` fit into `room`."""
+    info = room.info
+    total = info.memory_total_bytes
+    if terms.request_millipercent > room.free_millipercent and not overcommit:
+        raise DoesNotFit(
+            f"request {percent_text(terms.request_millipercent)} does not fit on device {info.index}: "
+            f"{percent_text(room.free_millipercent)} of its time is free: lower the request, release a share, "
+            "or start the agent with --overcommit"
+        )
+    if total and terms.memory_limit_bytes > total:
+        raise InvalidInput(
+            f"memory {bytes_text(terms.memory_limit_bytes)} is more than the {bytes_text(total)} of device "
+            f"{info.index} ({info.name}): lower it"
+        )
+    if total and terms.memory_limit_bytes > room.free_bytes and not overcommit:
+        raise DoesNotFit(
+            f"memory {bytes_text(terms.memory_limit_bytes)} does not fit on device {info.index}: "
+            f"{bytes_text(room.free_bytes)} of {bytes_text(total)} are not promised to others: "
+            "lower it or release a share"
+        )
+
+
+def _check_health(room: Room) -> None:
+    if room.health_reason:
+        raise WrongState(
+            f"device {room.info.index} is unhealthy ({room.health_reason}): name another, or wait until it is well"
+        )
+
+
+def _best_fit(candidates: Sequence[Room], terms: Terms, *, overcommit: bool) -> Room:
+    """Return the fitting device that has the least time left afterwards, so that large gaps stay whole.
+
+    Ties: the one with the least memory left, then the lowest index. A best-effort share goes where most is free.
+    """
+    fitting: list[Room] = []
+    refusals: list[DoesNotFit | InvalidInput | WrongState] = []
+    for room in candidates:
+        try:
+            _check_health(room)
+            check_fit(room, terms, overcommit=overcommit)
+        except (DoesNotFit, InvalidInput, WrongState) as refusal:
+            refusals.append(refusal)
+        else:
+            fitting.append(room)
+    if not fitting:
+        raise _summary(candidates, terms, refusals)
+    if terms.request_millipercent == 0 or overcommit:
+        return min(fitting, key=lambda r: (r.requested_millipercent, r.shares, -r.free_bytes, r.info.index))
+    return min(fitting, key=lambda r: (r.free_millipercent, r.free_bytes, r.info.index))
+
+
+def _summary(
+    candidates: Sequence[Room], terms: Terms, refusals: Sequence[DoesNotFit | InvalidInput | WrongState]
+) -> DoesNotFit | InvalidInput | WrongState:
+    """Return one error for all devices: the only one's own, or what the roomiest has."""
+    if not candidates:
+        return DoesNotFit("no device is left for this share: ask for fewer devices")
+    if len(refusals) == 1:
+        return refusals[0]
+    if all(isinstance(refusal, InvalidInput) for refusal in refusals):
+        most = max(room.info.memory_total_bytes for room in candidates)
+        return InvalidInput(
+            f"memory {bytes_text(terms.memory_limit_bytes)} is more than any device here has "
+            f"({bytes_text(most)}): lower it"
+        )
+    roomiest = max(candidates, key=lambda r: (not r.health_reason, r.free_millipercent, r.free_bytes))
+    memory = f" with {bytes_text(terms.memory_limit_bytes)}" if terms.memory_limit_bytes else ""
+    return DoesNotFit(
+        f"request {percent_text(terms.request_millipercent)}{memory} fits on none of the {len(candidates)} devices: "
+        f"the roomiest, {roomiest.info.index}, has {percent_text(roomiest.free_millipercent)} and "
+        f"{bytes_text(roomiest.free_bytes)} free: lower the request or release a share"
+    )
+
+
+def place(asks: Sequence[DeviceAsk], free: dict[DeviceUuid, Room], *, overcommit: bool) -> tuple[DeviceTerms, ...]:
+    """Choose a distinct device for every ask; named devices first, then best fit, largest request first.
+
+    Raises UnknownDevice, InvalidInput, DoesNotFit or WrongState; nothing is half placed.
+    """
+    devices = sorted((room.info for room in free.values()), key=lambda info: info.index)
+    chosen: dict[int, DeviceTerms] = {}
+    for position, ask in enumerate(asks):
+        if ask.device:
+            room = free[resolve_device(devices, ask.device).uuid]
+            if any(terms.device == room.info.uuid for terms in chosen.values()):
+                raise InvalidInput(f"device {ask.device} is asked for twice: give each device once, with the sum")
+            _check_health(room)
+            check_fit(room, ask.terms, overcommit=overcommit)
+            chosen[position] = DeviceTerms(room.info.uuid, ask.terms)
+    open_asks = [position for position in range(len(asks)) if position not in chosen]
+    if len(asks) > len(devices):
+        raise DoesNotFit(f"{len(asks)} devices asked for, this node has {len(devices)}: ask for fewer")
+    for position in sorted(open_asks, key=lambda p: -asks[p].terms.request_millipercent):
+        taken = {terms.device for terms in chosen.values()}
+        candidates = [free[info.uuid] for info in devices if info.uuid not in taken]
+        room = _best_fit(candidates, asks[position].terms, overcommit=overcommit)
+        chosen[position] = DeviceTerms(room.info.uuid, asks[position].terms)
+    return tuple(chosen[position] for position in range(len(asks)))
+
+
+def check_change(
+    share: Share, changed: Sequence[DeviceTerms], free: dict[DeviceUuid, Room], *, overcommit: bool
+) -> None:
+    """Raise DoesNotFit or InvalidInput unless the new terms of `share` fit into `free`, the room without the share.
+
+    What shrinks always fits, so that an overcommitted node can be put right step by step.
+    """
+    before = {held.device: held.terms for held in share.devices}
+    for new in changed:
+        old = before[new.device]
+        grows_time = new.terms.request_millipercent > old.request_millipercent
+        grows_memory = new.terms.memory_limit_bytes > old.memory_limit_bytes
+        if grows_time or grows_memory:
+            weighed = Terms(
+                new.terms.request_millipercent if grows_time else 0,
+                WHOLE_MILLIPERCENT,
+                new.terms.memory_limit_bytes if grows_memory else 0,
+            )
+            check_fit(free[new.device], weighed, overcommit=overcommit)

@@ -1,0 +1,115 @@
+"""Writes and reads the checkpoint: the shares and their accounts as JSON, replaced atomically.
+
+It is what a new agent adopts from. The shares live on tmpfs and do not survive a reboot; a checkpoint of an earlier
+boot is recognised by its boot id and ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sharepod.agent.errors import ShareError, WrongState
+from sharepod.agent.share import (
+    DeviceTerms,
+    DeviceUuid,
+    Share,
+    ShareClass,
+    ShareId,
+    ShareStatus,
+    Terms,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FORMAT: Final = 1
+NAME: Final = "checkpoint.json"
+_COUNTERS: Final = (
+    "used_ns", "estimated_ns", "waited_ns", "overrun_ns", "turns", "launches", "passed", "cogrants", "faults",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A share with its account per device, as an earlier agent left it."""
+
+    share: Share
+    usages: tuple[Usage, ...]
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def dump(statuses: Sequence[ShareStatus], boot: str) -> str:
+    """Return the checkpoint's text."""
+    shares = [
+        {
+            "share": asdict(status.share),
+            "usages": [{name: getattr(held.usage, name) for name in _COUNTERS} for held in status.usages],
+        }
+        for status in statuses
+    ]
+    return json.dumps({"format": FORMAT, "boot_id": boot, "shares": shares}, indent=1)
+
+
+def parse(text: str, boot: str) -> tuple[Record, ...]:
+    """Return the records of a checkpoint; none when it is of another boot. Raises WrongState when it is unreadable."""
+    try:
+        loaded: Any = json.loads(text)
+        cause = "" if loaded["format"] == FORMAT else f"format {loaded['format']} is not {FORMAT}"
+        if not cause:
+            return tuple(_record(item) for item in loaded["shares"]) if loaded["boot_id"] == boot else ()
+    except (ValueError, KeyError, TypeError, AttributeError, ShareError) as error:
+        cause = repr(error)
+    raise WrongState(f"checkpoint is unreadable ({cause}): its shares are given up, start their programs anew")
+
+
+def _record(item: Mapping[str, Any]) -> Record:
+    share = dict(item["share"])
+    devices = tuple(DeviceTerms(DeviceUuid(held["device"]), Terms(**held["terms"])) for held in share.pop("devices"))
+    share["id"] = ShareId(share["id"])
+    share["share_class"] = ShareClass(share["share_class"])
+    usages = tuple(_usage(usage) for usage in item["usages"])
+    if len(usages) != len(devices):
+        raise ValueError("accounts and devices differ in number")
+    return Record(Share(devices=devices, **share), usages)
+
+
+def _usage(item: Mapping[str, Any]) -> Usage:
+    counters: dict[str, Any] = {name: int(item[name]) for name in _COUNTERS}
+    return Usage(**counters)
+
+
+def write(directory: Path, text: str) -> None:
+    """Replace the checkpoint in `directory` so that a reader finds the old or the new one, never a part."""
+    fresh = directory / f"{NAME}.new"
+    with open(fresh, "w", encoding="utf-8", opener=_private) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(directory / NAME)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def read(directory: Path) -> str | None:
+    """Return the checkpoint's text, None when there is none."""
+    try:
+        return (directory / NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def remove(directory: Path) -> None:
+    """Remove the checkpoint and what a crash left of a new one."""
+    (directory / NAME).unlink(missing_ok=True)
+    (directory / f"{NAME}.new").unlink(missing_ok=True)

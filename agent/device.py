@@ -1,0 +1,82 @@
+"""The values of a device and of the node. Pure: no NVML here (`inventory.py` has it), no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sharepod.agent.share import DeviceUuid, ShareStatus
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What does not change about a device. memory_total_bytes 0: the device does not say (unified memory)."""
+
+    uuid: DeviceUuid
+    index: int
+    name: str
+    memory_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that NVML sees on a device."""
+
+    pid: int
+    name: str
+    memory_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLook:
+    """What one look through NVML found on a device. `error` is empty when the device answered."""
+
+    uuid: DeviceUuid
+    error: str = ""
+    memory_used_bytes: int = 0
+    processes: tuple[DeviceProcess, ...] = ()
+    xids: tuple[int, ...] = ()
+    """Xid events since the last look, application errors included."""
+    needs_reset: bool = False
+    """The driver says that the device must be reset or drained before it is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCounters:
+    """The arbiter's counters of a device since the agent started."""
+
+    charged_ns: int = 0
+    decisions: int = 0
+    decision_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device at one instant. `health_reason` is empty when it is healthy."""
+
+    info: DeviceInfo
+    health_reason: str = ""
+    memory_used_bytes: int = 0
+    requested_millipercent: int = 0
+    memory_promised_bytes: int = 0
+    counters: DeviceCounters = DeviceCounters()
+    foreign: tuple[DeviceProcess, ...] = ()
+    foreign_seen: int = 0
+    """Processes without a share found since the agent started."""
+    xids_seen: int = 0
+    """Xid events since the agent started."""
+
+    @property
+    def healthy(self) -> bool:
+        """True when work can run on it."""
+        return not self.health_reason
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """Everything the node knows at one instant (`now_ns`: CLOCK_MONOTONIC)."""
+
+    now_ns: int
+    shares: tuple[ShareStatus, ...]
+    devices: tuple[DeviceStatus, ...]

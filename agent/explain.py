@@ -1,0 +1,134 @@
+"""Says in words why a share runs or waits. Pure: a status in, sentences out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sharepod.agent.errors import UnknownShare
+from sharepod.agent.share import (
+    DeviceTerms,
+    DeviceUsage,
+    DeviceUuid,
+    ShareClass,
+    ShareId,
+    ShareState,
+    ShareStatus,
+    bytes_text,
+    percent_text,
+)
+
+if TYPE_CHECKING:
+    from sharepod.agent.device import DeviceStatus, NodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a share runs or waits on one device: one sentence, the facts behind it, and who holds the device."""
+
+    device: DeviceUuid
+    state: ShareState
+    reason: str
+    facts: tuple[str, ...]
+    holders: tuple[ShareId, ...]
+
+
+def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[ShareStatus, DeviceUsage]]:
+    return [
+        (status, usage)
+        for status in node.shares
+        for usage in status.usages
+        if usage.device == device
+        and status.share.id != but
+        and usage.usage.state in (ShareState.HOLDING, ShareState.DRAINING)
+    ]
+
+
+def _reason_waiting(terms: DeviceTerms, usage: DeviceUsage, names: str, share_class: ShareClass) -> str:
+    request, limit = terms.terms.request_millipercent, terms.terms.limit_millipercent
+    used = usage.used_1s_millipercent
+    if limit < 100_000 and used >= limit * 0.97:
+        return (
+            f"waits because it has used {percent_text(used)} of the last second and its limit is "
+            f"{percent_text(limit)}: raise the limit to let it use more"
+        )
+    beside = f" while {names}" if names else ""
+    if share_class is ShareClass.BATCH or request == 0:
+        kind = "batch" if share_class is ShareClass.BATCH else "best effort"
+        return f"waits{beside}: {kind} runs when no other share waits"
+    if used >= request:
+        return (
+            f"waits for its turn{beside}: it has had {percent_text(used)} of the last second, at or above its request "
+            f"{percent_text(request)}; the surplus goes round in proportion to the requests"
+        )
+    return (
+        f"waits for its turn{beside}: it has had {percent_text(used)} of the last second, below its request "
+        f"{percent_text(request)}, so it is among the next"
+    )
+
+
+def _reason(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus, names: str) -> str:
+    state = usage.usage.state
+    if status.share.paused:
+        return f"paused by an operator: `sharepod resume {status.share.title}` lets it run"
+    if not device.healthy:
+        return f"its device is unhealthy ({device.health_reason}): every launch passes and meets the driver's own error"
+    if state is ShareState.WAITING:
+        return _reason_waiting(terms, usage, names, status.share.share_class)
+    if state is ShareState.HOLDING:
+        return "runs: it holds the turn"
+    if state is ShareState.DRAINING:
+        return "its turn is over and its last work still runs; the device goes on when that has drained"
+    if not status.processes:
+        return "idle: no process has attached; start the program with the hook (`sharepod run` does)"
+    return "idle: its processes have submitted no work"
+
+
+def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
+    """Return one explanation per device of the share. Raises UnknownShare."""
+    status = next((s for s in node.shares if s.share.id == share_id), None)
+    if status is None:
+        raise UnknownShare(f"no share {share_id!r} on this node: `sharepod ps` lists those that are there")
+    devices = {device.info.uuid: device for device in node.devices}
+    result: list[Explanation] = []
+    for terms, usage in zip(status.share.devices, status.usages, strict=True):
+        device = devices[terms.device]
+        holders = _holders(node, terms.device, share_id)
+        names = " and ".join(
+            f"{other.share.title} {'holds' if held.usage.state is ShareState.HOLDING else 'drains'}"
+            for other, held in holders
+        )
+        if names:
+            names = f"{names} device {device.info.index}"
+        result.append(
+            Explanation(
+                device=terms.device,
+                state=usage.usage.state,
+                reason=_reason(status, terms, usage, device, names),
+                facts=_facts(terms, usage, device),
+                holders=tuple(other.share.id for other, _ in holders),
+            )
+        )
+    return tuple(result)
+
+
+def _facts(terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
+    held, account = terms.terms, usage.usage
+    cap = f"of {bytes_text(held.memory_limit_bytes)}" if held.memory_limit_bytes else "(no cap)"
+    facts = [
+        f"request {percent_text(held.request_millipercent)}, limit {percent_text(held.limit_millipercent)}",
+        f"used {percent_text(usage.used_1s_millipercent)} of the last second",
+        f"used {percent_text(usage.used_1m_millipercent)} of the last minute",
+        f"memory {bytes_text(account.memory_used_bytes)} {cap}",
+        f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised",
+    ]
+    if account.overrun_ns:
+        facts.append(f"overran its quanta by {account.overrun_ns / 1e9:.3f} s in all; overruns are repaid")
+    if account.passed:
+        facts.append(f"{account.passed} launches passed a closed gate (2 ms without progress, or a stale agent)")
+    if account.faults:
+        facts.append(f"{account.faults} values in its slots were out of range and clamped")
+    if device.foreign:
+        names = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign)
+        facts.append(f"unmetered processes use the device: {names}")
+    return tuple(facts)

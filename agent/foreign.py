@@ -1,0 +1,70 @@
+"""Finds processes that use a device without a share. Pure: looks in, findings out, `now_ns` a parameter.
+
+A process counts only after it has been seen for a grace time, because NVML can list a program a moment before its slot
+is read. Monitoring daemons are on an allow-list of shell patterns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from sharepod.agent.device import DeviceProcess
+    from sharepod.agent.share import DeviceUuid
+
+GRACE_NS: Final = 2_000_000_000
+"""Shorter than the 5 s within which a process must be found, longer than two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A process that was found on a device without a share; reported once while it stays there."""
+
+    device: DeviceUuid
+    process: DeviceProcess
+
+
+class ForeignProcesses:
+    """What was seen on each device, and since when.
+
+    Invariants: `_since` holds exactly the foreign processes of the last look; `_reported` is a subset of its keys.
+    """
+
+    def __init__(self, allowed: Sequence[str], grace_ns: int = GRACE_NS) -> None:
+        self._allowed = tuple(allowed)
+        self._grace_ns = grace_ns
+        self._since: dict[DeviceUuid, dict[int, int]] = {}
+        self._reported: dict[DeviceUuid, set[int]] = {}
+        self._current: dict[DeviceUuid, tuple[DeviceProcess, ...]] = {}
+        self._seen: dict[DeviceUuid, int] = {}
+
+    def step(
+        self, device: DeviceUuid, processes: Iterable[DeviceProcess], owned: Collection[int], now_ns: int
+    ) -> list[Finding]:
+        """Take one look into account; `owned` are the pids of all shares. Returns what is newly found."""
+        before = self._since.get(device, {})
+        suspects = [p for p in processes if p.pid not in owned and not self._is_allowed(p.name)]
+        since = {p.pid: before.get(p.pid, now_ns) for p in suspects}
+        known = self._reported.get(device, set()) & since.keys()
+        confirmed = tuple(p for p in suspects if now_ns - since[p.pid] >= self._grace_ns)
+        fresh = [Finding(device, p) for p in confirmed if p.pid not in known]
+        self._since[device] = since
+        self._reported[device] = known | {finding.process.pid for finding in fresh}
+        self._current[device] = confirmed
+        self._seen[device] = self._seen.get(device, 0) + len(fresh)
+        return fresh
+
+    def current(self, device: DeviceUuid) -> tuple[DeviceProcess, ...]:
+        """Return the foreign processes on the device as of the last look."""
+        return self._current.get(device, ())
+
+    def seen(self, device: DeviceUuid) -> int:
+        """Return how many were found on the device so far."""
+        return self._seen.get(device, 0)
+
+    def _is_allowed(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._allowed)

@@ -1,0 +1,205 @@
+"""The devices of the node as NVML sees them. The only file that imports pynvml.
+
+NVML can hang on a sick device, so every look happens on one daemon thread of its own; results are handed to a callback.
+Nothing is decided here: `health.py` and `foreign.py` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pynvml
+
+from sharepod.agent.device import DeviceInfo, DeviceLook, DeviceProcess
+from sharepod.agent.errors import AgentUnavailable
+from sharepod.agent.share import DeviceUuid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIBRARY_NAME: Final = "libnvidia-ml.so.1"
+LOOK_INTERVAL_S: Final = 1.0
+_RECOVERY_NONE: Final = 0
+_RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """A device with its NVML handle; `parent` differs for MIG instances, whose events come from the whole GPU."""
+
+    info: DeviceInfo
+    handle: Any
+    parent: Any
+    parent_uuid: str
+
+
+def load_library(path: str) -> None:
+    """Load NVML from `path`; pynvml, which asks for it by name, then gets this one. Raises AgentUnavailable."""
+    try:
+        ctypes.CDLL(path)
+    except OSError as error:
+        raise AgentUnavailable(f"simulated NVML: {error}: build it with `make build`") from None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _memory(handle: Any) -> tuple[int, int]:
+    """Return (total, used) bytes; zeros where the device does not say (unified memory)."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError_NotSupported:
+        return 0, 0
+    return int(memory.total or 0), int(memory.used or 0)
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "?"
+
+
+class Inventory:
+    """NVML, from construction to `close`. `devices` never changes: a device that fails stays and becomes unhealthy."""
+
+    def __init__(self) -> None:
+        """Open NVML and list the devices. Raises AgentUnavailable when there is no driver or no device."""
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise AgentUnavailable(
+                f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
+            ) from None
+        self._events: Any = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            self._handles = self._list()
+            self.driver_version = _text(pynvml.nvmlSystemGetDriverVersion())
+            self._watch_events()
+        except pynvml.NVMLError as error:
+            pynvml.nvmlShutdown()
+            raise AgentUnavailable(f"NVML cannot list the devices: {error}: check `nvidia-smi`") from None
+        if not self._handles:
+            pynvml.nvmlShutdown()
+            raise AgentUnavailable("no GPU on this machine: NVML lists none: use --simulate 1xH200")
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """All devices, MIG instances in place of the GPUs that are cut into them."""
+        return tuple(item.info for item in self._handles)
+
+    def _list(self) -> tuple[_Handle, ...]:
+        found: list[_Handle] = []
+        for position in range(pynvml.nvmlDeviceGetCount()):
+            parent = pynvml.nvmlDeviceGetHandleByIndex(position)
+            parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
+            name = _text(pynvml.nvmlDeviceGetName(parent))
+            for handle in self._instances(parent) or [parent]:
+                uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
+                info = DeviceInfo(uuid, len(found), name, _memory(handle)[0])
+                found.append(_Handle(info, handle, parent, parent_uuid))
+        return tuple(found)
+
+    @staticmethod
+    def _instances(parent: Any) -> list[Any]:
+        """Return the MIG instances of a GPU; none when it is whole."""
+        instances: list[Any] = []
+        try:
+            if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+                return []
+            for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+                with contextlib.suppress(pynvml.NVMLError_NotFound):
+                    instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot))
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            return []
+        return instances
+
+    def _watch_events(self) -> None:
+        """Subscribe to Xid events; a driver without them is still watched by polling."""
+        with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            self._events = pynvml.nvmlEventSetCreate()
+            for uuid in {item.parent_uuid for item in self._handles}:
+                parent = next(item.parent for item in self._handles if item.parent_uuid == uuid)
+                pynvml.nvmlDeviceRegisterEvents(parent, pynvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def start(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
+        """Look every second on a thread of its own; `deliver` is called there."""
+        self._thread = threading.Thread(target=self._run, args=(deliver,), name="nvml", daemon=True)
+        self._thread.start()
+
+    def _run(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
+        while not self._stopping.is_set():
+            xids = self._wait_for_xids(LOOK_INTERVAL_S)
+            if not self._stopping.is_set():
+                deliver(self.look(xids))
+
+    def _wait_for_xids(self, timeout_s: float) -> dict[str, list[int]]:
+        """Return the Xid events, by UUID of the whole GPU, after at most about `timeout_s`."""
+        found: dict[str, list[int]] = {}
+        end = time.monotonic() + timeout_s
+        while (left := end - time.monotonic()) > 0 and not self._stopping.is_set() and not found:
+            piece = min(left, 0.1)
+            if self._events is None:
+                self._stopping.wait(piece)
+                continue
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._events, max(1, round(piece * 1000)))
+            except pynvml.NVMLError_Timeout:
+                continue
+            except pynvml.NVMLError:
+                # A lost device can fail the wait at once, again and again: the look itself finds out which.
+                self._stopping.wait(piece)
+                continue
+            with contextlib.suppress(pynvml.NVMLError):
+                uuid = _text(pynvml.nvmlDeviceGetUUID(event.device))
+                found.setdefault(uuid, []).append(int(event.eventData))
+        return found
+
+    def look(self, xids: dict[str, list[int]] | None = None) -> tuple[DeviceLook, ...]:
+        """Look at every device now; `xids` are the events since the last look."""
+        return tuple(self._look_at(item, tuple((xids or {}).get(item.parent_uuid, ()))) for item in self._handles)
+
+    @staticmethod
+    def _look_at(item: _Handle, xids: tuple[int, ...]) -> DeviceLook:
+        try:
+            _, used = _memory(item.handle)
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(item.handle)
+        except pynvml.NVMLError as error:
+            return DeviceLook(item.info.uuid, error=f"NVML: {error}", xids=xids)
+        processes = tuple(
+            DeviceProcess(process.pid, _process_name(process.pid), int(process.usedGpuMemory or 0))
+            for process in running
+        )
+        return DeviceLook(item.info.uuid, "", used, processes, xids, _needs_reset(item.parent))
+
+    def close(self) -> None:
+        """Stop looking and close NVML; a thread that hangs inside NVML is left to end with the process."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+            if self._thread.is_alive():
+                return
+        with contextlib.suppress(pynvml.NVMLError):
+            if self._events is not None:
+                pynvml.nvmlEventSetFree(self._events)
+            pynvml.nvmlShutdown()
+
+
+def _needs_reset(parent: Any) -> bool:
+    """Tell whether the driver asks for a recovery action; False where it does not know."""
+    if _RECOVERY_FIELD is None:
+        return False
+    try:
+        value = pynvml.nvmlDeviceGetFieldValues(parent, [_RECOVERY_FIELD])[0]
+    except pynvml.NVMLError:
+        return False
+    return value.nvmlReturn == pynvml.NVML_SUCCESS and int(value.value.uiVal) != _RECOVERY_NONE

@@ -1,0 +1,70 @@
+"""Turns counters into rates: device time used over the last second and minute. Pure: `now_ns` is a parameter."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from itertools import pairwise
+from typing import Final
+
+from sharepod.agent.share import WHOLE_MILLIPERCENT
+
+SECOND_NS: Final = 1_000_000_000
+MINUTE_NS: Final = 60 * SECOND_NS
+FINE_NS: Final = SECOND_NS // 10
+"""Two samples closer than this count as one, so that many clients cannot grow an account."""
+COARSE_NS: Final = SECOND_NS
+"""Spacing of the samples older than two seconds."""
+
+
+class Account:
+    """The samples (now_ns, used_ns) of one share on one device.
+
+    Invariants: times strictly increase; counters never fall (one that falls starts the account anew); at most about
+    20 + 60 samples: dense for the last two seconds, one a second back to one before the last minute.
+    """
+
+    __slots__ = ("_coarse", "_fine")
+
+    def __init__(self) -> None:
+        self._fine: deque[tuple[int, int]] = deque()
+        self._coarse: deque[tuple[int, int]] = deque()
+
+    def add(self, now_ns: int, used_ns: int) -> None:
+        """Remember that the counter stood at `used_ns` at `now_ns`; a sample too close to the last one is dropped."""
+        if self._fine:
+            last_ns, last_used_ns = self._fine[-1]
+            if used_ns < last_used_ns:
+                self._fine.clear()
+                self._coarse.clear()
+            elif now_ns < last_ns + FINE_NS:
+                return
+        self._fine.append((now_ns, used_ns))
+        while len(self._fine) > 1 and self._fine[0][0] < now_ns - 2 * SECOND_NS:
+            old = self._fine.popleft()
+            if not self._coarse or old[0] >= self._coarse[-1][0] + COARSE_NS:
+                self._coarse.append(old)
+        while len(self._coarse) > 1 and self._coarse[1][0] <= now_ns - MINUTE_NS:
+            self._coarse.popleft()
+
+    def rate_millipercent(self, now_ns: int, used_ns: int, window_ns: int) -> int:
+        """Return the rate from one window before `now_ns` (or from the first sample if that is later), 1/1000 %.
+
+        `used_ns` is the counter at `now_ns`. The window begins at the sample nearest before its start.
+        """
+        samples = [*self._coarse, *self._fine]
+        if not samples:
+            return 0
+        at = max(0, bisect_right(samples, (now_ns - window_ns, 1 << 63)) - 1)
+        since_ns, before_ns = samples[at]
+        if now_ns <= since_ns or used_ns < before_ns:
+            return 0
+        return round((used_ns - before_ns) * WHOLE_MILLIPERCENT / (now_ns - since_ns))
+
+    def validate(self) -> None:
+        """Assert the invariants (for tests)."""
+        samples = [*self._coarse, *self._fine]
+        if any(old[0] >= new[0] or old[1] > new[1] for old, new in pairwise(samples)):
+            raise AssertionError(f"samples do not rise: {samples}")
+        if len(self._fine) > 22 or len(self._coarse) > 62:
+            raise AssertionError(f"too many samples: {len(self._fine)} fine, {len(self._coarse)} coarse")

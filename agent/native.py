@@ -1,0 +1,189 @@
+"""The arbiter as Python sees it: typed calls into `sharepod.agent._native`, the only importer of it.
+
+Every call takes the arbiter's lock for microseconds and may be made from any thread. Errors become OSError with the
+errno that the C function returned.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sharepod.agent.device import DeviceCounters
+from sharepod.agent.share import Handle, Process, ShareClass, ShareState, Terms, Turn, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REGION_ABI_VERSION: Final = 1
+"""SP_ABI of hook/region.h."""
+_PROCESSES_MAX: Final = 64
+"""Slots of a region: SP_SLOTS_MAX of hook/region.h."""
+
+
+class Arbiter(Protocol):
+    """What the rest of the agent needs from the arbiter; tests of the registry use one in memory."""
+
+    def add_device(self, uuid: str) -> Handle:
+        """Add a device by its NVML UUID."""
+
+    def set_device_health(self, device: Handle, healthy: bool) -> None:
+        """Tell whether work can run on the device; an unhealthy one grants everything at once."""
+
+    def add_share(
+        self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
+    ) -> Handle:
+        """Create the region in `directory`, or adopt a live one; `used_ns` continues an earlier account."""
+
+    def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
+        """Change the terms of a live share."""
+
+    def pause_share(self, share: Handle, paused: bool) -> None:
+        """Close the share's gates, or let it run again."""
+
+    def remove_share(self, share: Handle) -> None:
+        """Forget a share; its gates open."""
+
+    def read_usage(self, share: Handle, term: int) -> Usage:
+        """Return the account of the share on its `term`-th device."""
+
+    def read_processes(self, share: Handle) -> tuple[Process, ...]:
+        """Return the live processes of the share."""
+
+    def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
+        """Return up to `capacity` finished turns with a sequence above `after`, oldest first."""
+
+    def read_device(self, device: Handle) -> DeviceCounters:
+        """Return the counters of a device."""
+
+    def close(self) -> None:
+        """Stop as planned: gates that are not paused open within 50 ms."""
+
+
+def _check(result: int, what: str) -> int:
+    """Return a result >= 0; raise OSError for -errno."""
+    if result < 0:
+        raise OSError(-result, f"{what}: {os.strerror(-result)}")
+    return result
+
+
+class NativeArbiter:
+    """The arbiter of arbiter.c, running on its own thread from construction to `close`."""
+
+    def __init__(self) -> None:
+        native: Any = importlib.import_module("sharepod.agent._native")  # only where a real arbiter runs
+        self._ffi = native.ffi
+        self._lib = native.lib
+        self._arbiter: Any = self._lib.sp_arbiter_new()
+        if self._arbiter == self._ffi.NULL:
+            raise OSError(errno.ENOMEM, "arbiter: out of memory")
+        started = self._lib.sp_arbiter_start(self._arbiter)
+        if started < 0:
+            self.close()
+            _check(started, "arbiter")
+
+    def add_device(self, uuid: str) -> Handle:
+        """See Arbiter."""
+        return Handle(_check(self._lib.sp_arbiter_add_device(self._arbiter, uuid.encode()), f"device {uuid}"))
+
+    def set_device_health(self, device: Handle, healthy: bool) -> None:
+        """See Arbiter."""
+        _check(self._lib.sp_arbiter_set_device_health(self._arbiter, device, int(healthy)), "device health")
+
+    def _terms(self, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> Any:
+        return self._ffi.new(
+            "struct sp_terms[]",
+            [
+                {
+                    "device": device,
+                    "request_millipercent": held.request_millipercent,
+                    "limit_millipercent": held.limit_millipercent,
+                    "share_class": int(share_class),
+                    "memory_limit_bytes": held.memory_limit_bytes,
+                }
+                for device, held in terms
+            ],
+        )
+
+    def add_share(
+        self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
+    ) -> Handle:
+        """See Arbiter."""
+        used = self._ffi.new("uint64_t[]", list(used_ns)) if used_ns else self._ffi.NULL
+        packed = self._terms(terms, share_class)
+        result = self._lib.sp_arbiter_add_share(self._arbiter, os.fsencode(directory), packed, len(terms), used)
+        return Handle(_check(result, f"region {directory}"))
+
+    def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
+        """See Arbiter."""
+        packed = self._terms(terms, share_class)
+        _check(self._lib.sp_arbiter_update_share(self._arbiter, share, packed, len(terms)), "update share")
+
+    def pause_share(self, share: Handle, paused: bool) -> None:
+        """See Arbiter."""
+        _check(self._lib.sp_arbiter_pause_share(self._arbiter, share, int(paused)), "pause share")
+
+    def remove_share(self, share: Handle) -> None:
+        """See Arbiter."""
+        _check(self._lib.sp_arbiter_remove_share(self._arbiter, share), "remove share")
+
+    def read_usage(self, share: Handle, term: int) -> Usage:
+        """See Arbiter."""
+        usage = self._ffi.new("struct sp_usage *")
+        _check(self._lib.sp_arbiter_read_usage(self._arbiter, share, term, usage), "read usage")
+        return Usage(
+            used_ns=usage.used_ns,
+            estimated_ns=usage.estimated_ns,
+            waited_ns=usage.waited_ns,
+            overrun_ns=usage.overrun_ns,
+            turns=usage.turns,
+            launches=usage.launches,
+            passed=usage.passed,
+            cogrants=usage.cogrants,
+            faults=usage.faults,
+            memory_used_bytes=usage.memory_used_bytes,
+            processes=usage.processes,
+            state=ShareState(usage.state),
+        )
+
+    def read_processes(self, share: Handle) -> tuple[Process, ...]:
+        """See Arbiter."""
+        found = self._ffi.new("struct sp_process[]", _PROCESSES_MAX)
+        count = _check(
+            self._lib.sp_arbiter_read_processes(self._arbiter, share, found, _PROCESSES_MAX), "read processes"
+        )
+        return tuple(Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in found[0:count])
+
+    def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
+        """See Arbiter."""
+        found = self._ffi.new("struct sp_turn[]", capacity)
+        count = _check(self._lib.sp_arbiter_read_turns(self._arbiter, after, found, capacity), "read turns")
+        return tuple(
+            Turn(
+                sequence=turn.sequence,
+                share=Handle(turn.share),
+                device=Handle(turn.device),
+                requested_ns=turn.requested_ns,
+                granted_ns=turn.granted_ns,
+                closed_ns=turn.closed_ns,
+                drained_ns=turn.drained_ns,
+                charged_ns=turn.charged_ns,
+                end=turn.reason,
+                cogranted=bool(turn.cogranted),
+            )
+            for turn in found[0:count]
+        )
+
+    def read_device(self, device: Handle) -> DeviceCounters:
+        """See Arbiter."""
+        charged, decisions, decision = (self._ffi.new("uint64_t *") for _ in range(3))
+        _check(self._lib.sp_arbiter_read_device(self._arbiter, device, charged, decisions, decision), "read device")
+        return DeviceCounters(charged[0], decisions[0], decision[0])
+
+    def close(self) -> None:
+        """See Arbiter."""
+        if self._arbiter != self._ffi.NULL:
+            self._lib.sp_arbiter_free(self._arbiter)
+            self._arbiter = self._ffi.NULL

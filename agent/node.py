@@ -1,0 +1,250 @@
+"""The node: puts registry, health, owners, foreign processes and checkpoint together behind one object.
+
+All methods run on the agent's event loop. The service and the metrics see the node only through this class; it sees
+neither of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sharepod.agent import checkpoint, foreign, health
+from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
+from sharepod.agent.errors import ShareError
+from sharepod.agent.owners import Owners, start_ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from sharepod.agent.native import Arbiter
+    from sharepod.agent.registry import Registry, TermsChange
+    from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
+
+log = logging.getLogger("sharepod.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What does not change while the agent runs."""
+
+    node_name: str
+    version: str
+    region_abi_version: int
+    pid: int
+    driver_version: str
+    runtime_directory: str
+    policy: str
+    metrics_address: str
+    hook_path: str
+    features: tuple[str, ...]
+    settings: dict[str, str]
+    environment: dict[str, str]
+    """What a program needs to see the node's devices; empty on real ones."""
+
+
+class Node:
+    """The state of the node while an agent runs."""
+
+    def __init__(
+        self, identity: Identity, registry: Registry, arbiter: Arbiter, state_directory: Path, monitoring: Sequence[str]
+    ) -> None:
+        self.identity = identity
+        self._registry = registry
+        self._arbiter = arbiter
+        self._state_directory = state_directory
+        self._owners = Owners(self._owner_ended)
+        self._health = {info.uuid: health.Health() for info in registry.devices}
+        self._looks: dict[DeviceUuid, DeviceLook] = {}
+        self._foreign = foreign.ForeignProcesses(monitoring)
+        self._boot = checkpoint.boot_id()
+        self._released = 0
+        self.published = self.status()
+        """The last status, for readers on other threads (the metrics): replaced whole, never changed."""
+
+    # ---- shares
+
+    def register(self, ask: ShareAsk) -> ShareStatus:
+        """Create a share. Raises a ShareError and leaves nothing behind."""
+        ticks = start_ticks(ask.owner_pid) if ask.owner_pid else 0
+        share = self._registry.register(
+            ask, unix_ns=time.time_ns(), now_ns=time.monotonic_ns(), owner_start_ticks=ticks
+        )
+        if ask.owner_pid:
+            try:
+                self._owners.watch(share.id, ask.owner_pid, ticks)
+            except ShareError:
+                self._registry.release(share.id, time.monotonic_ns())
+                raise
+        log.info("share registered", extra=_fields(share))
+        self._changed()
+        return self._one(share)
+
+    def environment(self, share: Share) -> dict[str, str]:
+        """Return what a program of the share needs in its environment."""
+        return {
+            **self.identity.environment,
+            "SHAREPOD_REGION": share.directory,
+            "CUDA_VISIBLE_DEVICES": ",".join(held.device for held in share.devices),
+            **({"SHAREPOD_HOOK_POLICY": "closed"} if self.identity.policy == "closed" else {}),
+        }
+
+    def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> ShareStatus:
+        """Change the terms of a live share. Raises a ShareError and changes nothing."""
+        share = self._registry.update(reference, changes, share_class)
+        log.info("share updated", extra=_fields(share))
+        self._changed()
+        return self._one(share)
+
+    def release(self, reference: str, *, reason: str = "released") -> ShareStatus:
+        """End a share and return its last account."""
+        last = self._registry.release(reference, time.monotonic_ns())
+        self._owners.forget(last.share.id)
+        self._released += 1
+        used_ns = sum(held.usage.used_ns for held in last.usages)
+        log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
+        self._changed()
+        return last
+
+    def pause(self, reference: str, *, paused: bool) -> ShareStatus:
+        """Close a share's gates, or let it run again."""
+        share = self._registry.pause(reference, paused=paused)
+        log.info("share paused" if paused else "share resumed", extra=_fields(share))
+        self._changed()
+        return self._one(share)
+
+    def statuses(self, references: Iterable[str] = ()) -> tuple[ShareStatus, ...]:
+        """Return the named shares, or all. Raises UnknownShare."""
+        return self._registry.statuses(references, time.monotonic_ns())
+
+    def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
+        """Return finished turns with a sequence above `after`, oldest first."""
+        return self._registry.turns(after, capacity)
+
+    def share(self, reference: str) -> Share:
+        """Return the share with that id or name. Raises UnknownShare."""
+        return self._registry.find(reference)
+
+    def _one(self, share: Share) -> ShareStatus:
+        return self.statuses([share.id])[0]
+
+    def _owner_ended(self, share: ShareId) -> None:
+        self.release(share, reason="owner ended")
+
+    # ---- the node
+
+    def status(self) -> NodeStatus:
+        """Return everything, as of now."""
+        now_ns = time.monotonic_ns()
+        return NodeStatus(now_ns, self._registry.statuses((), now_ns), self._device_statuses())
+
+    def _device_statuses(self) -> tuple[DeviceStatus, ...]:
+        rooms = self._registry.rooms()
+        result: list[DeviceStatus] = []
+        for info in self._registry.devices:
+            look = self._looks.get(info.uuid)
+            verdict = self._health[info.uuid]
+            result.append(
+                DeviceStatus(
+                    info=info,
+                    health_reason=verdict.reason,
+                    memory_used_bytes=look.memory_used_bytes if look else 0,
+                    requested_millipercent=rooms[info.uuid].requested_millipercent,
+                    memory_promised_bytes=rooms[info.uuid].memory_promised_bytes,
+                    counters=self._arbiter.read_device(self._registry.device_handle(info.uuid)),
+                    foreign=self._foreign.current(info.uuid),
+                    foreign_seen=self._foreign.seen(info.uuid),
+                    xids_seen=verdict.xids_seen,
+                )
+            )
+        return tuple(result)
+
+    def tick(self) -> None:
+        """Take one sample for the rates and publish the status; called a few times a second."""
+        self._registry.sample(time.monotonic_ns())
+        self.published = self.status()
+
+    def looked(self, looks: Sequence[DeviceLook]) -> None:
+        """Take one look of the inventory into account: health, and processes without a share."""
+        now_ns = time.monotonic_ns()
+        owned = {process.pid for status in self.statuses() for process in status.processes}
+        for look in looks:
+            self._looks[look.uuid] = look
+            before = self._health[look.uuid]
+            after = health.step(before, look, now_ns)
+            self._health[look.uuid] = after
+            if after.reason != before.reason:
+                self._registry.set_health(look.uuid, after.reason)
+                self._tell_health(look.uuid, after.reason)
+            for found in self._foreign.step(look.uuid, look.processes, owned, now_ns):
+                log.warning(
+                    "process without a share",
+                    extra={
+                        "device": found.device,
+                        "pid": found.process.pid,
+                        "process": found.process.name,
+                        "memory_used_bytes": found.process.memory_used_bytes,
+                    },
+                )
+
+    def _tell_health(self, device: DeviceUuid, reason: str) -> None:
+        held = [s.title for s in self._registry.shares() if any(terms.device == device for terms in s.devices)]
+        if reason:
+            log.error("device unhealthy", extra={"device": device, "reason": reason, "shares": held})
+        else:
+            log.info("device healthy again", extra={"device": device, "shares": held})
+
+    # ---- the checkpoint
+
+    def adopt(self) -> None:
+        """Take over the shares that an earlier agent left, and remove what belongs to none."""
+        try:
+            text = checkpoint.read(self._state_directory)
+            records = checkpoint.parse(text, self._boot) if text else ()
+        except ShareError as error:
+            log.error("checkpoint lost", extra={"cause": str(error)})
+            records = ()
+        for record in records:
+            self._adopt_one(record)
+        for name in self._registry.remove_orphans():
+            log.warning("directory without a share removed", extra={"share": name})
+        self._changed()
+
+    def _adopt_one(self, record: checkpoint.Record) -> None:
+        share = record.share
+        try:
+            self._registry.adopt(share, record.usages, time.monotonic_ns())
+        except ShareError as error:
+            log.error("share not adopted", extra={**_fields(share), "cause": str(error)})
+            return
+        log.info("share adopted", extra=_fields(share))
+        if share.owner_pid:
+            try:
+                self._owners.watch(share.id, share.owner_pid, share.owner_start_ticks)
+            except ShareError:
+                self.release(share.id, reason="owner ended while no agent ran")
+
+    def save(self) -> None:
+        """Write the checkpoint; remove it when there is no share."""
+        statuses = self.statuses()
+        if statuses:
+            checkpoint.write(self._state_directory, checkpoint.dump(statuses, self._boot))
+        else:
+            checkpoint.remove(self._state_directory)
+
+    def _changed(self) -> None:
+        self.save()
+        self.published = self.status()
+
+    def close(self) -> None:
+        """Write the last checkpoint and open the gates; shares and regions stay for the next agent."""
+        self.save()
+        self._owners.close()
+        self._arbiter.close()
+
+
+def _fields(share: Share) -> dict[str, object]:
+    return {"share": share.id, "share_name": share.name, "devices": [held.device for held in share.devices]}

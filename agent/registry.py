@@ -1,0 +1,320 @@
+"""The shares of the node: admits them, makes and removes their directories, and tells the arbiter.
+
+It holds the only map from ids and names to the arbiter's handles. Not thread-safe: the agent's event loop owns it. It
+knows no grpc, no NVML and no clock (times are parameters).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent import admission
+from sharepod.agent.errors import InvalidInput, NameTaken, UnknownShare, WrongState
+from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
+from sharepod.agent.share import (
+    DeviceTerms,
+    DeviceUsage,
+    DeviceUuid,
+    Handle,
+    Share,
+    ShareAsk,
+    ShareClass,
+    ShareId,
+    ShareState,
+    ShareStatus,
+    Terms,
+    Turn,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sharepod.agent.device import DeviceInfo
+    from sharepod.agent.native import Arbiter
+
+_ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
+_ID_LENGTH: Final = 10
+_REMEMBERED_TURNS_OF: Final = 4096
+"""Released shares whose names are kept for traces; the arbiter keeps 65,536 turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermsChange:
+    """New terms for one device of a share; None: unchanged. `device` empty: every device of the share."""
+
+    device: str = ""
+    request_millipercent: int | None = None
+    limit_millipercent: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A live share. `carried` is the account of earlier agents, less used_ns, which the arbiter continues itself."""
+
+    share: Share
+    handle: Handle
+    accounts: tuple[Account, ...]
+    carried: tuple[Usage, ...]
+
+
+class Registry:
+    """All live shares, oldest first.
+
+    Invariants: every entry has a directory and a handle; names are unique; every device of a share is in `_devices`.
+    """
+
+    def __init__(
+        self, arbiter: Arbiter, directory: Path, devices: Sequence[DeviceInfo], *, overcommit: bool = False
+    ) -> None:
+        self._arbiter = arbiter
+        self._directory = directory
+        self._devices = tuple(devices)
+        self._handles = {info.uuid: arbiter.add_device(info.uuid) for info in devices}
+        self._uuids = {handle: uuid for uuid, handle in self._handles.items()}
+        self._health: dict[DeviceUuid, str] = {}
+        self._overcommit = overcommit
+        self._entries: dict[ShareId, _Entry] = {}
+        self._titles: dict[Handle, Share] = {}
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """The devices of the node."""
+        return self._devices
+
+    def device_handle(self, uuid: DeviceUuid) -> Handle:
+        """Return the arbiter's handle of a device."""
+        return self._handles[uuid]
+
+    def shares(self) -> tuple[Share, ...]:
+        """Return all shares, oldest first."""
+        return tuple(entry.share for entry in self._entries.values())
+
+    def find(self, reference: str) -> Share:
+        """Return the share with that id or name. Raises UnknownShare."""
+        return self._entry(reference).share
+
+    def rooms(self) -> dict[DeviceUuid, admission.Room]:
+        """Return what is promised and free on every device."""
+        return admission.rooms(self._devices, self.shares(), self._health)
+
+    def set_health(self, device: DeviceUuid, reason: str) -> None:
+        """Tell whether work can run on a device; `reason` is empty when it can."""
+        self._health[device] = reason
+        self._arbiter.set_device_health(self._handles[device], not reason)
+
+    def register(self, ask: ShareAsk, *, unix_ns: int, now_ns: int, owner_start_ticks: int = 0) -> Share:
+        """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError."""
+        if ask.name and any(ask.name in (share.name, share.id) for share in self.shares()):
+            holder = self.find(ask.name)
+            raise NameTaken(f"name {ask.name!r} belongs to share {holder.id}: choose another, or release that one")
+        devices = admission.place(ask.devices, self.rooms(), overcommit=self._overcommit)
+        share_id = self._new_id()
+        share = Share(
+            id=share_id,
+            devices=devices,
+            share_class=ask.share_class,
+            directory=str(self._directory / share_id),
+            registered_unix_ns=unix_ns,
+            name=ask.name,
+            owner_pid=ask.owner_pid,
+            owner_start_ticks=owner_start_ticks,
+            labels=dict(ask.labels),
+        )
+        directory = Path(share.directory)
+        directory.mkdir()
+        try:
+            # Other users' programs reach their own share by its unguessable name; nobody but us lists or writes here.
+            directory.chmod(0o711)
+            handle = self._arbiter.add_share(share.directory, self._terms(devices), share.share_class, ())
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise WrongState(
+                f"region of the share cannot be created: {os.strerror(error.errno or 0)}: "
+                f"check space and files in {self._directory}"
+            ) from error
+        self._enter(share, handle, (Usage(),) * len(devices), now_ns)
+        return share
+
+    def adopt(self, share: Share, usages: Sequence[Usage], now_ns: int) -> None:
+        """Take over a share of an earlier agent, with its region and account. Raises WrongState and forgets it."""
+        cause = ""
+        if not Path(share.directory).is_dir():
+            cause = "its directory is gone"
+        elif missing := [held.device for held in share.devices if held.device not in self._handles]:
+            cause = f"device {missing[0]} is gone"
+        else:
+            try:
+                used_ns = [usage.used_ns for usage in usages]
+                handle = self._arbiter.add_share(
+                    share.directory, self._terms(share.devices), share.share_class, used_ns
+                )
+                self._enter(share, handle, tuple(replace(usage, used_ns=0) for usage in usages), now_ns)
+                if share.paused:
+                    self._arbiter.pause_share(handle, True)
+            except OSError as error:
+                cause = os.strerror(error.errno or 0)
+        if cause:
+            shutil.rmtree(share.directory, ignore_errors=True)
+            raise WrongState(
+                f"share {share.title} is not adopted: {cause}: its programs run unmetered, start them anew"
+            )
+
+    def remove_orphans(self) -> list[str]:
+        """Remove directories that belong to no share (a crash between two steps); return their names."""
+        known = {Path(share.directory).name for share in self.shares()}
+        orphans = [path for path in self._directory.iterdir() if path.name not in known]
+        for path in orphans:
+            shutil.rmtree(path, ignore_errors=True)
+        return [path.name for path in orphans]
+
+    def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> Share:
+        """Change the terms of a live share. Raises a ShareError and changes nothing when they do not fit."""
+        entry = self._entry(reference)
+        share = entry.share
+        terms = {held.device: held.terms for held in share.devices}
+        for change in changes:
+            for device in self._changed_devices(share, change):
+                terms[device] = _changed(terms[device], change)
+        devices = tuple(DeviceTerms(device, held) for device, held in terms.items())
+        room = admission.rooms(self._devices, self.shares(), self._health, without=share.id)
+        admission.check_change(share, devices, room, overcommit=self._overcommit)
+        changed = replace(share, devices=devices, share_class=share.share_class if share_class is None else share_class)
+        self._arbiter.update_share(entry.handle, self._terms(devices), changed.share_class)
+        self._replace(entry, changed)
+        return changed
+
+    def pause(self, reference: str, *, paused: bool) -> Share:
+        """Close a share's gates, or let it run again. Pausing a paused share is no error."""
+        entry = self._entry(reference)
+        self._arbiter.pause_share(entry.handle, paused)
+        self._replace(entry, replace(entry.share, paused=paused))
+        return entry.share
+
+    def release(self, reference: str, now_ns: int) -> ShareStatus:
+        """End a share: its gates open, its directory goes. Returns its last account."""
+        entry = self._entry(reference)
+        last = self._status(entry, now_ns)
+        self._arbiter.remove_share(entry.handle)
+        del self._entries[entry.share.id]
+        shutil.rmtree(entry.share.directory, ignore_errors=True)
+        return last
+
+    def sample(self, now_ns: int) -> None:
+        """Add one sample to every account, for the rates."""
+        for entry in self._entries.values():
+            for term, account in enumerate(entry.accounts):
+                account.add(now_ns, self._arbiter.read_usage(entry.handle, term).used_ns)
+
+    def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
+        """Return the named shares (all, when none is named), oldest first. Raises UnknownShare."""
+        wanted = {self.find(reference).id for reference in references}
+        return tuple(
+            self._status(entry, now_ns) for entry in self._entries.values() if not wanted or entry.share.id in wanted
+        )
+
+    def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
+        """Return finished turns with their share (None when it has been forgotten) and device."""
+        return [
+            (turn, self._titles.get(turn.share), self._uuids.get(turn.device, DeviceUuid("")))
+            for turn in self._arbiter.read_turns(after, capacity)
+        ]
+
+    def validate(self) -> None:
+        """Assert the invariants (for tests)."""
+        names = [share.name for share in self.shares() if share.name]
+        if len(names) != len(set(names)):
+            raise AssertionError(f"names are not unique: {names}")
+        there = {path.name for path in self._directory.iterdir()}
+        if there != set(self._entries):
+            raise AssertionError(f"directories {there} are not the shares {set(self._entries)}")
+        if not self._overcommit and any(room.requested_millipercent > 100_000 for room in self.rooms().values()):
+            raise AssertionError("more than 100 % of a device is promised")
+
+    def _entry(self, reference: str) -> _Entry:
+        entry = self._entries.get(ShareId(reference))
+        if entry is None and reference:
+            entry = next((e for e in self._entries.values() if e.share.name == reference), None)
+        if entry is None:
+            raise UnknownShare(f"no share {reference[:80]!r} on this node: `sharepod ps` lists those that are there")
+        return entry
+
+    def _enter(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
+        accounts = tuple(Account() for _ in share.devices)
+        self._entries[share.id] = _Entry(share, handle, accounts, carried)
+        self._titles[handle] = share
+        while len(self._titles) > _REMEMBERED_TURNS_OF + len(self._entries):
+            live = {entry.handle for entry in self._entries.values()}
+            del self._titles[next(old for old in self._titles if old not in live)]
+        for term, account in enumerate(accounts):
+            account.add(now_ns, self._arbiter.read_usage(handle, term).used_ns)
+
+    def _replace(self, entry: _Entry, share: Share) -> None:
+        entry.share = share
+        self._titles[entry.handle] = share
+
+    def _status(self, entry: _Entry, now_ns: int) -> ShareStatus:
+        usages: list[DeviceUsage] = []
+        for term, (held, account, carried) in enumerate(
+            zip(entry.share.devices, entry.accounts, entry.carried, strict=True)
+        ):
+            usage = self._arbiter.read_usage(entry.handle, term)
+            second = account.rate_millipercent(now_ns, usage.used_ns, SECOND_NS)
+            minute = account.rate_millipercent(now_ns, usage.used_ns, MINUTE_NS)
+            if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):
+                usage = replace(usage, state=ShareState.PAUSED)
+            usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute))
+        return ShareStatus(entry.share, tuple(usages), self._arbiter.read_processes(entry.handle))
+
+    def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:
+        return [(self._handles[held.device], held.terms) for held in devices]
+
+    def _changed_devices(self, share: Share, change: TermsChange) -> list[DeviceUuid]:
+        held = [terms.device for terms in share.devices]
+        if not change.device:
+            return held
+        device = admission.resolve_device(self._devices, change.device).uuid
+        if device not in held:
+            raise InvalidInput(
+                f"share {share.title} has nothing on device {change.device}: name one of {', '.join(held)}"
+            )
+        return [device]
+
+    def _new_id(self) -> ShareId:
+        while True:
+            share_id = ShareId("".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH)))
+            if all(share_id not in (share.id, share.name) for share in self.shares()):
+                return share_id
+
+
+def _changed(terms: Terms, change: TermsChange) -> Terms:
+    def pick(new: int | None, old: int) -> int:
+        return old if new is None else new
+
+    return Terms(
+        pick(change.request_millipercent, terms.request_millipercent),
+        pick(change.limit_millipercent, terms.limit_millipercent),
+        pick(change.memory_limit_bytes, terms.memory_limit_bytes),
+    )
+
+
+def _sum(carried: Usage, usage: Usage) -> Usage:
+    """Add the counters of earlier agents to those of this one; gauges are of now."""
+    return replace(
+        usage,
+        used_ns=carried.used_ns + usage.used_ns,
+        estimated_ns=carried.estimated_ns + usage.estimated_ns,
+        waited_ns=carried.waited_ns + usage.waited_ns,
+        overrun_ns=carried.overrun_ns + usage.overrun_ns,
+        turns=carried.turns + usage.turns,
+        launches=carried.launches + usage.launches,
+        passed=carried.passed + usage.passed,
+        cogrants=carried.cogrants + usage.cogrants,
+        faults=carried.faults + usage.faults,
+    )

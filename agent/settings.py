@@ -1,0 +1,290 @@
+"""The agent's settings, one frozen value: flag --socket-mode = environment SHAREPOD_SOCKET_MODE = YAML socket_mode.
+
+A flag beats the environment, the environment beats the file. An unknown key or a wrong value is an error. Nothing else
+in the agent reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import grp
+import os
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from sharepod.agent.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PREFIX: Final = "SHAREPOD_"
+OTHER_VARIABLES: Final = frozenset(
+    {"SHAREPOD_CONFIG", "SHAREPOD_REGION", "SHAREPOD_SOCKET", "SHAREPOD_CC", "SHAREPOD_CFLAGS"}
+)
+"""Variables of the hook, the command line and the build; not settings of the agent."""
+OTHER_PREFIXES: Final = ("SHAREPOD_HOOK_", "SHAREPOD_CLI_", "SHAREPOD_TEST_", "SHAREPOD_BENCH_")
+SOCKET_NAME: Final = "agent.sock"
+SHARES_NAME: Final = "shares"
+METRICS_DEFAULT: Final = "127.0.0.1:9464"
+MONITORING: Final = (
+    "nv-hostengine", "dcgm*", "nvidia-smi", "nvidia-persiste*", "nvidia-cuda-mps*", "nvtop", "Xorg", "gnome-shell",
+)  # fmt: skip
+
+_SIMULATE: Final = re.compile(r"[1-9][0-9]?x[A-Za-z0-9-]+(,[1-9][0-9]?x[A-Za-z0-9-]+)*")
+_ADDRESS: Final = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):(\d{1,5})")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError("give text")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("give true or false")
+
+
+def _path(value: object) -> str:
+    text = _text(value)
+    if not Path(text).is_absolute():
+        raise ValueError("give an absolute path")
+    return os.path.normpath(text)
+
+
+def _simulate(value: object) -> str:
+    if text := _text(value):
+        if not _SIMULATE.fullmatch(text):
+            raise ValueError("give devices like 2xH200 or 1xH200,1xA10")
+        return text
+    return ""
+
+
+def _metrics(value: object) -> str:
+    if value is False or _text(value).lower() in ("off", ""):
+        return ""
+    match = _ADDRESS.fullmatch(_text(value))
+    if match is None or not 0 < int(match.group(2)) < 65536:
+        raise ValueError(f"give a loopback address like {METRICS_DEFAULT}, or off")
+    return _text(value)
+
+
+def _mode(value: object) -> int:
+    """Octal text ("0660"); YAML 1.1 reads 0660 as the integer 432, which is the same mode."""
+    mode = value if isinstance(value, int) and not isinstance(value, bool) else int(_text(value), 8)
+    if not 0 < mode <= 0o777 or not mode & 0o600 == 0o600:
+        raise ValueError("give an octal mode like 0600, 0660 or 0666")
+    return mode
+
+
+def _group(value: object) -> str:
+    text = _text(value)
+    if text:
+        try:
+            grp.getgrnam(text)
+        except KeyError:
+            raise ValueError("there is no such group") from None
+    return text
+
+
+def _choice(*words: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError(f"give {' or '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def _words(value: object) -> tuple[str, ...]:
+    parts = value if isinstance(value, (list, tuple)) else _text(value).split(",")
+    words = tuple(_text(part).strip() for part in parts)
+    return tuple(word for word in words if word)
+
+
+def _setting(default: Any, read: Callable[[object], object], doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc, "read": read})
+
+
+def _on_tmpfs(path: Path) -> bool:
+    """Tell whether the nearest existing parent of `path` lies on tmpfs."""
+    place = path
+    while not place.exists():
+        place = place.parent
+    real = str(place.resolve())
+    best = ("", "")
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, point, kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = point == "/" or real == point or real.startswith(point + "/")
+        if inside and len(point) >= len(best[0]):
+            best = (point, kind)
+    return best[1] in ("tmpfs", "ramfs")
+
+
+def default_runtime_directory(environment: Mapping[str, str]) -> str:
+    """Return where an agent of this user keeps its regions: always on tmpfs.
+
+    /run/sharepod for root, else $XDG_RUNTIME_DIR/sharepod; /dev/shm/sharepod-<uid> where that is no tmpfs.
+    """
+    uid = os.getuid()
+    wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR", "")
+    if wanted and os.access(wanted, os.W_OK) and _on_tmpfs(Path(wanted)):
+        return str(Path(wanted) / "sharepod")
+    return f"/dev/shm/sharepod-{uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the agent of this node runs. Empty text: the default that depends on the user and machine."""
+
+    runtime_directory: str = _setting(
+        "", _path, "Directory of the socket and the shares; must be on tmpfs. Default: /run/sharepod for root, else "
+        "$XDG_RUNTIME_DIR/sharepod; /dev/shm/sharepod-UID where that is no tmpfs.",
+    )  # fmt: skip
+    state_directory: str = _setting("", _path, "Directory of the checkpoint. Default: the runtime directory.")
+    simulate: str = _setting(
+        "", _simulate, "Run on simulated GPUs, for example 2xH200 or 1xH200,1xA10. Empty: real ones."
+    )
+    metrics_listen: str = _setting(METRICS_DEFAULT, _metrics, "Loopback address where Prometheus scrapes, or off.")
+    overcommit: bool = _setting(
+        False, _flag, "Admit shares whose requests exceed 100 % of a device, or whose memory caps exceed its memory."
+    )
+    policy: str = _setting(
+        "open", _choice("open", "closed"),
+        "What a program does when its region cannot be used: open runs unmetered, closed fails CUDA initialisation.",
+    )  # fmt: skip
+    monitoring: tuple[str, ...] = _setting(
+        MONITORING, _words, "Names (shell patterns) of processes that may use a device without a share."
+    )
+    socket_mode: int = _setting(
+        0o600, _mode, "Mode of the socket: 0600 for this user, 0660 with a group, 0666 for all."
+    )
+    socket_group: str = _setting("", _group, "Group that may use the socket (with mode 0660).")
+    log_format: str = _setting(
+        "text", _choice("text", "json"), "Format of the log on stderr: text (key=value) or json."
+    )
+    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "Least severity that is logged.")
+
+    @property
+    def socket_path(self) -> str:
+        """Path of the gRPC socket."""
+        return f"{self.runtime_directory}/{SOCKET_NAME}"
+
+    @property
+    def shares_directory(self) -> str:
+        """Directory that holds one directory per share."""
+        return f"{self.runtime_directory}/{SHARES_NAME}"
+
+    @property
+    def public(self) -> bool:
+        """True when users other than the agent's own may reach the socket."""
+        return bool(self.socket_mode & 0o066)
+
+
+def setting_names() -> tuple[str, ...]:
+    """Return the YAML keys of all settings."""
+    return tuple(item.name for item in fields(Settings))
+
+
+def setting_doc(name: str) -> str:
+    """Return the description of a setting."""
+    return next(str(item.metadata["doc"]) for item in fields(Settings) if item.name == name)
+
+
+def shown(settings: Settings) -> dict[str, str]:
+    """Return every setting as text, for display and the manual."""
+    values: dict[str, str] = {}
+    for name in setting_names():
+        value = getattr(settings, name)
+        if isinstance(value, bool):
+            values[name] = "true" if value else "false"
+        elif isinstance(value, tuple):
+            values[name] = ",".join(value)
+        else:
+            values[name] = f"{value:04o}" if name == "socket_mode" else str(value)
+    if not values["metrics_listen"]:
+        values["metrics_listen"] = "off"
+    return values
+
+
+def _unknown(what: str, key: str, known: list[str]) -> SettingsError:
+    near = difflib.get_close_matches(key, known, 1, 0.6)
+    remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return SettingsError(f"unknown {what} {key}: {remedy}")
+
+
+def _from_file(path: str) -> dict[str, object]:
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"configuration {path}: {error.strerror}: name a readable file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration {path} is no YAML: {' '.join(str(error).split())}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"configuration {path} is no mapping: write lines of key: value")
+    for key in loaded:
+        if key not in setting_names():
+            raise _unknown(f"key in {path}:", str(key), list(setting_names()))
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    known = {PREFIX + name.upper(): name for name in setting_names()}
+    for key in environment:
+        ours = key in known or key in OTHER_VARIABLES or key.startswith(OTHER_PREFIXES)
+        if key.startswith(PREFIX) and not ours:
+            raise _unknown("environment variable", key, sorted(known))
+    return {name: environment[key] for key, name in known.items() if key in environment}
+
+
+def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], config: str | None = None) -> Settings:
+    """Return the settings from flags (by YAML key; None is not given), environment and the YAML file `config`.
+
+    `config` defaults to $SHAREPOD_CONFIG. Raises SettingsError: what, where, the remedy.
+    """
+    path = config or environment.get("SHAREPOD_CONFIG")
+    for key in flags:
+        if key not in setting_names():
+            raise _unknown("setting", key, list(setting_names()))
+    given = {name: value for name, value in flags.items() if value is not None}
+    sources: tuple[tuple[str, Mapping[str, object]], ...] = (
+        ("--{}", given),
+        ("environment {}", _from_environment(environment)),
+        (f"{path}: {{}}", _from_file(path) if path else {}),
+    )
+    values: dict[str, object] = {}
+    for item in fields(Settings):
+        for template, source in sources:
+            if item.name in source:
+                label = {"--{}": item.name.replace("_", "-"), "environment {}": PREFIX + item.name.upper()}
+                where = template.format(label.get(template, item.name))
+                try:
+                    values[item.name] = item.metadata["read"](source[item.name])
+                except ValueError as error:
+                    cause = str(error) if str(error).startswith(("give", "there")) else "give a value of its kind"
+                    raise SettingsError(f"{where} is {source[item.name]!r}: {cause}") from None
+                break
+    runtime = str(values.get("runtime_directory") or default_runtime_directory(environment))
+    state = str(values.get("state_directory") or runtime)
+    return Settings(**{**values, "runtime_directory": runtime, "state_directory": state})  # type: ignore[arg-type]
+
+
+def check_on_tmpfs(settings: Settings) -> None:
+    """Raise SettingsError unless the runtime directory lies on tmpfs (regions on a disk would be written back)."""
+    if not _on_tmpfs(Path(settings.runtime_directory)):
+        raise SettingsError(
+            f"runtime directory {settings.runtime_directory} is not on tmpfs: choose one under /run or /dev/shm"
+        )

@@ -1,0 +1,227 @@
+"""The values of a share: terms, state, usage. Pure: values in, values out; no clock, no file, no grpc.
+
+Percentages are integers of 1/1000 % ("millipercent"), memory is bytes, times are ns.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NewType
+
+from sharepod.agent.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ShareId = NewType("ShareId", str)
+DeviceUuid = NewType("DeviceUuid", str)
+Handle = NewType("Handle", int)
+"""What the arbiter calls a share or a device; valid for one run of the agent."""
+
+WHOLE_MILLIPERCENT: Final = 100_000
+LEAST_MILLIPERCENT: Final = 1_000
+DEVICES_MAX: Final = 16
+"""Devices of one share: SP_DEVICES_MAX of hook/region.h."""
+LABELS_MAX: Final = 16
+
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE_MAX: Final = 253
+
+
+class ShareClass(enum.IntEnum):
+    """How a share is ranked. Values as in `struct sp_terms`."""
+
+    LATENCY = 0
+    STANDARD = 1
+    BATCH = 2
+
+
+class ShareState(enum.IntEnum):
+    """What a share does on a device. Values as in `struct sp_usage`."""
+
+    IDLE = 0
+    WAITING = 1
+    HOLDING = 2
+    DRAINING = 3
+    PAUSED = 4
+
+
+def percent_text(millipercent: int) -> str:
+    """Write 30000 as "30 %" and 12500 as "12.5 %"."""
+    return f"{millipercent / 1000:.3f}".rstrip("0").rstrip(".") + " %"
+
+
+def bytes_text(size: int) -> str:
+    """Write a size in the largest binary unit that it fills, with decimals only where needed: "10 GiB", "1.50 KiB"."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size // scale} {unit}" if size % scale == 0 else f"{size / scale:.2f} {unit}"
+    return f"{size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a share holds of one device.
+
+    request_millipercent: 0 (best effort) or 1000..100000. limit_millipercent: max(1000, request)..100000.
+    memory_limit_bytes: 0 is no cap.
+    """
+
+    request_millipercent: int
+    limit_millipercent: int
+    memory_limit_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput when a value is out of range or contradicts another."""
+        request, limit, memory = self.request_millipercent, self.limit_millipercent, self.memory_limit_bytes
+        if request != 0 and not LEAST_MILLIPERCENT <= request <= WHOLE_MILLIPERCENT:
+            raise InvalidInput(
+                f"request {percent_text(request)} is outside 1–100 %: "
+                "give a percentage of one device's time, or 0 for what the others leave"
+            )
+        if not LEAST_MILLIPERCENT <= limit <= WHOLE_MILLIPERCENT:
+            raise InvalidInput(
+                f"limit {percent_text(limit)} is outside 1–100 %: give the most it may use of one device"
+            )
+        if limit < request:
+            raise InvalidInput(
+                f"limit {percent_text(limit)} is below request {percent_text(request)}: "
+                "raise the limit or lower the request"
+            )
+        if memory < 0:
+            raise InvalidInput(f"memory {memory} bytes is below 0: give a size, or 0 for no cap")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAsk:
+    """What is asked of one device; `device` is a UUID, an index as text, or empty for the best fit."""
+
+    device: str
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class ShareAsk:
+    """A share as a client asks for it, before a device is chosen."""
+
+    devices: tuple[DeviceAsk, ...]
+    name: str = ""
+    share_class: ShareClass = ShareClass.STANDARD
+    owner_pid: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput when a name, label, pid or the number of devices is out of range."""
+        if self.name and not _NAME.fullmatch(self.name):
+            raise InvalidInput(
+                f"name {self.name[:80]!r} is no share name: use 1–63 letters, digits, '-', '_', '.', "
+                "with a letter or digit at both ends"
+            )
+        if not 1 <= len(self.devices) <= DEVICES_MAX:
+            raise InvalidInput(f"{len(self.devices)} devices asked for, outside 1–{DEVICES_MAX}: split the share")
+        if self.owner_pid < 0:
+            raise InvalidInput(f"owner pid {self.owner_pid} is below 0: give a process id, or 0 for no owner")
+        if len(self.labels) > LABELS_MAX:
+            raise InvalidInput(f"{len(self.labels)} labels are more than {LABELS_MAX}: drop some")
+        for key, value in self.labels.items():
+            if not _LABEL_KEY.fullmatch(key) or len(value) > _LABEL_VALUE_MAX or not value.isprintable():
+                raise InvalidInput(
+                    f"label {key[:80]!r} is malformed: keys are 1–63 letters, digits, '-', '_', '.', '/', "
+                    f"values at most {_LABEL_VALUE_MAX} printable characters"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTerms:
+    """The terms of a share on a chosen device."""
+
+    device: DeviceUuid
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An admitted share."""
+
+    id: ShareId
+    devices: tuple[DeviceTerms, ...]
+    share_class: ShareClass
+    directory: str
+    registered_unix_ns: int
+    name: str = ""
+    owner_pid: int = 0
+    owner_start_ticks: int = 0
+    """Start time of the owner in /proc/PID/stat: tells it from a later process with the same pid."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    paused: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name when there is one, else the id."""
+        return self.name or self.id
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The account of a share on one device: `struct sp_usage`, field for field."""
+
+    used_ns: int = 0
+    estimated_ns: int = 0
+    waited_ns: int = 0
+    overrun_ns: int = 0
+    turns: int = 0
+    launches: int = 0
+    passed: int = 0
+    cogrants: int = 0
+    faults: int = 0
+    memory_used_bytes: int = 0
+    processes: int = 0
+    state: ShareState = ShareState.IDLE
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsage:
+    """Usage of a share on one device with its recent rates (1/1000 % of the device's time)."""
+
+    device: DeviceUuid
+    usage: Usage
+    used_1s_millipercent: int = 0
+    used_1m_millipercent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One live process of a share; `pid` is in the agent's pid namespace."""
+
+    pid: int
+    slot: int
+    launches: int
+    memory_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """A share with its usage (one entry per device, in the order of `share.devices`) at one instant."""
+
+    share: Share
+    usages: tuple[DeviceUsage, ...]
+    processes: tuple[Process, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One finished turn; times are CLOCK_MONOTONIC ns, `end` as in `struct sp_turn.reason`."""
+
+    sequence: int
+    share: Handle
+    device: Handle
+    requested_ns: int
+    granted_ns: int
+    closed_ns: int
+    drained_ns: int
+    charged_ns: int
+    end: int
+    cogranted: bool
