@@ -1,0 +1,20 @@
+"""What this installation is: version, region ABI, and which parts were built."""
+
+from __future__ import annotations
+
+from sharepod import __version__
+from sharepod.agent.native import REGION_ABI_VERSION
+from sharepod.hook import LIBRARY
+from sharepod.simgpu import LIBRARY_DIR
+
+
+def features() -> list[str]:
+    """Return the parts of this installation that were built."""
+    parts = {"hook": LIBRARY, "simulated-gpu": LIBRARY_DIR / "libcuda.so.1"}
+    return [name for name, path in parts.items() if path.is_file()]
+
+
+def version_text() -> str:
+    """Return the line of `sharepod --version`."""
+    built = ", ".join(features()) or "none built"
+    return f"sharepod {__version__}, region ABI {REGION_ABI_VERSION}, features: {built}"

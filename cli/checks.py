@@ -1,0 +1,197 @@
+"""Checks what SharePod needs on this host. Each check looks at one thing and says OK, WARN or FAIL with the remedy.
+
+It changes nothing: probes of the driver and the hook run in short-lived processes of their own, because a broken
+library may take its process with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sharepod import __version__
+
+if TYPE_CHECKING:
+    from sharepod.cli.errors import CliError
+    from sharepod.cli.model import Node
+
+OK: Final = "OK"
+WARN: Final = "WARN"
+FAIL: Final = "FAIL"
+
+_OLDEST_KERNEL: Final = (5, 3)
+"""pidfd_open(2)."""
+_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}
+_MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
+_PROBE_TIMEOUT_S: Final = 20
+_DRIVER_PROBE: Final = """
+import ctypes, json
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    print(json.dumps({"missing": str(error)}))
+else:
+    version, count = ctypes.c_int(), ctypes.c_int()
+    result = cuda.cuInit(0)
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    if result == 0:
+        cuda.cuDeviceGetCount(ctypes.byref(count))
+    print(json.dumps({"result": result, "version": version.value, "devices": count.value}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one check found; `remedy` is empty when all is well."""
+
+    name: str
+    status: str
+    text: str
+    remedy: str = ""
+
+
+def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
+    """Yield every check; `node` is the agent's answer, or None with the `refusal` that came instead."""
+    yield check_kernel(platform.release())
+    yield check_pidfd()
+    yield check_membarrier()
+    yield check_agent(node, refusal)
+    yield check_hook(hook_path)
+    yield check_driver(node.environment if node else {}, simulated=node.simulated if node else False)
+    yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
+    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if node is not None:
+        yield from check_devices(node)
+
+
+def check_kernel(release: str) -> Check:
+    """Check that the kernel has what liveness rests on."""
+    numbers = release.split("-")[0].split(".")
+    try:
+        version = (int(numbers[0]), int(numbers[1]))
+    except (IndexError, ValueError):
+        return Check("kernel", WARN, f"Linux {release}: unknown version", "check by hand that it is 5.3 or later")
+    if version < _OLDEST_KERNEL:
+        return Check("kernel", FAIL, f"Linux {release} has no pidfd_open", "upgrade to Linux 5.3 or later")
+    return Check("kernel", OK, f"Linux {release}")
+
+
+def check_pidfd() -> Check:
+    """Check that this process may open a pidfd: some seccomp profiles forbid it."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        remedy = "allow pidfd_open in the seccomp profile: the agent needs it to see that a program has ended"
+        return Check("pidfd", FAIL, f"pidfd_open: {error.strerror}", remedy)
+    return Check("pidfd", OK, "pidfd_open works")
+
+
+def check_membarrier() -> Check:
+    """Check the barrier with which a turn is revoked without a cost on the launch path."""
+    number = _MEMBARRIER.get(platform.machine())
+    if number is None:
+        return Check("membarrier", FAIL, f"{platform.machine()} is not supported", "use x86-64 or aarch64")
+    commands = ctypes.CDLL(None, use_errno=True).syscall(number, 0, 0, 0)
+    if commands < 0 or not commands & _MEMBARRIER_PRIVATE_EXPEDITED:
+        remedy = "allow membarrier in the seccomp profile (Linux 4.14 or later has it)"
+        return Check("membarrier", WARN, "no private expedited membarrier: launches cost some ns more", remedy)
+    return Check("membarrier", OK, "private expedited")
+
+
+def check_agent(node: Node | None, refusal: CliError | None) -> Check:
+    """Check that the agent answers and is of this version."""
+    if node is None:
+        cause, _, remedy = str(refusal or "not asked").partition(": start ")
+        return Check("agent", FAIL, cause, f"start {remedy}" if remedy else "look at the agent's log")
+    kind = "simulated devices" if node.simulated else f"driver {node.driver_version}"
+    text = f"{node.version}, pid {node.agent_pid}, {kind}, region ABI {node.region_abi_version}"
+    if node.version != __version__:
+        remedy = "upgrade the older of the two; running programs go on"
+        return Check("agent", WARN, f"{text}; this command is {__version__}", remedy)
+    return Check("agent", OK, text)
+
+
+def check_hook(path: Path) -> Check:
+    """Check that the hook is there and that a program with it preloaded runs and prints nothing."""
+    if not path.is_file():
+        return Check("hook", FAIL, f"{path} is missing", "build it: make build, or reinstall sharepod")
+    environment = {**os.environ, "LD_PRELOAD": str(path)}
+    probe = _probe(["/bin/true"], environment)
+    if probe is None or probe.returncode != 0 or probe.stderr:
+        reason = "it hangs" if probe is None else probe.stderr.strip() or f"exit code {probe.returncode}"
+        return Check("hook", FAIL, f"{path} does not load: {reason}", "rebuild it on this machine: make clean build")
+    return Check("hook", OK, f"{path} loads")
+
+
+def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
+    """Check that the CUDA driver, real or simulated, loads and initialises."""
+    probe = _probe([sys.executable, "-I", "-c", _DRIVER_PROBE], {**os.environ, **environment})
+    name = "simulated driver" if simulated else "driver"
+    if probe is None or probe.returncode != 0:
+        return Check(name, FAIL, "loading libcuda.so.1 crashed or hung", "reinstall the driver; see dmesg")
+    answer = json.loads(probe.stdout)
+    no_gpu = "on a machine without a GPU use a simulated one: sharepod agent --simulate 1xH200"
+    if "missing" in answer:
+        return Check(name, FAIL, f"no CUDA driver: {answer['missing']}", f"install the NVIDIA driver; {no_gpu}")
+    version = f"CUDA {answer['version'] // 1000}.{answer['version'] % 1000 // 10}"
+    if answer["result"] != 0:
+        return Check(name, FAIL, f"{version}, but cuInit returns {answer['result']}", f"check nvidia-smi; {no_gpu}")
+    return Check(name, OK, f"{version}, {answer['devices']} device(s)")
+
+
+def check_tmpfs(directory: Path, mounts: str) -> Check:
+    """Check that regions lie in memory: elsewhere each change of a shared word may reach a disk."""
+    best, kind = "", "unknown"
+    for line in mounts.splitlines():
+        point, filesystem = line.split()[1:3]
+        prefix = point.replace("\\040", " ")
+        if directory.is_relative_to(prefix) and len(prefix) >= len(best):
+            best, kind = prefix, filesystem
+    if kind not in ("tmpfs", "ramfs"):
+        remedy = "move the agent's runtime directory to a tmpfs such as /run or /dev/shm"
+        return Check("tmpfs", FAIL, f"{directory} is on {kind}", remedy)
+    return Check("tmpfs", OK, f"{directory} is on {kind}")
+
+
+def check_open_files(soft: int) -> Check:
+    """Check the limit of open files: an agent of this user needs about three per process and two per share."""
+    if soft != resource.RLIM_INFINITY and soft < 1024:
+        remedy = "raise it: ulimit -n 4096, or LimitNOFILE= in the agent's unit"
+        return Check("open files", WARN, f"the limit is {soft}: too few for an agent with many programs", remedy)
+    return Check("open files", OK, "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}")
+
+
+def check_devices(node: Node) -> Iterator[Check]:
+    """Check each device's health, and that nothing runs on it outside a share."""
+    for device in node.devices:
+        name = f"device {device.index}"
+        if not device.healthy:
+            yield Check(
+                name, FAIL, f"{device.name}: {device.health_reason}", "look at dmesg for XID; drain and reset it"
+            )
+        elif device.foreign_processes:
+            who = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign_processes)
+            remedy = "start it with sharepod run: it takes time that nobody accounts for"
+            yield Check(name, WARN, f"{device.name}: {who} runs without a share", remedy)
+        else:
+            yield Check(name, OK, f"{device.name}, {device.requested_millipercent / 1000:g} % asked for")
+    if not node.devices:
+        yield Check("devices", FAIL, "the agent has no device", "check nvidia-smi, then restart the agent")
+
+
+def _probe(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None

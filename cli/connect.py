@@ -1,0 +1,76 @@
+"""Finds the agent: which socket, and a private agent where none runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.settings import SOCKET_NAME, default_runtime_directory
+from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
+
+if TYPE_CHECKING:
+    from sharepod.cli.client import Client
+
+_START_TIMEOUT_S: Final = 20.0
+_NODE_SOCKET: Final = Path("/run/sharepod") / SOCKET_NAME
+"""Where the agent of the whole node listens, when root runs one."""
+
+
+def socket_path(given: str | None) -> str:
+    """Return the agent's socket: the one given, else this user's, else the node's if only that one is there."""
+    if given:
+        return given
+    directory = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY") or default_runtime_directory(os.environ)
+    own = Path(directory) / SOCKET_NAME
+    return str(_NODE_SOCKET if not own.exists() and _NODE_SOCKET.exists() else own)
+
+
+def connect(path: str) -> Client:
+    """Return a connection to the agent at `path`; raises CliError when there is none."""
+    from sharepod.cli.client import Client
+
+    return Client(path)
+
+
+def ensure_agent(path: str, simulate: str | None) -> None:
+    """Return when an agent listens at `path`; start a private one, which ends with its last share, if none does."""
+    if listens(path):
+        return
+    if Path(path).name != SOCKET_NAME:
+        raise UsageError(f"--socket {path} cannot be a private agent's: name it DIRECTORY/{SOCKET_NAME}")
+    command = [sys.executable, "-m", "sharepod.cli.private", path, *([simulate] if simulate else [])]
+    ended, alive = os.pipe()
+    with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor
+        try:
+            # It detaches: the program that this process becomes must not find a child that it never started.
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[alive], check=False)
+        finally:
+            os.close(alive)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not listens(path):
+            if select.select([ended], [], [], 0.02)[0] and not listens(path):
+                log.seek(0)
+                lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
+                raise CliError(f"the private agent does not start: {lines[-1].removeprefix('error: ')}", EXIT_NO_AGENT)
+            if time.monotonic() > deadline:
+                raise CliError(
+                    f"the private agent does not listen at {path} after {_START_TIMEOUT_S:.0f} s", EXIT_NO_AGENT
+                )
+
+
+def listens(path: str) -> bool:
+    """Tell whether an agent accepts connections at `path`."""
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,145 @@
+"""`sharepod demo`: three unmodified CUDA programs at 50/30/20 on one GPU, the third joins late."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sharepod.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sharepod.cli.account import Result
+    from sharepod.cli.stage import Part, Stage
+    from sharepod.cli.turns import Turn, Window
+
+_SIMULATED: Final = "1xH200"
+_PROGRAMS: Final = (("train", 50, 500), ("serve", 30, 2000), ("late", 20, 100))
+"""Name, percentage asked, microseconds per kernel: different kernels, so that counting launches would not do."""
+_SETTLE_S: Final = 0.5
+_LOOK_S: Final = 0.25
+_PICTURE_NS: Final = 400_000_000
+_PICTURE_COLUMNS: Final = 96
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=4, max=600, help="How long the programs run.")] = 18.0,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Use the simulated GPU even if a real one is here.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Also write the turns as a picture.")] = None,
+) -> None:
+    """Show three programs sharing one GPU at 50/30/20 percent, one of them a late joiner.
+
+    Uses a real GPU if there is one, else a simulated one. Leaves nothing behind.
+    """
+    from sharepod.cli.stage import Part, open_stage
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    parts = [Part(*row) for row in _PROGRAMS]
+    devices = _SIMULATED if simulate or not _real_gpu() else None
+    with open_stage(devices) as stage:
+        device = stage.node.devices[0].name
+        typer.echo(
+            f"{device}{' (simulated)' if devices else ''}: three programs ask for 50, 30 and 20 %; the third is late"
+        )
+        act = Act(stage, parts, seconds)
+        act.play()
+        stage.stop_programs()
+        turns = stage.client.turns_after(0)
+    _report(act, turns, picture, simulated=devices is not None)
+
+
+def _real_gpu() -> bool:
+    from sharepod.cli import checks
+
+    return checks.check_driver({}, simulated=False).status == checks.OK
+
+
+class Act:
+    """The course of the demo: two programs, then three, measured in a window each."""
+
+    def __init__(self, stage: Stage, parts: list[Part], seconds: float) -> None:
+        self._stage = stage
+        self._parts = parts
+        self._seconds = seconds
+        self.joined_ns = 0
+        self.alone: list[Result] = []
+        self.together: list[Result] = []
+
+    def play(self) -> None:
+        """Run the programs for their time and fill `alone` and `together`."""
+        *early, late = self._parts
+        # A little longer than needed: the demo ends them, they do not end under its eyes.
+        end = time.monotonic() + self._seconds
+        for part in early:
+            self._stage.start(part, self._seconds + 10)
+        self.alone = self._measure(early, until=end - self._seconds * 2 / 3)
+        self._stage.start(late, self._seconds + 10)
+        self.joined_ns = time.monotonic_ns()
+        self.together = self._measure(self._parts, until=end)
+
+    def _measure(self, parts: list[Part], until: float) -> list[Result]:
+        from sharepod.cli.account import results
+
+        self._watch(time.monotonic() + _SETTLE_S)
+        before = self._stage.read()
+        self._watch(max(until, time.monotonic() + 1))
+        return results({part.name: part.gpu_percent for part in parts}, before, self._stage.read())
+
+    def _watch(self, until: float) -> None:
+        """Show the live table until the clock says so."""
+        from rich.live import Live
+
+        from sharepod.cli import tables
+        from sharepod.cli.console import console
+
+        with Live(console=console(), auto_refresh=False, transient=True) as live:
+            while (left := until - time.monotonic()) > 0:
+                if console().is_terminal:
+                    live.update(tables.share_table(self._stage.client.list_shares().shares), refresh=True)
+                time.sleep(min(_LOOK_S, left))
+                self._stage.check()
+
+
+def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: bool) -> None:
+    from sharepod.cli import tables
+    from sharepod.cli.console import note, show
+    from sharepod.cli.picture import svg
+    from sharepod.cli.turns import Window
+
+    source = "ground truth of the simulated GPU" if simulated else "SharePod's ledger"
+    show(f"\nBefore the third joined: two programs share what nobody asked for ({source})")
+    show(tables.result_table(act.alone))
+    show(f"\nAll three: everyone gets what they asked for ({source})")
+    show(tables.result_table(act.together))
+    # The join is taken when the late share's first turn is granted; half of the picture lies before it.
+    joined_ns = next((turn.granted_ns for turn in turns if turn.share == _PROGRAMS[-1][0]), act.joined_ns)
+    window = Window(joined_ns - _PICTURE_NS // 2, joined_ns + _PICTURE_NS // 2)
+    show(f"\nThe turns as the third joins, {_PICTURE_NS // 1_000_000} ms:")
+    show(_picture(turns, window))
+    if picture is not None:
+        try:
+            picture.write_text(svg(turns, window, "Turns on one GPU: 50 %, 30 % and a late 20 %"), encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"cannot write {picture}: {error.strerror}: choose another file") from None
+        note(f"the picture is in {picture}")
+
+
+def _picture(turns: list[Turn], window: Window) -> RenderableType:
+    from rich.text import Text
+
+    from sharepod.cli.picture import STYLES, text_rows
+
+    text = Text()
+    order = [name for name, _, _ in _PROGRAMS]
+    for share, bar in sorted(text_rows(turns, window, _PICTURE_COLUMNS), key=lambda row: order.index(row[0])):
+        text.append(f"{share:>6} ")
+        text.append(f"{bar}\n", style=STYLES[order.index(share)])
+    return text

@@ -1,0 +1,76 @@
+"""Turns the process of `sharepod run` into the user's program.
+
+The process registers the share with itself as the owner and then becomes the program by exec: exit code, signals,
+stdio, terminal and job control are the program's own, and the agent, which watches the process, ends the share when it
+is gone, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from sharepod.cli.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CliError
+
+# Lists of paths, to which we add in front; every other variable replaces what was there.
+_PATH_LISTS: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
+
+
+def find_program(name: str, path: str | None) -> str:
+    """Return the file that a shell would run for `name` with `PATH` = `path`.
+
+    Raises CliError with 127 when there is none and 126 when it cannot be executed.
+    """
+    found = shutil.which(name, path=path)
+    if found is not None:
+        return found
+    directories = [""] if "/" in name else (path or os.defpath).split(os.pathsep)
+    for candidate in (Path(directory, name) for directory in directories):
+        if candidate.is_dir() and "/" in name:
+            raise CliError(f"cannot run {name}: it is a directory: name a program in it", EXIT_NOT_EXECUTABLE)
+        if candidate.is_file():
+            raise CliError(
+                f"cannot run {candidate}: it is not executable: chmod +x it, or run it through its interpreter",
+                EXIT_NOT_EXECUTABLE,
+            )
+    cure = "check the path" if "/" in name else "check the spelling, or give its path"
+    raise CliError(f"cannot run {name}: command not found: {cure}", EXIT_NOT_FOUND)
+
+
+def program_environment(
+    base: Mapping[str, str], additions: Mapping[str, str], hook_path: str, device_uuids: Sequence[str]
+) -> dict[str, str]:
+    """Return `base` with the share in it: `additions`, the hook first in LD_PRELOAD, and only the share's devices.
+
+    The program sees no other device: a launch on one of them would run outside the share.
+    """
+    environment = dict(base)
+    for name, value in {"CUDA_VISIBLE_DEVICES": ",".join(device_uuids), **additions, "LD_PRELOAD": hook_path}.items():
+        present = environment.get(name, "") if name in _PATH_LISTS else ""
+        environment[name] = f"{value}:{present}" if present else value
+    return environment
+
+
+def become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the program. Raises CliError (126) when the kernel refuses."""
+    # Python ignores these at its start, and an ignored signal stays ignored through exec: `yes | head` would not end.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(program, list(arguments), environment)  # noqa: S606 - that is the point
+    except OSError as error:
+        if error.errno == errno.ENOEXEC and _is_text(program):
+            # A script without `#!`: a shell runs it itself, and so does execvp.
+            os.execve("/bin/sh", ["sh", program, *arguments[1:]], environment)  # noqa: S606
+        reason = (error.strerror or str(error)).lower()
+        raise CliError(f"cannot run {program}: {reason}: check the file", EXIT_NOT_EXECUTABLE) from None
+
+
+def _is_text(program: str) -> bool:
+    with Path(program).open("rb") as file:
+        return b"\0" not in file.read(256)

@@ -1,0 +1,57 @@
+"""A view that is drawn again and again until the user has seen enough."""
+
+from __future__ import annotations
+
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+
+from sharepod.cli.console import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def watch(draw: Callable[[], RenderableType], interval_s: float) -> None:
+    """Show `draw()` on the whole terminal every `interval_s` until q or Ctrl-C; on no terminal, once."""
+    if not console().is_terminal:
+        console().print(draw())
+        return
+    with single_keys() as wait_for_key, Live(draw(), console=console(), screen=True, auto_refresh=False) as live:
+        try:
+            while wait_for_key(interval_s) not in ("q", "Q", "\x04"):
+                live.update(draw(), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def single_keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits up to so many seconds for a key and returns it, or "" ; restores the terminal."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+
+    def wait(seconds: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        return sys.stdin.read(1) if ready else ""
+
+    try:
+        yield wait
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

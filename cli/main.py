@@ -1,0 +1,101 @@
+"""The entry of the `sharepod` command: its verbs, its error law, nothing else.
+
+Start-up matters for `sharepod run`: what is heavy (grpc, rich, the demo) is imported by the verbs that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sharepod.cli import control, view
+from sharepod.cli.console import error_line
+from sharepod.cli.demo import demo
+from sharepod.cli.doctor import doctor
+from sharepod.cli.errors import CliError
+from sharepod.cli.run import run
+
+app = typer.Typer(
+    name="sharepod",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from sharepod.cli.about import version_text
+
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def sharepod(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print version, region ABI and features."
+        ),
+    ] = False,
+) -> None:
+    """Exact percentages of a GPU for unmodified CUDA programs.
+
+    Start the node's backend, then programs in shares of its GPUs:
+
+      sharepod agent                                  # or, without a GPU: sharepod agent --simulate 1xH200
+
+      sharepod run --gpu 70 -- python train.py
+
+      sharepod run --gpu 30 --limit 60 --memory 10GiB -- python serve.py
+
+      sharepod top
+
+    `sharepod demo` shows all of it in 20 seconds. `sharepod doctor` says what is missing here.
+    """
+
+
+def agent(context: typer.Context) -> None:
+    """Run the node's backend: it grants turns, keeps the accounts and answers this command.
+
+    All its flags are listed by `sharepod agent --help`. Examples: sharepod agent; sharepod agent --simulate 2xH200
+    """
+    from sharepod.agent.main import main as agent_main
+
+    raise typer.Exit(agent_main(context.args))
+
+
+# The agent reads its own flags (flag = environment = YAML key); here they are only passed on.
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=_PASS_ON)(agent)
+# What follows the program's name is the program's, with or without `--` before it.
+app.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run)
+app.command()(view.ps)
+app.command()(view.top)
+app.command()(view.explain)
+app.command()(control.pause)
+app.command()(control.resume)
+app.command("set")(control.change)
+app.command()(control.release)
+app.command()(view.trace)
+app.command()(doctor)
+app.command()(demo)
+
+
+def main() -> None:
+    """Run the command; exit 2 for usage, the error's own code for what the user can put right."""
+    try:
+        code = app(standalone_mode=False, prog_name="sharepod")
+    except CliError as error:
+        error_line(str(error))
+        code = error.exit_code
+    except typer.TyperException as error:
+        error_line(error.format_message())
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,63 @@
+"""A private agent: the node's backend for as long as it has shares. `sharepod run --private` starts it.
+
+Run as `python -m sharepod.cli.private SOCKET [DEVICES]`. It detaches itself, then runs the agent's own main in this
+process; a thread asks over gRPC, as any client does, whether shares are left, and stops the agent as an operator
+would, by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+_FIRST_SHARE_S: Final = 30.0
+"""How long to wait for the first share."""
+_LOOK_S: Final = 0.5
+_EMPTY_LOOKS: Final = 4
+"""The last share is gone when so many looks in a row see none: programs that follow each other find the agent."""
+
+
+def main() -> int:
+    """Detach and serve until no share is left; return the agent's exit code."""
+    socket_path, *simulate = sys.argv[1:]
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.chdir("/")
+    threading.Thread(target=_stop_when_empty, args=(socket_path,), daemon=True).start()
+    from sharepod.agent.main import main as agent_main
+
+    flags = ["--runtime-directory", str(Path(socket_path).parent), "--log-level", "warning", "--metrics-listen", "off"]
+    return agent_main([*flags, *(["--simulate", simulate[0]] if simulate else [])])
+
+
+def _stop_when_empty(socket_path: str) -> None:
+    from sharepod.cli.client import Client
+    from sharepod.cli.connect import listens
+    from sharepod.cli.errors import CliError
+
+    first_deadline = time.monotonic() + _FIRST_SHARE_S
+    empty = 0
+    while empty < _EMPTY_LOOKS:
+        time.sleep(_LOOK_S)
+        shares = 0
+        if listens(socket_path):
+            try:
+                with Client(socket_path) as client:
+                    shares = len(client.list_shares().shares)
+            except CliError:
+                continue
+        if shares:
+            first_deadline, empty = 0.0, 0
+        elif time.monotonic() > first_deadline:
+            empty += 1
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""`sharepod run`: a program in a share of a GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from sharepod.cli import launch, quantities
+from sharepod.cli.connect import connect, ensure_agent, socket_path
+from sharepod.cli.errors import CliError, UsageError
+from sharepod.cli.options import Limit, Memory, ShareClass, Socket
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]", help="What to run, unmodified.")],
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="PERCENT", help="Guaranteed device time, 1–100; 0 takes what the others leave."),
+    ],
+    limit: Limit = None,
+    memory: Memory = None,
+    share_class: Annotated[
+        ShareClass,
+        typer.Option("--class", help="latency goes first below its request; batch uses what no one else wants."),
+    ] = ShareClass.standard,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Device by index or UUID; repeat it for several. The best fit when not given."),
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="A name for `ps` and the others.")] = "",
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Start an agent if none runs; it ends with its last share."),
+    ] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICES", help="With --private: simulated devices, like 1xH200."),
+    ] = None,
+    socket: Socket = None,
+) -> None:
+    """Run a program in a share of a GPU.
+
+    Its exit code, signals, input and output are its own: this process becomes the program. The share ends when the
+    program does.
+
+    For example:
+
+      sharepod run --gpu 30 -- python train.py
+
+      sharepod run --gpu 30 --limit 60 --memory 10GiB --name train -- python train.py
+
+      sharepod run --gpu 20 --class latency -- ./serve --port 8000
+
+      sharepod run --private --simulate 1xH200 --gpu 50 -- ./program
+
+    Exit codes: the program's own; 2 a flag is wrong; 69 no agent; 75 it does not fit now; 126 the program cannot be
+    executed; 127 there is no such program.
+    """
+    if simulate is not None and not private:
+        raise UsageError("--simulate needs --private: without it the agent that runs decides what the devices are")
+    request, most = quantities.parse_terms(gpu, limit)
+    memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
+    before = dict(os.environ)
+    program = launch.find_program(command[0], before.get("PATH"))
+    path = socket_path(socket)
+    if private:
+        ensure_agent(path, simulate)
+    with connect(path) as client:
+        registration = client.register(
+            name=name,
+            devices=device or [""],
+            request_millipercent=request or 0,
+            limit_millipercent=most or 0,
+            memory_limit_bytes=memory_bytes,
+            share_class=share_class.value,
+            owner_pid=os.getpid(),
+        )
+        uuids = [term.device_uuid for term in registration.share.devices]
+        environment = launch.program_environment(before, registration.environment, registration.hook_path, uuids)
+        try:
+            launch.become(program, command, environment)
+        except CliError:
+            client.release(registration.share.id)
+            raise

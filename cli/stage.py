@@ -1,0 +1,156 @@
+"""The demo's stage: an agent of its own in a directory of its own, programs in shares, and nothing left afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sharepod.cli.account import Reading
+from sharepod.cli.connect import connect, ensure_agent
+from sharepod.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from sharepod.cli.client import Client
+    from sharepod.cli.model import Node
+
+PROGRAM: Final = Path(__file__).with_name("demo_program.py")
+_STOP_S: Final = 5.0
+_FIRST_LAUNCH_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One program of the demo."""
+
+    name: str
+    gpu_percent: int
+    kernel_us: int
+
+
+class Stage:
+    """A running agent and the programs started on it."""
+
+    def __init__(self, directory: Path, client: Client) -> None:
+        self._directory = directory
+        self.client = client
+        self.node: Node = client.node()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, part: Part, seconds: float) -> None:
+        """Start a program in its share, exactly as a user would, and wait for its first launch.
+
+        Raises CliError, with the program's last line, when it ends before that.
+        """
+        program = [sys.executable, str(PROGRAM), "--seconds", f"{seconds:.1f}", "--kernel-us", str(part.kernel_us)]
+        share = ["--gpu", str(part.gpu_percent), "--name", part.name, "--device", "0"]
+        command = [sys.executable, "-m", "sharepod.cli", "run", "--socket", self._socket, *share, "--", *program]
+        with self._log(part.name).open("wb") as log:
+            # Their own groups: Ctrl-C is for the demo, which then ends them in order.
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
+            )
+        self._running[part.name] = child
+        deadline = time.monotonic() + _FIRST_LAUNCH_S
+        while not any(s.name == part.name and s.devices[0].turns for s in self.client.list_shares().shares):
+            self.check()
+            if time.monotonic() > deadline:
+                raise CliError(f"{part.name} has launched nothing for {_FIRST_LAUNCH_S:.0f} s: try `sharepod doctor`")
+            time.sleep(0.02)
+
+    def check(self) -> None:
+        """Raise CliError if a program has ended before its time."""
+        for name, child in self._running.items():
+            if child.poll() is not None:
+                lines = self._log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                why = lines[-1].removeprefix("error: ") if lines else f"exit code {child.returncode}"
+                raise CliError(f"{name} ended early: {why}")
+
+    def read(self) -> Reading:
+        """Return the device time used so far: from the simulator's ground truth, on a real GPU from the ledger."""
+        state = self.node.environment.get("SIMGPU_STATE")
+        if not self.node.simulated or state is None:
+            snapshot = self.client.list_shares()
+            return Reading(snapshot.now_ns, {share.name: share.devices[0].used_ns for share in snapshot.shares})
+        from sharepod.simgpu.truth import Truth
+
+        truth = Truth(state)
+        busy_ns = dict.fromkeys(self._running, 0)
+        names = {child.pid: name for name, child in self._running.items()}
+        for context in truth.contexts(0):
+            if context.pid in names:
+                busy_ns[names[context.pid]] += context.busy_ns
+        return Reading(truth.now_ns(), busy_ns)
+
+    def stop_programs(self) -> None:
+        """End the programs: they are asked first and killed when they do not listen."""
+        for child in self._running.values():
+            child.terminate()
+        for child in self._running.values():
+            try:
+                child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._running.clear()
+
+    @property
+    def _socket(self) -> str:
+        return str(self._directory / "agent.sock")
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+
+@contextmanager
+def open_stage(simulate: str | None) -> Iterator[Stage]:
+    """Give a stage; when it is left, whatever happened, its programs, agent and files are gone."""
+    directory = Path(tempfile.mkdtemp(prefix="sharepod-demo-", dir="/dev/shm"))
+    extra = {"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}
+    agent: int | None = None
+    try:
+        with _environment(extra):
+            ensure_agent(str(directory / "agent.sock"), simulate)
+        with connect(str(directory / "agent.sock")) as client:
+            stage = Stage(directory, client)
+            agent = os.pidfd_open(stage.node.agent_pid)
+            try:
+                yield stage
+            finally:
+                stage.stop_programs()
+    finally:
+        if agent is not None:
+            _stop_agent(agent)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _environment(extra: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _stop_agent(pidfd: int) -> None:
+    """Ask the agent to stop and wait until it has."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if not select.select([pidfd], [], [], _STOP_S)[0]:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], _STOP_S)
+    os.close(pidfd)

@@ -1,0 +1,104 @@
+"""`ps`, `top`, `explain`, `trace`: what the shares of this node do."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sharepod.cli.connect import connect, socket_path
+from sharepod.cli.console import note, show, show_json
+from sharepod.cli.errors import CliError
+from sharepod.cli.options import Output, OutputOption, ShareName, Socket
+
+if TYPE_CHECKING:
+    from sharepod.cli.client import Client
+    from sharepod.cli.turns import Turn
+
+
+def ps(output: OutputOption = Output.table, socket: Socket = None) -> None:
+    """List the shares: what each asked for, what it got, what it does now.
+
+    Examples: sharepod ps; sharepod ps -o json | jq '.shares[].name'
+    """
+    with connect(socket_path(socket)) as client:
+        snapshot = client.snapshot()
+    if output is Output.json:
+        show_json(snapshot)
+        return
+    from sharepod.cli import tables
+
+    show(tables.share_table(snapshot.shares))
+
+
+def top(
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
+    socket: Socket = None,
+) -> None:
+    """Watch devices and shares live; q or Ctrl-C ends it.
+
+    Without a terminal it prints what it sees once.
+    """
+    from sharepod.cli import live, tables
+
+    with connect(socket_path(socket)) as client:
+        live.watch(lambda: tables.overview(client.snapshot()), interval)
+
+
+def explain(share: ShareName, output: OutputOption = Output.table, socket: Socket = None) -> None:
+    """Say why a share waits or what it gets, and who holds its device.
+
+    Example: sharepod explain train
+    """
+    with connect(socket_path(socket)) as client:
+        about, devices = client.explain(share)
+        labels = {other.id: other.label for other in client.list_shares().shares}
+    if output is Output.json:
+        show_json({"share": about, "devices": devices})
+        return
+    from sharepod.cli import tables
+
+    show(tables.explanation(about, devices, labels))
+
+
+def trace(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write; - is stdout.")],
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=3600, help="Record from now for so long; without it, the turns already made."),
+    ] = None,
+    socket: Socket = None,
+) -> None:
+    """Write the turns as a Chrome trace, for ui.perfetto.dev or chrome://tracing.
+
+    Examples: sharepod trace -o turns.json; sharepod trace --seconds 5 -o turns.json
+    """
+    from sharepod.cli.trace import chrome_trace
+
+    with connect(socket_path(socket)) as client:
+        turns = record(client, seconds) if seconds else client.turns_after(0)
+    text = json.dumps(chrome_trace(turns))
+    if str(output) == "-":
+        sys.stdout.write(f"{text}\n")
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"cannot write {output}: {error.strerror}: choose another file") from None
+    note(f"{len(turns)} turns in {output}; open it in ui.perfetto.dev")
+
+
+def record(client: Client, seconds: float) -> list[Turn]:
+    """Return the turns that end within the next `seconds`; fetched every second, so that none is lost to the ring."""
+    kept = client.turns_after(0)
+    last = kept[-1].sequence if kept else 0
+    turns: list[Turn] = []
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(1.0, left))
+        turns.extend(client.turns_after(turns[-1].sequence if turns else last))
+    return turns
