@@ -24,6 +24,8 @@ struct sp_allocation {
 /* 0, or nonzero when the share would pass its cap (or the account has no memory left to remember the address). */
 int sp_memory_reserve(int device_ordinal, uint64_t bytes);
 void sp_memory_rollback(int device_ordinal, uint64_t bytes);
+/* The open reservation turns out to need another size. Nonzero: over the cap, nothing changed. */
+int sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes);
 void sp_memory_commit(int device_ordinal, uint64_t address, uint64_t bytes, void *context);
 
 bool sp_memory_take(uint64_t address, struct sp_allocation *taken); /* false: not ours, nothing changed */

@@ -1,0 +1,136 @@
+/*
+ * Which addresses the program gets: the table of wrapped symbols, and the two doors through which a program asks for
+ * an address, dlsym (by handle) and cuGetProcAddress. Both ask the driver first and replace an address only if it is
+ * the driver's own export of a name in the table, so the driver alone chooses the variant, whatever its version.
+ */
+#include "intercept.h"
+
+#include <errno.h>
+#include <stdint.h>
+
+#include "driver.h"
+#include "resolve.h"
+
+#define SP_RTLD_LAZY   1
+#define SP_RTLD_NOLOAD 4
+#define SP_RTLD_NEXT   ((void *)-1l)
+#define SP_DRIVER_FILE "libcuda.so.1"
+
+#define SP_SYMBOL(name, since, per_thread, action)                                                                     \
+  extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
+#include "symbols.def"
+#undef SP_SYMBOL
+
+static const char *const names[SP_ROW_COUNT] = {
+#define SP_SYMBOL(name, since, per_thread, action) #name,
+#include "symbols.def"
+#undef SP_SYMBOL
+};
+
+static void (*const wrappers[SP_ROW_COUNT])(void) = {
+#define SP_SYMBOL(name, since, per_thread, action) sp_wrap_##name,
+#include "symbols.def"
+#undef SP_SYMBOL
+};
+
+void *sp_real[SP_ROW_COUNT];
+void *sp_next[SP_ROW_COUNT];
+_Thread_local bool sp_inside;
+
+static struct sp_driver driver;
+static int driver_loaded; /* set with release when `driver` and `sp_real` are filled */
+
+static void *own_export(void *handle, const char *symbol, const char *older) {
+  void *address = sp_object_symbol(handle, symbol);
+  return address != NULL ? address : sp_object_symbol(handle, older);
+}
+
+/*
+ * Fill everything from the driver's handle, if it is loaded. The handle is kept: the driver cannot be unloaded under
+ * our pointers. Threads may race here; all of them write the same values, and no lock means nothing that a fork could
+ * leave locked.
+ */
+static void load_driver(void) {
+  int saved_errno = errno;
+  sp_dlopen_function *open = sp_libc_dlopen();
+  void *handle = open != NULL ? open(SP_DRIVER_FILE, SP_RTLD_LAZY | SP_RTLD_NOLOAD) : NULL;
+  if (handle != NULL) {
+    for (int row = 0; row < SP_ROW_COUNT; row++) {
+      __atomic_store_n(&sp_real[row], sp_object_symbol(handle, names[row]), __ATOMIC_RELAXED);
+    }
+#define SP_FIELD(field, symbol, older, parameters)                                                                     \
+  __atomic_store_n((void **)&driver.field, own_export(handle, symbol, older), __ATOMIC_RELAXED);
+    SP_DRIVER_FUNCTIONS(SP_FIELD)
+#undef SP_FIELD
+    __atomic_store_n(&driver_loaded, 1, __ATOMIC_RELEASE); /* pairs with the loads of have_driver */
+  }
+  errno = saved_errno;
+}
+
+static bool have_driver(void) {
+  if (__builtin_expect(__atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) == 0, 0)) {
+    load_driver();
+  }
+  return __atomic_load_n(&driver_loaded, __ATOMIC_ACQUIRE) != 0;
+}
+
+const struct sp_driver *sp_driver(void) {
+  have_driver();
+  return &driver;
+}
+
+void *sp_find_real(enum sp_row row) {
+  return have_driver() ? __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) : NULL;
+}
+
+void *sp_find_next(enum sp_row row) {
+  int saved_errno = errno;
+  sp_dlsym_function *lookup = sp_libc_dlsym();
+  /* The loader sees this library as the caller, so "next" is next to us. A driver that was opened privately
+   * (RTLD_LOCAL) is next to nobody. */
+  void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, names[row]) : NULL;
+  if (found == NULL) {
+    found = sp_find_real(row);
+  }
+  if (found != NULL) {
+    __atomic_store_n(&sp_next[row], found, __ATOMIC_RELAXED);
+  }
+  errno = saved_errno;
+  return found;
+}
+
+CUresult sp_unavailable(void) {
+  return have_driver() ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+void *sp_wrapper_of(void *address) {
+  if (address != NULL && have_driver()) {
+    for (int row = 0; row < SP_ROW_COUNT; row++) {
+      if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) == address) {
+        return (void *)wrappers[row];
+      }
+    }
+  }
+  return address;
+}
+
+/* Called by the dlsym trampoline for a real handle and a name that begins with "cu": a wrapper, or NULL for "go on to
+ * the real dlsym". Calls libc only once the name is one of ours. */
+void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
+void *sp_filter(void *handle, const char *name) {
+  for (int row = 0; row < SP_ROW_COUNT; row++) {
+    if (!sp_text_equal(names[row], name)) {
+      continue;
+    }
+    sp_dlsym_function *lookup = sp_libc_dlsym();
+    void *real = sp_find_real((enum sp_row)row);
+    /* The real lookup comes last: it leaves the loader's error state (dlerror) as the program expects it. */
+    return real != NULL && lookup != NULL && lookup(handle, name) == real ? (void *)wrappers[row] : NULL;
+  }
+  return NULL;
+}
+
+/* Only to be early; dlsym and dlopen resolve by themselves if a program calls them before this. Libc-free. */
+__attribute__((constructor)) static void resolve_early(void) {
+  sp_resolve();
+}

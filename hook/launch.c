@@ -1,0 +1,175 @@
+/*
+ * Launches: kernels, executable graphs, memsets and copies inside a device. Each passes the gate, runs, and tells the
+ * gate how it went. The gate decides what is metered (not a stream under capture, not a device without a share).
+ */
+#include "gate.h"
+#include "intercept.h"
+
+#define SP_MULTI_DEVICE_MAX 32 /* devices of one cooperative launch that are metered; more of them than in any host */
+
+static inline uint64_t pack_grid(unsigned int x, unsigned int y, unsigned int z) {
+  return (uint64_t)x | (uint64_t)y << 32 | (uint64_t)z << 48; /* y and z are below 2^16 */
+}
+
+static inline uint64_t pack_block(unsigned int x, unsigned int y, unsigned int z) {
+  return (uint64_t)x | (uint64_t)y << 16 | (uint64_t)z << 32; /* x and y are at most 1024 */
+}
+
+/* A size as a class of sizes that take about the same time: the top three bits of it. */
+static inline uint64_t size_class(uint64_t bytes) {
+  if (bytes < 8) {
+    return bytes;
+  }
+  int low = 61 - __builtin_clzll(bytes);
+  return bytes >> low << low;
+}
+
+#define GATED(stream, per_thread, key, call)                                                                           \
+  do {                                                                                                                 \
+    struct sp_pass pass;                                                                                               \
+    CUresult result;                                                                                                   \
+    sp_gate_enter(&pass, (stream), (per_thread), (key));                                                               \
+    SP_CALL(result, (call));                                                                                           \
+    sp_gate_leave(&pass, result);                                                                                      \
+    return result;                                                                                                     \
+  } while (0)
+
+#define KERNEL(name, per_thread)                                                                                       \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,       \
+              unsigned int bz, unsigned int shared_bytes, CUstream stream, void **parameters, void **extra),           \
+             (f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, extra)) {                                   \
+    GATED(stream, per_thread, sp_unit_key(f, pack_grid(gx, gy, gz), pack_block(bx, by, bz)),                           \
+          real(f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, extra));                                   \
+  }
+KERNEL(cuLaunchKernel, false)
+KERNEL(cuLaunchKernel_ptsz, true)
+
+#define KERNEL_EX(name, per_thread)                                                                                    \
+  SP_WRAPPER(name, (const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra),                      \
+             (config, f, parameters, extra)) {                                                                         \
+    if (config == NULL) {                                                                                              \
+      return real(config, f, parameters, extra);                                                                       \
+    }                                                                                                                  \
+    GATED(config->hStream, per_thread,                                                                                 \
+          sp_unit_key(f, pack_grid(config->gridDimX, config->gridDimY, config->gridDimZ),                              \
+                      pack_block(config->blockDimX, config->blockDimY, config->blockDimZ)),                            \
+          real(config, f, parameters, extra));                                                                         \
+  }
+KERNEL_EX(cuLaunchKernelEx, false)
+KERNEL_EX(cuLaunchKernelEx_ptsz, true)
+
+#define COOPERATIVE(name, per_thread)                                                                                  \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,       \
+              unsigned int bz, unsigned int shared_bytes, CUstream stream, void **parameters),                         \
+             (f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters)) {                                          \
+    GATED(stream, per_thread, sp_unit_key(f, pack_grid(gx, gy, gz), pack_block(bx, by, bz)),                           \
+          real(f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters));                                          \
+  }
+COOPERATIVE(cuLaunchCooperativeKernel, false)
+COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
+
+/* One call, one kernel per device: it has passed only when every device's gate has let it. */
+SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, unsigned int devices, unsigned int flags),
+           (list, devices, flags)) {
+  struct sp_pass passes[SP_MULTI_DEVICE_MAX];
+  unsigned int metered = list == NULL ? 0 : devices;
+  if (metered > SP_MULTI_DEVICE_MAX) {
+    metered = SP_MULTI_DEVICE_MAX;
+  }
+  for (unsigned int i = 0; i < metered; i++) {
+    const CUDA_LAUNCH_PARAMS *one = &list[i];
+    sp_gate_enter(&passes[i], one->hStream, false,
+                  sp_unit_key(one->function, pack_grid(one->gridDimX, one->gridDimY, one->gridDimZ),
+                              pack_block(one->blockDimX, one->blockDimY, one->blockDimZ)));
+  }
+  CUresult result;
+  SP_CALL(result, real(list, devices, flags));
+  for (unsigned int i = metered; i > 0; i--) {
+    sp_gate_leave(&passes[i - 1], result);
+  }
+  return result;
+}
+
+#define GRAPH(name, per_thread)                                                                                        \
+  SP_WRAPPER(name, (CUgraphExec graph, CUstream stream), (graph, stream)) {                                            \
+    GATED(stream, per_thread, sp_unit_key(graph, 0, 0), real(graph, stream));                                          \
+  }
+GRAPH(cuGraphLaunch, false)
+GRAPH(cuGraphLaunch_ptsz, true)
+
+/* The launches of CUDA 2: the block is part of the function's state. */
+SP_WRAPPER(cuLaunch, (CUfunction f), (f)) {
+  GATED(NULL, false, sp_unit_key(f, 1, 0), real(f));
+}
+
+SP_WRAPPER(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height)) {
+  GATED(NULL, false, sp_unit_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
+        real(f, width, height));
+}
+
+SP_WRAPPER(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream), (f, width, height, stream)) {
+  GATED(stream, false, sp_unit_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
+        real(f, width, height, stream));
+}
+
+/* Copies and memsets have no function handle: the driver's function that does them is one. */
+#define KEY_OF(bytes) sp_unit_key((const void *)real, size_class(bytes), 0)
+
+#define COPY(name, address, size, per_thread)                                                                          \
+  SP_WRAPPER(name, (address target, address source, size bytes), (target, source, bytes)) {                            \
+    GATED(NULL, per_thread, KEY_OF(bytes), real(target, source, bytes));                                               \
+  }
+COPY(cuMemcpyDtoD, CUdeviceptr_v1, unsigned int, false)
+COPY(cuMemcpyDtoD_v2, CUdeviceptr, size_t, false)
+COPY(cuMemcpyDtoD_v2_ptds, CUdeviceptr, size_t, true)
+
+#define COPY_ASYNC(name, address, size, per_thread)                                                                    \
+  SP_WRAPPER(name, (address target, address source, size bytes, CUstream stream), (target, source, bytes, stream)) {   \
+    GATED(stream, per_thread, KEY_OF(bytes), real(target, source, bytes, stream));                                     \
+  }
+COPY_ASYNC(cuMemcpyDtoDAsync, CUdeviceptr_v1, unsigned int, false)
+COPY_ASYNC(cuMemcpyDtoDAsync_v2, CUdeviceptr, size_t, false)
+COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, size_t, true)
+
+#define SET(name, address, value_type, size, per_thread)                                                               \
+  SP_WRAPPER(name, (address target, value_type value, size count), (target, value, count)) {                           \
+    GATED(NULL, per_thread, KEY_OF((uint64_t)count * sizeof(value_type)), real(target, value, count));                 \
+  }
+#define SET_ASYNC(name, value_type, per_thread)                                                                        \
+  SP_WRAPPER(name, (CUdeviceptr target, value_type value, size_t count, CUstream stream),                              \
+             (target, value, count, stream)) {                                                                         \
+    GATED(stream, per_thread, KEY_OF((uint64_t)count * sizeof(value_type)), real(target, value, count, stream));       \
+  }
+#define SET_FAMILY(width, value_type)                                                                                  \
+  SET(cuMemsetD##width, CUdeviceptr_v1, value_type, unsigned int, false)                                               \
+  SET(cuMemsetD##width##_v2, CUdeviceptr, value_type, size_t, false)                                                   \
+  SET(cuMemsetD##width##_v2_ptds, CUdeviceptr, value_type, size_t, true)                                               \
+  SET_ASYNC(cuMemsetD##width##Async, value_type, false)                                                                \
+  SET_ASYNC(cuMemsetD##width##Async_ptsz, value_type, true)
+SET_FAMILY(8, unsigned char)
+SET_FAMILY(16, unsigned short)
+SET_FAMILY(32, unsigned int)
+
+#define SET_2D(name, address, value_type, size, per_thread)                                                            \
+  SP_WRAPPER(name, (address target, size pitch, value_type value, size width, size height),                            \
+             (target, pitch, value, width, height)) {                                                                  \
+    GATED(NULL, per_thread, KEY_OF((uint64_t)width * height * sizeof(value_type)),                                     \
+          real(target, pitch, value, width, height));                                                                  \
+  }
+#define SET_2D_ASYNC(name, value_type, per_thread)                                                                     \
+  SP_WRAPPER(name, (CUdeviceptr target, size_t pitch, value_type value, size_t width, size_t height, CUstream stream), \
+             (target, pitch, value, width, height, stream)) {                                                          \
+    GATED(stream, per_thread, KEY_OF((uint64_t)width * height * sizeof(value_type)),                                   \
+          real(target, pitch, value, width, height, stream));                                                          \
+  }
+#define SET_2D_FAMILY(width, value_type)                                                                               \
+  SET_2D(cuMemsetD2D##width, CUdeviceptr_v1, value_type, unsigned int, false)                                          \
+  SET_2D(cuMemsetD2D##width##_v2, CUdeviceptr, value_type, size_t, false)                                              \
+  SET_2D(cuMemsetD2D##width##_v2_ptds, CUdeviceptr, value_type, size_t, true)                                          \
+  SET_2D_ASYNC(cuMemsetD2D##width##Async, value_type, false)                                                           \
+  SET_2D_ASYNC(cuMemsetD2D##width##Async_ptsz, value_type, true)
+SET_2D_FAMILY(8, unsigned char)
+SET_2D_FAMILY(16, unsigned short)
+SET_2D_FAMILY(32, unsigned int)

@@ -1,0 +1,154 @@
+/*
+ * Births and deaths: the driver's initialisation, contexts, streams and captures. The gate keeps events in streams and
+ * the account keeps addresses of contexts; both must hear of an end, the gate before it (its events are still valid
+ * then), the account after it (only a context that is really gone has freed its memory).
+ */
+#include <errno.h>
+
+#include "driver.h"
+#include "gate.h"
+#include "intercept.h"
+#include "memory.h"
+
+SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
+  CUresult result;
+  SP_CALL(result, real(flags));
+  if (result == CUDA_SUCCESS) {
+    int saved_errno = errno;
+    bool usable = sp_attach();
+    errno = saved_errno;
+    if (!usable) {
+      return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+  }
+  return result;
+}
+
+#define CONTEXT_END(name)                                                                                              \
+  SP_WRAPPER(name, (CUcontext context), (context)) {                                                                   \
+    if (context != NULL) {                                                                                             \
+      sp_gate_forget_context(context);                                                                                 \
+    }                                                                                                                  \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(context));                                                                                    \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      sp_memory_forget_context(context);                                                                               \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+CONTEXT_END(cuCtxDestroy)
+CONTEXT_END(cuCtxDestroy_v2)
+CONTEXT_END(cuCtxDetach)
+
+static bool primary_is_active(CUdevice device) {
+  const struct sp_driver *driver = sp_driver();
+  unsigned int flags;
+  int active = 0;
+  return driver->cuDevicePrimaryCtxGetState != NULL &&
+         driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+/* The handle of a device's primary context, which only a retain tells. NULL when it is not there. */
+static CUcontext primary_context(CUdevice device) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext context = NULL;
+  if (!primary_is_active(device) || driver->cuDevicePrimaryCtxRetain == NULL ||
+      driver->cuDevicePrimaryCtxRelease == NULL || driver->cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) {
+    return NULL;
+  }
+  driver->cuDevicePrimaryCtxRelease(device);
+  return context;
+}
+
+/* A release may or may not be the last one. The gate relearns a context that stays; the account must not forget one. */
+#define PRIMARY_END(name)                                                                                              \
+  SP_WRAPPER(name, (CUdevice device), (device)) {                                                                      \
+    CUcontext context = primary_context(device);                                                                       \
+    if (context != NULL) {                                                                                             \
+      sp_gate_forget_context(context);                                                                                 \
+    }                                                                                                                  \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(device));                                                                                     \
+    if (result == CUDA_SUCCESS && context != NULL && !primary_is_active(device)) {                                     \
+      sp_memory_forget_context(context);                                                                               \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+PRIMARY_END(cuDevicePrimaryCtxRelease)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
+PRIMARY_END(cuDevicePrimaryCtxReset)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+
+#define STREAM_END(name)                                                                                               \
+  SP_WRAPPER(name, (CUstream stream), (stream)) {                                                                      \
+    sp_gate_forget_stream(stream);                                                                                     \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(stream));                                                                                     \
+    return result;                                                                                                     \
+  }
+STREAM_END(cuStreamDestroy)
+STREAM_END(cuStreamDestroy_v2)
+
+/* The gate hears of a capture before it opens, so that no marker slips in between. */
+#define CAPTURE(stream, per_thread, call)                                                                              \
+  do {                                                                                                                 \
+    sp_gate_capture_begin((stream), (per_thread));                                                                     \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, (call));                                                                                           \
+    if (result != CUDA_SUCCESS) {                                                                                      \
+      sp_gate_capture_end((stream), (per_thread));                                                                     \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  } while (0)
+
+SP_WRAPPER(cuStreamBeginCapture, (CUstream stream), (stream)) {
+  CAPTURE(stream, false, real(stream));
+}
+
+SP_WRAPPER(cuStreamBeginCapture_ptsz, (CUstream stream), (stream)) {
+  CAPTURE(stream, true, real(stream));
+}
+
+SP_WRAPPER(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode)) {
+  CAPTURE(stream, false, real(stream, mode));
+}
+
+SP_WRAPPER(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode)) {
+  CAPTURE(stream, true, real(stream, mode));
+}
+
+#define CAPTURE_TO_GRAPH(name, per_thread)                                                                             \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUstream stream, CUgraph graph, const void *dependencies, const void *edges, size_t count, int mode),    \
+             (stream, graph, dependencies, edges, count, mode)) {                                                      \
+    CAPTURE(stream, per_thread, real(stream, graph, dependencies, edges, count, mode));                                \
+  }
+CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph, false)
+CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph_ptsz, true)
+
+/* Whether a capture has ended: these failures end it too; with others (the wrong thread, the wrong stream, no capture
+ * at all) nothing has changed. */
+static bool capture_ended(CUresult result) {
+  switch (result) {
+  case CUDA_SUCCESS:
+  case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+  case CUDA_ERROR_STREAM_CAPTURE_MERGE:
+  case CUDA_ERROR_STREAM_CAPTURE_UNJOINED:
+  case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
+    return true;
+  default:
+    return false;
+  }
+}
+
+#define END_CAPTURE(name, per_thread)                                                                                  \
+  SP_WRAPPER(name, (CUstream stream, CUgraph * graph), (stream, graph)) {                                              \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real(stream, graph));                                                                              \
+    if (capture_ended(result)) {                                                                                       \
+      sp_gate_capture_end(stream, (per_thread));                                                                       \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+END_CAPTURE(cuStreamEndCapture, false)
+END_CAPTURE(cuStreamEndCapture_ptsz, true)

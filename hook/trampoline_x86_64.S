@@ -1,0 +1,116 @@
+/*
+ * dlsym and dlopen as tail calls.
+ *
+ * The loader takes the return address of these two functions as "the caller": it decides what RTLD_NEXT is next to,
+ * and whose RUNPATH and $ORIGIN apply. A wrapper in C would become the caller of everybody. So we look at the
+ * arguments and jump: the real function sees the program's own return address and the program's own stack.
+ */
+        .hidden sp_filter
+        .hidden sp_resolve
+        .hidden sp_chain_dlsym
+        .hidden sp_chain_dlopen
+        .hidden sp_dlopen_mask
+        .text
+
+/* void *dlsym(void *handle, const char *name) */
+        .globl  dlsym
+        .type   dlsym, @function
+        .p2align 4
+dlsym:
+        .cfi_startproc
+        endbr64
+        leaq    1(%rdi), %rax           /* RTLD_NEXT is -1, RTLD_DEFAULT 0: never filtered, they are already right */
+        cmpq    $1, %rax
+        jbe     .Lnext
+        testq   %rsi, %rsi
+        jz      .Lnext
+        cmpb    $'c', (%rsi)            /* byte by byte: the name may end at the end of a page */
+        jne     .Lnext
+        cmpb    $'u', 1(%rsi)
+        jne     .Lnext
+        pushq   %rdi
+        .cfi_adjust_cfa_offset 8
+        pushq   %rsi
+        .cfi_adjust_cfa_offset 8
+        subq    $8, %rsp                /* the callee's stack is 16-byte aligned */
+        .cfi_adjust_cfa_offset 8
+        call    sp_filter
+        addq    $8, %rsp
+        .cfi_adjust_cfa_offset -8
+        popq    %rsi
+        .cfi_adjust_cfa_offset -8
+        popq    %rdi
+        .cfi_adjust_cfa_offset -8
+        testq   %rax, %rax
+        jz      .Lnext
+        ret                             /* one of our wrappers */
+.Lnext:
+        movq    sp_chain_dlsym(%rip), %rax
+        testq   %rax, %rax
+        jz      .Lfirst
+        jmp     *%rax
+.Lfirst:
+        pushq   %rdi
+        .cfi_adjust_cfa_offset 8
+        pushq   %rsi
+        .cfi_adjust_cfa_offset 8
+        subq    $8, %rsp
+        .cfi_adjust_cfa_offset 8
+        call    sp_resolve
+        addq    $8, %rsp
+        .cfi_adjust_cfa_offset -8
+        popq    %rsi
+        .cfi_adjust_cfa_offset -8
+        popq    %rdi
+        .cfi_adjust_cfa_offset -8
+        movq    sp_chain_dlsym(%rip), %rax
+        testq   %rax, %rax
+        jz      .Lnone                  /* no loader that we know: as if nothing were found */
+        jmp     *%rax
+.Lnone:
+        ret
+        .cfi_endproc
+        .size   dlsym, . - dlsym
+
+/* void *dlopen(const char *path, int flags) */
+        .globl  dlopen
+        .type   dlopen, @function
+        .p2align 4
+dlopen:
+        .cfi_startproc
+        endbr64
+        movq    sp_chain_dlopen(%rip), %rax
+        testq   %rax, %rax
+        jz      .Lopen_first
+.Lopen:
+        andl    sp_dlopen_mask(%rip), %esi
+        jmp     *%rax
+.Lopen_first:
+        pushq   %rdi
+        .cfi_adjust_cfa_offset 8
+        pushq   %rsi
+        .cfi_adjust_cfa_offset 8
+        subq    $8, %rsp
+        .cfi_adjust_cfa_offset 8
+        call    sp_resolve
+        addq    $8, %rsp
+        .cfi_adjust_cfa_offset -8
+        popq    %rsi
+        .cfi_adjust_cfa_offset -8
+        popq    %rdi
+        .cfi_adjust_cfa_offset -8
+        movq    sp_chain_dlopen(%rip), %rax
+        testq   %rax, %rax
+        jnz     .Lopen
+        ret
+        .cfi_endproc
+        .size   dlopen, . - dlopen
+
+        .section .note.GNU-stack, "", @progbits
+
+/* This object keeps to the rules of Intel CET (indirect branch tracking, shadow stack). */
+        .section .note.gnu.property, "a"
+        .p2align 3
+        .long   4, 16, 5
+        .asciz  "GNU"
+        .long   0xc0000002, 4, 3, 0
