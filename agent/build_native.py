@@ -39,7 +39,6 @@ ffi.set_source(
     sources=[*_found("agent/*.c"), "hook/region.c"],
     depends=[*_found("agent/*.h"), "hook/region.h"],
     include_dirs=["agent", "hook"],
-    define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],
     py_limited_api=True,

@@ -185,7 +185,7 @@ class Node:
                     extra={
                         "device": found.device,
                         "pid": found.process.pid,
-                        "process": found.process.name,
+                        "process_name": found.process.name,
                         "memory_used_bytes": found.process.memory_used_bytes,
                     },
                 )
@@ -205,7 +205,7 @@ class Node:
             text = checkpoint.read(self._state_directory)
             records = checkpoint.parse(text, self._boot) if text else ()
         except ShareError as error:
-            log.error("checkpoint lost", extra={"cause": str(error)})
+            log.error("checkpoint lost", extra={"cause": str(error)})  # noqa: TRY400 - the text says it all
             records = ()
         for record in records:
             self._adopt_one(record)
@@ -218,7 +218,7 @@ class Node:
         try:
             self._registry.adopt(share, record.usages, time.monotonic_ns())
         except ShareError as error:
-            log.error("share not adopted", extra={**_fields(share), "cause": str(error)})
+            log.error("share not adopted", extra={**_fields(share), "cause": str(error)})  # noqa: TRY400 - as above
             return
         log.info("share adopted", extra=_fields(share))
         if share.owner_pid:

@@ -141,7 +141,7 @@ def default_runtime_directory(environment: Mapping[str, str]) -> str:
     wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR", "")
     if wanted and os.access(wanted, os.W_OK) and _on_tmpfs(Path(wanted)):
         return str(Path(wanted) / "sharepod")
-    return f"/dev/shm/sharepod-{uid}"
+    return f"/dev/shm/sharepod-{uid}"  # noqa: S108 - its owner is checked before use
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,267 @@
+"""Starts and stops the agent: places, locks, devices, arbiter, metrics, socket. One agent per host.
+
+Nothing is decided here; whatever can fail on the way leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import grp
+import importlib.metadata
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+# Before grpc loads its C core, which would log to stderr in its own way.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+
+from sharepod import hook, simgpu
+from sharepod.agent import logs, metrics
+from sharepod.agent.errors import SettingsError, ShareError
+from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
+from sharepod.agent.lock import HostLock
+from sharepod.agent.native import REGION_ABI_VERSION, NativeArbiter
+from sharepod.agent.node import Identity, Node
+from sharepod.agent.registry import Registry
+from sharepod.agent.service import NodeService
+from sharepod.agent.settings import Settings, check_on_tmpfs, load_settings, setting_doc, setting_names, shown
+from sharepod.proto import v1_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.agent.device import DeviceLook
+
+log = logging.getLogger("sharepod.agent")
+
+TICK_S: Final = 0.25
+SAVE_TICKS: Final = 4
+"""Ticks between two checkpoints: one a second."""
+STOP_GRACE_S: Final = 0.5
+EXIT_FAILURE: Final = 1
+EXIT_USAGE: Final = 2
+
+
+def simulated_environment(settings: Settings) -> dict[str, str]:
+    """Return what a program needs to see the simulated devices: libraries, devices, state. Empty on real devices."""
+    if not settings.simulate:
+        return {}
+    return {
+        "LD_LIBRARY_PATH": str(Path(simgpu.__file__).parent / "lib"),
+        "SIMGPU_DEVICES": settings.simulate,
+        "SIMGPU_STATE": os.environ.get("SIMGPU_STATE", f"{settings.runtime_directory}/simgpu"),
+    }
+
+
+def _prepare_runtime_directory(settings: Settings) -> None:
+    """Create the runtime directory, or check that it is ours. Raises SettingsError."""
+    check_on_tmpfs(settings)
+    runtime = Path(settings.runtime_directory)
+    try:
+        runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"runtime directory {runtime}: {error.strerror}: choose another with --runtime-directory"
+        ) from None
+    info = runtime.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise SettingsError(
+            f"runtime directory {runtime} belongs to user {info.st_uid}: choose another with --runtime-directory"
+        )
+
+
+def _prepare_others(settings: Settings) -> None:
+    """Create what else is needed once the place is ours. Raises SettingsError."""
+    # Others may pass through to the socket and to their share, never list or write.
+    Path(settings.runtime_directory).chmod(0o711 if settings.public else 0o700)
+    try:
+        Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
+        Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"directory {error.filename}: {error.strerror}: choose another") from None
+
+
+class Agent:
+    """A running agent: what it opened, in the order in which it is closed again."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = contextlib.ExitStack()
+        self._environment = simulated_environment(settings)
+
+    def open(self) -> tuple[Node, Inventory]:
+        """Take the host's place and build the node. Raises a ShareError and leaves nothing behind."""
+        settings = self._settings
+        _prepare_runtime_directory(settings)
+        lock = self._stack.enter_context(HostLock(Path(settings.runtime_directory)))
+        self._stack.callback(self._remove_unused)
+        _prepare_others(settings)
+        if settings.simulate:
+            os.environ.update({key: self._environment[key] for key in ("SIMGPU_DEVICES", "SIMGPU_STATE")})
+            load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
+        inventory = Inventory()
+        self._stack.callback(inventory.close)
+        for info in inventory.devices:
+            lock.claim_device(f"{self._environment.get('SIMGPU_STATE', '')}/{info.uuid}", info.index)
+        arbiter = NativeArbiter()
+        close_arbiter = self._stack.enter_context(contextlib.ExitStack())
+        close_arbiter.callback(arbiter.close)
+        registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
+        identity = self._identity(inventory.driver_version)
+        node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
+        node.adopt()
+        close_arbiter.pop_all()
+        self._stack.callback(node.close)
+        if settings.metrics_listen:
+            self._stack.callback(metrics.serve(node, settings.metrics_listen))
+        return node, inventory
+
+    def _identity(self, driver_version: str) -> Identity:
+        settings = self._settings
+        features = ["adoption", "turns"]
+        features += ["simulated"] if settings.simulate else []
+        features += ["overcommit"] if settings.overcommit else []
+        features += ["metrics"] if settings.metrics_listen else []
+        return Identity(
+            node_name=socket.gethostname(),
+            version=importlib.metadata.version("sharepod"),
+            region_abi_version=REGION_ABI_VERSION,
+            pid=os.getpid(),
+            driver_version=driver_version,
+            runtime_directory=settings.runtime_directory,
+            policy=settings.policy,
+            metrics_address=settings.metrics_listen,
+            hook_path=str(Path(hook.__file__).parent / "libsharepod.so"),
+            features=tuple(features),
+            settings=shown(settings),
+            environment=self._environment,
+        )
+
+    def _remove_unused(self) -> None:
+        """Remove our directories and the simulated devices when no share needs them."""
+        settings = self._settings
+        runtime = Path(settings.runtime_directory)
+        with contextlib.suppress(OSError):
+            Path(settings.shares_directory).rmdir()
+            if settings.simulate and self._environment["SIMGPU_STATE"] == f"{runtime}/simgpu":
+                for path in runtime.glob("simgpu*"):
+                    path.unlink()
+            if settings.state_directory != settings.runtime_directory:
+                Path(settings.state_directory).rmdir()
+
+    def close(self) -> None:
+        """Undo `open`, last first."""
+        self._stack.close()
+
+
+def _open_socket_to(settings: Settings) -> None:
+    """Give the socket its mode and group. Until here only this user can connect: grpc creates it 0755."""
+    path = Path(settings.socket_path)
+    if settings.socket_group:
+        try:
+            os.chown(path, -1, grp.getgrnam(settings.socket_group).gr_gid)
+        except OSError as error:
+            raise SettingsError(
+                f"socket group {settings.socket_group}: {error.strerror}: run as root or as a member of the group"
+            ) from None
+    path.chmod(settings.socket_mode)
+
+
+async def _serve(agent: Agent, settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        node, inventory = agent.open()
+        await _answer(node, inventory, settings, stopping)
+    finally:
+        agent.close()
+
+
+async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event) -> None:
+    """Serve gRPC until `stopping` is set."""
+    loop = asyncio.get_running_loop()
+    socket_path = Path(settings.socket_path)
+    socket_path.unlink(missing_ok=True)
+    server = grpc.aio.server()
+    rpc.add_NodeServiceServicer_to_server(NodeService(node), server)
+    server.add_insecure_port(f"unix:{socket_path}")
+    try:
+        await server.start()
+        _open_socket_to(settings)
+
+        def deliver(looks: Sequence[DeviceLook]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(node.looked, looks)
+
+        inventory.start(deliver)
+        log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
+        await _tick_until(stopping, node)
+        log.info("agent stopping", extra={"shares": len(node.statuses())})
+    finally:
+        await server.stop(STOP_GRACE_S if not stopping.is_set() else 0.05)
+        socket_path.unlink(missing_ok=True)
+
+
+async def _tick_until(stopping: asyncio.Event, node: Node) -> None:
+    ticks = 0
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), TICK_S)
+        node.tick()
+        ticks += 1
+        if ticks % SAVE_TICKS == 0:
+            node.save()
+
+
+def run_agent(settings: Settings) -> int:
+    """Run the agent until SIGTERM or SIGINT. Returns the exit code: 0, or 1 when it could not start.
+
+    A planned stop opens the gates and keeps the shares of running programs for the next agent.
+    """
+    logs.set_up(settings.log_format, settings.log_level)
+    try:
+        asyncio.run(_serve(Agent(settings), settings))
+    except ShareError as error:
+        sys.stderr.write(f"sharepod agent: {error}\n")
+        return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str]) -> Settings:
+    """Return the settings from command-line arguments, the environment and the configuration file."""
+    parser = argparse.ArgumentParser(prog="sharepod agent", description="The node's backend.", allow_abbrev=False)
+    parser.add_argument("--config", help="YAML file with settings ($SHAREPOD_CONFIG)")
+    for name in setting_names():
+        flag = "--" + name.replace("_", "-")
+        doc = setting_doc(name).replace("%", "%%")
+        if name == "overcommit":
+            parser.add_argument(flag, help=doc, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            parser.add_argument(flag, help=doc)
+    flags = vars(parser.parse_args(arguments))
+    return load_settings(flags, os.environ, flags.pop("config"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `sharepod agent` with the given (or the process's) arguments."""
+    try:
+        settings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        sys.stderr.write(f"sharepod agent: {error}\n")
+        return EXIT_USAGE
+    return run_agent(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

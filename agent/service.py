@@ -1,0 +1,338 @@
+"""The gRPC edge of the node: protobuf messages come in and go out here and nowhere else in the agent.
+
+Every method turns a request into values, calls the node, and turns the answer back. A ShareError becomes its status
+code with its one-line text; anything else is a bug, logged once and answered with INTERNAL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from sharepod.agent.errors import InvalidInput, ShareError
+from sharepod.agent.explain import explain
+from sharepod.agent.registry import TermsChange
+from sharepod.agent.share import (
+    WHOLE_MILLIPERCENT,
+    DeviceAsk,
+    DeviceUsage,
+    DeviceUuid,
+    Share,
+    ShareAsk,
+    ShareClass,
+    ShareState,
+    ShareStatus,
+    Terms,
+    Turn,
+)
+from sharepod.proto import v1_pb2 as pb
+from sharepod.proto import v1_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from sharepod.agent.device import DeviceStatus, NodeStatus
+    from sharepod.agent.node import Node
+
+log = logging.getLogger("sharepod.agent.service")
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_TURNS_DEFAULT: Final = 4096
+_TURNS_MAX: Final = 16384
+_INTERVAL_DEFAULT_NS: Final = 1_000_000_000
+_INTERVAL_MIN_NS: Final = 100_000_000
+_INTERVAL_MAX_NS: Final = 3_600_000_000_000
+
+_CLASSES: Final = {
+    pb.SHARE_CLASS_LATENCY: ShareClass.LATENCY,
+    pb.SHARE_CLASS_STANDARD: ShareClass.STANDARD,
+    pb.SHARE_CLASS_BATCH: ShareClass.BATCH,
+}
+_CLASSES_OUT: Final = {value: key for key, value in _CLASSES.items()}
+_STATES_OUT: Final = {
+    ShareState.IDLE: pb.SHARE_STATE_IDLE,
+    ShareState.WAITING: pb.SHARE_STATE_WAITING,
+    ShareState.HOLDING: pb.SHARE_STATE_HOLDING,
+    ShareState.DRAINING: pb.SHARE_STATE_DRAINING,
+    ShareState.PAUSED: pb.SHARE_STATE_PAUSED,
+}
+_ENDS_OUT: Final = (
+    pb.TURN_END_IDLE,
+    pb.TURN_END_QUANTUM,
+    pb.TURN_END_LIMIT,
+    pb.TURN_END_PREEMPTED,
+    pb.TURN_END_DEAD,
+    pb.TURN_END_PAUSED,
+    pb.TURN_END_RELEASED,
+)
+"""By `sp_turn.reason`."""
+
+
+def _answered(
+    method: Callable[[NodeService, Request], Response],
+) -> Callable[[NodeService, Request, Context], Awaitable[Response]]:
+    """Make an rpc of a plain method: errors become status codes."""
+
+    @functools.wraps(method)
+    async def handler(self: NodeService, request: Request, context: Context) -> Response:
+        try:
+            return method(self, request)
+        except ShareError as error:
+            await context.abort(grpc.StatusCode[error.code], str(error))
+        except Exception:
+            log.exception("request failed", extra={"method": method.__name__})
+            await context.abort(grpc.StatusCode.INTERNAL, "the agent failed on this request: see its log")
+
+    return handler
+
+
+class NodeService(rpc.NodeServiceServicer):
+    """The rpcs of proto/v1.proto on one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @_answered
+    def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
+        """Create a share."""
+        ask = ShareAsk(
+            devices=tuple(_device_ask(item) for item in request.devices),
+            name=request.name,
+            share_class=_share_class(request.share_class) or ShareClass.STANDARD,
+            owner_pid=request.owner_pid,
+            labels=dict(request.labels),
+        )
+        status = self._node.register(ask)
+        return pb.RegisterShareResponse(
+            share=self._share(status),
+            environment=self._node.environment(status.share),
+            hook_path=self._node.identity.hook_path,
+        )
+
+    @_answered
+    def UpdateShare(self, request: pb.UpdateShareRequest) -> pb.UpdateShareResponse:  # noqa: N802
+        """Change the terms of a live share."""
+        changes = [_change(item) for item in request.devices]
+        status = self._node.update(request.share, changes, _share_class(request.share_class))
+        return pb.UpdateShareResponse(share=self._share(status))
+
+    @_answered
+    def ReleaseShare(self, request: pb.ReleaseShareRequest) -> pb.ReleaseShareResponse:  # noqa: N802
+        """End a share."""
+        return pb.ReleaseShareResponse(share=self._share(self._node.release(request.share)))
+
+    @_answered
+    def ListShares(self, request: pb.ListSharesRequest) -> pb.ListSharesResponse:  # noqa: N802
+        """Return the shares."""
+        now_ns = self._node.status().now_ns
+        shares = [self._share(status) for status in self._node.statuses(request.shares)]
+        return pb.ListSharesResponse(shares=shares, now_ns=now_ns)
+
+    @_answered
+    def PauseShare(self, request: pb.PauseShareRequest) -> pb.PauseShareResponse:  # noqa: N802
+        """Close a share's gates."""
+        return pb.PauseShareResponse(share=self._share(self._node.pause(request.share, paused=True)))
+
+    @_answered
+    def ResumeShare(self, request: pb.ResumeShareRequest) -> pb.ResumeShareResponse:  # noqa: N802
+        """Let a paused share run again."""
+        return pb.ResumeShareResponse(share=self._share(self._node.pause(request.share, paused=False)))
+
+    @_answered
+    def ListTurns(self, request: pb.ListTurnsRequest) -> pb.ListTurnsResponse:  # noqa: N802
+        """Return finished turns."""
+        if request.max_turns > _TURNS_MAX:
+            raise InvalidInput(f"max_turns {request.max_turns} is above {_TURNS_MAX}: ask for less and call again")
+        found = self._node.turns(request.after_sequence, request.max_turns or _TURNS_DEFAULT)
+        turns = [_turn(turn, share, device) for turn, share, device in found]
+        return pb.ListTurnsResponse(turns=turns, now_ns=self._node.status().now_ns)
+
+    @_answered
+    def ExplainShare(self, request: pb.ExplainShareRequest) -> pb.ExplainShareResponse:  # noqa: N802
+        """Say why a share runs or waits."""
+        share = self._node.share(request.share)
+        status = self._node.status()
+        devices = [
+            pb.Explanation(
+                device_uuid=item.device,
+                state=_STATES_OUT[item.state],
+                reason=item.reason,
+                facts=item.facts,
+                holder_share_ids=item.holders,
+            )
+            for item in explain(status, share.id)
+        ]
+        current = next(held for held in status.shares if held.share.id == share.id)
+        return pb.ExplainShareResponse(share=self._share(current), devices=devices)
+
+    @_answered
+    def GetNode(self, request: pb.GetNodeRequest) -> pb.GetNodeResponse:  # noqa: N802
+        """Describe the node."""
+        status, identity = self._node.status(), self._node.identity
+        return pb.GetNodeResponse(
+            node_name=identity.node_name,
+            version=identity.version,
+            region_abi_version=identity.region_abi_version,
+            features=identity.features,
+            agent_pid=identity.pid,
+            devices=[_device(device) for device in status.devices],
+            driver_version=identity.driver_version,
+            runtime_directory=identity.runtime_directory,
+            policy=identity.policy,
+            now_ns=status.now_ns,
+            settings=identity.settings,
+            metrics_address=identity.metrics_address,
+            environment=identity.environment,
+        )
+
+    async def WatchUsage(  # noqa: N802
+        self, request: pb.WatchUsageRequest, context: Context
+    ) -> AsyncIterator[pb.WatchUsageResponse]:
+        """Send usage now and then every interval until the client leaves or a named share ends."""
+        try:
+            interval_ns = _interval_ns(request)
+            ids = [self._node.share(reference).id for reference in request.shares]
+        except ShareError as error:
+            await context.abort(grpc.StatusCode[error.code], str(error))
+        due = asyncio.get_running_loop().time()
+        while True:
+            status = self._node.status()
+            shares = [held for held in status.shares if not ids or held.share.id in ids]
+            if len(shares) < len(ids):
+                return
+            yield self._usage(status, shares)
+            due += interval_ns / 1e9
+            await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+
+    def _usage(self, status: NodeStatus, shares: list[ShareStatus]) -> pb.WatchUsageResponse:
+        return pb.WatchUsageResponse(
+            now_ns=status.now_ns,
+            shares=[self._share(held) for held in shares],
+            devices=[_device(device) for device in status.devices],
+        )
+
+    def _share(self, status: ShareStatus) -> pb.Share:
+        share = status.share
+        indices = {device.info.uuid: device.info.index for device in self._node.published.devices}
+        devices = [
+            _device_share(usage, held.terms, indices[held.device])
+            for held, usage in zip(share.devices, status.usages, strict=True)
+        ]
+        processes = [
+            pb.Process(pid=p.pid, slot=p.slot, launches=p.launches, memory_used_bytes=p.memory_used_bytes)
+            for p in status.processes
+        ]
+        return pb.Share(
+            id=share.id,
+            name=share.name,
+            share_class=_CLASSES_OUT[share.share_class],
+            devices=devices,
+            processes=processes,
+            owner_pid=share.owner_pid,
+            labels=share.labels,
+            paused=share.paused,
+            directory=share.directory,
+            registered_unix_ns=share.registered_unix_ns,
+        )
+
+
+def _share_class(value: pb.ShareClass.ValueType) -> ShareClass | None:
+    """Return the class; None when it is not given. Raises InvalidInput for a number of another version."""
+    if value == pb.SHARE_CLASS_UNSPECIFIED:
+        return None
+    if value not in _CLASSES:
+        raise InvalidInput(f"class {value} is unknown here: use latency, standard or batch")
+    return _CLASSES[value]
+
+
+def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
+    limit = item.limit_millipercent or WHOLE_MILLIPERCENT
+    return DeviceAsk(item.device, Terms(item.request_millipercent, limit, item.memory_limit_bytes))
+
+
+def _change(item: pb.DeviceChange) -> TermsChange:
+    return TermsChange(
+        device=item.device,
+        request_millipercent=item.request_millipercent if item.HasField("request_millipercent") else None,
+        limit_millipercent=item.limit_millipercent if item.HasField("limit_millipercent") else None,
+        memory_limit_bytes=item.memory_limit_bytes if item.HasField("memory_limit_bytes") else None,
+    )
+
+
+def _interval_ns(request: pb.WatchUsageRequest) -> int:
+    if not request.HasField("interval"):
+        return _INTERVAL_DEFAULT_NS
+    interval_ns = request.interval.seconds * 1_000_000_000 + request.interval.nanos
+    if not _INTERVAL_MIN_NS <= interval_ns <= _INTERVAL_MAX_NS:
+        raise InvalidInput(f"interval {interval_ns / 1e9:g} s is outside 0.1 s–1 h: choose one between")
+    return interval_ns
+
+
+def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare:
+    usage = held.usage
+    return pb.DeviceShare(
+        device_uuid=held.device,
+        device_index=index,
+        request_millipercent=terms.request_millipercent,
+        limit_millipercent=terms.limit_millipercent,
+        memory_limit_bytes=terms.memory_limit_bytes,
+        state=_STATES_OUT[usage.state],
+        usage=pb.Usage(
+            used_ns=usage.used_ns,
+            estimated_ns=usage.estimated_ns,
+            waited_ns=usage.waited_ns,
+            overrun_ns=usage.overrun_ns,
+            turns=usage.turns,
+            launches=usage.launches,
+            passed=usage.passed,
+            cogrants=usage.cogrants,
+            faults=usage.faults,
+            memory_used_bytes=usage.memory_used_bytes,
+            processes=usage.processes,
+            used_1s_millipercent=held.used_1s_millipercent,
+            used_1m_millipercent=held.used_1m_millipercent,
+        ),
+    )
+
+
+def _device(status: DeviceStatus) -> pb.Device:
+    return pb.Device(
+        uuid=status.info.uuid,
+        index=status.info.index,
+        name=status.info.name,
+        memory_total_bytes=status.info.memory_total_bytes,
+        memory_used_bytes=status.memory_used_bytes,
+        healthy=status.healthy,
+        health_reason=status.health_reason,
+        requested_millipercent=status.requested_millipercent,
+        memory_promised_bytes=status.memory_promised_bytes,
+        charged_ns=status.counters.charged_ns,
+        decisions=status.counters.decisions,
+        decision_ns=status.counters.decision_ns,
+        foreign_processes=[
+            pb.ForeignProcess(pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes) for p in status.foreign
+        ],
+    )
+
+
+def _turn(turn: Turn, share: Share | None, device: DeviceUuid) -> pb.Turn:
+    return pb.Turn(
+        sequence=turn.sequence,
+        share_id=share.id if share else "",
+        share_name=share.name if share else "",
+        device_uuid=device,
+        requested_ns=turn.requested_ns,
+        granted_ns=turn.granted_ns,
+        closed_ns=turn.closed_ns,
+        drained_ns=turn.drained_ns,
+        charged_ns=turn.charged_ns,
+        end=_ENDS_OUT[turn.end] if turn.end < len(_ENDS_OUT) else pb.TURN_END_UNSPECIFIED,
+        cogranted=turn.cogranted,
+    )
