@@ -34,6 +34,7 @@
 
 /* A larger step or charge saturates every account anyway; the cut keeps ns x millipercent far from 2^63. */
 #define STEP_MAX_NS (1000000 * MS)
+#define FINITE ((int64_t)(STEP_MAX_NS * WHOLE))
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -213,6 +214,12 @@ static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_poli
 
 /* Upper bounds. Not during a turn: what the holder has used is not charged yet, so its accounts only look full. */
 static void cap_accounts(const struct sp_policy *policy, struct sp_policy_share *s) {
+  if (s->holding) { /* only kept finite, should a caller never charge */
+    s->bucket = min_i64(s->bucket, FINITE);
+    s->credit = min_i64(s->credit, FINITE);
+    s->lag = min_i64(s->lag, FINITE);
+    return;
+  }
   s->bucket = min_i64(s->bucket, bucket_capacity(policy, s));
   if (is_active(s)) {
     s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));
@@ -240,7 +247,7 @@ static void advance(struct sp_policy *policy, uint64_t now_ns) {
     return;
   uint64_t elapsed_ns = min_u64(now_ns - policy->updated_ns, STEP_MAX_NS);
   policy->updated_ns = now_ns;
-  policy->entitled += earned(elapsed_ns, policy->targets_mp);
+  policy->entitled = min_i64(policy->entitled + earned(elapsed_ns, policy->targets_mp), FINITE);
   for (int i = 0; i < policy->top; i++) {
     struct sp_policy_share *s = &policy->shares[i];
     if (!s->present)
@@ -255,8 +262,7 @@ static void advance(struct sp_policy *policy, uint64_t now_ns) {
     }
     if (s->debt > 0)
       repay(policy, s, elapsed_ns);
-    if (!s->holding)
-      cap_accounts(policy, s);
+    cap_accounts(policy, s);
   }
 }
 
@@ -385,11 +391,13 @@ bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, 
   const struct sp_policy_share *h = &policy->shares[holder];
   if (!s->waiting || s->holding || s->paused || s->share_class != SP_CLASS_LATENCY)
     return false;
-  if (!h->holding || h->rule == SP_RULE_LATENCY)
-    return false;
   uint64_t elapsed_ns = now_ns > policy->updated_ns ? min_u64(now_ns - policy->updated_ns, STEP_MAX_NS) : 0;
-  return is_below_request(s, s->credit + earned(elapsed_ns, s->request_mp)) &&
-         limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp));
+  if (!h->holding || !limit_allows(s, s->bucket + earned(elapsed_ns, s->limit_mp)))
+    return false;
+  /* Leftovers are for when nobody else waits: even for its surplus a latency share need not wait for them. */
+  if (h->rule == SP_RULE_LEFTOVER)
+    return takes_surplus(s);
+  return h->rule != SP_RULE_LATENCY && is_below_request(s, s->credit + earned(elapsed_ns, s->request_mp));
 }
 
 /* ------------------------------------------------------------------------------------------------ events */
@@ -482,7 +490,7 @@ void sp_policy_charge(struct sp_policy *policy, int share, uint64_t used_ns, uin
   s->credit -= charged;
   s->lag -= charged;
   /* A limit is repaid in full, however long the unit was; the bound only keeps the account finite. */
-  s->bucket = max_i64(s->bucket - charged, -earned(STEP_MAX_NS, WHOLE));
+  s->bucket = max_i64(s->bucket - charged, -FINITE);
   bound_overrun(policy, s);
 }
 

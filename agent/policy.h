@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* cdef begin: the block between the markers is read by bench/model/policy.py for cffi */
 #define SP_POLICY_SHARES 128 /* per device */
 #define SP_POLICY_WHOLE 100000 /* 100 % in millipercent */
 
@@ -103,8 +104,8 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
 /* Who is next among those that wait and do not hold. The chosen share holds and no longer waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
 
-/* True when `waiter`, a waiting latency share below its request and its limit, should revoke `holder` now: any holder
- * that was not itself chosen as a latency share below its request. Ask when it begins to wait. */
+/* True when `waiter`, a waiting latency share below its limit, should revoke `holder` now: below its request, any holder
+ * that was not itself chosen so; else only one that uses leftovers. Ask when it begins to wait. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
 
 /* The longest piece of work that could not be interrupted, as seen lately. Returns the quantum the share would get now,
@@ -113,5 +114,6 @@ uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_un
 
 /* Holds after every call; false means a bug in this file (tests and debug builds ask). */
 bool sp_policy_valid(const struct sp_policy *policy);
+/* cdef end */
 
 #endif

@@ -1,0 +1,204 @@
+"""One device under `agent/policy.c` in virtual time: turns, kernels that cannot be interrupted, hand-offs, early yield.
+
+A model of the arbiter's rules, simpler than the arbiter: hand-offs never overlap (each costs `handoff_ns` of an idle
+device), there is no co-grant, and one process per share. What it leaves out would only make the figures better.
+"""
+
+from dataclasses import dataclass
+
+from bench.model.policy import NEVER_NS, Policy, Rule, ShareClass
+from bench.model.program import US, Load, Program
+from bench.model.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the node costs.
+
+    Attributes:
+        handoff_ns: from one holder's drain to the next one's first kernel.
+        linger_ns: how long a turn without work lasts before it is given back.
+        queued_ns: predicted work that may be in flight when a gate closes, at most a quantum; it still runs.
+        queued_latency_ns: the same where a latency share is present.
+    """
+
+    handoff_ns: int = 50 * US
+    linger_ns: int = 100 * US
+    queued_ns: int = 1000 * US
+    queued_latency_ns: int = 200 * US
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One finished turn."""
+
+    name: str
+    granted_ns: int
+    drained_ns: int
+    quantum_ns: int
+    rule: Rule
+
+
+class Node:
+    """Runs programs on one device until a given time and keeps what happened."""
+
+    def __init__(self, programs: list[Program], settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.policy = Policy()
+        self.loads = {p.name: Load(p) for p in programs}
+        self.timelines = {p.name: Timeline() for p in programs}
+        self.charged_ns = dict.fromkeys(self.loads, 0)
+        self.turns: list[Turn] = []
+        self.now_ns = 0
+        self._share_of: dict[str, int] = {}
+        self._name_of: dict[int, str] = {}
+        self._holder: str | None = None
+        latency = any(p.share_class is ShareClass.LATENCY for p in programs)
+        self._queued_ns = self.settings.queued_latency_ns if latency else self.settings.queued_ns
+
+    @property
+    def busy_ns(self) -> int:
+        """Device time delivered to anyone."""
+        return sum(t.busy_ns for t in self.timelines.values())
+
+    def run(self, until_ns: int) -> "Node":
+        """Advance to `until_ns`; may be called again."""
+        while self.now_ns < until_ns:
+            self._arrive(self.now_ns)
+            choice = self.policy.next(self.now_ns)
+            if choice.share is None:
+                self.now_ns = min(self._next_event(), choice.retry_ns, until_ns)
+                continue
+            self._turn(choice.share, choice.quantum_ns, choice.rule, until_ns)
+        return self
+
+    # -- events of others ------------------------------------------------------------------------------------------
+
+    def _next_event(self) -> int:
+        """When the next program other than the holder joins, leaves or gets work."""
+        times = [NEVER_NS]
+        for name, load in self.loads.items():
+            if name not in self._share_of and self.now_ns < load.program.stop_ns:
+                times.append(load.program.start_ns)
+            elif name in self._share_of and name != self._holder:
+                times += [load.program.stop_ns, load.next_arrival_ns()]
+        return min(t for t in times if t > self.now_ns)
+
+    def _arrive(self, now_ns: int) -> list[int]:
+        """Joins, leaves and begins to wait whoever does so by `now_ns`; returns the shares that began to wait."""
+        began = []
+        for name, load in self.loads.items():
+            program = load.program
+            if name not in self._share_of and program.start_ns <= now_ns < program.stop_ns:
+                share = self.policy.add(now_ns, program.request, program.limit, program.share_class)
+                assert share >= 0
+                self.policy.unit(share, program.unit_ns)
+                self._share_of[name], self._name_of[share] = share, name
+            share = self._share_of.get(name, -1)
+            if share < 0 or name == self._holder:
+                continue
+            if now_ns >= program.stop_ns:
+                self.policy.remove(now_ns, share)
+                del self._share_of[name], self._name_of[share]
+            elif load.is_ready(now_ns) and not self.policy.share(share).waiting:
+                self.policy.wait(now_ns, share)
+                began.append(share)
+        return began
+
+    def _others_wait(self, share: int) -> bool:
+        return any(self.policy.share(s).waiting for s in self._name_of if s != share)
+
+    # -- a turn ----------------------------------------------------------------------------------------------------
+
+    def _turn(self, share: int, quantum_ns: int, rule: Rule, until_ns: int) -> None:
+        """Run one turn, from its grant to its drain."""
+        name = self._holder = self._name_of[share]
+        load = self.loads[name]
+        self.now_ns += self.settings.handoff_ns
+        granted_ns = billed_ns = self.now_ns
+        close_ns = granted_ns + quantum_ns
+        device_ns = granted_ns  # the device is busy with its kernels until then
+        while True:
+            event_ns = max(min(close_ns, self._next_event(), until_ns), self.now_ns)
+            device_ns, idle_ns = self._work(load, device_ns, event_ns)
+            if idle_ns is not None:
+                self.now_ns = idle_ns
+                break
+            self.now_ns = event_ns
+            if any(self.policy.preempts(event_ns, waiter, share) for waiter in self._arrive(event_ns)):
+                close_ns = event_ns
+            if event_ns >= until_ns and event_ns < close_ns:
+                break
+            if event_ns < close_ns:
+                continue
+            if not self._others_wait(share):
+                self._settle(share, event_ns, event_ns - billed_ns, wants_more=True)
+                billed_ns = event_ns
+                choice = self.policy.next(event_ns)
+                if choice.share == share:
+                    close_ns = event_ns + choice.quantum_ns
+                    if event_ns >= until_ns:
+                        break
+                    continue
+                assert choice.share is None
+                device_ns, _ = self._work(load, device_ns, event_ns + min(self._queued_ns, quantum_ns))
+                drained_ns = max(device_ns, event_ns)
+                # Its limit closed the gate: the residue is charged after the turn.
+                self.policy.charge(drained_ns, share, drained_ns - billed_ns)
+                self._finish(name, granted_ns, drained_ns, quantum_ns, rule, drained_ns - billed_ns)
+                return
+            device_ns, _ = self._work(load, device_ns, event_ns + min(self._queued_ns, quantum_ns))
+            break
+        drained_ns = max(device_ns, self.now_ns)
+        self._arrive_until(drained_ns)
+        self._settle(share, drained_ns, drained_ns - billed_ns, wants_more=load.is_ready(drained_ns))
+        self._finish(name, granted_ns, drained_ns, quantum_ns, rule, 0)
+
+    def _finish(
+        self, name: str, granted_ns: int, drained_ns: int, quantum_ns: int, rule: Rule, residue_ns: int
+    ) -> None:
+        self.charged_ns[name] += residue_ns
+        self.turns.append(Turn(name, granted_ns, drained_ns, quantum_ns, rule))
+        self.now_ns = drained_ns
+        self._holder = None
+
+    def _arrive_until(self, until_ns: int) -> None:
+        """Let others begin to wait at their own times while the holder drains."""
+        while (event_ns := self._next_event()) <= until_ns:
+            self.now_ns = event_ns
+            self._arrive(event_ns)
+        self.now_ns = until_ns
+
+    def _settle(self, share: int, now_ns: int, used_ns: int, *, wants_more: bool) -> None:
+        """Bill the turn so far and end it."""
+        self.policy.charge(now_ns, share, used_ns)
+        self.charged_ns[self._name_of[share]] += used_ns
+        if wants_more:
+            self.policy.wait(now_ns, share)
+        self.policy.end(now_ns, share)
+
+    def _work(self, load: Load, device_ns: int, until_ns: int) -> tuple[int, int | None]:
+        """Start kernels on a free device before `until_ns`.
+
+        Returns until when the device is busy, and when the turn is given back if it runs out of work before `until_ns`.
+        """
+        timeline = self.timelines[load.program.name]
+        unit_ns = load.program.unit_ns
+        stop_ns = min(until_ns, load.program.stop_ns)
+        while True:
+            if not load.is_ready(device_ns):
+                arrival_ns = max(load.next_arrival_ns(), device_ns)
+                yield_ns = device_ns + self.settings.linger_ns
+                if min(arrival_ns, yield_ns) >= until_ns:
+                    return device_ns, None
+                if yield_ns <= arrival_ns:
+                    return device_ns, yield_ns
+                device_ns = arrival_ns
+                continue
+            if device_ns >= stop_ns:
+                return device_ns, None
+            kernels = -(-(stop_ns - device_ns) // unit_ns)
+            work_ns = min(kernels * unit_ns, load.left_ns)
+            timeline.add(device_ns, device_ns + work_ns)
+            device_ns += work_ns
+            load.done(work_ns, device_ns)
