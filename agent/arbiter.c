@@ -1,4 +1,5 @@
 /* The arbiter's thread and the functions of arbiter.h: see node.h for who does what. */
+#define _GNU_SOURCE
 #include "arbiter.h"
 
 #include <errno.h>
@@ -243,6 +244,7 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
     device->draining++;
     sp_grant_close(member->grant, 0);
   } else {
+    sp_grant_close(member->grant, 0); /* a fresh region's word must become one that no process can hold */
     sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, 0);
   }
   return 0;

@@ -1,4 +1,5 @@
 /* What the tenants say, clamped to what can be true, and which of their processes are alive. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>

@@ -9,15 +9,15 @@
 
 #include "gate.h"
 #include "memory.h"
-#include "process.h"
+#include "guest.h"
 
 #define DEFAULT_DIRECTORY "/run/sharepod/share"
 
-struct sp_process sp_process;
+struct sp_guest sp_guest;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A forked child cannot use CUDA and does not hold our record lock: it is not this slot's process. */
-static void after_fork_in_child(void) { sp_process.attached = 0; }
+static void after_fork_in_child(void) { sp_guest.attached = 0; }
 
 /* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. */
 static bool parse_uuid(const char *text, unsigned char bytes[16]) {
@@ -46,14 +46,14 @@ static void map_devices(void) {
   const struct sp_driver *driver = sp_driver();
   int count = 0;
   if (driver->cuDeviceGetCount) driver->cuDeviceGetCount(&count);
-  sp_process.device_count = sp_process.region.header->grant_count;
-  sp_process.single_device = count == 1;
-  for (uint32_t index = 0; index < sp_process.device_count; index++) {
-    struct sp_device *device = &sp_process.devices[index];
+  sp_guest.device_count = sp_guest.region.header->grant_count;
+  sp_guest.single_device = count == 1;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++) {
+    struct sp_device *device = &sp_guest.devices[index];
     device->index = index;
     device->ordinal = -1;
-    device->grant = &sp_process.region.grants[index];
-    device->slot = &sp_process.region.slot->devices[index];
+    device->grant = &sp_guest.region.grants[index];
+    device->slot = &sp_guest.region.slot->devices[index];
     pthread_mutex_init(&device->turn_lock, NULL);
     pthread_mutex_init(&device->queue_lock, NULL);
     unsigned char wanted[16];
@@ -69,12 +69,12 @@ static void map_devices(void) {
 
 static int attach(void) {
   const char *directory = getenv("SHAREPOD_REGION");
-  int error = sp_region_attach(&sp_process.region, directory && *directory ? directory : DEFAULT_DIRECTORY);
+  int error = sp_region_attach(&sp_guest.region, directory && *directory ? directory : DEFAULT_DIRECTORY);
   if (error) return error;
-  if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)) sp_process.no_membarrier = 1;
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)) sp_guest.no_membarrier = 1;
   map_devices();
   pthread_atfork(NULL, NULL, after_fork_in_child);
-  __atomic_store_n(&sp_process.attached, 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&sp_guest.attached, 1, __ATOMIC_RELEASE);
   return 0;
 }
 
@@ -97,18 +97,18 @@ bool sp_attach(void) {
 struct sp_device *sp_device_current(void) {
   const struct sp_driver *driver = sp_driver();
   CUdevice ordinal = 0;
-  if (!sp_process.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal))) return NULL;
-  for (uint32_t index = 0; index < sp_process.device_count; index++)
-    if (sp_process.devices[index].ordinal == ordinal) return &sp_process.devices[index];
+  if (!sp_guest.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal))) return NULL;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++)
+    if (sp_guest.devices[index].ordinal == ordinal) return &sp_guest.devices[index];
   return NULL;
 }
 
 /* ---- the memory account of memory.h ---- */
 
 static struct sp_device *device_of(int ordinal) {
-  if (!sp_load(&sp_process.attached)) return NULL;
-  for (uint32_t index = 0; index < sp_process.device_count; index++)
-    if (sp_process.devices[index].ordinal == ordinal) return &sp_process.devices[index];
+  if (!sp_load(&sp_guest.attached)) return NULL;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++)
+    if (sp_guest.devices[index].ordinal == ordinal) return &sp_guest.devices[index];
   return NULL;
 }
 
@@ -117,8 +117,8 @@ int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
   if (!device) return 0;
   uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
   /* Twice: two processes that race may refuse each other where one would have fitted. */
-  return sp_region_memory_try(&sp_process.region, device->index, bytes, limit_bytes) &&
-                 sp_region_memory_try(&sp_process.region, device->index, bytes, limit_bytes)
+  return sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes) &&
+                 sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes)
              ? -1
              : 0;
 }
@@ -127,7 +127,7 @@ void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (!device || !delta_bytes) return;
   /* Two's complement: subtracting a negative adds. */
-  sp_region_memory_sub(&sp_process.region, device->index, (uint64_t)-delta_bytes);
+  sp_region_memory_sub(&sp_guest.region, device->index, (uint64_t)-delta_bytes);
 }
 
 uint64_t sp_share_memory_limit(int device_ordinal) {
@@ -138,5 +138,5 @@ uint64_t sp_share_memory_limit(int device_ordinal) {
 
 uint64_t sp_share_memory_used(int device_ordinal) {
   struct sp_device *device = device_of(device_ordinal);
-  return device ? sp_region_memory_used(&sp_process.region, device->index) : 0;
+  return device ? sp_region_memory_used(&sp_guest.region, device->index) : 0;
 }

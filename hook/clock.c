@@ -3,7 +3,7 @@
  * on the device's clock. Elapsed times between consecutive markers make a device time scale; the smallest difference
  * between host and device seen in the last one to two seconds is the mapping (a wake-up can be late, never early).
  */
-#include "process.h"
+#include "guest.h"
 
 #define WINDOW_NS 1000000000u
 

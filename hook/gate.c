@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "process.h"
+#include "guest.h"
 
 #define PROGRESS_NS 2000000u      /* a gate wait without progress past the prediction ends after this */
 #define PROGRESS_MAX_NS 32000000u /* … doubled at each pass without progress, up to here */
@@ -31,7 +31,7 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
 }
 
 static bool agent_gone(void) {
-  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_process.region.header);
+  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
   if (heartbeat_ns == 0) return true; /* planned stop: it said so */
   uint64_t now_ns = sp_now_ns();
   return now_ns > heartbeat_ns && now_ns - heartbeat_ns > SP_STALE_NS;
@@ -60,7 +60,7 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
       *report = before;
       if (report->held_turn == 0) report->held_turn = report->drained_turn = word;
       sp_slot_publish(device->slot, report);
-      sp_region_ring(&sp_process.region);
+      sp_region_ring(&sp_guest.region);
     }
   }
   pthread_mutex_unlock(&device->turn_lock);
@@ -80,7 +80,7 @@ static bool wait_for_turn(struct sp_device *device) {
   }
   sp_keeper_pause(device);
   sp_slot_wait_begin(device->slot);
-  sp_region_ring(&sp_process.region);
+  sp_region_ring(&sp_guest.region);
   bool pass = false;
   while (sp_grant_word(device->grant) == word) {
     if (!(sp_grant_flags(device->grant) & SP_GRANT_PAUSED) && agent_gone()) {
@@ -122,7 +122,7 @@ static uint64_t unknown_ns(const struct sp_device *device) {
 
 static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
   sp_store(&thread->inside, device->index + 1);
-  if (sp_unlikely(sp_load(&sp_process.no_membarrier)))
+  if (sp_unlikely(sp_load(&sp_guest.no_membarrier)))
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
   else
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
@@ -130,7 +130,7 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
 
 static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_thread *thread, void *stream,
                                           bool per_thread) {
-  uint32_t generation = __atomic_load_n(&sp_process.lane_generation, __ATOMIC_ACQUIRE);
+  uint32_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
   if (sp_likely(thread->lane != NULL && thread->lane_stream == stream && thread->lane_per_thread == per_thread &&
                 thread->lane_generation == generation && thread->lane->device == device))
     return thread->lane;
@@ -143,7 +143,7 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
 
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
-  if (sp_unlikely(!sp_load(&sp_process.attached))) return;
+  if (sp_unlikely(!sp_load(&sp_guest.attached))) return;
   struct sp_thread *thread = sp_thread_self();
   if (sp_unlikely(!thread || sp_load(&thread->inside))) return; /* the driver called itself through us */
   struct sp_device *device = thread->device;
@@ -152,7 +152,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     if (!device) return;
     thread->device = device;
   }
-  if (sp_unlikely(sp_load(&sp_process.captures)) && sp_lane_capturing(stream, per_thread)) return;
+  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread)) return;
   struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
   if (sp_unlikely(!lane)) return;
   struct sp_unit *unit = sp_unit_find(key);
@@ -213,7 +213,7 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
 }
 
 void sp_gate_synced(void) {
-  if (!sp_load(&sp_process.attached)) return;
+  if (!sp_load(&sp_guest.attached)) return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
   /* The keeper verifies by itself; this only wakes it early enough to hand the turn on at once. */
@@ -224,7 +224,7 @@ void sp_gate_synced(void) {
 }
 
 void sp_gate_context_changed(void) {
-  if (!sp_load(&sp_process.attached)) return;
+  if (!sp_load(&sp_guest.attached)) return;
   struct sp_thread *thread = sp_thread_self();
   if (!thread) return;
   thread->device = NULL;
@@ -232,7 +232,7 @@ void sp_gate_context_changed(void) {
 }
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {
-  if (!sp_load(&sp_process.attached)) return;
+  if (!sp_load(&sp_guest.attached)) return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? sp_device_current() : NULL;
   /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. */
@@ -240,22 +240,22 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
     struct sp_lane *lane = sp_lane_find(device, thread, stream, per_thread);
     if (lane && sp_load(&lane->pending_ns)) sp_lane_mark(lane);
   }
-  __atomic_fetch_add(&sp_process.captures, 1, __ATOMIC_SEQ_CST);
+  __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
 }
 
 void sp_gate_capture_end(void *stream, bool per_thread) {
   (void)stream;
   (void)per_thread;
-  uint32_t captures = sp_load(&sp_process.captures);
-  while (captures && !__atomic_compare_exchange_n(&sp_process.captures, &captures, captures - 1, false,
+  uint32_t captures = sp_load(&sp_guest.captures);
+  while (captures && !__atomic_compare_exchange_n(&sp_guest.captures, &captures, captures - 1, false,
                                                   __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
   }
 }
 
 void sp_gate_forget_stream(void *stream) {
-  if (sp_load(&sp_process.attached)) sp_lanes_forget(stream, NULL);
+  if (sp_load(&sp_guest.attached)) sp_lanes_forget(stream, NULL);
 }
 
 void sp_gate_forget_context(void *context) {
-  if (sp_load(&sp_process.attached) && context) sp_lanes_forget(NULL, context);
+  if (sp_load(&sp_guest.attached) && context) sp_lanes_forget(NULL, context);
 }

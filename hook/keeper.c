@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "process.h"
+#include "guest.h"
 
 #define LINGER_MIN_NS 50000u
 #define LINGER_MAX_NS 200000u
@@ -130,7 +130,7 @@ static void drain(struct sp_device *device, uint32_t turn) {
       publish(device);
     }
     pthread_mutex_unlock(&device->turn_lock);
-    if (residue_ns) sp_region_ring(&sp_process.region);
+    if (residue_ns) sp_region_ring(&sp_guest.region);
   }
   while (!queue_empty(device)) {
     wait_for_marker(device);
@@ -142,7 +142,7 @@ static void drain(struct sp_device *device, uint32_t turn) {
   }
   uint64_t finished_ns = device->finished_ns, now_ns = sp_now_ns();
   if (in_flight_ns == 0 || finished_ns > now_ns) finished_ns = now_ns;
-  if (say_drained(device, turn, finished_ns)) sp_region_ring(&sp_process.region);
+  if (say_drained(device, turn, finished_ns)) sp_region_ring(&sp_guest.region);
 }
 
 /* Nothing is in flight and nothing was launched for the linger: give the turn back. The gate may enter it again. */
@@ -160,7 +160,7 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
   /* Idle time that kept others out is charged; idle time that nobody wanted is not. */
   uint64_t now_ns = sp_now_ns();
   uint64_t drained_ns = contended || !device->finished_ns || device->finished_ns > now_ns ? now_ns : device->finished_ns;
-  if (say_drained(device, turn, drained_ns) && contended) sp_region_ring(&sp_process.region);
+  if (say_drained(device, turn, drained_ns) && contended) sp_region_ring(&sp_guest.region);
 }
 
 static uint64_t linger_ns(struct sp_device *device) {
@@ -178,7 +178,7 @@ static void *run(void *argument) {
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver->cuThreadExchangeStreamCaptureMode) driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns();
-  while (sp_load(&sp_process.attached)) {
+  while (sp_load(&sp_guest.attached)) {
     if (!queue_empty(device)) {
       wait_for_marker(device);
       idle_since_ns = 0;
@@ -193,7 +193,7 @@ static void *run(void *argument) {
     if (!holding) {
       uint64_t now_ns = sp_now_ns();
       if (now_ns - locked_ns > ASLEEP_NS) {
-        sp_region_relock(&sp_process.region);
+        sp_region_relock(&sp_guest.region);
         locked_ns = now_ns;
       }
       sleep_until_kicked(device, word, kick, ASLEEP_NS);

@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 
-#include "process.h"
+#include "guest.h"
 
 static struct sp_lane lanes[SP_LANES_MAX];
 static uint32_t lane_count;
@@ -107,7 +107,7 @@ static CUresult record(const struct sp_lane *lane, CUevent event) {
     stream = CU_STREAM_LEGACY;
     per_thread = false;
   }
-  if (sp_load(&sp_process.captures) && sp_lane_capturing(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   if (per_thread && driver->cuEventRecord_ptsz) return driver->cuEventRecord_ptsz(event, stream);
   return driver->cuEventRecord(event, stream);
 }
@@ -196,7 +196,7 @@ void sp_lanes_forget(void *stream, void *context) {
     pthread_mutex_unlock(&table_lock);
     if (context) await_keeper(lane);
   }
-  __atomic_fetch_add(&sp_process.lane_generation, 1, __ATOMIC_ACQ_REL);
+  __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
 }
 
 void sp_marker_finish(struct sp_device *device, bool waited) {

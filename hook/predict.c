@@ -1,7 +1,7 @@
 /* Predicted durations, one row per function and grid or per executable graph. Used to bound the work in flight and to
  * foresee the end of a drain; never to bill. Rows are read and written without a lock: a torn or lost update costs one
  * imprecise prediction. */
-#include "process.h"
+#include "guest.h"
 
 #define ROWS 16384u /* a power of two; 256 KiB, touched as used */
 #define PROBES 4u

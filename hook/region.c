@@ -416,6 +416,7 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint32_t flag
 
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   uint32_t word = (grant->word | 1u) + 1u;
+  if (word == 0) word = 2; /* 0 means "no turn" */
   store_release(&grant->flags, flags);
   store_release(&grant->word, word);
   full_fence(); /* pairs with sp_slot_enter */

@@ -13,7 +13,7 @@
  * No file is writable by two shares.
  *
  * Turns. A grant's `word` is the turn: odd = open, even = closed. Opening and closing each add one, so a turn is named
- * by the odd value that opened it, and names are compared for equality only (they wrap after 2^31 turns).
+ * by the odd value that opened it, and names are compared for equality only (they wrap after 2^31 turns; 0 is never a word).
  *
  *   process: held_turn = T, drained_turn = 0; fence; word still T?  → launch          (sp_slot_enter)
  *   agent:   word = T + 1; fence; any slot with held_turn == T and drained_turn != T?  → wait for it to drain

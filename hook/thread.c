@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "process.h"
+#include "guest.h"
 
 static struct sp_thread records[SP_THREADS_MAX];
 static uint32_t record_count; /* records ever used: what the keeper scans */
@@ -68,6 +68,6 @@ uint64_t sp_threads_launches(uint32_t device_index) {
 
 void sp_barrier(void) {
   /* Pairs with the announce in gate.c: a thread whose announce we do not see afterwards will see our stores. */
-  if (!sp_process.no_membarrier && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return;
+  if (!sp_guest.no_membarrier && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return;
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -7,8 +7,8 @@
  *   unit     one row of predictions: a function with its grid, or an executable graph
  *   thread   one record per launching thread: is it between the gate and the driver's return?
  */
-#ifndef SHAREPOD_PROCESS_H
-#define SHAREPOD_PROCESS_H
+#ifndef SHAREPOD_GUEST_H
+#define SHAREPOD_GUEST_H
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -111,7 +111,7 @@ struct sp_thread {
   uint64_t launches[SP_DEVICES_MAX];
 };
 
-struct sp_process {
+struct sp_guest {
   uint32_t attached;        /* 1 when the fields below may be used; 0 in a forked child */
   uint32_t captures;        /* open captures that we saw begin */
   uint32_t lane_generation; /* changes when a lane is forgotten: cached lanes are looked up again */
@@ -122,7 +122,7 @@ struct sp_process {
   struct sp_device devices[SP_DEVICES_MAX];
 };
 
-extern struct sp_process sp_process;
+extern struct sp_guest sp_guest;
 
 /* attach.c */
 struct sp_device *sp_device_current(void); /* of the calling thread's context; NULL: not metered */
