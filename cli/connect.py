@@ -33,6 +33,8 @@ def socket_path(given: str | None) -> str:
 
 def connect(path: str) -> Client:
     """Return a connection to the agent at `path`; raises CliError when there is none."""
+    # Before the library is loaded: its own log would stand between our lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sharepod.cli.client import Client
 
     return Client(path)

@@ -59,14 +59,15 @@ def program_environment(
 def become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the program. Raises CliError (126) when the kernel refuses."""
     # Python ignores these at its start, and an ignored signal stays ignored through exec: `yes | head` would not end.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execve(program, list(arguments), environment)  # noqa: S606 - that is the point
     except OSError as error:
         if error.errno == errno.ENOEXEC and _is_text(program):
             # A script without `#!`: a shell runs it itself, and so does execvp.
             os.execve("/bin/sh", ["sh", program, *arguments[1:]], environment)  # noqa: S606
+        for number, handler in before.items():
+            signal.signal(number, handler)
         reason = (error.strerror or str(error)).lower()
         raise CliError(f"cannot run {program}: {reason}: check the file", EXIT_NOT_EXECUTABLE) from None
 

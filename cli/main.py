@@ -86,6 +86,13 @@ app.command()(doctor)
 app.command()(demo)
 
 
+def _usage_line(error: typer.TyperException) -> str:
+    """Return what is wrong with the command line, and where its right form is to be read."""
+    cause = error.format_message().replace("Value error, ", "").strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{cause}: see `{context.command_path if context else 'sharepod'} --help`"
+
+
 def main() -> None:
     """Run the command; exit 2 for usage, the error's own code for what the user can put right."""
     try:
@@ -94,7 +101,7 @@ def main() -> None:
         error_line(str(error))
         code = error.exit_code
     except typer.TyperException as error:
-        error_line(error.format_message())
+        error_line(_usage_line(error))
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130

@@ -25,17 +25,17 @@ _UNITS: Final[dict[str, int]] = {
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
-def parse_percent(text: str, flag: str, least: int = 1) -> int:
+def parse_percent(text: str, flag: str) -> int:
     """Return `text` ("30", "12.5", "30%") in thousandths of a percent.
 
-    Raises UsageError outside `least`–100 or finer than 0.001 %.
+    Raises UsageError outside 1–100 or finer than 0.001 %.
     """
     try:
         percent = Decimal(text.strip().removesuffix("%").strip())
     except InvalidOperation:
-        raise UsageError(f"{flag} {text!r} is not a percentage: give a number from {least} to 100") from None
-    if not percent.is_finite() or not least <= percent <= 100:
-        raise UsageError(f"{flag} {text} is outside {least}–100 %: give a percentage of one device's time")
+        raise UsageError(f"{flag} {text!r} is not a percentage: give a number from 1 to 100") from None
+    if not percent.is_finite() or not 1 <= percent <= 100:
+        raise UsageError(f"{flag} {text} is outside 1–100 %: give a percentage of one device's time")
     scaled = percent * MILLIPERCENT
     if scaled != scaled.to_integral_value():
         raise UsageError(f"{flag} {text} is finer than 0.001 %: round it")
@@ -43,14 +43,12 @@ def parse_percent(text: str, flag: str, least: int = 1) -> int:
 
 
 def parse_terms(gpu: str | None, limit: str | None) -> tuple[int | None, int | None]:
-    """Return (request, limit) in thousandths of a percent; None where nothing was given.
+    """Return (request, limit) in thousandths of a percent; None where nothing was given, 0 for a request of 0.
 
     Raises UsageError for a percentage outside its range or a limit below the request.
     """
-    request = None if gpu is None else parse_percent(gpu, "--gpu", least=0)
+    request = None if gpu is None else 0 if gpu.strip() == "0" else parse_percent(gpu, "--gpu")
     most = None if limit is None else parse_percent(limit, "--limit")
-    if request is not None and 0 < request < MILLIPERCENT:
-        raise UsageError(f"--gpu {gpu} is outside 1–100 %: give at least 1, or 0 for what the others leave")
     if request is not None and most is not None and most < request:
         raise UsageError(
             f"--limit {format_percent(most)} is below --gpu {format_percent(request)}: "
