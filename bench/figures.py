@@ -1,0 +1,184 @@
+"""Turns what was observed into the figures of the bars. Pure: values in, values out, no clock, no files.
+
+Times are CLOCK_MONOTONIC nanoseconds, percentages are of a device, and "pp" is percentage points.
+"""
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The device's ground truth at one instant: device time used so far, per owner."""
+
+    now_ns: int
+    busy_ns: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One unit of work as the device saw it."""
+
+    owner: str
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A span in which an owner held the turn on a device, until its work had drained."""
+
+    owner: str
+    granted_ns: int
+    drained_ns: int
+    device: int = 0
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the nearest-rank percentile (0 < percent <= 100) of `values`.
+
+    Raises ValueError when there are none.
+    """
+    if not values:
+        raise ValueError("no values: nothing was measured")
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; the mean of the middle two when their number is even. Raises ValueError without values."""
+    if not values:
+        raise ValueError("no values: nothing was measured")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def used_ns(first: Sample, last: Sample, owner: str) -> int:
+    """Return the device time of `owner` between two samples."""
+    return last.busy_ns.get(owner, 0) - first.busy_ns.get(owner, 0)
+
+
+def windows(samples: Sequence[Sample], steps: int) -> list[tuple[Sample, Sample]]:
+    """Return every window of `steps` sampling steps, sliding by one."""
+    return list(zip(samples, samples[steps:], strict=False))
+
+
+def share_errors(samples: Sequence[Sample], targets: Mapping[str, float], steps: int) -> list[float]:
+    """Return, per window of `steps` steps, the largest |part − target| over the owners, in pp.
+
+    `targets` are fractions that sum to 1. A part is of the device time that was used by all: what the hand-offs lose is
+    another bar (throughput), and counting it here would count it twice.
+    """
+    errors = []
+    for first, last in windows(samples, steps):
+        total = sum(used_ns(first, last, owner) for owner in targets)
+        parts = {owner: used_ns(first, last, owner) / total if total else 0.0 for owner in targets}
+        errors.append(max(abs(parts[owner] - target) for owner, target in targets.items()) * 100)
+    return errors
+
+
+def utilisation(samples: Sequence[Sample], owners: Iterable[str] | None = None) -> float:
+    """Return the part of the time from first to last sample in which the device worked for `owners` (all: None)."""
+    first, last = samples[0], samples[-1]
+    chosen = set(last.busy_ns) if owners is None else set(owners)
+    return sum(used_ns(first, last, owner) for owner in chosen) / (last.now_ns - first.now_ns)
+
+
+def limit_errors(samples: Sequence[Sample], owner: str, limit: float) -> list[float]:
+    """Return |used − limit| per step in pp of the elapsed time; `limit` is a fraction."""
+    return [
+        abs(used_ns(first, last, owner) / (last.now_ns - first.now_ns) - limit) * 100
+        for first, last in windows(samples, 1)
+    ]
+
+
+def longest_pause_ns(kernels: Iterable[Kernel], owner: str, begin_ns: int, end_ns: int) -> int:
+    """Return the longest time within [begin_ns, end_ns) without any work of `owner` on the device."""
+    spans = sorted((k.started_ns, k.ended_ns) for k in kernels if k.owner == owner)
+    longest, reached = 0, begin_ns
+    for started, ended in spans:
+        if started >= end_ns:
+            break
+        longest = max(longest, started - reached)
+        reached = max(reached, ended)
+    return max(longest, end_ns - reached)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """The device passing from one owner to another."""
+
+    released_ns: int
+    """From the last end of the old owner's work until the new one's launch reached the driver; negative: it was there
+    before (the hand-off overlapped the drain)."""
+    bubble_ns: int
+    """How long the device had nothing to do in between; negative: the two overlapped."""
+
+
+def hand_offs(kernels: Iterable[Kernel]) -> list[HandOff]:
+    """Return every passage of the device from one owner to another, by the device's own log."""
+    found: list[HandOff] = []
+    previous: Kernel | None = None
+    for kernel in sorted(kernels, key=lambda k: k.started_ns):
+        if previous is not None and kernel.owner != previous.owner:
+            found.append(HandOff(kernel.submitted_ns - previous.ended_ns, kernel.started_ns - previous.ended_ns))
+        previous = kernel
+    return found
+
+
+def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held]) -> list[Kernel]:
+    """Return the kernels that started while their owner held no turn on their device."""
+    held: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for turn in turns:
+        held[turn.owner, turn.device].append((turn.granted_ns, turn.drained_ns))
+    for spans in held.values():
+        spans.sort()
+    outside = []
+    for kernel in kernels:
+        spans = held.get((kernel.owner, kernel.device), [])
+        place = bisect.bisect_right(spans, (kernel.started_ns, math.inf)) - 1
+        if place < 0 or kernel.started_ns > spans[place][1]:
+            outside.append(kernel)
+    return outside
+
+
+def idle_ns(kernels: Iterable[Kernel], begin_ns: int, end_ns: int) -> int:
+    """Return how much of [begin_ns, end_ns) no kernel ran."""
+    idle, reached = 0, begin_ns
+    for kernel in sorted(kernels, key=lambda k: k.started_ns):
+        started, ended = max(kernel.started_ns, begin_ns), min(kernel.ended_ns, end_ns)
+        if started > reached:
+            idle += min(started, end_ns) - reached
+        reached = max(reached, ended)
+        if reached >= end_ns:
+            break
+    return idle + max(0, end_ns - reached)
+
+
+def lost_wake_ups(kernels: Sequence[Kernel], waits: Iterable[tuple[int, int]], bound_ns: int) -> list[tuple[int, int]]:
+    """Return the waits (began, ended) at a closed gate during which the device was idle for longer than `bound_ns`.
+
+    A share that waits while the device does nothing, for longer than any hand-off can take, was not woken.
+    """
+    ordered = sorted(kernels, key=lambda k: k.started_ns)
+    return [
+        (began, ended)
+        for began, ended in waits
+        if ended - began > bound_ns and _longest_idle_ns(ordered, began, ended) > bound_ns
+    ]
+
+
+def _longest_idle_ns(ordered: Sequence[Kernel], begin_ns: int, end_ns: int) -> int:
+    longest, reached = 0, begin_ns
+    for kernel in ordered:
+        if kernel.started_ns >= end_ns:
+            break
+        longest = max(longest, kernel.started_ns - reached)
+        reached = max(reached, kernel.ended_ns)
+    return max(longest, end_ns - reached)

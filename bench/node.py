@@ -1,0 +1,241 @@
+"""A node for one measurement: a simulated GPU of its own, the real agent on it, and programs under shares.
+
+The same node without the agent is the baseline: the device's own time slicing. Everything lies in one directory in
+memory that goes away with the node. The ground truth comes from the simulated device, never from the agent.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.figures import Held, Kernel, Sample
+from bench.programs import Program
+from sharepod import simgpu
+from sharepod.cli import model
+from sharepod.cli.client import Client
+from sharepod.cli.connect import listens
+from sharepod.cli.launch import program_environment
+from sharepod.cli.turns import Turn
+from sharepod.simgpu.truth import Truth
+
+AGENT_TIMEOUT_S = 20.0
+START_DELAY_NS = 100_000_000
+"""Between the go and the first launch, so that all programs begin together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a program of the measurement asks for, in percent of the device."""
+
+    request: float
+    limit: float = 100.0
+    share_class: str = "standard"
+    memory_bytes: int = 0
+    devices: tuple[str, ...] = ("0",)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A program of the measurement: its share and what it does."""
+
+    terms: Terms
+    mode: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+class Node:
+    """One simulated node; a context manager. `hook=False`: no agent, no hook."""
+
+    def __init__(
+        self,
+        devices: str = "1xH200",
+        *,
+        hook: bool = True,
+        log_kernels: int = 0,
+        agent_settings: Mapping[str, str] | None = None,
+        gpu_settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="sharepod-bench-", dir="/dev/shm"))
+        self._hook = hook
+        self.socket = self._directory / "run" / "agent.sock"
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        self._programs: list[Program] = []
+        self._owners: dict[int, str] = {}
+        own = {
+            "LD_LIBRARY_PATH": str(simgpu.LIBRARY_DIR),
+            "SIMGPU_STATE": str(self._directory / "gpu"),
+            "SIMGPU_DEVICES": devices,
+            **({"SIMGPU_LOG_KERNELS": str(log_kernels)} if log_kernels else {}),
+            **(gpu_settings or {}),
+        }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SIMGPU_", "SHAREPOD_", "CUDA_"))}
+        inherited.pop("LD_PRELOAD", None)
+        self.environment: dict[str, str] = {**inherited, **own}
+        self._agent_environment = {
+            **self.environment,
+            "SHAREPOD_SIMULATE": devices,
+            "SHAREPOD_RUNTIME_DIRECTORY": str(self._directory / "run"),
+            "SHAREPOD_METRICS_LISTEN": "off",
+            "SHAREPOD_LOG_LEVEL": "warning",
+            **{f"SHAREPOD_{name.upper()}": value for name, value in (agent_settings or {}).items()},
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            if self._hook:
+                self._start_agent()
+            else:
+                # The first program makes the device; without one there is no truth to read.
+                Program("maker", "cost", self.environment, {"count": 1, "unit": "20ns"}).await_ready().kill()
+            self.truth = Truth(self._directory / "gpu")
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _start_agent(self) -> None:
+        log = self._directory / "agent.log"
+        socket = str(self.socket)
+        (self._directory / "run").mkdir(mode=0o700)
+        with log.open("wb") as sink:
+            command = [sys.executable, "-m", "sharepod.cli.main", "agent"]
+            self._agent = subprocess.Popen(command, env=self._agent_environment, stdout=sink, stderr=sink)
+        deadline = time.monotonic() + AGENT_TIMEOUT_S
+        while not listens(socket):
+            if self._agent.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the agent does not serve: {log.read_text().strip() or 'it printed nothing'}")
+            time.sleep(0.02)
+        self._client = Client(socket)
+
+    def _close(self) -> None:
+        for program in self._programs:
+            program.kill()
+        if self._client is not None:
+            self._client.close()
+        if self._agent is not None:
+            self._agent.send_signal(signal.SIGTERM)
+            try:
+                self._agent.wait(5)
+            except subprocess.TimeoutExpired:
+                self._agent.kill()
+                self._agent.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ---- shares and programs ----
+
+    @property
+    def client(self) -> Client:
+        """The connection to the agent; only with the hook."""
+        if self._client is None:
+            raise RuntimeError("there is no agent on a node without the hook")
+        return self._client
+
+    @property
+    def agent_pid(self) -> int:
+        """The agent's process id."""
+        assert self._agent is not None
+        return self._agent.pid
+
+    def share_environment(self, name: str, terms: Terms) -> dict[str, str]:
+        """Register a share and return the environment of its programs; without the hook, the bare one."""
+        if not self._hook:
+            return self.environment
+        registration = self.client.register(
+            name=name,
+            devices=terms.devices,
+            request_millipercent=round(terms.request * 1000),
+            limit_millipercent=round(terms.limit * 1000),
+            memory_limit_bytes=terms.memory_bytes,
+            share_class=terms.share_class,
+            owner_pid=0,
+        )
+        uuids = [device.device_uuid for device in registration.share.devices]
+        return program_environment(self.environment, registration.environment, registration.hook_path, uuids)
+
+    def add(self, owner: str, mode: str, environment: Mapping[str, str], options: Mapping[str, object]) -> Program:
+        """Start one more program of `owner`; it is ready, and waits for its `go`."""
+        program = Program(owner, mode, environment, options)
+        self._programs.append(program)
+        self._owners[program.pid] = owner
+        return program.await_ready()
+
+    def start(self, owner: str, load: Load) -> Program:
+        """Register a share for `load` and start its program."""
+        return self.add(owner, load.mode, self.share_environment(owner, load.terms), load.options)
+
+    def run(self, loads: Mapping[str, Load], seconds: float) -> list[Sample]:
+        """Run all loads together for `seconds`; return the truth at every full second, from the first on.
+
+        The first half second is left out: programs start, and nothing is promised of it.
+        """
+        programs = [self.start(owner, load) for owner, load in loads.items()]
+        settle_ns = 500_000_000
+        start_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs:
+            program.go(start_ns, start_ns + round(seconds * 1e9) + 2 * settle_ns)
+        samples = self.samples(start_ns + settle_ns, round(seconds))
+        for program in programs:
+            program.result()
+        return samples
+
+    def samples(self, first_ns: int, steps: int, step_ns: int = 1_000_000_000) -> list[Sample]:
+        """Read the truth now and then: `steps` + 1 samples, `step_ns` apart, from `first_ns` on."""
+        taken = []
+        for step in range(steps + 1):
+            time.sleep(max(0.0, (first_ns + step * step_ns - time.monotonic_ns()) / 1e9))
+            taken.append(self.sample())
+        return taken
+
+    # ---- what is true ----
+
+    def sample(self) -> Sample:
+        """Return the device time of every owner, all devices together, now."""
+        busy: dict[str, int] = {}
+        now_ns = self.truth.now_ns()
+        for device in self.truth.devices():
+            for context in self.truth.contexts(device.index):
+                owner = self._owners.get(context.pid)
+                if owner is not None:
+                    busy[owner] = busy.get(owner, 0) + context.busy_ns
+        return Sample(now_ns, busy)
+
+    def kernels(self) -> list[Kernel]:
+        """Return the device's log, oldest first, of the programs started here."""
+        found = [
+            Kernel(self._owners[kernel.pid], kernel.submitted_ns, kernel.started_ns, kernel.ended_ns, device.index)
+            for device in self.truth.devices()
+            for kernel in self.truth.kernels(device.index)
+            if kernel.pid in self._owners
+        ]
+        return sorted(found, key=lambda kernel: kernel.started_ns)
+
+    # ---- what the agent says ----
+
+    def turns(self) -> list[Turn]:
+        """Return every finished turn that the agent keeps."""
+        return self.client.turns_after(0)
+
+    def held(self, turns: Iterable[Turn] | None = None) -> list[Held]:
+        """Return turns as spans on numbered devices."""
+        index = {device.uuid: device.index for device in self.client.node().devices}
+        chosen: Sequence[Turn] = self.turns() if turns is None else list(turns)
+        return [Held(turn.share, turn.granted_ns, turn.drained_ns, index[turn.device]) for turn in chosen]
+
+    def usage(self) -> dict[str, model.Share]:
+        """Return the agent's account of every share, by name."""
+        return {share.name: share for share in self.client.list_shares().shares}

@@ -1,0 +1,115 @@
+/*
+ * noop_driver: a libcuda.so.1 whose calls do nothing, at once. Under it the cost of a launch is the hook's alone.
+ *
+ * One device, with the UUID of NOOP_UUID (32 hexadecimal digits), so that a share of a simulated device covers it.
+ * Every piece of work is complete when the call returns: events are always done, 20 ns apart.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+
+typedef unsigned long long device_pointer;
+
+static char context, stream, module, function, event; /* their addresses are the handles */
+
+/* Calls that only succeed. Any arguments: the caller cleans up in the C calling conventions of Linux. */
+#define ROW_SUCCEED(name)                                                                                              \
+  EXPORT int name(void);                                                                                               \
+  int name(void) {                                                                                                     \
+    return SUCCESS;                                                                                                    \
+  }
+ROW_SUCCEED(cuInit)
+ROW_SUCCEED(cuCtxSetCurrent)
+ROW_SUCCEED(cuCtxPushCurrent_v2)
+ROW_SUCCEED(cuDevicePrimaryCtxRelease_v2)
+ROW_SUCCEED(cuStreamDestroy_v2)
+ROW_SUCCEED(cuStreamQuery)
+ROW_SUCCEED(cuStreamSynchronize)
+ROW_SUCCEED(cuStreamWaitEvent)
+ROW_SUCCEED(cuEventRecord)
+ROW_SUCCEED(cuEventSynchronize)
+ROW_SUCCEED(cuEventQuery)
+ROW_SUCCEED(cuEventDestroy_v2)
+ROW_SUCCEED(cuLaunchKernel)
+ROW_SUCCEED(cuMemFree_v2)
+ROW_SUCCEED(cuThreadExchangeStreamCaptureMode)
+
+#define ROW_REFUSE(name)                                                                                               \
+  EXPORT int name(void);                                                                                               \
+  int name(void) {                                                                                                     \
+    return NOT_SUPPORTED;                                                                                              \
+  }
+ROW_REFUSE(cuStreamBeginCapture_v2)
+ROW_REFUSE(cuStreamEndCapture)
+ROW_REFUSE(cuGraphInstantiateWithFlags)
+ROW_REFUSE(cuGraphLaunch)
+ROW_REFUSE(cuMemHostAlloc)
+ROW_REFUSE(cuMemAlloc_v2)
+ROW_REFUSE(cuStreamWriteValue32_v2)
+
+/* Calls that give one handle or number through their first argument. */
+#define ROW_GIVE(name, type, value)                                                                                    \
+  EXPORT int name(type *out);                                                                                          \
+  int name(type *out) {                                                                                                \
+    *out = (type)(value);                                                                                              \
+    return SUCCESS;                                                                                                    \
+  }
+ROW_GIVE(cuDriverGetVersion, int, 12000)
+ROW_GIVE(cuDeviceGetCount, int, 1)
+ROW_GIVE(cuDeviceGet, int, 0)
+ROW_GIVE(cuCtxGetDevice, int, 0)
+ROW_GIVE(cuCtxGetCurrent, void *, &context)
+ROW_GIVE(cuCtxPopCurrent_v2, void *, &context)
+ROW_GIVE(cuDevicePrimaryCtxRetain, void *, &context)
+ROW_GIVE(cuModuleLoadData, void *, &module)
+ROW_GIVE(cuModuleGetFunction, void *, &function)
+ROW_GIVE(cuStreamCreate, void *, &stream)
+ROW_GIVE(cuEventCreate, void *, &event)
+ROW_GIVE(cuEventElapsedTime, float, 20e-6)
+
+EXPORT int cuStreamIsCapturing(void *handle, int *status);
+int cuStreamIsCapturing(void *handle, int *status) {
+  (void)handle;
+  *status = 0;
+  return SUCCESS;
+}
+
+EXPORT int cuDeviceGetUuid_v2(unsigned char uuid[16], int device);
+int cuDeviceGetUuid_v2(unsigned char uuid[16], int device) {
+  const char *text = getenv("NOOP_UUID");
+  if (device || !text || strlen(text) != 32)
+    return INVALID_VALUE;
+  for (int i = 0; i < 16; i++) {
+    unsigned byte = 0;
+    sscanf(text + 2 * i, "%2x", &byte);
+    uuid[i] = (unsigned char)byte;
+  }
+  return SUCCESS;
+}
+
+EXPORT int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
+  *free_bytes = *total_bytes = (size_t)1 << 30;
+  return SUCCESS;
+}
+
+EXPORT int cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, int *status);
+int cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, int *status) {
+  char newest[128];
+  (void)version, (void)flags;
+  snprintf(newest, sizeof newest, "%s_v2", name);
+  void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  *address = dlsym(self, newest);
+  if (!*address)
+    *address = dlsym(self, name);
+  if (status)
+    *status = *address ? 0 : 1;
+  return *address ? SUCCESS : NOT_FOUND;
+}

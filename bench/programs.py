@@ -1,0 +1,144 @@
+"""Builds and runs the C programs of this directory. Knows nothing of shares: it is given an environment."""
+
+import json
+import os
+import select
+import subprocess
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+SOURCES = Path(__file__).resolve().parent
+CACHE = SOURCES.parent / "build" / "bench"
+FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-fvisibility=hidden"]
+READY_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 60.0
+"""How long a program may take past its stop time: what it has in flight must drain."""
+
+
+class ProgramFailed(Exception):
+    """A program ended with an error, or not at all; the text says which and what it printed."""
+
+
+def build(source: str, output: str, *flags: str) -> Path:
+    """Compile `source` of this directory to build/bench/`output` unless that is newer; return its path."""
+    code, program = SOURCES / source, CACHE / output
+    if not program.exists() or program.stat().st_mtime < code.stat().st_mtime:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        partial = program.with_name(f"{program.name}.{os.getpid()}")
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, *FLAGS, str(code), "-o", str(partial), *flags, "-ldl"], check=True)
+        partial.rename(program)
+    return program
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a load program printed when it ended."""
+
+    pid: int
+    start_ns: int
+    end_ns: int
+    launches: int
+    work_ns: int
+    """Device time of the work that it launched, as its kernels are named."""
+    latencies_ns: tuple[int, ...]
+    batch_ns: tuple[int, ...]
+    other: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the program's last line."""
+        fields = json.loads(text.strip().splitlines()[-1])
+        pid, start_ns, end_ns, launches, work_ns = (
+            int(fields.pop(name)) for name in ("pid", "start_ns", "end_ns", "launches", "work_ns")
+        )
+        latencies, batches = (tuple(fields.pop(name, ())) for name in ("latencies_ns", "batch_ns"))
+        return cls(pid, start_ns, end_ns, launches, work_ns, latencies, batches, fields)
+
+
+class Program:
+    """One running load program. Its context stands when the constructor returns; `go` starts its work."""
+
+    def __init__(self, owner: str, mode: str, environment: Mapping[str, str], options: Mapping[str, object]) -> None:
+        self.owner = owner
+        self._command = [mode, *(f"{name}={value}" for name, value in options.items())]
+        self._process = subprocess.Popen(
+            [str(build("load.c", "load")), *self._command, "wait=1"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        self._result: Result | None = None
+
+    def await_ready(self) -> Self:
+        """Wait until its context stands. Raises ProgramFailed when it ends or takes too long."""
+        assert self._process.stdout is not None
+        deadline, seen = time.monotonic() + READY_TIMEOUT_S, b""
+        while b"\n" not in seen:
+            if not select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise self._failed(f"was not ready after {READY_TIMEOUT_S:.0f} s")
+            piece = self._process.stdout.read(1)
+            if not piece:
+                raise self._failed("ended before it was ready")
+            seen += piece
+        return self
+
+    def go(self, start_ns: int, stop_ns: int) -> None:
+        """Let it work from `start_ns` to `stop_ns` (CLOCK_MONOTONIC)."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{start_ns} {stop_ns}\n".encode())
+        self._process.stdin.flush()
+
+    def result(self) -> Result:
+        """Wait for its end and return what it did. Raises ProgramFailed."""
+        if self._result is None:
+            try:
+                output, errors = self._process.communicate(timeout=END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise self._failed(f"has not ended {END_TIMEOUT_S:.0f} s after it should have") from None
+            if self._process.returncode:
+                raise self._failed(f"exit {self._process.returncode}: {errors.decode().strip()}")
+            self._result = Result.parse(output.decode())
+        return self._result
+
+    def stop(self) -> None:
+        """Ask it to end now; `result` then waits for it."""
+        self._process.terminate()
+
+    def running(self) -> bool:
+        """Tell whether it still runs."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL it and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _failed(self, what: str) -> ProgramFailed:
+        errors = ""
+        if self._process.poll() is not None and self._process.stderr is not None and not self._process.stderr.closed:
+            errors = f": {self._process.stderr.read().decode().strip()}"
+        return ProgramFailed(f"{self.owner}: `load {' '.join(self._command)}` {what}{errors}")
+
+
+def chain_ns(rounds: int, pause_us: int) -> list[int]:
+    """Return `rounds` times of a bare futex hand-off through a third process, with sleeps of `pause_us` between."""
+    command: Sequence[str] = [str(build("chain.c", "chain")), str(rounds), str(pause_us)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    hops: list[int] = json.loads(output)["hops_ns"]
+    return hops
+
+
+def machine(kind: str) -> str:
+    """Return a name for this kind of machine, without its host name: sim-2core-x86_64."""
+    return f"{kind}-{os.cpu_count()}core-{sysconfig.get_platform().rpartition('-')[2]}"

@@ -1,0 +1,82 @@
+"""The table: one line per bar, as values, and how it is printed and kept. Pure but for `save`."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+HEADINGS = ("what", "bar", "result", "", "no hook", "Gemini's policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One bar and what was measured against it.
+
+    Attributes:
+        row: key of the row of the bars table, for `--only`.
+        what: the case in words.
+        bar: the bar with its unit, as design.md has it, worked out for this case.
+        result: what was measured, in the bar's unit.
+        met: None when there is no bar for this case, only a comparison.
+        no_hook: the same case under the device's default time slicing.
+        gemini: the same case under Gemini's policy, re-modelled.
+        excusable: it may be missed with a stated reason (hand-off and hardware alone).
+        detail: numbers behind the result.
+    """
+
+    row: str
+    what: str
+    bar: str
+    result: str
+    met: bool | None
+    no_hook: str = ""
+    gemini: str = ""
+    excusable: bool = False
+    detail: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """The word in the table."""
+        return "" if self.met is None else "met" if self.met else "MISSED"
+
+
+def missed(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines that miss a bar which may not be missed."""
+    return [line for line in lines if line.met is False and not line.excusable]
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """Return the table as aligned Markdown."""
+    rows = [HEADINGS, *((x.what, x.bar, x.result, x.verdict, x.no_hook, x.gemini) for x in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    printed = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    printed.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(printed)
+
+
+def as_json(lines: Sequence[Line], machine: str, settings: dict[str, object]) -> str:
+    """Return everything as one JSON document."""
+    document = {"machine": machine, "settings": settings, "lines": [dataclasses.asdict(line) for line in lines]}
+    return json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def save(text: str, machine: str) -> Path:
+    """Write the JSON document to bench/results/<machine>.json; return the path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{machine}.json"
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def micro(ns: float) -> str:
+    """Write nanoseconds as microseconds."""
+    return f"{ns / 1e3:.1f} µs"
+
+
+def milli(ns: float) -> str:
+    """Write nanoseconds as milliseconds."""
+    return f"{ns / 1e6:.1f} ms"
