@@ -12,7 +12,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   struct sp_clock *clock = &device->clock;
   uint64_t now_ns = sp_now_ns();
   uint64_t looked_ns = device->progressed_ns;
-  device->progressed_ns = device->finished_ns = now_ns;
+  device->progressed_ns = now_ns;
   float elapsed_ms = 0;
   bool chained = clock->event && clock->context == marker->lane->context && driver->cuEventElapsedTime &&
                  driver->cuEventElapsedTime(&elapsed_ms, clock->event, marker->event) == CUDA_SUCCESS;
@@ -22,6 +22,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
     clock->device_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->window_ns = now_ns;
+    sp_store(&device->finished_ns, now_ns); /* app threads read it to learn their pauses */
     return;
   }
   clock->device_ns += (int64_t)((double)elapsed_ms * 1e6);
@@ -37,5 +38,5 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   uint64_t finished_ns = (uint64_t)(clock->device_ns + smallest);
   /* Between the last two looks, whatever the mapping says. */
   if (finished_ns < looked_ns) finished_ns = looked_ns;
-  if (finished_ns < now_ns) device->finished_ns = finished_ns;
+  sp_store(&device->finished_ns, finished_ns < now_ns ? finished_ns : now_ns);
 }

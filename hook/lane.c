@@ -70,14 +70,14 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     if (lane_matches(&lanes[index], device, stream, per_thread, owner, context)) lane = &lanes[index];
   if (!lane && (lane = free_lane())) {
     if (lane->context != context || lane->dead) drop_events(lane);
-    lane->device = device;
+    sp_store(&lane->device, device); /* the keeper scans lanes that are being set up */
     lane->context = context;
     lane->stream = stream;
     lane->per_thread = per_thread;
     lane->owner_thread = owner;
-    lane->batch_unit = NULL;
-    lane->batch_mixed = false;
-    lane->dead = false;
+    sp_store(&lane->batch_unit, NULL);
+    sp_store(&lane->batch_mixed, false);
+    sp_store(&lane->dead, false);
     __atomic_store_n(&lane->live, true, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&table_lock);
@@ -124,7 +124,7 @@ bool sp_lane_mark(struct sp_lane *lane) {
       (*event || driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS)) {
     struct sp_marker marker = {.lane = lane, .event = *event};
     marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0;
-    marker.unit = lane->batch_mixed ? NULL : sp_load(&lane->batch_unit);
+    marker.unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
     marker.work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
@@ -155,7 +155,8 @@ bool sp_lane_mark(struct sp_lane *lane) {
 bool sp_lanes_pending(const struct sp_device *device) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
-    if (lanes[index].device == device && sp_load(&lanes[index].pending_ns) && !lanes[index].dead) return true;
+    if (sp_load(&lanes[index].device) == device && sp_load(&lanes[index].pending_ns) && !sp_load(&lanes[index].dead))
+      return true;
   return false;
 }
 
@@ -164,7 +165,7 @@ void sp_lanes_mark_all(struct sp_device *device) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
-    if (lane->device != device || !sp_load(&lane->pending_ns) || lane->dead) continue;
+    if (sp_load(&lane->device) != device || !sp_load(&lane->pending_ns) || sp_load(&lane->dead)) continue;
     if (driver->cuCtxSetCurrent) driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
     sp_lane_mark(lane);
   }
@@ -189,7 +190,7 @@ void sp_lanes_forget(void *stream, void *context) {
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
     if (context) {
       pthread_mutex_lock(&lane->lock);
-      lane->dead = true;
+      __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
       sp_store(&lane->pending_ns, 0);
       pthread_mutex_unlock(&lane->lock);
     }
@@ -203,8 +204,8 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker.lane;
-  if (waited && !lane->dead) sp_clock_finish(device, &marker);
-  if (waited && marker.follows && !lane->dead && driver->cuEventElapsedTime) {
+  if (waited && !sp_load(&lane->dead)) sp_clock_finish(device, &marker);
+  if (waited && marker.follows && !sp_load(&lane->dead) && driver->cuEventElapsedTime) {
     /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
     CUevent left = NULL;
     for (uint32_t index = 0; index < SP_LANE_EVENTS && !left; index++)
