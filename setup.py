@@ -86,24 +86,28 @@ class Build(build):
 class BuildExt(build_ext):
     """Build plain shared objects with the C compiler alone, everything else as usual."""
 
+    failed: tuple[str, ...] = ()
+
     def run(self) -> None:
         """Build, but leave an editable install to ``make build``, which builds in place and again after each change."""
-        if not self.editable_mode:
-            super().run()
+        if self.editable_mode:
+            return
+        super().run()
+        if self.failed:
+            raise SystemExit(f"not built: {', '.join(self.failed)}")
 
     def build_extensions(self) -> None:
-        """Build every part even when one fails, and fail at the end: a broken agent does not hide a broken hook."""
-        everything, failed = self.extensions, []
-        for extension in everything:
+        """Build every part even when one fails: a broken agent does not hide a broken hook."""
+        built = []
+        for extension in self.extensions:
             self.extensions = [extension]
             try:
                 super().build_extensions()
+                built.append(extension)
             except (CompileError, subprocess.CalledProcessError) as error:
-                failed.append(extension.name)
-                self.warn(f"{extension.name}: {error}")
-        self.extensions = everything
-        if failed:
-            raise SystemExit(f"not built: {', '.join(failed)}")
+                self.failed += (extension.name,)
+                self.warn(str(error))
+        self.extensions = built
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of the built file; a plain shared object keeps its own name."""

@@ -1,0 +1,147 @@
+/* Life cycle of the library, and what it says about the whole system. */
+#include "nvml.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CUDA_VERSION                  13000 /* as cuDriverGetVersion says */
+#define DRIVER_VERSION                "580.00.00"
+#define CUDA_ERROR_DEVICE_UNAVAILABLE 46 /* a device's lost_error once it has fallen off the bus; ECC leaves it there  \
+                                          */
+
+struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .state = {.fd = -1}};
+
+static nvmlReturn_t error_of(int errnum) {
+  switch (errnum) {
+  case 0:
+    return NVML_SUCCESS;
+  case -EPROTO:
+    return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+  case -EINVAL:
+    return NVML_ERROR_INVALID_ARGUMENT;
+  default:
+    return NVML_ERROR_DRIVER_NOT_LOADED;
+  }
+}
+
+NVML_EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
+  (void)flags; /* they say what to do with devices that cannot be reached; here all can */
+  pthread_mutex_lock(&nvml.lock);
+  nvmlReturn_t result = nvml.users ? NVML_SUCCESS : error_of(sg_open(&nvml.state, NULL));
+  if (result == NVML_SUCCESS && !nvml.users++)
+    for (uint32_t n = 0; n < SG_MAX_DEVICES; n++)
+      nvml.handles[n].index = n;
+  pthread_mutex_unlock(&nvml.lock);
+  return result;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlInit_v2(void) {
+  return nvmlInitWithFlags(0);
+}
+NVML_EXPORT nvmlReturn_t nvmlInit(void) {
+  return nvmlInitWithFlags(0);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlShutdown(void) {
+  pthread_mutex_lock(&nvml.lock);
+  nvmlReturn_t result = nvml.users ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+  if (result == NVML_SUCCESS && !--nvml.users)
+    sg_close(&nvml.state);
+  pthread_mutex_unlock(&nvml.lock);
+  return result;
+}
+
+nvmlReturn_t nvml_enter(void) {
+  pthread_mutex_lock(&nvml.lock);
+  if (!nvml.users) {
+    pthread_mutex_unlock(&nvml.lock);
+    return NVML_ERROR_UNINITIALIZED;
+  }
+  sg_lock_advanced(&nvml.state);
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device) {
+  nvmlReturn_t result = nvml_enter();
+  if (result)
+    return result;
+  const struct sg_shared *shared = nvml.state.shared;
+  for (uint32_t n = 0; n < shared->device_count; n++) {
+    if (handle != &nvml.handles[n])
+      continue;
+    *device = &shared->devices[n];
+    bool gone = need == NVML_LIVE && (*device)->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE;
+    return gone ? nvml_leave(NVML_ERROR_GPU_IS_LOST) : NVML_SUCCESS;
+  }
+  return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
+}
+
+nvmlReturn_t nvml_leave(nvmlReturn_t result) {
+  sg_unlock(&nvml.state);
+  pthread_mutex_unlock(&nvml.lock);
+  return result;
+}
+
+nvmlReturn_t nvml_text(char *buffer, uint32_t length, const char *text) {
+  if (!buffer)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  if (strlen(text) >= length)
+    return NVML_ERROR_INSUFFICIENT_SIZE;
+  strcpy(buffer, text);
+  return NVML_SUCCESS;
+}
+
+NVML_EXPORT const char *nvmlErrorString(nvmlReturn_t result) {
+  static const char *const texts[] = {
+      [NVML_SUCCESS] = "Success",
+      [NVML_ERROR_UNINITIALIZED] = "Uninitialized",
+      [NVML_ERROR_INVALID_ARGUMENT] = "Invalid Argument",
+      [NVML_ERROR_NOT_SUPPORTED] = "Not Supported",
+      [NVML_ERROR_NOT_FOUND] = "Not Found",
+      [NVML_ERROR_INSUFFICIENT_SIZE] = "Insufficient Size",
+      [NVML_ERROR_DRIVER_NOT_LOADED] = "Driver Not Loaded",
+      [NVML_ERROR_TIMEOUT] = "Timeout",
+      [NVML_ERROR_FUNCTION_NOT_FOUND] = "Function Not Found",
+      [NVML_ERROR_GPU_IS_LOST] = "GPU is lost",
+      [NVML_ERROR_LIB_RM_VERSION_MISMATCH] = "Driver/library version mismatch",
+      [NVML_ERROR_MEMORY] = "Insufficient Memory",
+      [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
+  };
+  bool known = result >= 0 && (size_t)result < sizeof texts / sizeof *texts && texts[result];
+  return known ? texts[result] : "Unknown Error";
+}
+
+NVML_EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
+  nvmlReturn_t result = nvml_enter();
+  return result ? result : nvml_leave(nvml_text(version, length, DRIVER_VERSION));
+}
+
+NVML_EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
+  return nvml_text(version, length, "13." DRIVER_VERSION);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  if (!version)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  *version = CUDA_VERSION;
+  return NVML_SUCCESS;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
+  return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length) {
+  if (!name || !length)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  char path[32];
+  snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return NVML_ERROR_NOT_FOUND;
+  size_t read = fread(name, 1, length - 1, file); /* arguments end in NUL: the text ends after the command */
+  name[read] = 0;
+  fclose(file);
+  return NVML_SUCCESS;
+}

@@ -1,0 +1,62 @@
+/*
+ * The simulated libnvidia-ml: what its files share.
+ *
+ * The library is a reader of the shared state with a handful of event sets of its own. Types and numbers are those of
+ * NVML's public ABI; what is not simulated is not exported, and clients such as pynvml report a missing function.
+ */
+#ifndef SIMGPU_NVML_H
+#define SIMGPU_NVML_H
+
+#include "state.h"
+
+#define NVML_EXPORT __attribute__((visibility("default")))
+
+typedef int nvmlReturn_t;
+enum {
+  NVML_SUCCESS = 0,
+  NVML_ERROR_UNINITIALIZED = 1,
+  NVML_ERROR_INVALID_ARGUMENT = 2,
+  NVML_ERROR_NOT_SUPPORTED = 3,
+  NVML_ERROR_NOT_FOUND = 6,
+  NVML_ERROR_INSUFFICIENT_SIZE = 7,
+  NVML_ERROR_DRIVER_NOT_LOADED = 9,
+  NVML_ERROR_TIMEOUT = 10,
+  NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+  NVML_ERROR_GPU_IS_LOST = 15,
+  NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
+  NVML_ERROR_MEMORY = 20,
+  NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+  NVML_ERROR_UNKNOWN = 999,
+};
+
+#define NVML_NO_INSTANCE 0xffffffffu /* GPU and compute instance id of a device without MIG */
+
+/* A device handle is the address of its entry in nvml.handles: stable over init and shutdown, and easy to check. */
+typedef struct nvml_handle {
+  uint32_t index;
+} *nvmlDevice_t;
+
+struct nvml {
+  pthread_mutex_t lock; /* held through every call, so that a shutdown cannot unmap the state under one */
+  uint32_t users;       /* inits less shutdowns; the state is mapped while it is above 0 */
+  struct sg_state state;
+  struct nvml_handle handles[SG_MAX_DEVICES];
+};
+extern struct nvml nvml;
+
+/* Begin a call: lock the library and the state, which then stands at now. Every success needs nvml_leave. */
+nvmlReturn_t nvml_enter(void);
+/* The same for a call about one device. `LIVE` calls talk to the hardware and fail when it has fallen off the bus;
+ * what the driver knows by heart (names, numbers) is still told. */
+enum nvml_need { NVML_KNOWN, NVML_LIVE };
+nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device);
+/* End a call; gives back `result` for convenience. */
+nvmlReturn_t nvml_leave(nvmlReturn_t result);
+/* Copy text into a caller's buffer of `length` bytes. */
+nvmlReturn_t nvml_text(char *buffer, uint32_t length, const char *text);
+/* "GPU-53474750-...": what clients call the device. `text` holds 64 bytes. */
+void nvml_uuid_text(const struct sg_device *device, char *text);
+/* Share of the time, 0 to 100, that the device was busy lately. Inside a call. */
+uint32_t nvml_busy_percent(const struct sg_device *device);
+
+#endif

@@ -1,0 +1,115 @@
+/*
+ * Event sets: a client's view of the XIDs in the shared state, from the moment it registers.
+ *
+ * There is no thread and nobody to notify: a wait looks at the state's XID counter from time to time, without its lock,
+ * and takes the lock only when the counter has moved.
+ */
+#include "nvml.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define LOOK_EVERY_NS 5000000
+#define EVENT_XID     8ull
+
+typedef struct event_set {
+  uint64_t seen[SG_MAX_DEVICES]; /* number of the last XID told of each device; guarded by nvml.lock */
+  bool watched[SG_MAX_DEVICES];
+} *nvmlEventSet_t;
+
+struct event_data {
+  nvmlDevice_t device;
+  unsigned long long type, data;
+  unsigned int gpu_instance, compute_instance;
+};
+
+NVML_EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set) {
+  if (!set)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  nvmlReturn_t result = nvml_enter();
+  if (result)
+    return result;
+  *set = calloc(1, sizeof **set);
+  return nvml_leave(*set ? NVML_SUCCESS : NVML_ERROR_MEMORY);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
+  if (!set)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  free(set);
+  return NVML_SUCCESS;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, unsigned long long *types) {
+  const struct sg_device *device;
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_KNOWN, &device);
+  if (result)
+    return result;
+  if (!types)
+    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
+  *types = EVENT_XID;
+  return nvml_leave(NVML_SUCCESS);
+}
+
+NVML_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned long long types, nvmlEventSet_t set) {
+  const struct sg_device *device;
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
+  if (result)
+    return result;
+  if (!set)
+    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
+  if (types & ~EVENT_XID)
+    return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
+  uint32_t index = handle->index;
+  if (types && !set->watched[index]) {
+    set->watched[index] = true;
+    set->seen[index] = nvml.state.shared->xid_seq;
+  }
+  return nvml_leave(NVML_SUCCESS);
+}
+
+/* Inside a call: the oldest XID that the set has not told yet. */
+static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
+  const struct sg_shared *shared = nvml.state.shared;
+  uint64_t first = shared->xid_seq > SG_MAX_XIDS ? shared->xid_seq - SG_MAX_XIDS + 1 : 1;
+  for (uint64_t seq = first; seq <= shared->xid_seq; seq++) {
+    const struct sg_xid *xid = &shared->xids[(seq - 1) % SG_MAX_XIDS];
+    if (!set->watched[xid->device] || set->seen[xid->device] >= seq)
+      continue;
+    set->seen[xid->device] = seq;
+    *data = (struct event_data){&nvml.handles[xid->device], EVENT_XID, xid->xid, NVML_NO_INSTANCE, NVML_NO_INSTANCE};
+    return true;
+  }
+  return false;
+}
+
+NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_data *data, unsigned int timeout_ms) {
+  if (!set || !data)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  uint64_t end_ns = sg_now() + timeout_ms * 1000000ull, looked = UINT64_MAX;
+  for (;;) {
+    nvmlReturn_t result = NVML_ERROR_TIMEOUT;
+    pthread_mutex_lock(&nvml.lock);
+    bool ready = nvml.users, news = ready && __atomic_load_n(&nvml.state.shared->xid_seq, __ATOMIC_RELAXED) != looked;
+    pthread_mutex_unlock(&nvml.lock);
+    if (!ready)
+      return NVML_ERROR_UNINITIALIZED;
+    if (news) {
+      if ((result = nvml_enter()))
+        return result;
+      looked = nvml.state.shared->xid_seq;
+      result = nvml_leave(next_xid(set, data) ? NVML_SUCCESS : NVML_ERROR_TIMEOUT);
+    }
+    uint64_t now_ns = sg_now();
+    if (result == NVML_SUCCESS || now_ns >= end_ns)
+      return result;
+    uint64_t left_ns = end_ns - now_ns;
+    struct timespec pause = {.tv_nsec = (long)(left_ns < LOOK_EVERY_NS ? left_ns : LOOK_EVERY_NS)};
+    nanosleep(&pause, NULL);
+  }
+}
+
+NVML_EXPORT nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, struct event_data *data, unsigned int timeout_ms) {
+  return nvmlEventSetWait_v2(set, data, timeout_ms);
+}
