@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sharepod.cli.client import Client
 
 _START_TIMEOUT_S: Final = 20.0
+_OTHER_STARTS_S: Final = 1.0
+_LOOK_S: Final = 0.02
 _NODE_SOCKET: Final = Path("/run/sharepod") / SOCKET_NAME
 """Where the agent of the whole node listens, when root runs one."""
 
@@ -46,24 +48,40 @@ def ensure_agent(path: str, simulate: str | None) -> None:
         return
     if Path(path).name != SOCKET_NAME:
         raise UsageError(f"--socket {path} cannot be a private agent's: name it DIRECTORY/{SOCKET_NAME}")
-    command = [sys.executable, "-m", "sharepod.cli.private", path, *([simulate] if simulate else [])]
+    command = [sys.executable, "-m", "sharepod.cli.private", str(Path(path).absolute())]
     ended, alive = os.pipe()
     with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor
         try:
-            # It detaches: the program that this process becomes must not find a child that it never started.
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[alive], check=False)
+            # It detaches: the program that this process becomes must not find a child that it never started. It holds
+            # its end of the pipe for as long as it lives.
+            subprocess.run(
+                [*command, *([simulate] if simulate else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[alive],
+                check=False,
+            )
         finally:
             os.close(alive)
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not listens(path):
-            if select.select([ended], [], [], 0.02)[0] and not listens(path):
-                log.seek(0)
-                lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
-                raise CliError(f"the private agent does not start: {lines[-1].removeprefix('error: ')}", EXIT_NO_AGENT)
-            if time.monotonic() > deadline:
-                raise CliError(
-                    f"the private agent does not listen at {path} after {_START_TIMEOUT_S:.0f} s", EXIT_NO_AGENT
-                )
+        _wait_until_it_listens(path, ended)
+        if not listens(path):
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
+            cause = lines[-1].removeprefix("sharepod agent: ")
+            raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)
+
+
+def _wait_until_it_listens(path: str, ended: int) -> None:
+    """Return when an agent listens, or when none will: `ended` is readable and nobody else starts one either."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    over = False
+    while not listens(path) and time.monotonic() < deadline:
+        if not over and select.select([ended], [], [], _LOOK_S)[0]:
+            # Two commands may have started one each; the second ends at once, and the first is about to listen.
+            over, deadline = True, time.monotonic() + _OTHER_STARTS_S
+        elif over:
+            time.sleep(_LOOK_S)
 
 
 def listens(path: str) -> bool:

@@ -42,15 +42,10 @@ def find_program(name: str, path: str | None) -> str:
     raise CliError(f"cannot run {name}: command not found: {cure}", EXIT_NOT_FOUND)
 
 
-def program_environment(
-    base: Mapping[str, str], additions: Mapping[str, str], hook_path: str, device_uuids: Sequence[str]
-) -> dict[str, str]:
-    """Return `base` with the share in it: `additions`, the hook first in LD_PRELOAD, and only the share's devices.
-
-    The program sees no other device: a launch on one of them would run outside the share.
-    """
+def program_environment(base: Mapping[str, str], additions: Mapping[str, str], hook_path: str) -> dict[str, str]:
+    """Return `base` with the share in it: what the agent adds, and the hook first in LD_PRELOAD."""
     environment = dict(base)
-    for name, value in {"CUDA_VISIBLE_DEVICES": ",".join(device_uuids), **additions, "LD_PRELOAD": hook_path}.items():
+    for name, value in {**additions, "LD_PRELOAD": hook_path}.items():
         present = environment.get(name, "") if name in _PATH_LISTS else ""
         environment[name] = f"{value}:{present}" if present else value
     return environment

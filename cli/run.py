@@ -77,8 +77,7 @@ def run(
             share_class=share_class.value,
             owner_pid=os.getpid(),
         )
-        uuids = [term.device_uuid for term in registration.share.devices]
-        environment = launch.program_environment(before, registration.environment, registration.hook_path, uuids)
+        environment = launch.program_environment(before, registration.environment, registration.hook_path)
         try:
             launch.become(program, command, environment)
         except CliError:

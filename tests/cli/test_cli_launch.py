@@ -41,18 +41,16 @@ def test_a_file_without_the_right_to_execute_and_a_directory_are_126(tmp_path: P
 
 def test_the_hook_and_the_library_path_go_first_and_keep_what_was_there() -> None:
     base = {"LD_PRELOAD": "/jemalloc.so", "LD_LIBRARY_PATH": "/mine", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "3"}
-    additions = {"SHAREPOD_REGION": "/r", "LD_LIBRARY_PATH": "/simgpu"}
-    environment = program_environment(base, additions, "/hook.so", ["GPU-1", "GPU-2"])
-    assert environment == {
+    additions = {"SHAREPOD_REGION": "/r", "LD_LIBRARY_PATH": "/simgpu", "CUDA_VISIBLE_DEVICES": "GPU-1"}
+    assert program_environment(base, additions, "/hook.so") == {
         "LD_PRELOAD": "/hook.so:/jemalloc.so",
         "LD_LIBRARY_PATH": "/simgpu:/mine",
         "HOME": "/root",
         "SHAREPOD_REGION": "/r",
-        "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
     }
     assert base["LD_PRELOAD"] == "/jemalloc.so"
 
 
-def test_what_the_agent_says_about_devices_beats_the_default() -> None:
-    environment = program_environment({}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "/hook.so", ["GPU-1"])
-    assert environment == {"CUDA_VISIBLE_DEVICES": "MIG-1", "LD_PRELOAD": "/hook.so"}
+def test_variables_that_were_not_there_are_not_left_with_empty_parts() -> None:
+    assert program_environment({"LD_PRELOAD": ""}, {}, "/hook.so") == {"LD_PRELOAD": "/hook.so"}
