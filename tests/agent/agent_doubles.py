@@ -1,0 +1,102 @@
+"""An arbiter in memory, for the edges of registry and service only; the end-to-end tests run the real one."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharepod.agent.device import DeviceCounters, DeviceInfo
+from sharepod.agent.share import (
+    DeviceAsk,
+    DeviceUuid,
+    Handle,
+    Process,
+    ShareAsk,
+    ShareClass,
+    Terms,
+    Turn,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GIB = 2**30
+H200 = DeviceInfo(DeviceUuid("GPU-aaaa"), 0, "H200", 141 * GIB)
+H200_B = DeviceInfo(DeviceUuid("GPU-bbbb"), 1, "H200", 141 * GIB)
+A10 = DeviceInfo(DeviceUuid("GPU-cccc"), 2, "A10", 24 * GIB)
+
+
+def ask(request: int = 30, limit: int = 100, memory: int = 0, device: str = "", name: str = "") -> ShareAsk:
+    """A share on one device, in whole per cents."""
+    return ShareAsk((DeviceAsk(device, Terms(request * 1000, limit * 1000, memory)),), name=name)
+
+
+class MemoryArbiter:
+    """Remembers what it was told; `usages[handle]` is what it answers."""
+
+    def __init__(self) -> None:
+        self.devices: list[str] = []
+        self.health: dict[Handle, bool] = {}
+        self.terms: dict[Handle, list[tuple[Handle, Terms]]] = {}
+        self.classes: dict[Handle, ShareClass] = {}
+        self.paused: dict[Handle, bool] = {}
+        self.usages: dict[Handle, list[Usage]] = {}
+        self.processes: dict[Handle, tuple[Process, ...]] = {}
+        self.finished: list[Turn] = []
+        self.refuse = 0
+        self.closed = False
+        self._next = 0
+
+    def add_device(self, uuid: str) -> Handle:
+        self.devices.append(uuid)
+        return Handle(len(self.devices) - 1)
+
+    def set_device_health(self, device: Handle, healthy: bool) -> None:
+        self.health[device] = healthy
+
+    def add_share(
+        self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
+    ) -> Handle:
+        if self.refuse:
+            raise OSError(self.refuse, "refused")
+        if not Path(directory).is_dir():
+            raise OSError(errno.ENOENT, "no directory")
+        (Path(directory) / "terms").touch()
+        self._next += 1
+        handle = Handle(self._next)
+        self.terms[handle] = list(terms)
+        self.classes[handle] = share_class
+        self.usages[handle] = [Usage(used_ns=used) for used in (used_ns or [0] * len(terms))]
+        return handle
+
+    def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
+        self.terms[share] = list(terms)
+        self.classes[share] = share_class
+
+    def pause_share(self, share: Handle, paused: bool) -> None:
+        self.paused[share] = paused
+
+    def remove_share(self, share: Handle) -> None:
+        del self.terms[share]
+
+    def read_usage(self, share: Handle, term: int) -> Usage:
+        return self.usages[share][term]
+
+    def read_processes(self, share: Handle) -> tuple[Process, ...]:
+        return self.processes.get(share, ())
+
+    def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
+        return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]
+
+    def read_device(self, device: Handle) -> DeviceCounters:
+        return DeviceCounters(charged_ns=1_000_000_000, decisions=10, decision_ns=20_000)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def use(self, share: Handle, used_ns: int) -> None:
+        """Charge a share on its first device."""
+        self.usages[share][0] = replace(self.usages[share][0], used_ns=self.usages[share][0].used_ns + used_ns)

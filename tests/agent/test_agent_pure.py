@@ -1,0 +1,183 @@
+"""Ledger, health, foreign processes, explain: values in, values out, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharepod.agent import health
+from sharepod.agent.device import DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
+from sharepod.agent.errors import UnknownShare
+from sharepod.agent.explain import explain
+from sharepod.agent.foreign import ForeignProcesses
+from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
+from sharepod.agent.share import (
+    DeviceTerms,
+    DeviceUsage,
+    Process,
+    Share,
+    ShareClass,
+    ShareId,
+    ShareState,
+    ShareStatus,
+    Terms,
+    Usage,
+    bytes_text,
+    percent_text,
+)
+from agent_doubles import H200
+
+MS = 1_000_000
+
+
+def test_the_rate_is_that_of_the_window_and_not_of_all_time() -> None:
+    account = Account()
+    used = 0
+    for step in range(0, 481):  # two minutes at 4 Hz: a minute at 20 %, then one at 60 %
+        account.add(step * 250 * MS, used)
+        used += (50 if step < 240 else 150) * MS
+    now, used = 480 * 250 * MS, used - 150 * MS
+    assert account.rate_millipercent(now, used, SECOND_NS) == 60_000
+    assert abs(account.rate_millipercent(now, used, MINUTE_NS) - 60_000) < 1_500
+    account.validate()
+
+
+def test_a_young_account_has_the_rate_since_its_start() -> None:
+    account = Account()
+    account.add(5 * SECOND_NS, 0)
+    assert account.rate_millipercent(5 * SECOND_NS, 0, SECOND_NS) == 0
+    assert account.rate_millipercent(5 * SECOND_NS + 200 * MS, 100 * MS, SECOND_NS) == 50_000
+
+
+def test_a_counter_that_falls_starts_the_account_anew() -> None:
+    account = Account()
+    account.add(0, 10 * SECOND_NS)
+    account.add(SECOND_NS, 0)
+    account.validate()
+    assert account.rate_millipercent(2 * SECOND_NS, SECOND_NS // 2, SECOND_NS) == 50_000
+
+
+@given(st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 1_000)), max_size=300))
+def test_an_account_stays_small_and_its_rate_within_the_steepest_step(steps: list[tuple[int, int]]) -> None:
+    account, now, used = Account(), 0, 0
+    account.add(0, 0)
+    for wait_ms, percent_x10 in steps:
+        now += wait_ms * MS
+        used += wait_ms * MS * percent_x10 // 1000
+        account.add(now, used)
+        account.validate()
+        for window in (SECOND_NS, MINUTE_NS):
+            assert 0 <= account.rate_millipercent(now, used, window) <= 100_000
+
+
+def look(**fields: object) -> DeviceLook:
+    return DeviceLook(H200.uuid, **fields)  # type: ignore[arg-type]
+
+
+def test_application_errors_leave_a_device_healthy_but_are_counted() -> None:
+    verdict = health.step(health.Health(), look(xids=(13, 31, 43)), 0)
+    assert verdict.healthy
+    assert verdict.xids_seen == 3
+
+
+def test_a_critical_xid_makes_it_unhealthy_until_the_probation_is_over() -> None:
+    verdict = health.step(health.Health(), look(xids=(79,)), 0)
+    assert verdict.reason == "Xid 79"
+    verdict = health.step(verdict, look(error="NVML: GPU is lost"), 5 * SECOND_NS)
+    assert verdict.reason == "Xid 79"
+    verdict = health.step(verdict, look(), 14 * SECOND_NS)
+    assert not verdict.healthy
+    verdict = health.step(verdict, look(), 15 * SECOND_NS)
+    assert verdict.healthy
+
+
+def test_a_device_that_does_not_answer_or_needs_a_reset_is_unhealthy() -> None:
+    verdict = health.step(health.Health(), look(error="NVML: GPU is lost"), 0)
+    assert verdict.reason == "NVML: GPU is lost"
+    verdict = health.step(verdict, look(needs_reset=True), 60 * SECOND_NS)
+    assert not verdict.healthy
+    assert not health.step(verdict, look(), 69 * SECOND_NS).healthy
+    assert health.step(verdict, look(), 70 * SECOND_NS).healthy
+
+
+def test_a_process_without_a_share_is_found_within_five_seconds_and_told_once() -> None:
+    finder = ForeignProcesses(["dcgm*"])
+    intruder = DeviceProcess(7, "python", 100)
+    seen = [intruder, DeviceProcess(8, "dcgm-exporter", 1), DeviceProcess(9, "trainer", 5)]
+    found_at = [second for second in range(10) for _ in finder.step(H200.uuid, seen, {9}, second * SECOND_NS)]
+    assert found_at == [2]
+    assert finder.current(H200.uuid) == (intruder,)
+    assert finder.seen(H200.uuid) == 1
+    assert finder.step(H200.uuid, [], {9}, 10 * SECOND_NS) == []
+    assert finder.current(H200.uuid) == ()
+
+
+def test_a_process_that_attaches_within_the_grace_is_not_foreign() -> None:
+    finder = ForeignProcesses([])
+    process = DeviceProcess(7, "python", 100)
+    assert finder.step(H200.uuid, [process], set(), 0) == []
+    assert finder.step(H200.uuid, [process], {7}, SECOND_NS) == []
+    assert finder.step(H200.uuid, [process], {7}, 9 * SECOND_NS) == []
+
+
+def held(
+    name: str,
+    state: ShareState,
+    used: int,
+    request: int = 30,
+    limit: int = 100,
+    share_class: ShareClass = ShareClass.STANDARD,
+    paused: bool = False,
+    processes: int = 1,
+) -> ShareStatus:
+    terms = DeviceTerms(H200.uuid, Terms(request * 1000, limit * 1000, 0))
+    share = Share(ShareId(name), (terms,), share_class, "/x", 0, name=name, paused=paused)
+    usage = DeviceUsage(H200.uuid, Usage(state=state), used * 1000, used * 1000)
+    return ShareStatus(share, (usage,), tuple(Process(n, n, 0, 0) for n in range(processes)))
+
+
+def reason(status: ShareStatus, *others: ShareStatus, health_reason: str = "") -> str:
+    node = NodeStatus(0, (status, *others), (DeviceStatus(H200, health_reason=health_reason),))
+    (explanation,) = explain(node, status.share.id)
+    assert "\n" not in explanation.reason
+    return explanation.reason
+
+
+HOLDER = held("trainer", ShareState.HOLDING, 70)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (
+            held("a", ShareState.WAITING, 10),
+            "waits for its turn while trainer holds device 0: it has had 10 % of the last",
+        ),
+        (held("a", ShareState.WAITING, 40), "at or above its request 30 %"),
+        (held("a", ShareState.WAITING, 40, limit=40), "its limit is 40 %: raise the limit to let it use more"),
+        (held("a", ShareState.WAITING, 0, share_class=ShareClass.BATCH), "batch runs when no other share waits"),
+        (held("a", ShareState.WAITING, 0, request=0), "best effort runs when no other share waits"),
+        (held("a", ShareState.DRAINING, 0), "its turn is over and its last work still runs"),
+        (held("a", ShareState.HOLDING, 0), "runs: it holds the turn"),
+        (held("a", ShareState.IDLE, 0), "idle: its processes have submitted no work"),
+        (held("a", ShareState.IDLE, 0, processes=0), "idle: no process has attached; start the program with the hook"),
+        (held("a", ShareState.PAUSED, 0, paused=True), "paused by an operator: `sharepod resume a` lets it run"),
+    ],
+)
+def test_explain_says_why(status: ShareStatus, expected: str) -> None:
+    assert expected in reason(status, HOLDER)
+
+
+def test_explain_tells_of_an_unhealthy_device() -> None:
+    assert "its device is unhealthy (Xid 79)" in reason(held("a", ShareState.WAITING, 0), health_reason="Xid 79")
+
+
+def test_explain_refuses_an_unknown_share() -> None:
+    with pytest.raises(UnknownShare, match="no share 'x' on this node: `sharepod ps` lists"):
+        explain(NodeStatus(0, (), ()), ShareId("x"))
+
+
+def test_quantities_read_well() -> None:
+    assert [percent_text(n) for n in (30_000, 12_500, 1, 0, 100_000)] == ["30 %", "12.5 %", "0.001 %", "0 %", "100 %"]
+    assert [bytes_text(n) for n in (5, 2**30, 3 * 2**29)] == ["5 bytes", "1 GiB", "1.50 GiB"]
