@@ -123,7 +123,9 @@ static void *program(void *argument) {
     struct sp_pass pass;
     sp_gate_enter(&pass, (void *)(0x1000 + number), false, sp_unit_key((void *)0x5000, number, 1));
     /* The turn is this share's from the gate to the drain: the other one must not hold an entered turn now. */
-    if (pass.device && __atomic_load_n(&hand_turn_open, __ATOMIC_SEQ_CST)) __atomic_fetch_add(&outside, 1, __ATOMIC_RELAXED);
+    if (pass.device && __atomic_load_n(&hand_turn_open, __ATOMIC_SEQ_CST) &&
+        !__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) /* after the planned stop everybody passes */
+      __atomic_fetch_add(&outside, 1, __ATOMIC_RELAXED);
     launch(0);
     sp_gate_leave(&pass, CUDA_SUCCESS);
     if (++count % 50 == 0) usleep((useconds_t)(count % 7 * 100));
@@ -204,7 +206,7 @@ int main(int count, char **arguments) {
   }
   struct sp_usage usage[2];
   for (int index = 0; index < 2; index++) sp_arbiter_read_usage(arbiter, shares[index], 0, &usage[index]);
-  __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+  __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   sp_arbiter_free(arbiter); /* a planned stop: whoever waits at a gate goes on, or the joins below never end */
   for (int index = 0; index <= THREADS; index++) pthread_join(threads[index], NULL);
   printf("launches %llu %llu turns %llu outside %llu passed %llu cogrants %llu\n", (unsigned long long)launches[0],
