@@ -147,7 +147,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
   struct sp_thread *thread = sp_thread_self();
   if (sp_unlikely(!thread || sp_load(&thread->inside))) return; /* the driver called itself through us */
   struct sp_device *device = thread->device;
-  if (sp_unlikely(!device)) {
+  if (sp_unlikely(!device || !sp_guest.single_device)) {
     device = sp_device_current();
     if (!device) return;
     thread->device = device;
