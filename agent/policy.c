@@ -384,6 +384,15 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   return choice;
 }
 
+uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return QUANTUM_MIN_NS;
+  advance(policy, now_ns);
+  if (policy->stale)
+    work_out_rates(policy);
+  return quantum(policy, &policy->shares[share]);
+}
+
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
   if (!is_known(policy, waiter) || !is_known(policy, holder) || waiter == holder)
     return false;

@@ -108,8 +108,12 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
  * that was not itself chosen so; else only one that uses leftovers. Ask when it begins to wait. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
 
-/* The longest piece of work that could not be interrupted, as seen lately. Returns the quantum the share would get now,
- * before its limit cuts it. */
+/* The quantum the share would get now, before its limit cuts it. A holder that was granted a long one while nobody else
+ * waited keeps no more than this from its grant on: ask when another share begins to wait, and shorten the turn. */
+uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns);
+
+/* The longest piece of work that could not be interrupted, as seen lately. Returns the share's quantum as above, at the
+ * rates of the last call. */
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns);
 
 /* Holds after every call; false means a bug in this file (tests and debug builds ask). */
