@@ -115,7 +115,7 @@ class Node:
         name = self._holder = self._name_of[share]
         load = self.loads[name]
         self.now_ns += self.settings.handoff_ns
-        granted_ns = billed_ns = self.now_ns
+        granted_ns = begun_ns = billed_ns = self.now_ns  # begun: this quantum; a turn alone goes on for several
         close_ns = granted_ns + quantum_ns
         device_ns = granted_ns  # the device is busy with its kernels until then
         while True:
@@ -125,8 +125,7 @@ class Node:
                 self.now_ns = idle_ns
                 break
             self.now_ns = event_ns
-            if any(self.policy.preempts(event_ns, waiter, share) for waiter in self._arrive(event_ns)):
-                close_ns = event_ns
+            close_ns = self._shorten(share, begun_ns, close_ns)
             if event_ns >= until_ns and event_ns < close_ns:
                 break
             if event_ns < close_ns:
@@ -136,7 +135,7 @@ class Node:
                 billed_ns = event_ns
                 choice = self.policy.next(event_ns)
                 if choice.share == share:
-                    close_ns = event_ns + choice.quantum_ns
+                    begun_ns, close_ns = event_ns, event_ns + choice.quantum_ns
                     if event_ns >= until_ns:
                         break
                     continue
@@ -153,6 +152,15 @@ class Node:
         self._arrive_until(drained_ns)
         self._settle(share, drained_ns, drained_ns - billed_ns, wants_more=load.is_ready(drained_ns))
         self._finish(name, granted_ns, drained_ns, quantum_ns, rule, 0)
+
+    def _shorten(self, share: int, begun_ns: int, close_ns: int) -> int:
+        """Let arrivals revoke the holder, or cut a quantum that was granted when nobody waited."""
+        began = self._arrive(self.now_ns)
+        if any(self.policy.preempts(self.now_ns, waiter, share) for waiter in began):
+            return self.now_ns
+        if began:
+            return min(close_ns, max(self.now_ns, begun_ns + self.policy.quantum(self.now_ns, share)))
+        return close_ns
 
     def _finish(
         self, name: str, granted_ns: int, drained_ns: int, quantum_ns: int, rule: Rule, residue_ns: int

@@ -127,6 +127,10 @@ class Policy:
         """Say whether `waiter` should revoke `holder` now."""
         return bool(self.lib.sp_policy_preempts(self.state, waiter, holder, now_ns))
 
+    def quantum(self, now_ns: int, share: int) -> int:
+        """Return the quantum the share would get now."""
+        return int(self.lib.sp_policy_quantum(self.state, share, now_ns))
+
     def unit(self, share: int, longest_unit_ns: int) -> int:
         """Tell the longest unit; return the quantum."""
         return int(self.lib.sp_policy_unit(self.state, share, longest_unit_ns))
