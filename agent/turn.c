@@ -29,7 +29,7 @@ static bool beside_latency(const struct sp_node_device *device, const struct sp_
 }
 
 /* Set the holder's budget and its hint to give the turn back when idle; wake its keeper if that is news. */
-static void set_pressure(struct sp_node_device *device) {
+static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   bool contended = others_wait(device, holder);
   uint64_t budget_ns = beside_latency(device, holder) ? SP_BUDGET_LATENCY_NS
@@ -37,6 +37,7 @@ static void set_pressure(struct sp_node_device *device) {
                                                       : SP_BUDGET_ALONE_NS;
   uint32_t flags = contended ? SP_GRANT_CONTENDED : 0;
   if (flags == holder->grant->flags && budget_ns == holder->grant->budget_ns) return;
+  sp_turn_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
   bool tighter = flags > holder->grant->flags || budget_ns < holder->grant->budget_ns;
   sp_grant_set(holder->grant, budget_ns, flags);
   if (tighter) sp_grant_wake(holder->grant);
@@ -79,8 +80,9 @@ void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns) {
   for (uint32_t index = 0; index < count; index++) {
     struct sp_member *member = payers[index];
     uint64_t part_ns = elapsed_ns / count;
-    if (count == 1 && member->holding) {
-      /* Idle time inside a turn that nobody else wanted: up to its re-entry, and since the last drain if idle now. */
+    if (count == 1 && member->holding && !(member->grant->flags & SP_GRANT_CONTENDED)) {
+      /* Idle time inside a turn that nobody else wanted: up to its re-entry, and since the last drain if idle now. It
+       * is the tenant's word, so it counts only while nobody else could be harmed by a lie. */
       uint64_t idle_ns = member->view.idle_ns > member->idle_ns ? member->view.idle_ns - member->idle_ns : 0;
       member->idle_ns += idle_ns;
       if (member->view.entered && !member->view.busy && until_ns > member->view.drained_ns) {
@@ -127,6 +129,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!member->holding) return;
+  sp_turn_bill(device, now_ns);
   sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
   member->holding = false;
   member->draining = true;
@@ -223,7 +226,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     if (!extend(device, holder, now_ns))
       sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
   }
-  if (device->holder) set_pressure(device);
+  if (device->holder) set_pressure(device, now_ns);
 }
 
 /* May the next share be granted although somebody still drains? */
