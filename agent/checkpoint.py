@@ -40,6 +40,8 @@ class Record:
 
     share: Share
     usages: tuple[Usage, ...]
+    live_launches: int
+    """Launches, on all devices, of the processes that lived then: the next arbiter reads them from the slots again."""
 
 
 def boot_id() -> str:
@@ -52,6 +54,7 @@ def dump(statuses: Sequence[ShareStatus], boot: str) -> str:
     shares = [
         {
             "share": asdict(status.share),
+            "live_launches": sum(process.launches for process in status.processes),
             "usages": [{name: getattr(held.usage, name) for name in _COUNTERS} for held in status.usages],
         }
         for status in statuses
@@ -79,7 +82,7 @@ def _record(item: Mapping[str, Any]) -> Record:
     usages = tuple(_usage(usage) for usage in item["usages"])
     if len(usages) != len(devices):
         raise ValueError("accounts and devices differ in number")
-    return Record(Share(devices=devices, **share), usages)
+    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]))
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from sharepod.agent.errors import AgentUnavailable
 

@@ -216,7 +216,7 @@ class Node:
     def _adopt_one(self, record: checkpoint.Record) -> None:
         share = record.share
         try:
-            self._registry.adopt(share, record.usages, time.monotonic_ns())
+            self._registry.adopt(record, time.monotonic_ns())
         except ShareError as error:
             log.error("share not adopted", extra={**_fields(share), "cause": str(error)})  # noqa: TRY400 - as above
             return

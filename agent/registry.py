@@ -35,13 +35,14 @@ from sharepod.agent.share import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sharepod.agent.checkpoint import Record
     from sharepod.agent.device import DeviceInfo
     from sharepod.agent.native import Arbiter
 
 _ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
 _ID_LENGTH: Final = 10
-_REMEMBERED_TURNS_OF: Final = 4096
-"""Released shares whose names are kept for traces; the arbiter keeps 65,536 turns."""
+_REMEMBERED_PER_HANDLE: Final = 64
+"""Released shares whose names are kept for traces, per handle of the arbiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class TermsChange:
 
 @dataclass(slots=True)
 class _Entry:
-    """A live share. `carried` is the account of earlier agents, less used_ns, which the arbiter continues itself."""
+    """A live share. `carried` is the account of earlier agents, less what the arbiter continues or reads again."""
 
     share: Share
     handle: Handle
@@ -81,7 +82,8 @@ class Registry:
         self._health: dict[DeviceUuid, str] = {}
         self._overcommit = overcommit
         self._entries: dict[ShareId, _Entry] = {}
-        self._titles: dict[Handle, Share] = {}
+        self._titles: dict[Handle, list[tuple[int, Share]]] = {}
+        """Who had a handle and since when, oldest first: the arbiter gives handles out again."""
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
@@ -142,8 +144,9 @@ class Registry:
         self._enter(share, handle, (Usage(),) * len(devices), now_ns)
         return share
 
-    def adopt(self, share: Share, usages: Sequence[Usage], now_ns: int) -> None:
+    def adopt(self, record: Record, now_ns: int) -> None:
         """Take over a share of an earlier agent, with its region and account. Raises WrongState and forgets it."""
+        share, usages = record.share, record.usages
         cause = ""
         if not Path(share.directory).is_dir():
             cause = "its directory is gone"
@@ -155,7 +158,7 @@ class Registry:
                 handle = self._arbiter.add_share(
                     share.directory, self._terms(share.devices), share.share_class, used_ns
                 )
-                self._enter(share, handle, tuple(replace(usage, used_ns=0) for usage in usages), now_ns)
+                self._enter(share, handle, _carried(record), now_ns)
                 if share.paused:
                     self._arbiter.pause_share(handle, True)
             except OSError as error:
@@ -222,7 +225,7 @@ class Registry:
     def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
         """Return finished turns with their share (None when it has been forgotten) and device."""
         return [
-            (turn, self._titles.get(turn.share), self._uuids.get(turn.device, DeviceUuid("")))
+            (turn, self._holder(turn), self._uuids.get(turn.device, DeviceUuid("")))
             for turn in self._arbiter.read_turns(after, capacity)
         ]
 
@@ -248,16 +251,21 @@ class Registry:
     def _enter(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
         accounts = tuple(Account() for _ in share.devices)
         self._entries[share.id] = _Entry(share, handle, accounts, carried)
-        self._titles[handle] = share
-        while len(self._titles) > _REMEMBERED_TURNS_OF + len(self._entries):
-            live = {entry.handle for entry in self._entries.values()}
-            del self._titles[next(old for old in self._titles if old not in live)]
+        titles = self._titles.setdefault(handle, [])
+        titles.append((now_ns, share))
+        del titles[:-_REMEMBERED_PER_HANDLE]
         for term, account in enumerate(accounts):
             account.add(now_ns, self._arbiter.read_usage(handle, term).used_ns)
 
+    def _holder(self, turn: Turn) -> Share | None:
+        """Return who had the turn's handle when the turn ended."""
+        for since_ns, share in reversed(self._titles.get(turn.share, [])):
+            if since_ns <= turn.drained_ns:
+                return share
+        return None
+
     def _replace(self, entry: _Entry, share: Share) -> None:
         entry.share = share
-        self._titles[entry.handle] = share
 
     def _status(self, entry: _Entry, now_ns: int) -> ShareStatus:
         usages: list[DeviceUsage] = []
@@ -301,6 +309,24 @@ def _changed(terms: Terms, change: TermsChange) -> Terms:
         pick(change.request_millipercent, terms.request_millipercent),
         pick(change.limit_millipercent, terms.limit_millipercent),
         pick(change.memory_limit_bytes, terms.memory_limit_bytes),
+    )
+
+
+def _carried(record: Record) -> tuple[Usage, ...]:
+    """Return the earlier account less used_ns, which the arbiter continues, and less the launches of live processes.
+
+    The slots count launches per process, not per device, so that the part of the dead is taken pro rata.
+    """
+    total = sum(usage.launches for usage in record.usages)
+    gone = max(0, total - record.live_launches)
+    return tuple(
+        replace(
+            usage,
+            used_ns=0,
+            launches=usage.launches * gone // total if total else 0,
+            passed=usage.passed * gone // total if total else 0,
+        )
+        for usage in record.usages
     )
 
 

@@ -81,7 +81,10 @@ def _metrics(value: object) -> str:
 
 def _mode(value: object) -> int:
     """Octal text ("0660"); YAML 1.1 reads 0660 as the integer 432, which is the same mode."""
-    mode = value if isinstance(value, int) and not isinstance(value, bool) else int(_text(value), 8)
+    if isinstance(value, int) and not isinstance(value, bool):
+        mode = value
+    else:
+        mode = int(_text(value), 8) if re.fullmatch(r"0?[0-7]{3}", _text(value)) else 0
     if not 0 < mode <= 0o777 or not mode & 0o600 == 0o600:
         raise ValueError("give an octal mode like 0600, 0660 or 0666")
     return mode

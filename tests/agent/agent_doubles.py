@@ -97,6 +97,10 @@ class MemoryArbiter:
     def close(self) -> None:
         self.closed = True
 
+    def reuse_handles(self) -> None:
+        """Give handles out from the start again."""
+        self._next = 0
+
     def use(self, share: Handle, used_ns: int) -> None:
         """Charge a share on its first device."""
         self.usages[share][0] = replace(self.usages[share][0], used_ns=self.usages[share][0].used_ns + used_ns)

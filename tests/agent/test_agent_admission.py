@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from agent_doubles import A10, GIB, H200, H200_B
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharepod.agent import admission
 from sharepod.agent.errors import DoesNotFit, InvalidInput, UnknownDevice, WrongState
 from sharepod.agent.share import DeviceAsk, DeviceTerms, Share, ShareAsk, ShareClass, ShareId, Terms
-from agent_doubles import A10, GIB, H200, H200_B
 
 DEVICES = [H200, H200_B, A10]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from agent_doubles import H200
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from sharepod.agent.share import (
     bytes_text,
     percent_text,
 )
-from agent_doubles import H200
 
 MS = 1_000_000
 
@@ -34,7 +34,7 @@ MS = 1_000_000
 def test_the_rate_is_that_of_the_window_and_not_of_all_time() -> None:
     account = Account()
     used = 0
-    for step in range(0, 481):  # two minutes at 4 Hz: a minute at 20 %, then one at 60 %
+    for step in range(481):  # two minutes at 4 Hz: a minute at 20 %, then one at 60 %
         account.add(step * 250 * MS, used)
         used += (50 if step < 240 else 150) * MS
     now, used = 480 * 250 * MS, used - 150 * MS

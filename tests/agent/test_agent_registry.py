@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+from pathlib import Path
+
+import pytest
+from agent_doubles import A10, GIB, H200, H200_B, MemoryArbiter, ask
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from sharepod.agent import checkpoint
+from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
+from sharepod.agent.registry import Registry, TermsChange
+from sharepod.agent.share import Handle, Process, ShareClass, ShareState, Turn, Usage
+
+SECOND = 1_000_000_000
+
+
+def make(tmp_path: Path) -> tuple[Registry, MemoryArbiter]:
+    arbiter = MemoryArbiter()
+    return Registry(arbiter, tmp_path, [H200, H200_B, A10]), arbiter
+
+
+def test_a_share_has_a_directory_until_it_is_released(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    share = registry.register(ask(30, 60, GIB, name="train"), unix_ns=1, now_ns=0)
+    assert (tmp_path / share.id / "terms").exists()
+    assert (tmp_path / share.id).stat().st_mode & 0o777 == 0o711
+    arbiter.use(Handle(1), SECOND // 2)
+    last = registry.release("train", SECOND)
+    assert last.usages[0].usage.used_ns == SECOND // 2
+    assert last.usages[0].used_1s_millipercent == 50_000
+    assert list(tmp_path.iterdir()) == []
+    assert arbiter.terms == {}
+
+
+def test_nothing_is_left_when_the_region_cannot_be_created(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    arbiter.refuse = errno.ENOSPC
+    with pytest.raises(WrongState, match="region of the share cannot be created: No space left on device: check space"):
+        registry.register(ask(), unix_ns=1, now_ns=0)
+    assert list(tmp_path.iterdir()) == []
+    assert registry.shares() == ()
+
+
+def test_a_name_belongs_to_one_share(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    first = registry.register(ask(name="train"), unix_ns=1, now_ns=0)
+    with pytest.raises(
+        NameTaken, match=f"name 'train' belongs to share {first.id}: choose another, or release that one"
+    ):
+        registry.register(ask(name="train"), unix_ns=1, now_ns=0)
+    with pytest.raises(NameTaken):
+        registry.register(ask(name=first.id), unix_ns=1, now_ns=0)
+    registry.validate()
+
+
+def test_an_unknown_share_is_named_with_the_remedy(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(), unix_ns=1, now_ns=0)
+    for reference in ("nobody", ""):
+        for call in (
+            lambda r=reference: registry.find(r),
+            lambda r=reference: registry.release(r, 0),
+            lambda r=reference: registry.pause(r, paused=True),
+            lambda r=reference: registry.update(r, [], None),
+            lambda r=reference: registry.statuses([r], 0),
+        ):
+            with pytest.raises(UnknownShare, match=f"no share '{reference}' on this node: `sharepod ps` lists"):
+                call()
+
+
+def test_an_update_changes_what_is_given_and_keeps_the_rest(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(30, 60, GIB, name="train"), unix_ns=1, now_ns=0)
+    share = registry.update("train", [TermsChange(limit_millipercent=80_000)], ShareClass.LATENCY)
+    terms = share.devices[0].terms
+    assert (terms.request_millipercent, terms.limit_millipercent, terms.memory_limit_bytes) == (30_000, 80_000, GIB)
+    assert arbiter.classes[Handle(1)] is ShareClass.LATENCY
+    assert arbiter.terms[Handle(1)][0][1] == terms
+
+
+def test_an_update_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(30, device="0", name="a"), unix_ns=1, now_ns=0)
+    registry.register(ask(60, device="0", name="b"), unix_ns=1, now_ns=0)
+    before = dict(arbiter.terms)
+    with pytest.raises(DoesNotFit, match="40 % of its time is free"):
+        registry.update("a", [TermsChange(request_millipercent=50_000)], None)
+    with pytest.raises(InvalidInput, match="limit 20 % is below request 30 %"):
+        registry.update("a", [TermsChange(limit_millipercent=20_000)], None)
+    with pytest.raises(InvalidInput, match="share a has nothing on device 1: name one of GPU-aaaa"):
+        registry.update("a", [TermsChange("1", limit_millipercent=90_000)], None)
+    assert arbiter.terms == before
+    assert registry.find("a").devices[0].terms.request_millipercent == 30_000
+
+
+def test_a_paused_share_says_so(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    registry.pause("a", paused=True)
+    registry.pause("a", paused=True)
+    assert arbiter.paused[Handle(1)]
+    assert registry.statuses(["a"], 0)[0].usages[0].usage.state is ShareState.PAUSED
+    assert not registry.pause("a", paused=False).paused
+    assert not arbiter.paused[Handle(1)]
+
+
+def test_an_unhealthy_device_takes_no_new_share_and_the_arbiter_is_told(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.set_health(H200.uuid, "Xid 79")
+    assert arbiter.health[Handle(0)] is False
+    with pytest.raises(WrongState, match="device 0 is unhealthy"):
+        registry.register(ask(device="0"), unix_ns=1, now_ns=0)
+    registry.set_health(H200.uuid, "")
+    registry.register(ask(device="0"), unix_ns=1, now_ns=0)
+
+
+def test_turns_keep_the_name_of_a_released_share(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    arbiter.finished.append(Turn(1, Handle(1), Handle(0), 1, 2, 3, 4, 2, 0, cogranted=False))
+    registry.release("a", 0)
+    ((_, owner, device),) = registry.turns(0, 10)
+    assert owner is not None
+    assert owner.id == share.id
+    assert device == H200.uuid
+
+
+def test_turns_of_a_handle_that_was_given_out_again_belong_to_their_own_share(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(name="old"), unix_ns=1, now_ns=0)
+    registry.release("old", 10)
+    arbiter.reuse_handles()
+    registry.register(ask(name="new"), unix_ns=1, now_ns=10)
+    arbiter.finished.append(Turn(1, Handle(1), Handle(0), 1, 2, 3, 4, 2, 0, cogranted=False))
+    arbiter.finished.append(Turn(2, Handle(1), Handle(0), 11, 12, 13, 14, 2, 0, cogranted=False))
+    assert [share.name if share else None for _, share, _ in registry.turns(0, 10)] == ["old", "new"]
+
+
+def test_launches_of_live_processes_are_not_counted_twice_after_adoption(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    arbiter.usages[Handle(1)] = [Usage(launches=100, turns=7)]
+    arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
+    (record,) = checkpoint.parse(checkpoint.dump(registry.statuses((), 0), "boot"), "boot")
+    fresh, other = make(tmp_path)
+    fresh.adopt(record, 0)
+    other.usages[Handle(1)] = [Usage(launches=65, turns=1)]
+    usage = fresh.statuses((), 0)[0].usages[0].usage
+    assert (usage.launches, usage.turns) == (105, 8)
+
+
+def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(30, 60, GIB, name="a"), unix_ns=5, now_ns=0)
+    registry.pause("a", paused=True)
+    arbiter.use(Handle(1), 7 * SECOND)
+    text = checkpoint.dump(registry.statuses((), 0), "boot")
+
+    (record,) = checkpoint.parse(text, "boot")
+    assert record.share == registry.find("a")
+    fresh, other = make(tmp_path)
+    fresh.adopt(record, 0)
+    assert fresh.find("a") == registry.find("a")
+    assert fresh.statuses((), 0)[0].usages[0].usage.used_ns == 7 * SECOND
+    assert other.paused[Handle(1)]
+    assert fresh.remove_orphans() == []
+
+
+def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    share = registry.register(ask(device="2", name="a"), unix_ns=5, now_ns=0)
+    (record,) = checkpoint.parse(checkpoint.dump(registry.statuses((), 0), "boot"), "boot")
+    fewer = Registry(MemoryArbiter(), tmp_path, [H200])
+    with pytest.raises(WrongState, match="share a is not adopted: device GPU-cccc is gone: its programs run unmetered"):
+        fewer.adopt(record, 0)
+    assert not (tmp_path / share.id).exists()
+    with pytest.raises(WrongState, match="its directory is gone"):
+        make(tmp_path)[0].adopt(record, 0)
+
+
+def test_adoption_gives_up_a_region_of_another_abi(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=5, now_ns=0)
+    (record,) = checkpoint.parse(checkpoint.dump(registry.statuses((), 0), "boot"), "boot")
+    fresh, arbiter = make(tmp_path)
+    arbiter.refuse = errno.EPROTO
+    with pytest.raises(WrongState, match="Protocol error"):
+        fresh.adopt(record, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(), unix_ns=5, now_ns=0)
+    text = checkpoint.dump(registry.statuses((), 0), "boot")
+    assert checkpoint.parse(text, "another boot") == ()
+    for broken in (
+        "",
+        "{}",
+        "[]",
+        "null",
+        text[:-20],
+        text.replace('"format": 1', '"format": 9'),
+        text.replace("30000", "-1"),
+    ):
+        with pytest.raises(WrongState, match="checkpoint is unreadable"):
+            checkpoint.parse(broken, "boot")
+
+
+def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
+    assert checkpoint.read(tmp_path) is None
+    checkpoint.write(tmp_path, "one")
+    checkpoint.write(tmp_path, "two")
+    assert checkpoint.read(tmp_path) == "two"
+    assert (tmp_path / "checkpoint.json").stat().st_mode & 0o777 == 0o600
+    checkpoint.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Lives(RuleBasedStateMachine):
+    """Shares come, change, pause, are adopted by a new registry, and go: the invariants hold after each step."""
+
+    shares: Bundle[str] = Bundle("shares")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="sharepod-test-"))
+        self.registry, self.arbiter = make(self.directory)
+        self.now_ns = 0
+
+    @rule(target=shares, request=st.integers(0, 100), memory=st.integers(0, 30), device=st.sampled_from(["", "0", "2"]))
+    def register(self, request: int, memory: int, device: str) -> str:
+        try:
+            return self.registry.register(ask(request, 100, memory * GIB, device), unix_ns=1, now_ns=self.now_ns).id
+        except (DoesNotFit, InvalidInput):
+            return ""
+
+    @rule(share=shares, request=st.integers(-10, 120))
+    def update(self, share: str, request: int) -> None:
+        with contextlib.suppress(ShareError):
+            self.registry.update(share, [TermsChange(request_millipercent=request * 1000)], None)
+
+    @rule(share=consumes(shares))
+    def release(self, share: str) -> None:
+        try:
+            self.registry.release(share, self.now_ns)
+        except UnknownShare:
+            assert not share
+
+    @rule(wait_ns=st.integers(1, 10 * SECOND))
+    def wait(self, wait_ns: int) -> None:
+        self.now_ns += wait_ns
+        self.registry.sample(self.now_ns)
+
+    @rule()
+    def restart(self) -> None:
+        statuses = self.registry.statuses((), self.now_ns)
+        records = checkpoint.parse(checkpoint.dump(statuses, "boot"), "boot")
+        self.registry, self.arbiter = make(self.directory)
+        for record in records:
+            self.registry.adopt(record, self.now_ns)
+        assert [s.share for s in self.registry.statuses((), self.now_ns)] == [s.share for s in statuses]
+
+    @invariant()
+    def valid(self) -> None:
+        self.registry.validate()
+        assert len(self.arbiter.terms) == len(self.registry.shares())
+
+    def teardown(self) -> None:
+        for share in self.registry.shares():
+            self.registry.release(share.id, self.now_ns)
+        self.directory.rmdir()
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
