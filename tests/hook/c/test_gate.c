@@ -1,0 +1,87 @@
+/*
+ * A gate that lets everything pass and remembers: linked with the interposition sources into a test library in place
+ * of the real one, and into it alone.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../../hook/gate.h"
+#include "../../../hook/memory.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+struct gate_log {
+  uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches;
+  uint64_t key, stream, per_thread, left_with, forgotten;
+};
+EXPORT struct gate_log test_log;
+EXPORT uint64_t test_memory_limit_bytes = UINT64_MAX, test_memory_used_bytes[8];
+EXPORT int test_attach_fails;
+
+void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
+  memset(pass, 0, sizeof(*pass));
+  test_log.enters++;
+  test_log.key = key;
+  test_log.stream = (uint64_t)stream;
+  test_log.per_thread = per_thread;
+}
+
+void sp_gate_leave(struct sp_pass *pass, int result) {
+  (void)pass;
+  test_log.leaves++;
+  test_log.left_with = (uint64_t)result;
+}
+
+void sp_gate_synced(void) { test_log.synced++; }
+
+void sp_gate_capture_begin(void *stream, bool per_thread) {
+  test_log.captures_begun++;
+  test_log.stream = (uint64_t)stream;
+  test_log.per_thread = per_thread;
+}
+
+void sp_gate_capture_end(void *stream, bool per_thread) {
+  test_log.captures_ended++;
+  test_log.stream = (uint64_t)stream;
+  test_log.per_thread = per_thread;
+}
+
+void sp_gate_forget_stream(void *stream) {
+  test_log.streams_forgotten++;
+  test_log.stream = (uint64_t)stream;
+}
+
+void sp_gate_forget_context(void *context) {
+  test_log.contexts_forgotten++;
+  test_log.forgotten = (uint64_t)context;
+}
+
+bool sp_attach(void) {
+  test_log.attaches++;
+  return !test_attach_fails;
+}
+
+int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
+  uint64_t *used = &test_memory_used_bytes[device_ordinal & 7];
+  uint64_t before = __atomic_load_n(used, __ATOMIC_RELAXED);
+  do {
+    if (test_memory_limit_bytes != UINT64_MAX &&
+        (before > test_memory_limit_bytes || bytes > test_memory_limit_bytes - before)) {
+      return -1;
+    }
+  } while (!__atomic_compare_exchange_n(used, &before, before + bytes, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return 0;
+}
+
+void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
+  __atomic_fetch_add(&test_memory_used_bytes[device_ordinal & 7], (uint64_t)delta_bytes, __ATOMIC_RELAXED);
+}
+
+uint64_t sp_share_memory_limit(int device_ordinal) {
+  (void)device_ordinal;
+  return test_memory_limit_bytes;
+}
+
+uint64_t sp_share_memory_used(int device_ordinal) {
+  return __atomic_load_n(&test_memory_used_bytes[device_ordinal & 7], __ATOMIC_RELAXED);
+}
