@@ -73,12 +73,12 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
 
 /* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it). */
 static bool wait_for_turn(struct sp_device *device) {
+  sp_keeper_pause(device);
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
     enter_turn(device, word);
     return false; /* the caller looks again */
   }
-  sp_keeper_pause(device);
   sp_slot_wait_begin(device->slot);
   sp_region_ring(&sp_guest.region);
   bool pass = false;

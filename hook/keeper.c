@@ -34,12 +34,15 @@ void sp_keeper_kick(struct sp_device *device) {
   errno = saved;
 }
 
-void sp_keeper_pause(struct sp_device *device) {
-  uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
-  if (!finished_ns || now_ns < finished_ns || sp_device_in_flight(device)) return;
-  uint64_t gap_ns = sp_load(&device->gap_ns), pause_ns = now_ns - finished_ns;
+static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
+  uint64_t gap_ns = sp_load(&device->gap_ns);
   if (pause_ns > 1000000) pause_ns = 1000000; /* one long pause must not hide the short ones for ever */
   sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
+}
+
+void sp_keeper_pause(struct sp_device *device) {
+  uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
+  if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device)) learn_pause(device, now_ns - finished_ns);
 }
 
 static void sleep_until_kicked(struct sp_device *device, uint32_t word, uint32_t kick, uint64_t timeout_ns) {
@@ -211,6 +214,7 @@ static void *run(void *argument) {
       look_ns = launches_seen ? look_ns * 2 : LOOK_MIN_NS;
       if (look_ns > longest_ns) look_ns = longest_ns;
       launches_seen = launches;
+      if (idle_since_ns) learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
       idle_since_ns = 0;
       sleep_until_kicked(device, word, kick, look_ns);
     } else if (sp_lanes_pending(device)) {
