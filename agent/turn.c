@@ -38,6 +38,11 @@ static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
   uint32_t flags = contended ? SP_GRANT_CONTENDED : 0;
   if (flags == holder->grant->flags && budget_ns == holder->grant->budget_ns) return;
   sp_turn_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
+  if (contended && !(holder->grant->flags & SP_GRANT_CONTENDED)) {
+    /* Its quantum was measured out while nobody waited. */
+    uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
+    if (holder->granted_ns + quantum_ns < holder->deadline_ns) holder->deadline_ns = holder->granted_ns + quantum_ns;
+  }
   bool tighter = flags > holder->grant->flags || budget_ns < holder->grant->budget_ns;
   sp_grant_set(holder->grant, budget_ns, flags);
   if (tighter) sp_grant_wake(holder->grant);
