@@ -18,7 +18,9 @@
 enum { TAG_LOOP = 0, TAG_BELL = 1, TAG_PIDFD = 2 };
 #define EVENTS 64
 
-static uint64_t bell_tag(int share) { return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8; }
+static uint64_t bell_tag(int share) {
+  return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8;
+}
 
 static void step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint32_t index = 0; index < share->member_count; index++) {
@@ -39,13 +41,15 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
     struct sp_share *share = arbiter->shares[handle];
-    if (!share) continue;
+    if (!share)
+      continue;
     sp_region_heartbeat(&share->region, now_ns);
     sp_slots_watch(arbiter, share, now_ns);
     for (uint32_t index = 0; index < share->member_count; index++) {
       struct sp_member *member = &share->members[index];
       sp_turn_update(arbiter, member, now_ns);
-      if (member->holding) sp_turn_bill(member->device, now_ns); /* the account of a long turn stays current */
+      if (member->holding)
+        sp_turn_bill(member->device, now_ns); /* the account of a long turn stays current */
     }
   }
 }
@@ -59,7 +63,8 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
     return;
   }
   struct sp_share *share = arbiter->shares[(tag >> 8) & 0xffffff];
-  if (!share) return; /* removed in this batch */
+  if (!share)
+    return; /* removed in this batch */
   if (tag >> 62 == TAG_BELL) {
     on_bell(arbiter, share);
   } else {
@@ -76,20 +81,24 @@ static void *run(void *argument) {
   pthread_mutex_lock(&arbiter->lock);
   while (!arbiter->stopping) {
     uint64_t now_ns = sp_now_ns();
-    if (now_ns - arbiter->ticked_ns >= SP_TICK_NS) tick(arbiter, now_ns);
+    if (now_ns - arbiter->ticked_ns >= SP_TICK_NS)
+      tick(arbiter, now_ns);
     uint64_t due_ns = arbiter->ticked_ns + SP_TICK_NS;
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
       struct sp_node_device *device = &arbiter->devices[index];
       uint64_t device_due_ns = sp_turn_due_ns(device, now_ns);
       if (device_due_ns <= now_ns) {
         struct sp_member *holder = device->holder;
-        if (holder) sp_turn_update(arbiter, holder, now_ns);
+        if (holder)
+          sp_turn_update(arbiter, holder, now_ns);
         sp_turn_step(arbiter, device, now_ns);
         device_due_ns = sp_turn_due_ns(device, now_ns);
         /* A step that changes nothing must not spin. */
-        if (device_due_ns <= now_ns) device_due_ns = now_ns + 50000;
+        if (device_due_ns <= now_ns)
+          device_due_ns = now_ns + 50000;
       }
-      if (device_due_ns < due_ns) due_ns = device_due_ns;
+      if (device_due_ns < due_ns)
+        due_ns = device_due_ns;
     }
     struct itimerspec timer = {
         .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
@@ -97,7 +106,8 @@ static void *run(void *argument) {
     pthread_mutex_unlock(&arbiter->lock);
     int count = epoll_wait(arbiter->epoll_fd, events, EVENTS, -1);
     pthread_mutex_lock(&arbiter->lock);
-    for (int index = 0; index < count; index++) handle(arbiter, &events[index]);
+    for (int index = 0; index < count; index++)
+      handle(arbiter, &events[index]);
   }
   pthread_mutex_unlock(&arbiter->lock);
   return NULL;
@@ -110,7 +120,8 @@ static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
 
 struct sp_arbiter *sp_arbiter_new(void) {
   struct sp_arbiter *arbiter = calloc(1, sizeof *arbiter);
-  if (!arbiter) return NULL;
+  if (!arbiter)
+    return NULL;
   arbiter->turns = calloc(SP_TURNS_KEPT, sizeof *arbiter->turns);
   arbiter->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   arbiter->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -126,7 +137,8 @@ struct sp_arbiter *sp_arbiter_new(void) {
 }
 
 int sp_arbiter_start(struct sp_arbiter *arbiter) {
-  if (arbiter->running) return -EALREADY;
+  if (arbiter->running)
+    return -EALREADY;
   sigset_t all, before; /* signals are Python's */
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, &before);
@@ -146,7 +158,8 @@ static void poke(struct sp_arbiter *arbiter) {
 /* Open a share's gates for good: what waits passes, unless it is paused. */
 static void let_go(struct sp_share *share) {
   sp_region_heartbeat(&share->region, 0);
-  for (uint32_t index = 0; index < share->member_count; index++) sp_grant_wake(share->members[index].grant);
+  for (uint32_t index = 0; index < share->member_count; index++)
+    sp_grant_wake(share->members[index].grant);
 }
 
 static void free_share(struct sp_share *share) {
@@ -156,7 +169,8 @@ static void free_share(struct sp_share *share) {
 }
 
 void sp_arbiter_free(struct sp_arbiter *arbiter) {
-  if (!arbiter) return;
+  if (!arbiter)
+    return;
   if (arbiter->running) {
     pthread_mutex_lock(&arbiter->lock);
     arbiter->stopping = true;
@@ -165,20 +179,25 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
     pthread_join(arbiter->thread, NULL);
   }
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
-    if (!arbiter->shares[handle]) continue;
+    if (!arbiter->shares[handle])
+      continue;
     let_go(arbiter->shares[handle]);
     free_share(arbiter->shares[handle]);
   }
-  if (arbiter->epoll_fd >= 0) close(arbiter->epoll_fd);
-  if (arbiter->timer_fd >= 0) close(arbiter->timer_fd);
-  if (arbiter->wake_fd >= 0) close(arbiter->wake_fd);
+  if (arbiter->epoll_fd >= 0)
+    close(arbiter->epoll_fd);
+  if (arbiter->timer_fd >= 0)
+    close(arbiter->timer_fd);
+  if (arbiter->wake_fd >= 0)
+    close(arbiter->wake_fd);
   pthread_mutex_destroy(&arbiter->lock);
   free(arbiter->turns);
   free(arbiter);
 }
 
 int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
-  if (strlen(uuid) >= SP_UUID_BYTES) return -ENAMETOOLONG;
+  if (strlen(uuid) >= SP_UUID_BYTES)
+    return -ENAMETOOLONG;
   pthread_mutex_lock(&arbiter->lock);
   int handle = -ENOSPC;
   if (arbiter->device_count < SP_NODE_DEVICES_MAX) {
@@ -197,7 +216,8 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
 }
 
 int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int healthy) {
-  if (device < 0 || (uint32_t)device >= arbiter->device_count) return -ENODEV;
+  if (device < 0 || (uint32_t)device >= arbiter->device_count)
+    return -ENODEV;
   pthread_mutex_lock(&arbiter->lock);
   arbiter->devices[device].healthy = healthy != 0;
   pthread_mutex_unlock(&arbiter->lock);
@@ -206,12 +226,16 @@ int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int hea
 }
 
 static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *terms, uint32_t count) {
-  if (count == 0 || count > SP_DEVICES_MAX) return -EINVAL;
+  if (count == 0 || count > SP_DEVICES_MAX)
+    return -EINVAL;
   for (uint32_t index = 0; index < count; index++) {
     const struct sp_terms *term = &terms[index];
-    if (term->device < 0 || (uint32_t)term->device >= arbiter->device_count) return -ENODEV;
-    if (term->limit_millipercent < 1000 || term->limit_millipercent > SP_POLICY_WHOLE) return -EINVAL;
-    if (term->request_millipercent > term->limit_millipercent || term->share_class > SP_CLASS_BATCH) return -EINVAL;
+    if (term->device < 0 || (uint32_t)term->device >= arbiter->device_count)
+      return -ENODEV;
+    if (term->limit_millipercent < 1000 || term->limit_millipercent > SP_POLICY_WHOLE)
+      return -EINVAL;
+    if (term->request_millipercent > term->limit_millipercent || term->share_class > SP_CLASS_BATCH)
+      return -EINVAL;
   }
   return 0;
 }
@@ -229,7 +253,8 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   member->device = device;
   member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
                                  terms->share_class, now_ns);
-  if (member->policy < 0) return -EUSERS;
+  if (member->policy < 0)
+    return -EUSERS;
   device->members[member->policy] = member;
   write_terms(member, terms);
   memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
@@ -253,7 +278,8 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
 static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
-    if (!member->device || member->policy < 0) continue;
+    if (!member->device || member->policy < 0)
+      continue;
     sp_turn_drop(arbiter, member, now_ns);
     member->device->members[member->policy] = NULL;
     sp_policy_remove(&member->device->policy, member->policy, now_ns);
@@ -266,15 +292,19 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
   uint64_t now_ns = sp_now_ns();
   int handle = 0, error = check_terms(arbiter, terms, term_count);
   struct sp_share *share = NULL;
-  while (handle < SP_SHARES_MAX && arbiter->shares[handle]) handle++;
-  if (!error && handle == SP_SHARES_MAX) error = -EUSERS;
-  if (!error && !(share = calloc(1, sizeof *share))) error = -ENOMEM;
+  while (handle < SP_SHARES_MAX && arbiter->shares[handle])
+    handle++;
+  if (!error && handle == SP_SHARES_MAX)
+    error = -EUSERS;
+  if (!error && !(share = calloc(1, sizeof *share)))
+    error = -ENOMEM;
   if (!error) {
     share->handle = handle;
     share->member_count = term_count;
     memset(share->pidfds, 0xff, sizeof share->pidfds);
     error = sp_region_create(&share->region, directory, term_count);
-    if (error > 0) error = 0;
+    if (error > 0)
+      error = 0;
   }
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -283,9 +313,11 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     member->policy = -1;
     member->grant = &share->region.grants[index];
     error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
-    if (!error && used_ns) member->usage.used_ns = used_ns[index];
+    if (!error && used_ns)
+      member->usage.used_ns = used_ns[index];
   }
-  if (!error) error = watch(arbiter, share->region.bell_fd, bell_tag(handle));
+  if (!error)
+    error = watch(arbiter, share->region.bell_fd, bell_tag(handle));
   if (!error) {
     arbiter->shares[handle] = share;
     sp_region_heartbeat(&share->region, now_ns);
@@ -307,16 +339,19 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = share_of(arbiter, share);
   int error = found ? check_terms(arbiter, terms, term_count) : -ENOENT;
-  if (!error && term_count != found->member_count) error = -EINVAL;
+  if (!error && term_count != found->member_count)
+    error = -EINVAL;
   for (uint32_t index = 0; !error && index < term_count; index++)
-    if (terms[index].device != found->members[index].device->handle) error = -EINVAL; /* a share does not move */
+    if (terms[index].device != found->members[index].device->handle)
+      error = -EINVAL; /* a share does not move */
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &found->members[index];
     write_terms(member, &terms[index]);
     sp_policy_update(&member->device->policy, member->policy, terms[index].request_millipercent,
                      terms[index].limit_millipercent, terms[index].share_class, sp_now_ns());
     /* A turn that was granted under the old terms is judged anew. */
-    if (member->holding) member->deadline_ns = sp_now_ns();
+    if (member->holding)
+      member->deadline_ns = sp_now_ns();
   }
   pthread_mutex_unlock(&arbiter->lock);
   poke(arbiter);
@@ -332,7 +367,8 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
     for (uint32_t index = 0; index < found->member_count; index++) {
       struct sp_member *member = &found->members[index];
       sp_policy_pause(&member->device->policy, member->policy, paused != 0, now_ns);
-      if (!member->holding) sp_grant_set(member->grant, member->grant->budget_ns, paused ? SP_GRANT_PAUSED : 0);
+      if (!member->holding)
+        sp_grant_set(member->grant, member->grant->budget_ns, paused ? SP_GRANT_PAUSED : 0);
     }
     step_share(arbiter, found, now_ns);
   }
@@ -347,7 +383,8 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   if (found) {
     found->paused = false;
     leave_devices(arbiter, found, sp_now_ns());
-    for (uint32_t index = 0; index < found->member_count; index++) sp_grant_set(found->members[index].grant, 0, 0);
+    for (uint32_t index = 0; index < found->member_count; index++)
+      sp_grant_set(found->members[index].grant, 0, 0);
     let_go(found);
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
     arbiter->shares[share] = NULL;
@@ -366,15 +403,18 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
     struct sp_member *member = &found->members[term];
     uint64_t now_ns = sp_now_ns();
     sp_slots_scan(member, now_ns);
-    if (member->holding) sp_turn_bill(member->device, now_ns);
+    if (member->holding)
+      sp_turn_bill(member->device, now_ns);
     *usage = member->usage;
-    if (member->waiting_ns) usage->waited_ns += now_ns - member->waiting_ns;
-    usage->state = found->paused         ? SP_PAUSED
-                   : member->draining    ? SP_DRAINING
-                   : member->holding     ? SP_HOLDING
+    if (member->waiting_ns)
+      usage->waited_ns += now_ns - member->waiting_ns;
+    usage->state = found->paused          ? SP_PAUSED
+                   : member->draining     ? SP_DRAINING
+                   : member->holding      ? SP_HOLDING
                    : member->view.waiting ? SP_WAITING
-                                         : SP_IDLE;
-    if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy) usage->state = SP_IDLE;
+                                          : SP_IDLE;
+    if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy)
+      usage->state = SP_IDLE;
   }
   pthread_mutex_unlock(&arbiter->lock);
   return error;
@@ -385,12 +425,14 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
   struct sp_share *found = share_of(arbiter, share);
   uint32_t count = 0;
   for (uint32_t slot = 0; found && slot < SP_SLOTS_MAX && count < capacity; slot++) {
-    if (!(found->claimed >> slot & 1)) continue;
+    if (!(found->claimed >> slot & 1))
+      continue;
     struct sp_process *process = &processes[count++];
     *process = (struct sp_process){.pid = found->pids[slot], .slot = slot};
     for (uint32_t index = 0; index < found->member_count; index++) {
       struct sp_slot_device said;
-      if (sp_slot_read(&found->region, slot, index, &said)) continue;
+      if (sp_slot_read(&found->region, slot, index, &said))
+        continue;
       process->launches += said.launches;
       process->memory_used_bytes += said.memory_used_bytes;
     }
@@ -404,14 +446,16 @@ int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_
   uint64_t oldest = arbiter->turn_count > SP_TURNS_KEPT ? arbiter->turn_count - SP_TURNS_KEPT : 0;
   uint64_t next = after > oldest ? after : oldest; /* sequences start at 1: turn n lies at n - 1 */
   uint32_t count = 0;
-  while (next < arbiter->turn_count && count < capacity) turns[count++] = arbiter->turns[next++ % SP_TURNS_KEPT];
+  while (next < arbiter->turn_count && count < capacity)
+    turns[count++] = arbiter->turns[next++ % SP_TURNS_KEPT];
   pthread_mutex_unlock(&arbiter->lock);
   return (int)count;
 }
 
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns) {
-  if (device < 0 || (uint32_t)device >= arbiter->device_count) return -ENODEV;
+  if (device < 0 || (uint32_t)device >= arbiter->device_count)
+    return -ENODEV;
   pthread_mutex_lock(&arbiter->lock);
   *charged_ns = arbiter->devices[device].charged_ns;
   *decisions = arbiter->devices[device].decisions;

@@ -16,7 +16,7 @@ struct sp_arbiter;
 
 /* The terms of one share on one of its devices. */
 struct sp_terms {
-  int32_t device;              /* handle from sp_arbiter_add_device */
+  int32_t device;                /* handle from sp_arbiter_add_device */
   uint32_t request_millipercent; /* guaranteed device time, 1/1000 %: 30 % = 30000; 0 = best effort */
   uint32_t limit_millipercent;   /* the most it may use: 1000..100000 */
   uint32_t share_class;          /* 0 latency, 1 standard, 2 batch */
@@ -25,37 +25,38 @@ struct sp_terms {
 
 /* The account of one share on one device, all counters since the share was registered. */
 struct sp_usage {
-  uint64_t used_ns;       /* device time charged */
-  uint64_t estimated_ns;  /* the part of used_ns charged while turns overlapped */
-  uint64_t waited_ns;     /* time with a launch waiting at the closed gate */
-  uint64_t overrun_ns;    /* time past the end of its quanta */
-  uint64_t turns;         /* turns held */
-  uint64_t launches;      /* launches that passed the gate (reported by the hook) */
-  uint64_t passed;        /* launches that passed a closed gate deliberately (deadlines, stale agent) */
-  uint64_t cogrants;      /* turns granted to others because this share's drain was late */
-  uint64_t faults;        /* values in the tenant's slots that had to be clamped */
+  uint64_t used_ns;      /* device time charged */
+  uint64_t estimated_ns; /* the part of used_ns charged while turns overlapped */
+  uint64_t waited_ns;    /* time with a launch waiting at the closed gate */
+  uint64_t overrun_ns;   /* time past the end of its quanta */
+  uint64_t turns;        /* turns held */
+  uint64_t launches;     /* launches that passed the gate (reported by the hook) */
+  uint64_t passed;       /* launches that passed a closed gate deliberately (deadlines, stale agent) */
+  uint64_t cogrants;     /* turns granted to others because this share's drain was late */
+  uint64_t faults;       /* values in the tenant's slots that had to be clamped */
   uint64_t memory_used_bytes;
-  uint32_t processes;     /* live slots */
-  uint32_t state;         /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
+  uint32_t processes; /* live slots */
+  uint32_t state;     /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
 };
 
 /* One finished turn, for traces. */
 struct sp_turn {
-  uint64_t sequence;   /* 1, 2, 3, … without gaps */
+  uint64_t sequence; /* 1, 2, 3, … without gaps */
   int32_t share;
   int32_t device;
   uint64_t requested_ns; /* when the share began to wait (CLOCK_MONOTONIC) */
   uint64_t granted_ns;
-  uint64_t closed_ns;    /* when the grant was closed */
+  uint64_t closed_ns; /* when the grant was closed */
   uint64_t drained_ns;
   uint64_t charged_ns;
-  uint32_t reason;       /* why it ended: 0 idle (early yield), 1 quantum, 2 limit, 3 preempted by latency, 4 dead, 5 paused, 6 released */
-  uint32_t cogranted;    /* 1: another share was granted before it drained */
+  uint32_t reason; /* why it ended: 0 idle (early yield), 1 quantum, 2 limit, 3 preempted by latency, 4 dead, 5 paused,
+                      6 released */
+  uint32_t cogranted; /* 1: another share was granted before it drained */
 };
 
 /* One live process of a share. */
 struct sp_process {
-  int32_t pid;        /* in the agent's pid namespace */
+  int32_t pid; /* in the agent's pid namespace */
   uint32_t slot;
   uint64_t launches;
   uint64_t memory_used_bytes;

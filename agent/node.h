@@ -17,17 +17,17 @@
 #include "policy.h"
 #include "region.h"
 
-#define SP_SHARES_MAX 1024
+#define SP_SHARES_MAX       1024
 #define SP_NODE_DEVICES_MAX 64
-#define SP_TURNS_KEPT 65536
+#define SP_TURNS_KEPT       65536
 
-#define SP_TICK_NS 100000000u          /* heartbeat, safety scan */
-#define SP_BUDGET_ALONE_NS 50000000u   /* predicted work in flight while nobody else waits */
-#define SP_BUDGET_SHARED_NS 1000000u   /* … while others wait */
-#define SP_BUDGET_LATENCY_NS 200000u   /* … beside a latency share */
-#define SP_DRAIN_MIN_NS 20000000u
-#define SP_DRAIN_MAX_NS 100000000u
-#define SP_ENTER_NS 10000000u          /* a granted share that has not entered by then loses the turn */
+#define SP_TICK_NS           100000000u /* heartbeat, safety scan */
+#define SP_BUDGET_ALONE_NS   50000000u  /* predicted work in flight while nobody else waits */
+#define SP_BUDGET_SHARED_NS  1000000u   /* … while others wait */
+#define SP_BUDGET_LATENCY_NS 200000u    /* … beside a latency share */
+#define SP_DRAIN_MIN_NS      20000000u
+#define SP_DRAIN_MAX_NS      100000000u
+#define SP_ENTER_NS          10000000u /* a granted share that has not entered by then loses the turn */
 
 enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
 
@@ -44,8 +44,8 @@ enum sp_reason {
 /* What the live slots of a share say about one device, added up and clamped. */
 struct sp_view {
   bool waiting;
-  bool entered;              /* some process has entered the current turn */
-  bool busy;                 /* … and has not drained it */
+  bool entered; /* some process has entered the current turn */
+  bool busy;    /* … and has not drained it */
   uint64_t waiting_since_ns;
   uint64_t drained_ns;       /* the latest drain of the current turn */
   uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
@@ -57,20 +57,20 @@ struct sp_member {
   struct sp_share *share;
   struct sp_node_device *device;
   struct sp_grant *grant;
-  uint32_t index;             /* in the region */
-  int policy;                 /* index in the device's policy */
+  uint32_t index; /* in the region */
+  int policy;     /* index in the device's policy */
   struct sp_terms terms;
-  struct sp_view view;        /* as last scanned */
+  struct sp_view view; /* as last scanned */
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
-  bool cogranted;             /* its drain is late: others run beside it */
-  uint32_t turn;              /* the odd word */
+  bool cogranted; /* its drain is late: others run beside it */
+  uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t turn_charged_ns;
-  uint64_t idle_ns;           /* of view.idle_ns, already left out of the bill */
+  uint64_t idle_ns; /* of view.idle_ns, already left out of the bill */
   uint32_t reason;
-  uint64_t waiting_ns;        /* since when the wait is counted; 0 = not waiting */
+  uint64_t waiting_ns;                       /* since when the wait is counted; 0 = not waiting */
   uint64_t retired_launches, retired_passed; /* of processes that are gone */
   struct sp_usage usage;
 };
@@ -80,8 +80,8 @@ struct sp_share {
   bool paused;
   int handle;
   struct sp_region_owner region;
-  uint64_t claimed;                 /* slots in use, as last read */
-  int pidfds[SP_SLOTS_MAX];         /* -1: none */
+  uint64_t claimed;         /* slots in use, as last read */
+  int pidfds[SP_SLOTS_MAX]; /* -1: none */
   int32_t pids[SP_SLOTS_MAX];
   uint64_t orphaned_ns[SP_SLOTS_MAX]; /* claimed, but nobody held the lock since */
   uint64_t slot_launches[SP_SLOTS_MAX][SP_DEVICES_MAX];
@@ -99,7 +99,7 @@ struct sp_node_device {
   struct sp_member *holder;                    /* the open grant */
   uint32_t draining;                           /* closed, not drained */
   uint64_t billed_until_ns;
-  uint64_t retry_ns;                           /* when a limit lets somebody run; UINT64_MAX */
+  uint64_t retry_ns; /* when a limit lets somebody run; UINT64_MAX */
   uint64_t charged_ns, decisions, decision_ns;
 };
 

@@ -13,12 +13,15 @@
 static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
   int32_t pid = sp_slot_owner(&share->region, slot);
   if (pid <= 0) {
-    if (!share->orphaned_ns[slot]) share->orphaned_ns[slot] = now_ns;
-    if (now_ns - share->orphaned_ns[slot] > ORPHAN_NS) sp_slots_died(arbiter, share, slot);
+    if (!share->orphaned_ns[slot])
+      share->orphaned_ns[slot] = now_ns;
+    if (now_ns - share->orphaned_ns[slot] > ORPHAN_NS)
+      sp_slots_died(arbiter, share, slot);
     return;
   }
   int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-  if (fd < 0) return; /* gone between the two calls, or no descriptors left: the next tick tries again */
+  if (fd < 0)
+    return; /* gone between the two calls, or no descriptors left: the next tick tries again */
   /* The lock may have passed to another process meanwhile: only a pid that still holds it is believed. */
   if (sp_slot_owner(&share->region, slot) != pid) {
     close(fd);
@@ -38,13 +41,15 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
   int error;
   uint64_t claimed = sp_slots_claimed(&share->region, &error);
   if (error) { /* truncated by its own tenant: nothing there can be believed any more */
-    for (uint32_t index = 0; index < share->member_count; index++) share->members[index].usage.faults++;
+    for (uint32_t index = 0; index < share->member_count; index++)
+      share->members[index].usage.faults++;
     claimed = 0;
   }
   share->claimed = claimed;
   for (uint64_t rest = claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
-    if (share->pidfds[slot] < 0) watch_slot(arbiter, share, slot, now_ns);
+    if (share->pidfds[slot] < 0)
+      watch_slot(arbiter, share, slot, now_ns);
   }
 }
 
@@ -68,12 +73,14 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
 
 void sp_slots_close(struct sp_share *share) {
   for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
-    if (share->pidfds[slot] >= 0) close(share->pidfds[slot]);
+    if (share->pidfds[slot] >= 0)
+      close(share->pidfds[slot]);
 }
 
 /* A time that a tenant claims must lie in [low, high]. */
 static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
-  if (value >= low && value <= high) return value;
+  if (value >= low && value <= high)
+    return value;
   member->usage.faults++;
   return value < low ? low : high;
 }
@@ -85,30 +92,39 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
   if (torn) {
     /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. */
     member->usage.faults++;
-    if (torn > 0 && said.held_turn == member->turn) view->entered = view->busy = true;
+    if (torn > 0 && said.held_turn == member->turn)
+      view->entered = view->busy = true;
     return;
   }
   if (said.waiting > 0 && said.waiting < 1u << 20) {
     view->waiting = true;
     uint64_t since_ns = said.waiting_since_ns > now_ns || !said.waiting_since_ns ? now_ns : said.waiting_since_ns;
-    if (!view->waiting_since_ns || since_ns < view->waiting_since_ns) view->waiting_since_ns = since_ns;
+    if (!view->waiting_since_ns || since_ns < view->waiting_since_ns)
+      view->waiting_since_ns = since_ns;
   }
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
   if (holds) {
     if (said.drained_turn != member->turn) {
       view->busy = true;
       /* A prediction only moves a timer, but never by more than the bound of a drain. */
-      uint64_t residue_ns = said.residue_until_ns < now_ns + SP_DRAIN_MAX_NS ? said.residue_until_ns : now_ns + SP_DRAIN_MAX_NS;
-      if (residue_ns > view->residue_until_ns) view->residue_until_ns = residue_ns;
+      uint64_t residue_ns =
+          said.residue_until_ns < now_ns + SP_DRAIN_MAX_NS ? said.residue_until_ns : now_ns + SP_DRAIN_MAX_NS;
+      if (residue_ns > view->residue_until_ns)
+        view->residue_until_ns = residue_ns;
     } else {
-      uint64_t drained_ns = clamp_ns(member, said.drained_ns, member->granted_ns < now_ns ? member->granted_ns : now_ns, now_ns);
-      if (drained_ns > view->drained_ns) view->drained_ns = drained_ns;
+      uint64_t drained_ns =
+          clamp_ns(member, said.drained_ns, member->granted_ns < now_ns ? member->granted_ns : now_ns, now_ns);
+      if (drained_ns > view->drained_ns)
+        view->drained_ns = drained_ns;
     }
-    if (!view->entered || said.idle_ns < view->idle_ns) view->idle_ns = said.idle_ns;
+    if (!view->entered || said.idle_ns < view->idle_ns)
+      view->idle_ns = said.idle_ns;
     view->entered = true;
   }
-  if (said.launches >= share->slot_launches[slot][member->index]) share->slot_launches[slot][member->index] = said.launches;
-  if (said.passed >= share->slot_passed[slot][member->index]) share->slot_passed[slot][member->index] = said.passed;
+  if (said.launches >= share->slot_launches[slot][member->index])
+    share->slot_launches[slot][member->index] = said.launches;
+  if (said.passed >= share->slot_passed[slot][member->index])
+    share->slot_passed[slot][member->index] = said.passed;
   view->launches += share->slot_launches[slot][member->index];
   view->passed += share->slot_passed[slot][member->index];
   if (said.memory_used_bytes < (uint64_t)1 << 50)
@@ -116,8 +132,10 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
   else
     member->usage.faults++;
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
-  if (unit_ns > 10000000000u) unit_ns = 10000000000u;
-  if (unit_ns > view->longest_unit_ns) view->longest_unit_ns = unit_ns;
+  if (unit_ns > 10000000000u)
+    unit_ns = 10000000000u;
+  if (unit_ns > view->longest_unit_ns)
+    view->longest_unit_ns = unit_ns;
 }
 
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {

@@ -9,13 +9,14 @@
 
 #include "node.h"
 
-#define LEAD_NS 40000u        /* a grant takes about this long to become a launch: so much before the residue ends */
+#define LEAD_NS        40000u   /* a grant takes about this long to become a launch: so much before the residue ends */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
 static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
   for (int index = 0; index < device->policy.top; index++) {
     const struct sp_member *other = device->members[index];
-    if (other && other != member && other->view.waiting && !other->share->paused) return true;
+    if (other && other != member && other->view.waiting && !other->share->paused)
+      return true;
   }
   return false;
 }
@@ -23,7 +24,8 @@ static bool others_wait(const struct sp_node_device *device, const struct sp_mem
 static bool beside_latency(const struct sp_node_device *device, const struct sp_member *member) {
   for (int index = 0; index < device->policy.top; index++) {
     const struct sp_member *other = device->members[index];
-    if (other && other != member && other->terms.share_class == SP_CLASS_LATENCY && other->share->claimed) return true;
+    if (other && other != member && other->terms.share_class == SP_CLASS_LATENCY && other->share->claimed)
+      return true;
   }
   return false;
 }
@@ -36,24 +38,29 @@ static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
                        : contended                    ? SP_BUDGET_SHARED_NS
                                                       : SP_BUDGET_ALONE_NS;
   uint32_t flags = contended ? SP_GRANT_CONTENDED : 0;
-  if (flags == holder->grant->flags && budget_ns == holder->grant->budget_ns) return;
+  if (flags == holder->grant->flags && budget_ns == holder->grant->budget_ns)
+    return;
   sp_turn_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
   if (contended && !(holder->grant->flags & SP_GRANT_CONTENDED)) {
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
-    if (holder->granted_ns + quantum_ns < holder->deadline_ns) holder->deadline_ns = holder->granted_ns + quantum_ns;
+    if (holder->granted_ns + quantum_ns < holder->deadline_ns)
+      holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   bool tighter = flags > holder->grant->flags || budget_ns < holder->grant->budget_ns;
   sp_grant_set(holder->grant, budget_ns, flags);
-  if (tighter) sp_grant_wake(holder->grant);
+  if (tighter)
+    sp_grant_wake(holder->grant);
 }
 
 static void charge(struct sp_node_device *device, struct sp_member *member, uint64_t used_ns, uint64_t now_ns,
                    bool estimated) {
-  if (!used_ns) return;
+  if (!used_ns)
+    return;
   member->usage.used_ns += used_ns;
   member->turn_charged_ns += used_ns;
-  if (estimated) member->usage.estimated_ns += used_ns;
+  if (estimated)
+    member->usage.estimated_ns += used_ns;
   if (now_ns > member->deadline_ns) {
     uint64_t over_ns = now_ns - member->deadline_ns;
     member->usage.overrun_ns += over_ns < used_ns ? over_ns : used_ns;
@@ -63,10 +70,13 @@ static void charge(struct sp_node_device *device, struct sp_member *member, uint
 }
 
 /* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end. */
-static bool alone_in_drain(const struct sp_member *member) { return member->draining && !member->cogranted; }
+static bool alone_in_drain(const struct sp_member *member) {
+  return member->draining && !member->cogranted;
+}
 
 void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns) {
-  if (until_ns <= device->billed_until_ns) return;
+  if (until_ns <= device->billed_until_ns)
+    return;
   uint64_t elapsed_ns = until_ns - device->billed_until_ns;
   uint64_t from_ns = device->billed_until_ns;
   device->billed_until_ns = until_ns;
@@ -75,11 +85,14 @@ void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns) {
   bool exclusive = false;
   if (device->draining)
     for (int index = 0; index < device->policy.top; index++)
-      if (device->members[index] && alone_in_drain(device->members[index])) exclusive = true;
+      if (device->members[index] && alone_in_drain(device->members[index]))
+        exclusive = true;
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
-    if (!member || (!member->holding && !member->draining)) continue;
-    if (exclusive && !alone_in_drain(member)) continue;
+    if (!member || (!member->holding && !member->draining))
+      continue;
+    if (exclusive && !alone_in_drain(member))
+      continue;
     payers[count++] = member;
   }
   for (uint32_t index = 0; index < count; index++) {
@@ -120,20 +133,24 @@ static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, ui
 
 static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
-  if (drained_ns < device->billed_until_ns) drained_ns = device->billed_until_ns;
-  if (drained_ns > now_ns) drained_ns = now_ns;
+  if (drained_ns < device->billed_until_ns)
+    drained_ns = device->billed_until_ns;
+  if (drained_ns > now_ns)
+    drained_ns = now_ns;
   sp_turn_bill(device, drained_ns);
   record_turn(arbiter, member, drained_ns);
   member->draining = false;
   device->draining--;
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
   sp_policy_end(&device->policy, member->policy, now_ns);
-  if (member->view.waiting) sp_policy_wait(&device->policy, member->policy, true, now_ns);
+  if (member->view.waiting)
+    sp_policy_wait(&device->policy, member->policy, true, now_ns);
 }
 
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
-  if (!member->holding) return;
+  if (!member->holding)
+    return;
   sp_turn_bill(device, now_ns);
   sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
   member->holding = false;
@@ -144,8 +161,10 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   device->holder = NULL;
   device->draining++;
   uint64_t bound_ns = member->view.longest_unit_ns + member->view.longest_unit_ns / 2;
-  if (bound_ns < SP_DRAIN_MIN_NS) bound_ns = SP_DRAIN_MIN_NS;
-  if (bound_ns > SP_DRAIN_MAX_NS) bound_ns = SP_DRAIN_MAX_NS;
+  if (bound_ns < SP_DRAIN_MIN_NS)
+    bound_ns = SP_DRAIN_MIN_NS;
+  if (bound_ns > SP_DRAIN_MAX_NS)
+    bound_ns = SP_DRAIN_MAX_NS;
   member->bound_ns = now_ns + bound_ns;
   /* After the close and its fence: what we read now is final, or busy. */
   sp_slots_scan(member, now_ns);
@@ -157,11 +176,13 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
 
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
-  if (member->draining) finish(arbiter, member, now_ns, now_ns);
+  if (member->draining)
+    finish(arbiter, member, now_ns, now_ns);
 }
 
 static void grant(struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
-  if (!device->draining && now_ns > device->billed_until_ns) device->billed_until_ns = now_ns;
+  if (!device->draining && now_ns > device->billed_until_ns)
+    device->billed_until_ns = now_ns;
   if (member->draining) { /* its own last turn: the new one goes on where that is */
     member->draining = false;
     device->draining--;
@@ -231,14 +252,16 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     if (!extend(device, holder, now_ns))
       sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
   }
-  if (device->holder) set_pressure(device, now_ns);
+  if (device->holder)
+    set_pressure(device, now_ns);
 }
 
 /* May the next share be granted although somebody still drains? */
 static bool drained_enough(struct sp_node_device *device, uint64_t now_ns) {
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
-    if (!member || !member->draining || member->cogranted) continue;
+    if (!member || !member->draining || member->cogranted)
+      continue;
     uint64_t residue_ns = member->view.residue_until_ns;
     if (now_ns >= member->bound_ns) {
       sp_turn_bill(device, now_ns);
@@ -255,7 +278,8 @@ static bool drained_enough(struct sp_node_device *device, uint64_t now_ns) {
 static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
-    if (!member || !member->draining || member->cogranted) continue;
+    if (!member || !member->draining || member->cogranted)
+      continue;
     if (now_ns < member->bound_ns &&
         (!member->view.residue_until_ns || now_ns < member->view.residue_until_ns + OVERLAP_MAX_NS))
       continue;
@@ -267,12 +291,15 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
 
 void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t began_ns = sp_now_ns();
-  if (device->holder) judge_holder(arbiter, device, now_ns);
-  if (device->holder && device->draining) judge_overlap(device, now_ns);
+  if (device->holder)
+    judge_holder(arbiter, device, now_ns);
+  if (device->holder && device->draining)
+    judge_overlap(device, now_ns);
   if (!device->holder) {
     device->retry_ns = UINT64_MAX;
     if (!device->draining || drained_enough(device, now_ns)) {
-      if (device->draining) sp_turn_bill(device, now_ns);
+      if (device->draining)
+        sp_turn_bill(device, now_ns);
       struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
       if (choice.share >= 0)
         grant(device, device->members[choice.share], choice.quantum_ns, now_ns);
@@ -288,7 +315,8 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);
   if (member->view.waiting && !member->holding) {
-    if (!member->waiting_ns) member->waiting_ns = member->view.waiting_since_ns;
+    if (!member->waiting_ns)
+      member->waiting_ns = member->view.waiting_since_ns;
   } else if (member->waiting_ns) {
     member->usage.waited_ns += now_ns - member->waiting_ns;
     member->waiting_ns = 0;
@@ -303,17 +331,23 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device, uint64_t now_ns) {
   uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
   const struct sp_member *holder = device->holder;
   if (holder) {
-    if (!holder->view.entered && holder->granted_ns + SP_ENTER_NS < due_ns) due_ns = holder->granted_ns + SP_ENTER_NS + 1;
+    if (!holder->view.entered && holder->granted_ns + SP_ENTER_NS < due_ns)
+      due_ns = holder->granted_ns + SP_ENTER_NS + 1;
     bool watched = holder->terms.limit_millipercent < SP_POLICY_WHOLE || others_wait(device, holder);
-    if (watched && holder->deadline_ns < due_ns) due_ns = holder->deadline_ns;
+    if (watched && holder->deadline_ns < due_ns)
+      due_ns = holder->deadline_ns;
   }
   for (int index = 0; device->draining && index < device->policy.top; index++) {
     const struct sp_member *member = device->members[index];
-    if (!member || !member->draining || member->cogranted) continue;
+    if (!member || !member->draining || member->cogranted)
+      continue;
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
-    if (residue_ns && !holder) next_ns = residue_ns > LEAD_NS && residue_ns - LEAD_NS > now_ns ? residue_ns - LEAD_NS : next_ns;
-    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns) next_ns = residue_ns + OVERLAP_MAX_NS;
-    if (next_ns < due_ns) due_ns = next_ns;
+    if (residue_ns && !holder)
+      next_ns = residue_ns > LEAD_NS && residue_ns - LEAD_NS > now_ns ? residue_ns - LEAD_NS : next_ns;
+    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
+      next_ns = residue_ns + OVERLAP_MAX_NS;
+    if (next_ns < due_ns)
+      due_ns = next_ns;
   }
   return due_ns;
 }

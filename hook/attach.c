@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "gate.h"
-#include "memory.h"
 #include "guest.h"
+#include "memory.h"
 
 #define DEFAULT_DIRECTORY "/run/sharepod/share"
 
@@ -17,13 +17,16 @@ struct sp_guest sp_guest;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A forked child cannot use CUDA and does not hold our record lock: it is not this slot's process. */
-static void after_fork_in_child(void) { sp_guest.attached = 0; }
+static void after_fork_in_child(void) {
+  sp_guest.attached = 0;
+}
 
 /* The 32 hexadecimal digits of an NVML UUID ("GPU-…", "MIG-…") as 16 bytes. */
 static bool parse_uuid(const char *text, unsigned char bytes[16]) {
   int digits = 0;
   const char *at = memchr(text, '-', SP_UUID_BYTES);
-  if (!at) return false;
+  if (!at)
+    return false;
   for (; at < text + SP_UUID_BYTES && *at && digits < 32; at++) {
     int value;
     if (*at >= '0' && *at <= '9')
@@ -45,7 +48,8 @@ static bool parse_uuid(const char *text, unsigned char bytes[16]) {
 static void map_devices(void) {
   const struct sp_driver *driver = sp_driver();
   int count = 0;
-  if (driver->cuDeviceGetCount) driver->cuDeviceGetCount(&count);
+  if (driver->cuDeviceGetCount)
+    driver->cuDeviceGetCount(&count);
   sp_guest.device_count = sp_guest.region.header->grant_count;
   sp_guest.single_device = count == 1;
   for (uint32_t index = 0; index < sp_guest.device_count; index++) {
@@ -57,12 +61,15 @@ static void map_devices(void) {
     pthread_mutex_init(&device->turn_lock, NULL);
     pthread_mutex_init(&device->queue_lock, NULL);
     unsigned char wanted[16];
-    if (!parse_uuid(device->grant->uuid, wanted)) continue;
+    if (!parse_uuid(device->grant->uuid, wanted))
+      continue;
     for (int ordinal = 0; ordinal < count && driver->cuDeviceGetUuid && driver->cuDeviceGet; ordinal++) {
       CUdevice handle;
       CUuuid uuid;
-      if (driver->cuDeviceGet(&handle, ordinal) || driver->cuDeviceGetUuid(&uuid, handle)) continue;
-      if (memcmp(uuid.bytes, wanted, sizeof wanted) == 0) device->ordinal = handle;
+      if (driver->cuDeviceGet(&handle, ordinal) || driver->cuDeviceGetUuid(&uuid, handle))
+        continue;
+      if (memcmp(uuid.bytes, wanted, sizeof wanted) == 0)
+        device->ordinal = handle;
     }
   }
 }
@@ -70,8 +77,10 @@ static void map_devices(void) {
 static int attach(void) {
   const char *directory = getenv("SHAREPOD_REGION");
   int error = sp_region_attach(&sp_guest.region, directory && *directory ? directory : DEFAULT_DIRECTORY);
-  if (error) return error;
-  if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)) sp_guest.no_membarrier = 1;
+  if (error)
+    return error;
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
+    sp_guest.no_membarrier = 1;
   map_devices();
   pthread_atfork(NULL, NULL, after_fork_in_child);
   __atomic_store_n(&sp_guest.attached, 1, __ATOMIC_RELEASE);
@@ -97,24 +106,29 @@ bool sp_attach(void) {
 struct sp_device *sp_device_current(void) {
   const struct sp_driver *driver = sp_driver();
   CUdevice ordinal = 0;
-  if (!sp_guest.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal))) return NULL;
+  if (!sp_guest.single_device && (!driver->cuCtxGetDevice || driver->cuCtxGetDevice(&ordinal)))
+    return NULL;
   for (uint32_t index = 0; index < sp_guest.device_count; index++)
-    if (sp_guest.devices[index].ordinal == ordinal) return &sp_guest.devices[index];
+    if (sp_guest.devices[index].ordinal == ordinal)
+      return &sp_guest.devices[index];
   return NULL;
 }
 
 /* ---- the memory account of memory.h ---- */
 
 static struct sp_device *device_of(int ordinal) {
-  if (!sp_load(&sp_guest.attached)) return NULL;
+  if (!sp_load(&sp_guest.attached))
+    return NULL;
   for (uint32_t index = 0; index < sp_guest.device_count; index++)
-    if (sp_guest.devices[index].ordinal == ordinal) return &sp_guest.devices[index];
+    if (sp_guest.devices[index].ordinal == ordinal)
+      return &sp_guest.devices[index];
   return NULL;
 }
 
 int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
   struct sp_device *device = device_of(device_ordinal);
-  if (!device) return 0;
+  if (!device)
+    return 0;
   uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
   /* Twice: two processes that race may refuse each other where one would have fitted. */
   return sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes) &&
@@ -125,7 +139,8 @@ int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
 
 void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
-  if (!device || !delta_bytes) return;
+  if (!device || !delta_bytes)
+    return;
   /* Two's complement: subtracting a negative adds. */
   sp_region_memory_sub(&sp_guest.region, device->index, (uint64_t)-delta_bytes);
 }

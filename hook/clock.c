@@ -37,6 +37,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   int64_t smallest = clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
   uint64_t finished_ns = (uint64_t)(clock->device_ns + smallest);
   /* Between the last two looks, whatever the mapping says. */
-  if (finished_ns < looked_ns) finished_ns = looked_ns;
+  if (finished_ns < looked_ns)
+    finished_ns = looked_ns;
   sp_store(&device->finished_ns, finished_ns < now_ns ? finished_ns : now_ns);
 }

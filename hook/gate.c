@@ -17,11 +17,11 @@
 
 #include "guest.h"
 
-#define PROGRESS_NS 2000000u      /* a gate wait without progress past the prediction ends after this */
-#define PROGRESS_MAX_NS 32000000u /* … doubled at each pass without progress, up to here */
-#define STALE_LOOK_NS 100000000u  /* how often a waiting thread looks at the agent's heartbeat */
-#define MARKERS 4u                /* a lane's unmarked work stays below the budget divided by this */
-#define REMEASURE 256u            /* one launch in so many of a unit is measured alone in mixed streams */
+#define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
+#define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
+#define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
+#define MARKERS         4u         /* a lane's unmarked work stays below the budget divided by this */
+#define REMEASURE       256u       /* one launch in so many of a unit is measured alone in mixed streams */
 
 static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
   int saved = errno;
@@ -32,7 +32,8 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
 
 static bool agent_gone(void) {
   uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
-  if (heartbeat_ns == 0) return true; /* planned stop: it said so */
+  if (heartbeat_ns == 0)
+    return true; /* planned stop: it said so */
   uint64_t now_ns = sp_now_ns();
   return now_ns > heartbeat_ns && now_ns - heartbeat_ns > SP_STALE_NS;
 }
@@ -48,7 +49,8 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     uint64_t now_ns = sp_now_ns();
     if (report->held_turn == word && report->drained_turn == word && now_ns > report->drained_ns)
       report->idle_ns += now_ns - report->drained_ns;
-    if (report->held_turn != word) report->idle_ns = 0;
+    if (report->held_turn != word)
+      report->idle_ns = 0;
     report->held_turn = word;
     report->drained_turn = 0;
     report->residue_until_ns = 0;
@@ -58,7 +60,8 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     } else {
       /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
       *report = before;
-      if (report->held_turn == 0) report->held_turn = report->drained_turn = word;
+      if (report->held_turn == 0)
+        report->held_turn = report->drained_turn = word;
       sp_slot_publish(device->slot, report);
       sp_region_ring(&sp_guest.region);
     }
@@ -96,12 +99,15 @@ static bool wait_for_turn(struct sp_device *device) {
 /* Wait until less work is in flight. True: no progress for too long, let the launch pass (what runs may be spinning for
  * this very launch). */
 static bool wait_for_progress(struct sp_device *device, struct sp_lane *lane, uint64_t *patience_ns) {
-  if (sp_load(&lane->pending_ns)) sp_lane_mark(lane); /* so that there is progress to be told of */
+  if (sp_load(&lane->pending_ns))
+    sp_lane_mark(lane); /* so that there is progress to be told of */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
   /* What is in flight may rightly take as long as predicted; the patience starts after that. */
   uint64_t expected_ns = sp_device_in_flight(device);
-  if (expected_ns > 100000000u) expected_ns = 100000000u;
-  if (sp_device_in_flight(device) == 0) return true; /* nothing marked (the driver refused): nothing to wait for */
+  if (expected_ns > 100000000u)
+    expected_ns = 100000000u;
+  if (sp_device_in_flight(device) == 0)
+    return true; /* nothing marked (the driver refused): nothing to wait for */
   __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
     futex_wait_private(&device->progress, progress, expected_ns + *patience_ns);
@@ -110,7 +116,8 @@ static bool wait_for_progress(struct sp_device *device, struct sp_lane *lane, ui
     *patience_ns = PROGRESS_NS;
     return false;
   }
-  if (*patience_ns < PROGRESS_MAX_NS) *patience_ns *= 2;
+  if (*patience_ns < PROGRESS_MAX_NS)
+    *patience_ns *= 2;
   return true;
 }
 
@@ -143,30 +150,38 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
 
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
-  if (sp_unlikely(!sp_load(&sp_guest.attached))) return;
+  if (sp_unlikely(!sp_load(&sp_guest.attached)))
+    return;
   struct sp_thread *thread = sp_thread_self();
-  if (sp_unlikely(!thread || sp_load(&thread->inside))) return; /* the driver called itself through us */
+  if (sp_unlikely(!thread || sp_load(&thread->inside)))
+    return; /* the driver called itself through us */
   struct sp_device *device = thread->device;
   if (sp_unlikely(!device || !sp_guest.single_device)) {
     device = sp_device_current();
-    if (!device) return;
+    if (!device)
+      return;
     thread->device = device;
   }
-  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread)) return;
+  if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
+    return;
   struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
-  if (sp_unlikely(!lane)) return;
+  if (sp_unlikely(!lane))
+    return;
   struct sp_unit *unit = sp_unit_find(key);
   uint64_t patience_ns = PROGRESS_NS, predicted_ns;
   for (;;) {
     predicted_ns = sp_load(&unit->predicted_ns);
-    if (sp_unlikely(!predicted_ns)) predicted_ns = unknown_ns(device);
+    if (sp_unlikely(!predicted_ns))
+      predicted_ns = unknown_ns(device);
     announce(thread, device);
     uint32_t word = sp_grant_word(device->grant);
     if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
       uint64_t in_flight_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
-      if (sp_likely(in_flight_ns == 0 || in_flight_ns + predicted_ns <= sp_grant_budget_ns(device->grant))) break;
+      if (sp_likely(in_flight_ns == 0 || in_flight_ns + predicted_ns <= sp_grant_budget_ns(device->grant)))
+        break;
       __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-      if (!wait_for_progress(device, lane, &patience_ns)) continue;
+      if (!wait_for_progress(device, lane, &patience_ns))
+        continue;
       announce(thread, device);
       if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
         __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
@@ -195,7 +210,8 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
 
 void sp_gate_leave(struct sp_pass *pass, int result) {
   struct sp_device *device = pass->device;
-  if (!device) return;
+  if (!device)
+    return;
   struct sp_thread *thread = sp_thread_self();
   if (sp_likely(result == CUDA_SUCCESS)) {
     struct sp_lane *lane = pass->lane;
@@ -206,14 +222,16 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
       sp_store(&lane->batch_mixed, true);
     uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
     sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
-    if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) || sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
+    if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
+        sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
       sp_lane_mark(lane);
   }
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
 }
 
 void sp_gate_synced(void) {
-  if (!sp_load(&sp_guest.attached)) return;
+  if (!sp_load(&sp_guest.attached))
+    return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
   /* The keeper verifies by itself; this only wakes it early enough to hand the turn on at once. */
@@ -224,21 +242,25 @@ void sp_gate_synced(void) {
 }
 
 void sp_gate_context_changed(void) {
-  if (!sp_load(&sp_guest.attached)) return;
+  if (!sp_load(&sp_guest.attached))
+    return;
   struct sp_thread *thread = sp_thread_self();
-  if (!thread) return;
+  if (!thread)
+    return;
   thread->device = NULL;
   thread->lane = NULL;
 }
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {
-  if (!sp_load(&sp_guest.attached)) return;
+  if (!sp_load(&sp_guest.attached))
+    return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? sp_device_current() : NULL;
   /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. */
   if (device && !sp_lane_capturing(stream, per_thread)) {
     struct sp_lane *lane = sp_lane_find(device, thread, stream, per_thread);
-    if (lane && sp_load(&lane->pending_ns)) sp_lane_mark(lane);
+    if (lane && sp_load(&lane->pending_ns))
+      sp_lane_mark(lane);
   }
   __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
 }
@@ -247,15 +269,17 @@ void sp_gate_capture_end(void *stream, bool per_thread) {
   (void)stream;
   (void)per_thread;
   uint32_t captures = sp_load(&sp_guest.captures);
-  while (captures && !__atomic_compare_exchange_n(&sp_guest.captures, &captures, captures - 1, false,
-                                                  __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+  while (captures && !__atomic_compare_exchange_n(&sp_guest.captures, &captures, captures - 1, false, __ATOMIC_SEQ_CST,
+                                                  __ATOMIC_RELAXED)) {
   }
 }
 
 void sp_gate_forget_stream(void *stream) {
-  if (sp_load(&sp_guest.attached)) sp_lanes_forget(stream, NULL);
+  if (sp_load(&sp_guest.attached))
+    sp_lanes_forget(stream, NULL);
 }
 
 void sp_gate_forget_context(void *context) {
-  if (sp_load(&sp_guest.attached) && context) sp_lanes_forget(NULL, context);
+  if (sp_load(&sp_guest.attached) && context)
+    sp_lanes_forget(NULL, context);
 }

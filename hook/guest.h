@@ -17,29 +17,29 @@
 #include "driver.h"
 #include "region.h"
 
-#define SP_THREADS_MAX 1024
-#define SP_LANES_MAX 1024
-#define SP_MARKERS_MAX 1024
-#define SP_LANE_EVENTS 32
+#define SP_THREADS_MAX      1024
+#define SP_LANES_MAX        1024
+#define SP_MARKERS_MAX      1024
+#define SP_LANE_EVENTS      32
 #define SP_UNKNOWN_ALONE_NS 1000000u /* what an unknown unit counts for while nobody else waits */
 
-#define sp_likely(condition) __builtin_expect(!!(condition), 1)
-#define sp_unlikely(condition) __builtin_expect(!!(condition), 0)
-#define sp_load(pointer) __atomic_load_n(pointer, __ATOMIC_RELAXED)
+#define sp_likely(condition)     __builtin_expect(!!(condition), 1)
+#define sp_unlikely(condition)   __builtin_expect(!!(condition), 0)
+#define sp_load(pointer)         __atomic_load_n(pointer, __ATOMIC_RELAXED)
 #define sp_store(pointer, value) __atomic_store_n(pointer, value, __ATOMIC_RELAXED)
 
 struct sp_unit {
-  uint64_t key;            /* 0: empty row */
-  uint32_t predicted_ns;   /* 0: not known yet */
-  uint32_t launches;       /* wraps; picks the launches that are measured alone */
+  uint64_t key;          /* 0: empty row */
+  uint32_t predicted_ns; /* 0: not known yet */
+  uint32_t launches;     /* wraps; picks the launches that are measured alone */
 };
 
 struct sp_marker {
   struct sp_lane *lane;
   CUevent event;
-  uint64_t work_ns;        /* predicted work between the lane's previous marker and this one */
-  struct sp_unit *unit;    /* what that work was, if all of one unit; NULL otherwise */
-  bool follows;            /* the previous marker's event bounds this work on the left: elapsed time means something */
+  uint64_t work_ns;     /* predicted work between the lane's previous marker and this one */
+  struct sp_unit *unit; /* what that work was, if all of one unit; NULL otherwise */
+  bool follows;         /* the previous marker's event bounds this work on the left: elapsed time means something */
 };
 
 struct sp_lane {
@@ -50,15 +50,15 @@ struct sp_lane {
   pthread_mutex_t lock;
   struct sp_device *device;
   CUcontext context;
-  void *stream;            /* the handle that the launching thread used */
-  bool per_thread;         /* record with the _ptsz twin */
-  uint32_t owner_thread;   /* per-thread streams: index of the thread's record + 1; else 0 */
-  bool live;               /* found by lookups */
-  bool dead;               /* its context is gone: events must not be touched */
+  void *stream;                   /* the handle that the launching thread used */
+  bool per_thread;                /* record with the _ptsz twin */
+  uint32_t owner_thread;          /* per-thread streams: index of the thread's record + 1; else 0 */
+  bool live;                      /* found by lookups */
+  bool dead;                      /* its context is gone: events must not be touched */
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
-  uint32_t outstanding;    /* markers not yet finished */
-  CUevent last_event;      /* the last finished or queued marker's event, the left edge of the next span */
+  uint32_t outstanding; /* markers not yet finished */
+  CUevent last_event;   /* the last finished or queued marker's event, the left edge of the next span */
 };
 
 struct sp_device {
@@ -66,14 +66,14 @@ struct sp_device {
   _Alignas(64) uint32_t entered; /* the turn this process has entered; 0: every launch takes the slow path */
   uint32_t asleep;               /* the keeper sleeps and wants a kick */
   const struct sp_grant *grant;
-  uint64_t marked_ns;            /* predicted work behind recorded markers, all time */
-  uint64_t completed_ns;         /* of that, behind finished markers */
-  uint32_t index;                /* of the grant in the region */
+  uint64_t marked_ns;    /* predicted work behind recorded markers, all time */
+  uint64_t completed_ns; /* of that, behind finished markers */
+  uint32_t index;        /* of the grant in the region */
   /* futexes, private to the process */
-  _Alignas(64) uint32_t kick;    /* the keeper's: markers recorded, turn entered */
-  uint32_t progress;             /* gate waiters': markers finished */
+  _Alignas(64) uint32_t kick; /* the keeper's: markers recorded, turn entered */
+  uint32_t progress;          /* gate waiters': markers finished */
   uint32_t gate_waiters;
-  uint32_t passed;               /* deliberate passes */
+  uint32_t passed; /* deliberate passes */
   uint32_t keeper_started;
   CUdevice ordinal;
   struct sp_slot_device *slot;
@@ -88,23 +88,23 @@ struct sp_device {
   uint32_t synced;                 /* a thread has just waited for all its work */
   uint64_t gap_ns;                 /* moving average of the pauses between work */
   /* the keeper's own */
-  uint64_t progressed_ns;          /* when the last marker was found finished */
-  uint64_t finished_ns;            /* when the last marker finished on the device, as well as we can tell */
-  uint64_t longest_ns;             /* longest unit seen */
+  uint64_t progressed_ns; /* when the last marker was found finished */
+  uint64_t finished_ns;   /* when the last marker finished on the device, as well as we can tell */
+  uint64_t longest_ns;    /* longest unit seen */
   struct sp_clock {
     CUcontext context;
-    CUevent event;                 /* the last finished marker's */
-    int64_t device_ns;             /* its time on a scale of our own: sums of elapsed times */
-    int64_t offset_ns[2];          /* smallest (host - device) in this second and in the one before */
-    uint64_t window_ns;            /* when this second began */
+    CUevent event;        /* the last finished marker's */
+    int64_t device_ns;    /* its time on a scale of our own: sums of elapsed times */
+    int64_t offset_ns[2]; /* smallest (host - device) in this second and in the one before */
+    uint64_t window_ns;   /* when this second began */
   } clock;
 };
 
 struct sp_thread {
   _Alignas(64) uint32_t inside; /* device index + 1 while between gate and leave; the keeper reads it */
   uint32_t used;
-  struct sp_device *device;     /* of the current context; NULL: look again */
-  void *lane_stream;            /* the last lane and what it was found by */
+  struct sp_device *device; /* of the current context; NULL: look again */
+  void *lane_stream;        /* the last lane and what it was found by */
   struct sp_lane *lane;
   uint32_t lane_generation;
   bool lane_per_thread;
@@ -128,7 +128,7 @@ extern struct sp_guest sp_guest;
 struct sp_device *sp_device_current(void); /* of the calling thread's context; NULL: not metered */
 
 /* thread.c */
-struct sp_thread *sp_thread_self(void);    /* NULL when all records are taken: not metered, counted as passed */
+struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered, counted as passed */
 uint32_t sp_thread_index(const struct sp_thread *thread);
 bool sp_threads_inside(uint32_t device_index); /* call after sp_barrier */
 uint64_t sp_threads_launches(uint32_t device_index);

@@ -16,19 +16,22 @@
 
 #include "guest.h"
 
-#define LINGER_MIN_NS 50000u
-#define LINGER_MAX_NS 200000u
-#define LOOK_MIN_NS 100000u       /* the first look after a launch */
-#define LOOK_ALONE_NS 10000000u   /* the longest time between looks while nobody else waits */
+#define LINGER_MIN_NS     50000u
+#define LINGER_MAX_NS     200000u
+#define LOOK_MIN_NS       100000u   /* the first look after a launch */
+#define LOOK_ALONE_NS     10000000u /* the longest time between looks while nobody else waits */
 #define LOOK_CONTENDED_NS 200000u
-#define ASLEEP_NS 1000000000u     /* without a turn; then the slot's lock is refreshed */
-#define INSIDE_POLL_NS 20000u
+#define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
+#define INSIDE_POLL_NS    20000u
 
-static void sleep_ns(uint64_t ns) { nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL); }
+static void sleep_ns(uint64_t ns) {
+  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
 
 void sp_keeper_kick(struct sp_device *device) {
   __atomic_fetch_add(&device->kick, 1, __ATOMIC_SEQ_CST);
-  if (!__atomic_load_n(&device->asleep, __ATOMIC_SEQ_CST)) return; /* pairs with sleep_until_kicked */
+  if (!__atomic_load_n(&device->asleep, __ATOMIC_SEQ_CST))
+    return; /* pairs with sleep_until_kicked */
   int saved = errno;
   syscall(SYS_futex, &device->kick, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
   errno = saved;
@@ -36,13 +39,15 @@ void sp_keeper_kick(struct sp_device *device) {
 
 static void learn_pause(struct sp_device *device, uint64_t pause_ns) {
   uint64_t gap_ns = sp_load(&device->gap_ns);
-  if (pause_ns > 1000000) pause_ns = 1000000; /* one long pause must not hide the short ones for ever */
+  if (pause_ns > 1000000)
+    pause_ns = 1000000; /* one long pause must not hide the short ones for ever */
   sp_store(&device->gap_ns, gap_ns - gap_ns / 4 + pause_ns / 4);
 }
 
 void sp_keeper_pause(struct sp_device *device) {
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
-  if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device)) learn_pause(device, now_ns - finished_ns);
+  if (finished_ns && now_ns > finished_ns && !sp_device_in_flight(device))
+    learn_pause(device, now_ns - finished_ns);
 }
 
 static void sleep_until_kicked(struct sp_device *device, uint32_t word, uint32_t kick, uint64_t timeout_ns) {
@@ -92,13 +97,16 @@ static bool leave_turn(struct sp_device *device, bool patient) {
   __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
   sp_barrier(); /* pairs with announce() in gate.c */
   bool left = !sp_threads_inside(device->index);
-  if (!left && !patient) __atomic_store_n(&device->entered, entered, __ATOMIC_RELEASE);
+  if (!left && !patient)
+    __atomic_store_n(&device->entered, entered, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&device->turn_lock);
   while (!left && patient) {
     sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked behind a full queue: the drain makes room */
-    if (!queue_empty(device)) wait_for_marker(device);
+    if (!queue_empty(device))
+      wait_for_marker(device);
     left = !sp_threads_inside(device->index);
-    if (sp_load(&device->entered)) return false; /* the next turn has been granted and entered meanwhile */
+    if (sp_load(&device->entered))
+      return false; /* the next turn has been granted and entered meanwhile */
   }
   return left;
 }
@@ -120,7 +128,8 @@ static bool say_drained(struct sp_device *device, uint32_t turn, uint64_t draine
 
 /* The grant is closed: let the work run out, tell the arbiter early when it will, then that it has. */
 static void drain(struct sp_device *device, uint32_t turn) {
-  if (!leave_turn(device, true)) return;
+  if (!leave_turn(device, true))
+    return;
   sp_lanes_mark_all(device);
   uint64_t in_flight_ns = sp_device_in_flight(device);
   if (in_flight_ns) {
@@ -133,24 +142,29 @@ static void drain(struct sp_device *device, uint32_t turn) {
       publish(device);
     }
     pthread_mutex_unlock(&device->turn_lock);
-    if (residue_ns) sp_region_ring(&sp_guest.region);
+    if (residue_ns)
+      sp_region_ring(&sp_guest.region);
   }
   while (!queue_empty(device)) {
     wait_for_marker(device);
-    if (sp_load(&device->entered)) return; /* co-granted and entered: this turn ended without us */
+    if (sp_load(&device->entered))
+      return; /* co-granted and entered: this turn ended without us */
   }
   if (sp_lanes_pending(device)) { /* a capture forbids the marker: look again soon, the arbiter's bound holds */
     sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
   uint64_t finished_ns = device->finished_ns, now_ns = sp_now_ns();
-  if (in_flight_ns == 0 || finished_ns > now_ns) finished_ns = now_ns;
-  if (say_drained(device, turn, finished_ns)) sp_region_ring(&sp_guest.region);
+  if (in_flight_ns == 0 || finished_ns > now_ns)
+    finished_ns = now_ns;
+  if (say_drained(device, turn, finished_ns))
+    sp_region_ring(&sp_guest.region);
 }
 
 /* Nothing is in flight and nothing was launched for the linger: give the turn back. The gate may enter it again. */
 static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
-  if (!leave_turn(device, false)) return;
+  if (!leave_turn(device, false))
+    return;
   bool idle = queue_empty(device) && !sp_lanes_pending(device) && sp_threads_launches(device->index) == launches;
   if (!idle) {
     pthread_mutex_lock(&device->turn_lock);
@@ -162,13 +176,16 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
   }
   /* Idle time that kept others out is charged; idle time that nobody wanted is not. */
   uint64_t now_ns = sp_now_ns();
-  uint64_t drained_ns = contended || !device->finished_ns || device->finished_ns > now_ns ? now_ns : device->finished_ns;
-  if (say_drained(device, turn, drained_ns) && contended) sp_region_ring(&sp_guest.region);
+  uint64_t drained_ns =
+      contended || !device->finished_ns || device->finished_ns > now_ns ? now_ns : device->finished_ns;
+  if (say_drained(device, turn, drained_ns) && contended)
+    sp_region_ring(&sp_guest.region);
 }
 
 static uint64_t linger_ns(struct sp_device *device) {
   uint64_t gap_ns = sp_load(&device->gap_ns);
-  if (gap_ns > LINGER_MAX_NS) return sp_load(&device->synced) ? 0 : LINGER_MIN_NS;
+  if (gap_ns > LINGER_MAX_NS)
+    return sp_load(&device->synced) ? 0 : LINGER_MIN_NS;
   uint64_t linger = 2 * gap_ns;
   return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
 }
@@ -179,13 +196,15 @@ static void *run(void *argument) {
   prctl(PR_SET_NAME, "sharepod-keeper");
   prctl(PR_SET_TIMERSLACK, 1);
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (driver->cuThreadExchangeStreamCaptureMode) driver->cuThreadExchangeStreamCaptureMode(&relaxed);
+  if (driver->cuThreadExchangeStreamCaptureMode)
+    driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns();
   while (sp_load(&sp_guest.attached)) {
     if (!queue_empty(device)) {
       wait_for_marker(device);
       idle_since_ns = 0;
-      if (sp_grant_word(device->grant) == sp_load(&device->entered)) continue;
+      if (sp_grant_word(device->grant) == sp_load(&device->entered))
+        continue;
     }
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_ACQUIRE);
     uint32_t word = sp_grant_word(device->grant);
@@ -212,17 +231,21 @@ static void *run(void *argument) {
     if (launches != launches_seen) { /* the program is launching: look again, ever less often */
       uint64_t longest_ns = contended ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
       look_ns = launches_seen ? look_ns * 2 : LOOK_MIN_NS;
-      if (look_ns > longest_ns) look_ns = longest_ns;
+      if (look_ns > longest_ns)
+        look_ns = longest_ns;
       launches_seen = launches;
-      if (idle_since_ns) learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
+      if (idle_since_ns)
+        learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
       idle_since_ns = 0;
       sleep_until_kicked(device, word, kick, look_ns);
     } else if (sp_lanes_pending(device)) {
       sp_lanes_mark_all(device);
-      if (queue_empty(device)) sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
+      if (queue_empty(device))
+        sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
     } else {
       uint64_t now_ns = sp_now_ns(), linger = linger_ns(device);
-      if (!idle_since_ns) idle_since_ns = now_ns;
+      if (!idle_since_ns)
+        idle_since_ns = now_ns;
       look_ns = LOOK_MIN_NS;
       if (now_ns - idle_since_ns >= linger) {
         park(device, turn, launches, contended);
@@ -238,7 +261,8 @@ static void *run(void *argument) {
 
 void sp_keeper_start(struct sp_device *device) {
   uint32_t started = 0;
-  if (sp_likely(sp_load(&device->keeper_started))) return;
+  if (sp_likely(sp_load(&device->keeper_started)))
+    return;
   if (!__atomic_compare_exchange_n(&device->keeper_started, &started, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
     return;
   /* Signals are the program's: its handlers must never run on our thread. */
@@ -251,7 +275,8 @@ void sp_keeper_start(struct sp_device *device) {
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   pthread_attr_setstacksize(&attributes, 256 * 1024);
-  if (pthread_create(&keeper, &attributes, run, device)) sp_store(&device->keeper_started, 0);
+  if (pthread_create(&keeper, &attributes, run, device))
+    sp_store(&device->keeper_started, 0);
   pthread_attr_destroy(&attributes);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   errno = saved;

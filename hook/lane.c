@@ -14,7 +14,9 @@ static struct sp_lane lanes[SP_LANES_MAX];
 static uint32_t lane_count;
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* creation and forgetting of lanes */
 
-static bool default_stream(const void *stream) { return (uintptr_t)stream <= 2; }
+static bool default_stream(const void *stream) {
+  return (uintptr_t)stream <= 2;
+}
 
 static bool own_stream(const void *stream, bool per_thread) {
   return stream == CU_STREAM_PER_THREAD || (per_thread && stream == NULL);
@@ -22,10 +24,14 @@ static bool own_stream(const void *stream, bool per_thread) {
 
 static bool lane_matches(const struct sp_lane *lane, const struct sp_device *device, const void *stream,
                          bool per_thread, uint32_t owner, const void *context) {
-  if (!__atomic_load_n(&lane->live, __ATOMIC_ACQUIRE)) return false;
-  if (lane->device != device || lane->owner_thread != owner) return false;
-  if (owner) return lane->context == context;
-  if (lane->stream != stream) return false;
+  if (!__atomic_load_n(&lane->live, __ATOMIC_ACQUIRE))
+    return false;
+  if (lane->device != device || lane->owner_thread != owner)
+    return false;
+  if (owner)
+    return lane->context == context;
+  if (lane->stream != stream)
+    return false;
   return !default_stream(stream) || (lane->context == context && lane->per_thread == per_thread);
 }
 
@@ -33,7 +39,8 @@ static void drop_events(struct sp_lane *lane) {
   const struct sp_driver *driver = sp_driver();
   for (uint32_t index = 0; index < SP_LANE_EVENTS; index++) {
     /* Events of a dead context went with it. */
-    if (lane->events[index] && !lane->dead && driver->cuEventDestroy) driver->cuEventDestroy(lane->events[index]);
+    if (lane->events[index] && !lane->dead && driver->cuEventDestroy)
+      driver->cuEventDestroy(lane->events[index]);
     lane->events[index] = NULL;
   }
   lane->last_event = NULL;
@@ -43,9 +50,11 @@ static void drop_events(struct sp_lane *lane) {
 static struct sp_lane *free_lane(void) {
   for (uint32_t index = 0; index < SP_LANES_MAX; index++) {
     struct sp_lane *lane = &lanes[index];
-    if (index < lane_count && (lane->live || lane->outstanding || sp_load(&lane->pending_ns))) continue;
+    if (index < lane_count && (lane->live || lane->outstanding || sp_load(&lane->pending_ns)))
+      continue;
     if (index >= lane_count) {
-      if (pthread_mutex_init(&lane->lock, NULL)) return NULL;
+      if (pthread_mutex_init(&lane->lock, NULL))
+        return NULL;
       __atomic_store_n(&lane_count, index + 1, __ATOMIC_RELEASE);
     }
     return lane;
@@ -60,16 +69,20 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
   uint32_t owner = own_stream(stream, per_thread) ? sp_thread_index(thread) + 1 : 0;
   CUcontext context = NULL;
   const struct sp_driver *driver = sp_driver();
-  if (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context)) return NULL;
+  if (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context))
+    return NULL;
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
-    if (lane_matches(&lanes[index], device, stream, per_thread, owner, context)) return &lanes[index];
+    if (lane_matches(&lanes[index], device, stream, per_thread, owner, context))
+      return &lanes[index];
   pthread_mutex_lock(&table_lock);
   struct sp_lane *lane = NULL;
   for (uint32_t index = 0; index < lane_count && !lane; index++) /* another thread may have been faster */
-    if (lane_matches(&lanes[index], device, stream, per_thread, owner, context)) lane = &lanes[index];
+    if (lane_matches(&lanes[index], device, stream, per_thread, owner, context))
+      lane = &lanes[index];
   if (!lane && (lane = free_lane())) {
-    if (lane->context != context || lane->dead) drop_events(lane);
+    if (lane->context != context || lane->dead)
+      drop_events(lane);
     sp_store(&lane->device, device); /* the keeper scans lanes that are being set up */
     lane->context = context;
     lane->stream = stream;
@@ -107,15 +120,19 @@ static CUresult record(const struct sp_lane *lane, CUevent event) {
     stream = CU_STREAM_LEGACY;
     per_thread = false;
   }
-  if (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (per_thread && driver->cuEventRecord_ptsz) return driver->cuEventRecord_ptsz(event, stream);
+  if (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread))
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  if (per_thread && driver->cuEventRecord_ptsz)
+    return driver->cuEventRecord_ptsz(event, stream);
   return driver->cuEventRecord(event, stream);
 }
 
 bool sp_lane_mark(struct sp_lane *lane) {
   const struct sp_driver *driver = sp_driver();
-  if (!driver->cuEventCreate || !driver->cuEventRecord) return false;
-  if (pthread_mutex_trylock(&lane->lock)) return false; /* somebody is marking it at this moment */
+  if (!driver->cuEventCreate || !driver->cuEventRecord)
+    return false;
+  if (pthread_mutex_trylock(&lane->lock))
+    return false; /* somebody is marking it at this moment */
   struct sp_device *device = lane->device;
   bool marked = false;
   CUevent *event = &lane->events[lane->next_event];
@@ -148,7 +165,8 @@ bool sp_lane_mark(struct sp_lane *lane) {
     }
   }
   pthread_mutex_unlock(&lane->lock);
-  if (marked) sp_keeper_kick(device);
+  if (marked)
+    sp_keeper_kick(device);
   return marked;
 }
 
@@ -165,8 +183,10 @@ void sp_lanes_mark_all(struct sp_device *device) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
-    if (sp_load(&lane->device) != device || !sp_load(&lane->pending_ns) || sp_load(&lane->dead)) continue;
-    if (driver->cuCtxSetCurrent) driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
+    if (sp_load(&lane->device) != device || !sp_load(&lane->pending_ns) || sp_load(&lane->dead))
+      continue;
+    if (driver->cuCtxSetCurrent)
+      driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
     sp_lane_mark(lane);
   }
 }
@@ -174,7 +194,8 @@ void sp_lanes_mark_all(struct sp_device *device) {
 /* Wait, for 100 ms at most, until the keeper is not inside the driver for this lane. */
 static void await_keeper(const struct sp_lane *lane) {
   for (int look = 0; look < 2000; look++) {
-    if (__atomic_load_n(&lane->device->waiting_lane, __ATOMIC_ACQUIRE) != lane) return;
+    if (__atomic_load_n(&lane->device->waiting_lane, __ATOMIC_ACQUIRE) != lane)
+      return;
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
   }
 }
@@ -183,9 +204,12 @@ void sp_lanes_forget(void *stream, void *context) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
-    if (!lane->live || (context ? (void *)lane->context != context : lane->stream != stream)) continue;
-    if (!context && default_stream(lane->stream)) continue;
-    if (!context && sp_load(&lane->pending_ns)) sp_lane_mark(lane);
+    if (!lane->live || (context ? (void *)lane->context != context : lane->stream != stream))
+      continue;
+    if (!context && default_stream(lane->stream))
+      continue;
+    if (!context && sp_load(&lane->pending_ns))
+      sp_lane_mark(lane);
     pthread_mutex_lock(&table_lock);
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
     if (context) {
@@ -195,7 +219,8 @@ void sp_lanes_forget(void *stream, void *context) {
       pthread_mutex_unlock(&lane->lock);
     }
     pthread_mutex_unlock(&table_lock);
-    if (context) await_keeper(lane);
+    if (context)
+      await_keeper(lane);
   }
   __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
 }
@@ -204,19 +229,22 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker.lane;
-  if (waited && !sp_load(&lane->dead)) sp_clock_finish(device, &marker);
+  if (waited && !sp_load(&lane->dead))
+    sp_clock_finish(device, &marker);
   if (waited && marker.follows && !sp_load(&lane->dead) && driver->cuEventElapsedTime) {
     /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
     CUevent left = NULL;
     for (uint32_t index = 0; index < SP_LANE_EVENTS && !left; index++)
-      if (lane->events[index] == marker.event) left = lane->events[(index + SP_LANE_EVENTS - 1) % SP_LANE_EVENTS];
+      if (lane->events[index] == marker.event)
+        left = lane->events[(index + SP_LANE_EVENTS - 1) % SP_LANE_EVENTS];
     float elapsed_ms = 0;
     if (left && driver->cuEventElapsedTime(&elapsed_ms, left, marker.event) == CUDA_SUCCESS && elapsed_ms >= 0) {
       uint64_t elapsed_ns = (uint64_t)((double)elapsed_ms * 1e6);
       if (marker.unit) {
         sp_unit_learn(marker.unit, marker.work_ns, elapsed_ns);
         uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
-        if (unit_ns > device->longest_ns) device->longest_ns = unit_ns;
+        if (unit_ns > device->longest_ns)
+          device->longest_ns = unit_ns;
       }
     }
   }

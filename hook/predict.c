@@ -3,7 +3,7 @@
  * imprecise prediction. */
 #include "guest.h"
 
-#define ROWS 16384u /* a power of two; 256 KiB, touched as used */
+#define ROWS   16384u /* a power of two; 256 KiB, touched as used */
 #define PROBES 4u
 
 static struct sp_unit rows[ROWS];
@@ -13,7 +13,8 @@ struct sp_unit *sp_unit_find(uint64_t key) {
   for (uint64_t probe = 0; probe < PROBES; probe++) {
     struct sp_unit *row = &rows[(hash + probe) & (ROWS - 1)];
     uint64_t found = sp_load(&row->key);
-    if (sp_likely(found == key)) return row;
+    if (sp_likely(found == key))
+      return row;
     if (found == 0) {
       uint64_t empty = 0;
       if (__atomic_compare_exchange_n(&row->key, &empty, key, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
@@ -35,7 +36,9 @@ void sp_unit_learn(struct sp_unit *unit, uint64_t work_ns, uint64_t elapsed_ns) 
     /* Fast down, slow up: a span can be too long (another share's slice, an idle gap) but never too short. */
     measured = measured < known ? (known + measured) / 2 : known + (measured - known) / 8;
   }
-  if (measured == 0) measured = 1;
-  if (measured > UINT32_MAX) measured = UINT32_MAX;
+  if (measured == 0)
+    measured = 1;
+  if (measured > UINT32_MAX)
+    measured = UINT32_MAX;
   sp_store(&unit->predicted_ns, (uint32_t)measured);
 }

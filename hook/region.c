@@ -23,12 +23,24 @@
 
 /* ---- memory orders, named once ---- */
 
-static uint32_t load_acquire(const uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-static uint64_t load_relaxed64(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
-static void store_relaxed64(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
-static void store_relaxed(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
-static void store_release(uint32_t *word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-static void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static uint32_t load_acquire(const uint32_t *word) {
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static uint64_t load_relaxed64(const uint64_t *word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+static void store_relaxed64(uint64_t *word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+static void store_relaxed(uint32_t *word, uint32_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+static void store_release(uint32_t *word, uint32_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static void full_fence(void) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 
 uint64_t sp_now_ns(void) {
   struct timespec now;
@@ -46,7 +58,8 @@ static struct timespec timespec_of(uint64_t ns) {
 
 static int path_of(char *out, const char *directory, const char *name) {
   size_t directory_length = strlen(directory), name_length = strlen(name);
-  if (directory_length + name_length + 2 > PATH_MAX) return -ENAMETOOLONG;
+  if (directory_length + name_length + 2 > PATH_MAX)
+    return -ENAMETOOLONG;
   memcpy(out, directory, directory_length);
   out[directory_length] = '/';
   memcpy(out + directory_length + 1, name, name_length + 1);
@@ -56,17 +69,22 @@ static int path_of(char *out, const char *directory, const char *name) {
 static int open_in(const char *directory, const char *name, int flags) {
   char path[PATH_MAX];
   int error = path_of(path, directory, name);
-  if (error) return error;
+  if (error)
+    return error;
   int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0);
   return fd < 0 ? -errno : fd;
 }
 
 /* 0 when the header is one that this code can serve. */
 static int check_header(const struct sp_header *header) {
-  if (header->magic != SP_MAGIC || header->abi != SP_ABI) return -EPROTO;
-  if (header->header_size != sizeof(struct sp_header) || header->grant_size != sizeof(struct sp_grant)) return -EPROTO;
-  if (header->slot_size != sizeof(struct sp_slot) || header->slot_count != SP_SLOTS_MAX) return -EPROTO;
-  if (header->grant_count == 0 || header->grant_count > SP_DEVICES_MAX) return -EPROTO;
+  if (header->magic != SP_MAGIC || header->abi != SP_ABI)
+    return -EPROTO;
+  if (header->header_size != sizeof(struct sp_header) || header->grant_size != sizeof(struct sp_grant))
+    return -EPROTO;
+  if (header->slot_size != sizeof(struct sp_slot) || header->slot_count != SP_SLOTS_MAX)
+    return -EPROTO;
+  if (header->grant_count == 0 || header->grant_count > SP_DEVICES_MAX)
+    return -EPROTO;
   return 0;
 }
 
@@ -81,7 +99,8 @@ static int claim_slot(struct sp_region *region) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
     struct sp_slot *slot = &region->slots[index];
     /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
-    if (lock_slot(region->slots_fd, index)) continue;
+    if (lock_slot(region->slots_fd, index))
+      continue;
     uint8_t *claimed = &region->claims->claimed[index];
     if (__atomic_load_n(claimed, __ATOMIC_ACQUIRE)) {
       /* A dead process's slot that the agent has not cleared yet, or a live one that lost its lock: leave both. */
@@ -104,10 +123,12 @@ static int claim_slot(struct sp_region *region) {
 int sp_region_attach(struct sp_region *region, const char *directory) {
   memset(region, 0, sizeof *region);
   region->slots_fd = region->bell_fd = -1;
-  if (strlen(directory) >= sizeof region->directory) return -ENAMETOOLONG;
+  if (strlen(directory) >= sizeof region->directory)
+    return -ENAMETOOLONG;
   memcpy(region->directory, directory, strlen(directory) + 1);
   int terms_fd = open_in(directory, SP_TERMS_FILE, O_RDONLY);
-  if (terms_fd < 0) return terms_fd;
+  if (terms_fd < 0)
+    return terms_fd;
   struct stat status;
   int error = 0;
   void *terms = MAP_FAILED, *slots = MAP_FAILED;
@@ -115,23 +136,29 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
     error = -EPROTO;
   } else {
     terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ, MAP_SHARED, terms_fd, 0);
-    if (terms == MAP_FAILED) error = -errno;
+    if (terms == MAP_FAILED)
+      error = -errno;
   }
   close(terms_fd);
-  if (!error) error = check_header(terms);
+  if (!error)
+    error = check_header(terms);
   if (!error) {
     region->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
-    if (region->slots_fd < 0) error = region->slots_fd;
+    if (region->slots_fd < 0)
+      error = region->slots_fd;
   }
-  if (!error && (fstat(region->slots_fd, &status) || status.st_size < (off_t)SP_SLOTS_BYTES)) error = -EPROTO;
+  if (!error && (fstat(region->slots_fd, &status) || status.st_size < (off_t)SP_SLOTS_BYTES))
+    error = -EPROTO;
   if (!error) {
     slots = mmap(NULL, SP_SLOTS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, region->slots_fd, 0);
-    if (slots == MAP_FAILED) error = -errno;
+    if (slots == MAP_FAILED)
+      error = -errno;
   }
   if (!error) {
     /* O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now; sp_region_ring tries again. */
     region->bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-    if (region->bell_fd < 0 && region->bell_fd != -ENXIO) error = region->bell_fd;
+    if (region->bell_fd < 0 && region->bell_fd != -ENXIO)
+      error = region->bell_fd;
   }
   if (!error) {
     region->header = terms;
@@ -140,11 +167,16 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
     region->slots = (struct sp_slot *)((char *)slots + sizeof(struct sp_slots_header));
     error = claim_slot(region);
   }
-  if (!error) return 0;
-  if (slots != MAP_FAILED) munmap(slots, SP_SLOTS_BYTES);
-  if (terms != MAP_FAILED) munmap(terms, SP_TERMS_BYTES);
-  if (region->slots_fd >= 0) close(region->slots_fd);
-  if (region->bell_fd >= 0) close(region->bell_fd);
+  if (!error)
+    return 0;
+  if (slots != MAP_FAILED)
+    munmap(slots, SP_SLOTS_BYTES);
+  if (terms != MAP_FAILED)
+    munmap(terms, SP_TERMS_BYTES);
+  if (region->slots_fd >= 0)
+    close(region->slots_fd);
+  if (region->bell_fd >= 0)
+    close(region->bell_fd);
   memset(region, 0, sizeof *region);
   region->slots_fd = region->bell_fd = -1;
   return error;
@@ -156,14 +188,18 @@ int sp_region_relock(struct sp_region *region) {
   /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
   char path[PATH_MAX];
   int error = path_of(path, directory, SP_SLOTS_FILE);
-  if (error) return error;
-  if (stat(path, &mapped)) return -errno;
+  if (error)
+    return error;
+  if (stat(path, &mapped))
+    return -errno;
   if (fstat(region->slots_fd, &opened) || opened.st_ino != mapped.st_ino || opened.st_dev != mapped.st_dev) {
     int fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
-    if (fd < 0) return fd;
+    if (fd < 0)
+      return fd;
     region->slots_fd = fd;
     int bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-    if (bell_fd >= 0) region->bell_fd = bell_fd;
+    if (bell_fd >= 0)
+      region->bell_fd = bell_fd;
   }
   return lock_slot(region->slots_fd, region->slot_index);
 }
@@ -175,7 +211,8 @@ void sp_region_ring(struct sp_region *region) {
     /* No agent was reading when we attached (ENXIO): perhaps one is by now. */
     fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
     int none = -1;
-    if (fd >= 0 && !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    if (fd >= 0 &&
+        !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       close(fd);
       fd = none;
     }
@@ -198,10 +235,18 @@ void sp_region_ring(struct sp_region *region) {
   errno = saved;
 }
 
-uint32_t sp_grant_word(const struct sp_grant *grant) { return load_acquire(&grant->word); } /* pairs with sp_grant_open */
-uint32_t sp_grant_flags(const struct sp_grant *grant) { return __atomic_load_n(&grant->flags, __ATOMIC_RELAXED); }
-uint64_t sp_grant_budget_ns(const struct sp_grant *grant) { return load_relaxed64(&grant->budget_ns); }
-uint64_t sp_header_heartbeat_ns(const struct sp_header *header) { return load_relaxed64(&header->heartbeat_ns); }
+uint32_t sp_grant_word(const struct sp_grant *grant) {
+  return load_acquire(&grant->word);
+} /* pairs with sp_grant_open */
+uint32_t sp_grant_flags(const struct sp_grant *grant) {
+  return __atomic_load_n(&grant->flags, __ATOMIC_RELAXED);
+}
+uint64_t sp_grant_budget_ns(const struct sp_grant *grant) {
+  return load_relaxed64(&grant->budget_ns);
+}
+uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
+  return load_relaxed64(&header->heartbeat_ns);
+}
 
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns) {
   int saved = errno;
@@ -239,7 +284,8 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
       return;
     }
   }
-  if (timeout_ns > 500000) timeout_ns = 500000;
+  if (timeout_ns > 500000)
+    timeout_ns = 500000;
   if (load_acquire(&grant->word) == word) {
     struct timespec deadline = timespec_of(sp_now_ns() + timeout_ns);
     futex(local, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, value, &deadline);
@@ -248,10 +294,13 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
 }
 
 void sp_slot_wait_begin(struct sp_slot_device *slot) {
-  if (__atomic_fetch_add(&slot->waiting, 1, __ATOMIC_SEQ_CST) == 0) store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
+  if (__atomic_fetch_add(&slot->waiting, 1, __ATOMIC_SEQ_CST) == 0)
+    store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
 }
 
-void sp_slot_wait_end(struct sp_slot_device *slot) { __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST); }
+void sp_slot_wait_end(struct sp_slot_device *slot) {
+  __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
+}
 
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report) {
   uint32_t sequence = slot->sequence; /* one writer at a time: the caller holds the turn lock */
@@ -288,7 +337,8 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
   /* Add first, then look: two processes that race both see both, so the cap is never exceeded; at worst both are
    * refused where one would have fitted, which the caller answers by one more try. */
   __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
-  if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) return 0;
+  if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes)
+    return 0;
   __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
   return -1;
 }
@@ -301,7 +351,8 @@ void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t by
 
 static int create_file(const char *path, mode_t mode, size_t bytes) {
   int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
-  if (fd < 0) return -errno;
+  if (fd < 0)
+    return -errno;
   /* fchmod: the mode must not depend on the umask. fallocate: a full tmpfs is an error here, not a SIGBUS later. */
   int error = fchmod(fd, mode) || fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
   if (error) {
@@ -314,16 +365,20 @@ static int create_file(const char *path, mode_t mode, size_t bytes) {
 static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
   char path[PATH_MAX];
   int error = path_of(path, directory, SP_TERMS_FILE);
-  if (error) return error;
+  if (error)
+    return error;
   int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   *adopted = fd >= 0;
   if (fd < 0) {
-    if (errno != ENOENT) return -errno;
+    if (errno != ENOENT)
+      return -errno;
     char fresh[PATH_MAX];
     error = path_of(fresh, directory, SP_TERMS_FILE ".new");
-    if (error) return error;
+    if (error)
+      return error;
     fd = create_file(fresh, 0644, SP_TERMS_BYTES);
-    if (fd < 0) return fd;
+    if (fd < 0)
+      return fd;
     struct sp_header header = {.magic = SP_MAGIC,
                                .abi = SP_ABI,
                                .header_size = sizeof(struct sp_header),
@@ -333,13 +388,18 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
                                .slot_count = SP_SLOTS_MAX};
     error = path_of(path, directory, SP_SLOTS_FILE);
     int slots_fd = error ? error : create_file(path, 0666, SP_SLOTS_BYTES);
-    if (slots_fd >= 0) close(slots_fd);
+    if (slots_fd >= 0)
+      close(slots_fd);
     error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_BELL_FILE);
-    if (!error && (mkfifo(path, 0622) || chmod(path, 0622))) error = -errno;
-    if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header) error = -EIO;
+    if (!error && (mkfifo(path, 0622) || chmod(path, 0622)))
+      error = -errno;
+    if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
+      error = -EIO;
     /* `terms` appears last and whole: a process that finds it finds everything. */
-    if (!error) error = path_of(path, directory, SP_TERMS_FILE);
-    if (!error && rename(fresh, path)) error = -errno;
+    if (!error)
+      error = path_of(path, directory, SP_TERMS_FILE);
+    if (!error && rename(fresh, path))
+      error = -errno;
     if (error) {
       unlink(fresh);
       close(fd);
@@ -353,10 +413,13 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
   else if ((terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
     error = -errno;
   close(fd);
-  if (!error) error = check_header(terms);
-  if (!error && ((struct sp_header *)terms)->grant_count != grant_count) error = -EPROTO;
+  if (!error)
+    error = check_header(terms);
+  if (!error && ((struct sp_header *)terms)->grant_count != grant_count)
+    error = -EPROTO;
   if (error) {
-    if (terms != MAP_FAILED) munmap(terms, SP_TERMS_BYTES);
+    if (terms != MAP_FAILED)
+      munmap(terms, SP_TERMS_BYTES);
     return error;
   }
   owner->header = terms;
@@ -367,17 +430,20 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count) {
   memset(owner, 0, sizeof *owner);
   owner->slots_fd = owner->bell_fd = -1;
-  if (grant_count == 0 || grant_count > SP_DEVICES_MAX) return -EINVAL;
+  if (grant_count == 0 || grant_count > SP_DEVICES_MAX)
+    return -EINVAL;
   bool adopted = false;
   int error = adopt_or_create(owner, directory, grant_count, &adopted);
   if (!error) {
     owner->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
-    if (owner->slots_fd < 0) error = owner->slots_fd;
+    if (owner->slots_fd < 0)
+      error = owner->slots_fd;
   }
   if (!error) {
     /* O_RDWR: the FIFO never reports hang-up, and opening it does not wait for a writer. */
     owner->bell_fd = open_in(directory, SP_BELL_FILE, O_RDWR | O_NONBLOCK);
-    if (owner->bell_fd < 0) error = owner->bell_fd;
+    if (owner->bell_fd < 0)
+      error = owner->bell_fd;
   }
   if (error) {
     sp_region_close(owner);
@@ -387,9 +453,12 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
 }
 
 void sp_region_close(struct sp_region_owner *owner) {
-  if (owner->header) munmap(owner->header, SP_TERMS_BYTES);
-  if (owner->slots_fd >= 0) close(owner->slots_fd);
-  if (owner->bell_fd >= 0) close(owner->bell_fd);
+  if (owner->header)
+    munmap(owner->header, SP_TERMS_BYTES);
+  if (owner->slots_fd >= 0)
+    close(owner->slots_fd);
+  if (owner->bell_fd >= 0)
+    close(owner->bell_fd);
   memset(owner, 0, sizeof *owner);
   owner->slots_fd = owner->bell_fd = -1;
 }
@@ -398,7 +467,9 @@ void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns) {
   store_relaxed64(&owner->header->heartbeat_ns, now_ns);
 }
 
-void sp_grant_wake(struct sp_grant *grant) { futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL); }
+void sp_grant_wake(struct sp_grant *grant) {
+  futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
+}
 
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags) {
   store_relaxed64(&grant->budget_ns, budget_ns);
@@ -416,7 +487,8 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint32_t flag
 
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   uint32_t word = (grant->word | 1u) + 1u;
-  if (word == 0) word = 2; /* 0 means "no turn" */
+  if (word == 0)
+    word = 2; /* 0 means "no turn" */
   store_release(&grant->flags, flags);
   store_release(&grant->word, word);
   full_fence(); /* pairs with sp_slot_enter */
@@ -433,11 +505,14 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
       slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
   for (int attempt = 0; attempt < 3; attempt++) {
     ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
-    if (got != (ssize_t)sizeof *out) return got < 0 ? -errno : -EIO;
+    if (got != (ssize_t)sizeof *out)
+      return got < 0 ? -errno : -EIO;
     uint32_t again;
     got = pread(owner->slots_fd, &again, sizeof again, offset + (off_t)offsetof(struct sp_slot_device, sequence));
-    if (got != (ssize_t)sizeof again) return got < 0 ? -errno : -EIO;
-    if (again == out->sequence && !(again & 1u)) return 0;
+    if (got != (ssize_t)sizeof again)
+      return got < 0 ? -errno : -EIO;
+    if (again == out->sequence && !(again & 1u))
+      return 0;
   }
   return 1;
 }
@@ -448,13 +523,15 @@ uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error) {
   *error = got == (ssize_t)sizeof header ? 0 : got < 0 ? -errno : -EIO;
   uint64_t mask = 0;
   for (uint32_t slot = 0; !*error && slot < SP_SLOTS_MAX; slot++)
-    if (header.claimed[slot]) mask |= (uint64_t)1 << slot;
+    if (header.claimed[slot])
+      mask |= (uint64_t)1 << slot;
   return mask;
 }
 
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-  if (fcntl(owner->slots_fd, F_GETLK, &lock)) return 0;
+  if (fcntl(owner->slots_fd, F_GETLK, &lock))
+    return 0;
   return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
 }
 
@@ -462,7 +539,8 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   static const struct sp_slot empty;
   static const uint8_t free_slot;
   /* The claim goes last: until then nobody else writes here. */
-  if (pwrite(owner->slots_fd, &empty, sizeof empty, slot_offset(slot)) != (ssize_t)sizeof empty) return -EIO;
+  if (pwrite(owner->slots_fd, &empty, sizeof empty, slot_offset(slot)) != (ssize_t)sizeof empty)
+    return -EIO;
   return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
 }
 

@@ -13,7 +13,8 @@
  * No file is writable by two shares.
  *
  * Turns. A grant's `word` is the turn: odd = open, even = closed. Opening and closing each add one, so a turn is named
- * by the odd value that opened it, and names are compared for equality only (they wrap after 2^31 turns; 0 is never a word).
+ * by the odd value that opened it, and names are compared for equality only (they wrap after 2^31 turns; 0 is never a
+ * word).
  *
  *   process: held_turn = T, drained_turn = 0; fence; word still T?  → launch          (sp_slot_enter)
  *   agent:   word = T + 1; fence; any slot with held_turn == T and drained_turn != T?  → wait for it to drain
@@ -32,15 +33,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SP_ABI 1u
-#define SP_MAGIC 0x31306e6f69676572u /* "region01" */
+#define SP_ABI         1u
+#define SP_MAGIC       0x31306e6f69676572u /* "region01" */
 #define SP_DEVICES_MAX 16u
-#define SP_SLOTS_MAX 64u
-#define SP_UUID_BYTES 48u
+#define SP_SLOTS_MAX   64u
+#define SP_UUID_BYTES  48u
 
 #define SP_TERMS_FILE "terms"
 #define SP_SLOTS_FILE "slots"
-#define SP_BELL_FILE "bell"
+#define SP_BELL_FILE  "bell"
 
 /* The agent writes heartbeat_ns at least every 100 ms; a hook that sees none for this long opens its gates. */
 #define SP_STALE_NS 1000000000u
@@ -51,20 +52,20 @@
 struct sp_header {
   uint64_t magic;
   uint32_t abi;
-  uint32_t header_size;    /* sizeof(struct sp_header) */
-  uint32_t grant_size;     /* sizeof(struct sp_grant) */
-  uint32_t grant_count;    /* devices of this share, 1..SP_DEVICES_MAX; never changes */
-  uint32_t slot_size;      /* sizeof(struct sp_slot) */
-  uint32_t slot_count;     /* SP_SLOTS_MAX */
+  uint32_t header_size; /* sizeof(struct sp_header) */
+  uint32_t grant_size;  /* sizeof(struct sp_grant) */
+  uint32_t grant_count; /* devices of this share, 1..SP_DEVICES_MAX; never changes */
+  uint32_t slot_size;   /* sizeof(struct sp_slot) */
+  uint32_t slot_count;  /* SP_SLOTS_MAX */
   uint32_t flags;
   uint32_t reserved[7];
-  uint64_t heartbeat_ns;   /* the agent was alive at this time; 0 after a planned stop or release: gates are open */
+  uint64_t heartbeat_ns; /* the agent was alive at this time; 0 after a planned stop or release: gates are open */
   uint64_t reserved_line[7];
 };
 
 /* sp_grant.flags */
 #define SP_GRANT_CONTENDED 1u /* others wait for this device: give the turn back when idle */
-#define SP_GRANT_PAUSED 2u    /* paused by an operator: stays closed even when the agent is gone */
+#define SP_GRANT_PAUSED    2u /* paused by an operator: stays closed even when the agent is gone */
 
 struct sp_grant {
   char uuid[SP_UUID_BYTES];      /* the device, as NVML prints it, NUL-padded */
@@ -83,22 +84,22 @@ struct sp_grant {
 /* What one process says about one device. Two lines: the first is written by waiting threads, the second by whoever
  * holds the process's turn lock, under `sequence`. */
 struct sp_slot_device {
-  uint32_t waiting;           /* threads asleep at the closed gate */
+  uint32_t waiting; /* threads asleep at the closed gate */
   uint32_t reserved_waiting;
   uint64_t waiting_since_ns;  /* when the first of them began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
   uint64_t reserved_line[5];
-  uint32_t sequence;          /* odd while the fields below are being written */
-  uint32_t held_turn;         /* the last turn entered */
-  uint32_t drained_turn;      /* == held_turn: nothing of this process is on the device any more */
+  uint32_t sequence;     /* odd while the fields below are being written */
+  uint32_t held_turn;    /* the last turn entered */
+  uint32_t drained_turn; /* == held_turn: nothing of this process is on the device any more */
   uint32_t reserved_turn;
-  uint64_t drained_ns;        /* when the work had drained */
-  uint64_t looked_ns;         /* the last look at which it had not */
-  uint64_t residue_until_ns;  /* predicted end of what is still in flight; 0 = unknown */
-  uint64_t idle_ns;           /* time between drains and re-entries inside held_turn */
-  uint64_t launches;          /* launches that passed the gate */
-  uint32_t passed;            /* of them, deliberately past a closed gate or an exhausted budget */
-  uint32_t longest_unit_us;   /* the longest single launch seen, µs, saturated */
+  uint64_t drained_ns;       /* when the work had drained */
+  uint64_t looked_ns;        /* the last look at which it had not */
+  uint64_t residue_until_ns; /* predicted end of what is still in flight; 0 = unknown */
+  uint64_t idle_ns;          /* time between drains and re-entries inside held_turn */
+  uint64_t launches;         /* launches that passed the gate */
+  uint32_t passed;           /* of them, deliberately past a closed gate or an exhausted budget */
+  uint32_t longest_unit_us;  /* the longest single launch seen, µs, saturated */
 };
 
 /* The head of `slots`: one byte per slot, so that the agent learns who is there in one read. */
@@ -108,13 +109,13 @@ struct sp_slots_header {
 
 struct sp_slot {
   uint32_t index;
-  int32_t pid;      /* in the tenant's pid namespace; the record lock is what counts */
+  int32_t pid; /* in the tenant's pid namespace; the record lock is what counts */
   uint64_t claimed_ns;
   uint64_t reserved[6];
   struct sp_slot_device devices[SP_DEVICES_MAX];
 };
 
-#define SP_ASSERT_OFFSET(type, field, offset) \
+#define SP_ASSERT_OFFSET(type, field, offset)                                                                          \
   _Static_assert(offsetof(struct type, field) == (offset), "ABI 1: " #type "." #field)
 SP_ASSERT_OFFSET(sp_header, abi, 8);
 SP_ASSERT_OFFSET(sp_header, grant_count, 20);
@@ -149,8 +150,8 @@ struct sp_region {
   const struct sp_grant *grants;
   struct sp_slots_header *claims; /* shared mapping of `slots` */
   struct sp_slot *slots;
-  struct sp_slot *slot;  /* our own */
-  int slots_fd;          /* holds the record lock: never closed while the slot is ours */
+  struct sp_slot *slot; /* our own */
+  int slots_fd;         /* holds the record lock: never closed while the slot is ours */
   int bell_fd;
   uint32_t slot_index;
   char directory[256];

@@ -28,10 +28,13 @@ static void release_record(void *pointer) {
   __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);
 }
 
-static void make_exit_key(void) { exit_key_made = pthread_key_create(&exit_key, release_record) == 0; }
+static void make_exit_key(void) {
+  exit_key_made = pthread_key_create(&exit_key, release_record) == 0;
+}
 
 struct sp_thread *sp_thread_self(void) {
-  if (sp_likely(self != NULL)) return self;
+  if (sp_likely(self != NULL))
+    return self;
   int saved = errno;
   pthread_once(&exit_key_once, make_exit_key);
   for (uint32_t index = 0; index < SP_THREADS_MAX; index++) {
@@ -43,31 +46,37 @@ struct sp_thread *sp_thread_self(void) {
            !__atomic_compare_exchange_n(&record_count, &count, index + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
     }
     self = &records[index];
-    if (exit_key_made) pthread_setspecific(exit_key, self);
+    if (exit_key_made)
+      pthread_setspecific(exit_key, self);
     break;
   }
   errno = saved;
   return self;
 }
 
-uint32_t sp_thread_index(const struct sp_thread *thread) { return (uint32_t)(thread - records); }
+uint32_t sp_thread_index(const struct sp_thread *thread) {
+  return (uint32_t)(thread - records);
+}
 
 bool sp_threads_inside(uint32_t device_index) {
   uint32_t count = __atomic_load_n(&record_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
-    if (__atomic_load_n(&records[index].inside, __ATOMIC_ACQUIRE) == device_index + 1) return true;
+    if (__atomic_load_n(&records[index].inside, __ATOMIC_ACQUIRE) == device_index + 1)
+      return true;
   return false;
 }
 
 uint64_t sp_threads_launches(uint32_t device_index) {
   uint64_t total = sp_load(&departed_launches[device_index]);
   uint32_t count = sp_load(&record_count);
-  for (uint32_t index = 0; index < count; index++) total += sp_load(&records[index].launches[device_index]);
+  for (uint32_t index = 0; index < count; index++)
+    total += sp_load(&records[index].launches[device_index]);
   return total;
 }
 
 void sp_barrier(void) {
   /* Pairs with the announce in gate.c: a thread whose announce we do not see afterwards will see our stores. */
-  if (!sp_guest.no_membarrier && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return;
+  if (!sp_guest.no_membarrier && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
+    return;
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

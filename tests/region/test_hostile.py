@@ -87,5 +87,5 @@ def test_a_region_of_another_abi_version_is_refused(arbiter: NativeArbiter, tmp_
         terms.seek(8)
         terms.write(struct.pack("<I", 99))
     terms_of = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    with pytest.raises(OSError, match="[Pp]rotocol"):
+    with pytest.raises(OSError, match=r"[Pp]rotocol"):
         arbiter.add_share(str(tmp_path / "share"), [(device, terms_of)], ShareClass.STANDARD, [])

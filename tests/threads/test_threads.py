@@ -38,9 +38,7 @@ def test_hook_and_arbiter_share_a_device_without_a_race(sanitizer: str, tmp_path
     subprocess.run(command, cwd=ROOT, check=True)
     done = subprocess.run([program, regions, "4"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    found = re.fullmatch(
-        r"launches (\d+) (\d+) turns (\d+) outside (\d+) passed \d+ cogrants (\d+)\n", done.stdout
-    )
+    found = re.fullmatch(r"launches (\d+) (\d+) turns (\d+) outside (\d+) passed \d+ cogrants (\d+)\n", done.stdout)
     assert found, done.stdout
     hooked, by_hand, turns, outside, cogrants = map(int, found.groups())
     assert hooked > 1000

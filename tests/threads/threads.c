@@ -20,7 +20,7 @@
 #include "gate.h"
 #include "guest.h"
 
-#define THREADS 3
+#define THREADS   3
 #define KERNEL_NS 30000u
 
 /* Record locks of one process do not conflict with each other: who owns the slots is known here. */
@@ -128,7 +128,8 @@ static void *program(void *argument) {
       __atomic_fetch_add(&outside, 1, __ATOMIC_RELAXED);
     launch(0);
     sp_gate_leave(&pass, CUDA_SUCCESS);
-    if (++count % 50 == 0) usleep((useconds_t)(count % 7 * 100));
+    if (++count % 50 == 0)
+      usleep((useconds_t)(count % 7 * 100));
   }
   return NULL;
 }
@@ -137,7 +138,8 @@ static void *program(void *argument) {
 
 static void *by_hand(void *argument) {
   struct sp_region region;
-  if (sp_region_attach(&region, argument)) abort();
+  if (sp_region_attach(&region, argument))
+    abort();
   struct sp_slot_device *slot = &region.slot->devices[0];
   const struct sp_grant *grant = &region.grants[0];
   struct sp_report report = {0};
@@ -176,23 +178,30 @@ static void *by_hand(void *argument) {
 }
 
 int main(int count, char **arguments) {
-  if (count != 3) return 2;
+  if (count != 3)
+    return 2;
   char directories[2][200];
   struct sp_arbiter *arbiter = sp_arbiter_new();
   int device = sp_arbiter_add_device(arbiter, "GPU-11111111-1111-1111-1111-111111111111");
   int shares[2];
   for (int index = 0; index < 2; index++) {
     snprintf(directories[index], sizeof directories[index], "%s/share%d", arguments[1], index);
-    if (mkdir(directories[index], 0755)) return 3;
-    struct sp_terms terms = {.device = device, .request_millipercent = 50000, .limit_millipercent = 100000, .share_class = 1};
+    if (mkdir(directories[index], 0755))
+      return 3;
+    struct sp_terms terms = {
+        .device = device, .request_millipercent = 50000, .limit_millipercent = 100000, .share_class = 1};
     shares[index] = sp_arbiter_add_share(arbiter, directories[index], &terms, 1, NULL);
-    if (shares[index] < 0) return 4;
+    if (shares[index] < 0)
+      return 4;
   }
-  if (sp_arbiter_start(arbiter)) return 5;
+  if (sp_arbiter_start(arbiter))
+    return 5;
   setenv("SHAREPOD_REGION", directories[0], 1);
-  if (!sp_attach() || !sp_guest.attached) return 6;
+  if (!sp_attach() || !sp_guest.attached)
+    return 6;
   pthread_t threads[THREADS + 1];
-  for (uintptr_t index = 0; index < THREADS; index++) pthread_create(&threads[index], NULL, program, (void *)index);
+  for (uintptr_t index = 0; index < THREADS; index++)
+    pthread_create(&threads[index], NULL, program, (void *)index);
   pthread_create(&threads[THREADS], NULL, by_hand, directories[1]);
   uint64_t end_ns = sp_now_ns() + (uint64_t)atoi(arguments[2]) * 1000000000u;
   while (sp_now_ns() < end_ns) { /* callers beside the thread, as Python's are */
@@ -205,10 +214,12 @@ int main(int count, char **arguments) {
     usleep(20000);
   }
   struct sp_usage usage[2];
-  for (int index = 0; index < 2; index++) sp_arbiter_read_usage(arbiter, shares[index], 0, &usage[index]);
+  for (int index = 0; index < 2; index++)
+    sp_arbiter_read_usage(arbiter, shares[index], 0, &usage[index]);
   __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   sp_arbiter_free(arbiter); /* a planned stop: whoever waits at a gate goes on, or the joins below never end */
-  for (int index = 0; index <= THREADS; index++) pthread_join(threads[index], NULL);
+  for (int index = 0; index <= THREADS; index++)
+    pthread_join(threads[index], NULL);
   printf("launches %llu %llu turns %llu outside %llu passed %llu cogrants %llu\n", (unsigned long long)launches[0],
          (unsigned long long)launches[1], (unsigned long long)(usage[0].turns + usage[1].turns),
          (unsigned long long)outside, (unsigned long long)usage[0].passed,
