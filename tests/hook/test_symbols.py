@@ -1,0 +1,44 @@
+"""symbols.def is the one table: what is exported, what is called in the tests, and what CUDA says agree with it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hooklab import HOOK, C, read_symbols, run
+
+SYMBOLS = read_symbols()
+LOADER = {"dlopen", "dlsym"}
+
+
+def test_no_row_of_the_table_escapes_its_reader() -> None:
+    rows = [line for line in (HOOK / "symbols.def").read_text().splitlines() if line.startswith("SP_SYMBOL(")]
+    assert len(rows) == len(SYMBOLS) == len({symbol.name for symbol in SYMBOLS}) > 80
+
+
+def test_the_export_map_names_the_table_and_the_loader_calls_and_nothing_else() -> None:
+    text = (HOOK / "exports.map").read_text()
+    exported = re.findall(r"^    (\w+);$", text, re.MULTILINE)
+    assert sorted(exported) == sorted(LOADER | {symbol.name for symbol in SYMBOLS})
+    assert re.search(r"local:\s+\*;", text)
+
+
+def test_the_library_defines_exactly_what_the_export_map_names(product: Path) -> None:
+    done = run(["nm", "--dynamic", "--defined-only", product])
+    defined = {line.split()[-1] for line in done.stdout.splitlines()}
+    assert defined == LOADER | {symbol.name for symbol in SYMBOLS}
+
+
+def test_per_thread_rows_are_those_that_the_driver_names_so() -> None:
+    for symbol in SYMBOLS:
+        assert symbol.per_thread == symbol.name.endswith(("_ptsz", "_ptds")), symbol
+
+
+def test_every_row_has_a_call_in_the_laboratory() -> None:
+    called = re.findall(r"^CALL\((\w+),", (C / "calls.def").read_text(), re.MULTILINE)
+    assert called == [symbol.name for symbol in SYMBOLS]
+
+
+@pytest.mark.parametrize("action", ["LOOKUP", "LAUNCH", "SYNC", "LIFECYCLE", "MEMORY"])
+def test_every_kind_of_row_is_in_use_and_no_other(action: str) -> None:
+    assert any(symbol.action == action for symbol in SYMBOLS)
+    assert {symbol.action for symbol in SYMBOLS} == {"LOOKUP", "LAUNCH", "SYNC", "LIFECYCLE", "MEMORY"}
