@@ -6,13 +6,12 @@ must have, so it fails the run.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
 
-REPO_ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 
@@ -32,33 +31,6 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     if IN_CI and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid}: a whole module skipped in CI: {report.longrepr}"
-
-
-@dataclass(frozen=True)
-class SimulatedGpu:
-    """A simulated GPU of this test alone.
-
-    Attributes:
-        state: the state file, in memory; it goes away with the test.
-        devices: what is installed, as in ``SIMGPU_DEVICES``.
-        settings: further ``SIMGPU_*`` settings.
-    """
-
-    state: Path
-    devices: str = "1xH200"
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The whole environment in which a program finds this GPU."""
-        library_dir = REPO_ROOT / "simgpu" / "lib"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SIMGPU_", "SHAREPOD_", "CUDA_"))}
-        inherited.pop("LD_PRELOAD", None)
-        own = {"LD_LIBRARY_PATH": str(library_dir), "SIMGPU_STATE": str(self.state), "SIMGPU_DEVICES": self.devices}
-        return {**inherited, **own, **self.settings}
-
-
-MakeSimgpu = Callable[..., SimulatedGpu]
 
 
 @pytest.fixture
