@@ -24,6 +24,7 @@ LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-nee
 # and initial-exec TLS costs nothing where the default model calls into the loader.
 HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
 LIBS = ["-lpthread", "-ldl"]
+INCLUDES = ["-I.", "-Ihook", "-Iagent", "-Isimgpu"]
 
 
 def sources(*patterns: str, without: tuple[str, ...] = ()) -> list[str]:
@@ -146,7 +147,7 @@ class LintC(Command):
         generated = ("agent/_native*.c",)
         for source in sources("hook/*.c", "agent/*.c", "simgpu/*.c", "tests/**/*.c", without=generated):
             flags = HOOK_CFLAGS if source.startswith("hook/") else []
-            command = [*CC, *CFLAGS, *flags, "-Werror", "-I.", "-c", "-o", "/dev/null", source]
+            command = [*CC, *CFLAGS, *flags, "-Werror", *INCLUDES, "-c", "-o", "/dev/null", source]
             if subprocess.run(command, check=False).returncode:
                 raise SystemExit(f"{source}: the compiler warns; see above")
 

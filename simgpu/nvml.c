@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CUDA_VERSION                  13000 /* as cuDriverGetVersion says */
-#define DRIVER_VERSION                "580.00.00"
-#define CUDA_ERROR_DEVICE_UNAVAILABLE 46 /* a device's lost_error once it has fallen off the bus; ECC leaves it there  \
-                                          */
+#define CUDA_VERSION   13000 /* as cuDriverGetVersion says */
+#define DRIVER_VERSION "580.00.00"
+/* A device's lost_error once it has fallen off the bus; an ECC error leaves it there. */
+#define CUDA_ERROR_DEVICE_UNAVAILABLE 46
 
 struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .state = {.fd = -1}};
 
