@@ -33,9 +33,10 @@ def _found(pattern: str) -> list[str]:
 
 ffi = FFI()
 ffi.cdef(cdef_block((_ROOT / "agent" / "arbiter.h").read_text(encoding="utf-8")))
+ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX ...")
 ffi.set_source(
     "sharepod.agent._native",
-    '#include "arbiter.h"',
+    '#include "arbiter.h"\n#include "region.h"',
     sources=[*_found("agent/*.c"), "hook/region.c"],
     depends=[*_found("agent/*.h"), "hook/region.h"],
     include_dirs=["agent", "hook"],

@@ -29,7 +29,7 @@ from sharepod.agent import logs, metrics
 from sharepod.agent.errors import SettingsError, ShareError
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
-from sharepod.agent.native import REGION_ABI_VERSION, NativeArbiter
+from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
 from sharepod.agent.registry import Registry
 from sharepod.agent.service import NodeService
@@ -116,7 +116,7 @@ class Agent:
         close_arbiter = self._stack.enter_context(contextlib.ExitStack())
         close_arbiter.callback(arbiter.close)
         registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
-        identity = self._identity(inventory.driver_version)
+        identity = self._identity(inventory.driver_version, arbiter.region_abi_version)
         node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
         node.adopt()
         close_arbiter.pop_all()
@@ -125,7 +125,7 @@ class Agent:
             self._stack.callback(metrics.serve(node, settings.metrics_listen))
         return node, inventory
 
-    def _identity(self, driver_version: str) -> Identity:
+    def _identity(self, driver_version: str, region_abi_version: int) -> Identity:
         settings = self._settings
         features = ["adoption", "turns"]
         features += ["simulated"] if settings.simulate else []
@@ -134,7 +134,7 @@ class Agent:
         return Identity(
             node_name=socket.gethostname(),
             version=importlib.metadata.version("sharepod"),
-            region_abi_version=REGION_ABI_VERSION,
+            region_abi_version=region_abi_version,
             pid=os.getpid(),
             driver_version=driver_version,
             runtime_directory=settings.runtime_directory,

@@ -9,18 +9,13 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sharepod.agent.device import DeviceCounters
 from sharepod.agent.share import Handle, Process, ShareClass, ShareState, Terms, Turn, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-REGION_ABI_VERSION: Final = 1
-"""SP_ABI of hook/region.h."""
-_PROCESSES_MAX: Final = 64
-"""Slots of a region: SP_SLOTS_MAX of hook/region.h."""
 
 
 class Arbiter(Protocol):
@@ -76,6 +71,8 @@ class NativeArbiter:
         native: Any = importlib.import_module("sharepod.agent._native")  # only where a real arbiter runs
         self._ffi = native.ffi
         self._lib = native.lib
+        self.region_abi_version: int = self._lib.SP_ABI
+        self._processes_max: int = self._lib.SP_SLOTS_MAX
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -150,9 +147,9 @@ class NativeArbiter:
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """See Arbiter."""
-        found = self._ffi.new("struct sp_process[]", _PROCESSES_MAX)
+        found = self._ffi.new("struct sp_process[]", self._processes_max)
         count = _check(
-            self._lib.sp_arbiter_read_processes(self._arbiter, share, found, _PROCESSES_MAX), "read processes"
+            self._lib.sp_arbiter_read_processes(self._arbiter, share, found, self._processes_max), "read processes"
         )
         return tuple(Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in found[0:count])
 

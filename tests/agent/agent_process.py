@@ -1,0 +1,117 @@
+"""A real agent, as a process, on simulated GPUs, in a directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+import grpc
+import pytest
+
+from sharepod.proto import v1_pb2 as pb
+from sharepod.proto import v1_pb2_grpc as rpc
+
+
+def wait_until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Return when `what()` is true; fail after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while not what():
+        if time.monotonic() > end:
+            pytest.fail(f"{what} was not true within {timeout_s} s")
+        time.sleep(0.02)
+
+
+class RunningAgent:
+    """One agent after another in the same directory."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self.flags = flags
+        self.process: subprocess.Popen[str] | None = None
+        self._channel: grpc.Channel | None = None
+        self._log_path = directory.parent / "log"
+
+    def start(self) -> RunningAgent:
+        """Start an agent and wait until it answers."""
+        with self._log_path.open("a") as log:
+            self.process = self._spawn(self.flags, log)
+        wait_until(lambda: self.ready() or self._of().poll() is not None)
+        assert self._of().poll() is None, self.log()
+        self._channel = grpc.insecure_channel(f"unix:{self.directory}/agent.sock")
+        return self
+
+    def spawn(self, *flags: str) -> subprocess.Popen[str]:
+        """Start an agent that is expected to end by itself; read it with `communicate`."""
+        return self._spawn(flags or self.flags, subprocess.PIPE)
+
+    def _spawn(self, flags: Sequence[str], stderr: int | IO[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "sharepod.agent.main", "--runtime-directory", str(self.directory), *flags]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_"))}
+        return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
+
+    def ready(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(f"{self.directory}/agent.sock")
+            return True
+        return False
+
+    def _of(self) -> subprocess.Popen[str]:
+        assert self.process is not None
+        return self.process
+
+    @property
+    def pid(self) -> int:
+        return self._of().pid
+
+    @property
+    def stub(self) -> rpc.NodeServiceStub:
+        assert self._channel is not None
+        return rpc.NodeServiceStub(self._channel)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End the agent; return its exit code."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process = self._of()
+        process.send_signal(number)
+        return process.wait(10)
+
+    def log(self) -> str:
+        """Return the log of all agents so far."""
+        return self._log_path.read_text()
+
+    def close(self) -> None:
+        """Kill an agent that still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.stop(signal.SIGKILL)
+
+    def register(
+        self, request: int = 30, limit: int = 0, memory: int = 0, device: str = "", **fields: object
+    ) -> pb.RegisterShareResponse:
+        """Register a share on one device, in whole per cents."""
+        item = pb.DeviceAsk(
+            device=device,
+            request_millipercent=request * 1000,
+            limit_millipercent=limit * 1000,
+            memory_limit_bytes=memory,
+        )
+        return self.stub.RegisterShare(pb.RegisterShareRequest(devices=[item], **fields))  # type: ignore[arg-type]
+
+    def shares(self) -> list[pb.Share]:
+        return list(self.stub.ListShares(pb.ListSharesRequest()).shares)
+
+    def directories(self) -> set[str]:
+        """Return the names in the shares' directory."""
+        return {path.name for path in (self.directory / "shares").iterdir()}
+
+
+MakeAgent = Callable[..., RunningAgent]

@@ -1,0 +1,33 @@
+"""Agents for the end-to-end tests; every one must be gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_process import MakeAgent, RunningAgent
+
+
+@pytest.fixture
+def make_agent() -> Iterator[MakeAgent]:
+    """Make agents: ``make_agent("--overcommit")``; by default on two simulated H200 without metrics."""
+    made: list[RunningAgent] = []
+
+    def make(*flags: str) -> RunningAgent:
+        directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm")) / "runtime"
+        made.append(RunningAgent(directory, "--simulate", "2xH200", "--metrics-listen", "off", *flags))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.close()
+        shutil.rmtree(agent.directory.parent)
+
+
+@pytest.fixture
+def agent(make_agent: MakeAgent) -> RunningAgent:
+    """A started agent on two simulated H200."""
+    return make_agent().start()

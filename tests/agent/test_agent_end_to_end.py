@@ -1,0 +1,380 @@
+"""The real agent, as a process, with the real arbiter, on simulated devices, spoken to over its socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from agent_process import wait_until
+
+from sharepod.agent.metrics import DEVICE_ROWS, INFO_NAME, NODE_ROWS, SHARE_ROWS, manual
+from sharepod.agent.share import DEVICES_MAX
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from agent_process import MakeAgent, RunningAgent
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+
+
+def refused(call: object, *arguments: object, **fields: object) -> tuple[grpc.StatusCode, str]:
+    """Make a call that must fail; return its code and text, which is one line."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments, **fields)  # type: ignore[operator]
+    text = caught.value.details()  # type: ignore[attr-defined]
+    assert text.count("\n") == 0
+    return caught.value.code(), text  # type: ignore[attr-defined]
+
+
+def test_a_share_lives_from_register_to_release_and_leaves_nothing(agent: RunningAgent) -> None:
+    answer = agent.register(30, 60, GIB, name="train", labels={"pod": "p"})
+    share = answer.share
+    assert re.fullmatch("[a-z0-9]{10}", share.id)
+    assert sorted(path.name for path in Path(share.directory).iterdir()) == ["bell", "slots", "terms"]
+    assert answer.environment["SHAREPOD_REGION"] == share.directory
+    assert answer.environment["CUDA_VISIBLE_DEVICES"] == share.devices[0].device_uuid
+    assert Path(answer.environment["LD_LIBRARY_PATH"], "libnvidia-ml.so.1").exists()
+    assert answer.hook_path.endswith("/hook/libsharepod.so")
+    (listed,) = agent.shares()
+    assert (listed.id, listed.name, listed.labels["pod"]) == (share.id, "train", "p")
+    assert (listed.devices[0].request_millipercent, listed.devices[0].limit_millipercent) == (30_000, 60_000)
+    ended = agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="train")).share
+    assert ended.id == share.id
+    assert agent.directories() == set()
+    assert agent.stop() == 0
+    assert not agent.directory.exists()
+
+
+def test_terms_change_live_and_a_share_pauses_and_resumes(agent: RunningAgent) -> None:
+    agent.register(30, name="a")
+    change = pb.DeviceChange(limit_millipercent=80_000, memory_limit_bytes=GIB)
+    updated = agent.stub.UpdateShare(
+        pb.UpdateShareRequest(share="a", devices=[change], share_class=pb.SHARE_CLASS_LATENCY)
+    ).share
+    held = updated.devices[0]
+    assert (held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes) == (30_000, 80_000, GIB)
+    assert updated.share_class == pb.SHARE_CLASS_LATENCY
+    assert agent.stub.PauseShare(pb.PauseShareRequest(share="a")).share.paused
+    assert agent.shares()[0].devices[0].state == pb.SHARE_STATE_PAUSED
+    explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
+    assert explained.reason == "paused by an operator: `sharepod resume a` lets it run"
+    assert not agent.stub.ResumeShare(pb.ResumeShareRequest(share="a")).share.paused
+    explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
+    assert explained.reason.startswith("idle: no process has attached")
+    assert "request 30 %, limit 80 %" in explained.facts
+
+
+BAD_REGISTRATIONS = {
+    "above 100": ({"request": 101}, "INVALID_ARGUMENT", "request 101 % is outside 1–100 %: give a percentage"),
+    "below 0": ({"request": -1}, "INVALID_ARGUMENT", "request -1 % is outside 1–100 %: give a percentage"),
+    "limit above 100": ({"limit": 101}, "INVALID_ARGUMENT", "limit 101 % is outside 1–100 %: give the most"),
+    "limit below request": (
+        {"request": 60, "limit": 40},
+        "INVALID_ARGUMENT",
+        "limit 40 % is below request 60 %: raise the limit or lower the request",
+    ),
+    "unknown device": ({"device": "7"}, "NOT_FOUND", "unknown device '7': this node has 0 (GPU-"),
+    "more memory than there is": (
+        {"memory": 200 * GIB, "device": "0"},
+        "INVALID_ARGUMENT",
+        "memory 200 GiB is more than the 140.40 GiB of device 0 (NVIDIA H200): lower it",
+    ),
+    "negative memory": ({"memory": -5}, "INVALID_ARGUMENT", "memory -5 bytes is below 0"),
+    "no longer fits": (
+        {"request": 40, "device": "0"},
+        "RESOURCE_EXHAUSTED",
+        "request 40 % does not fit on device 0: 30 % of its time is free: lower the request, release a share, or start",
+    ),
+    "memory no longer fits": (
+        {"request": 10, "device": "0", "memory": 100 * GIB},
+        "RESOURCE_EXHAUSTED",
+        "memory 100 GiB does not fit on device 0: ",
+    ),
+    "bad name": ({"name": "a b"}, "INVALID_ARGUMENT", "name 'a b' is no share name: use 1–63 letters"),
+    "taken name": ({"name": "first"}, "ALREADY_EXISTS", "name 'first' belongs to share "),
+    "bad class": ({"share_class": 9}, "INVALID_ARGUMENT", "class 9 is unknown here: use latency, standard or batch"),
+    "dead owner": (
+        {"owner_pid": 2**22 + 1},
+        "INVALID_ARGUMENT",
+        "owner 4194305 is not running: give the pid of a live",
+    ),
+    "negative owner": ({"owner_pid": -2}, "INVALID_ARGUMENT", "owner pid -2 is below 0"),
+}
+
+
+def test_bad_input_gets_what_limit_and_remedy_and_leaves_nothing(agent: RunningAgent) -> None:
+    first = agent.register(70, 0, 60 * GIB, "0", name="first").share
+    for case, (fields, code, text) in BAD_REGISTRATIONS.items():
+        got_code, got_text = refused(agent.register, **fields)
+        assert (got_code.name, got_text[: len(text)]) == (code, text), case
+        assert agent.directories() == {first.id}, case
+    code, text = refused(agent.stub.RegisterShare, pb.RegisterShareRequest())
+    assert (code.name, text) == ("INVALID_ARGUMENT", "0 devices asked for, outside 1–16: split the share")
+    assert [share.id for share in agent.shares()] == [first.id]
+
+
+def test_a_share_that_is_not_there_is_named_in_every_call(agent: RunningAgent) -> None:
+    stub = agent.stub
+    calls = (
+        (stub.UpdateShare, pb.UpdateShareRequest(share="x")),
+        (stub.ReleaseShare, pb.ReleaseShareRequest(share="x")),
+        (stub.PauseShare, pb.PauseShareRequest(share="x")),
+        (stub.ResumeShare, pb.ResumeShareRequest(share="x")),
+        (stub.ExplainShare, pb.ExplainShareRequest(share="x")),
+        (stub.ListShares, pb.ListSharesRequest(shares=["x"])),
+        (lambda request: next(iter(stub.WatchUsage(request))), pb.WatchUsageRequest(shares=["x"])),
+    )
+    for call, request in calls:
+        code, text = refused(call, request)
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert text == "no share 'x' on this node: `sharepod ps` lists those that are there"
+
+
+def test_bad_intervals_and_page_sizes_are_refused(agent: RunningAgent) -> None:
+    request = pb.WatchUsageRequest()
+    request.interval.FromMilliseconds(1)
+    code, text = refused(lambda: next(iter(agent.stub.WatchUsage(request))))
+    assert (code.name, text) == ("INVALID_ARGUMENT", "interval 0.001 s is outside 0.1 s–1 h: choose one between")
+    code, text = refused(agent.stub.ListTurns, pb.ListTurnsRequest(max_turns=100_000))
+    assert (code.name, text) == ("INVALID_ARGUMENT", "max_turns 100000 is above 16384: ask for less and call again")
+    assert list(agent.stub.ListTurns(pb.ListTurnsRequest()).turns) == []
+
+
+def test_overcommit_is_the_operators_choice(make_agent: MakeAgent) -> None:
+    agent = make_agent("--overcommit").start()
+    for _ in range(3):
+        agent.register(80, device="0")
+    node = agent.stub.GetNode(pb.GetNodeRequest())
+    assert node.devices[0].requested_millipercent == 240_000
+    assert "overcommit" in node.features
+
+
+def test_a_share_ends_with_its_owner(agent: RunningAgent) -> None:
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        share = agent.register(30, owner_pid=owner.pid).share
+        assert agent.directories() == {share.id}
+        owner.kill()
+    wait_until(lambda: agent.directories() == set(), 2.0)
+    assert agent.shares() == []
+
+
+def test_watching_sends_usage_at_once_and_then_every_interval_until_the_share_ends(agent: RunningAgent) -> None:
+    agent.register(30, name="a")
+    agent.register(30, name="b")
+    request = pb.WatchUsageRequest(shares=["a"])
+    request.interval.FromMilliseconds(200)
+    began = time.monotonic()
+    times: list[int] = []
+    for response in agent.stub.WatchUsage(request):
+        assert [share.name for share in response.shares] == ["a"]
+        assert len(response.devices) == 2
+        times.append(response.now_ns)
+        if len(times) == 4:
+            agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
+    assert len(times) == 4
+    assert 0.6 <= (times[-1] - times[0]) / 1e9 <= 1.5
+    assert time.monotonic() - began < 5
+
+
+def test_the_second_agent_on_a_host_gets_one_line_and_disturbs_nothing(agent: RunningAgent) -> None:
+    share = agent.register(30).share
+    second = agent.spawn()
+    _, text = second.communicate(timeout=10)
+    assert second.returncode == 1
+    assert text == (
+        f"sharepod agent: an agent already runs in {agent.directory} (pid {agent.pid}): "
+        f"use it, or stop it with `kill {agent.pid}`\n"
+    )
+    assert agent.directories() == {share.id}
+    assert len(agent.shares()) == 1
+
+
+def test_a_killed_agent_is_followed_by_one_that_adopts_its_shares(agent: RunningAgent) -> None:
+    kept = agent.register(30, 60, GIB, name="kept", labels={"pod": "p"}).share
+    agent.stub.PauseShare(pb.PauseShareRequest(share="kept"))
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        orphan = agent.register(20, owner_pid=owner.pid).share
+        alive = agent.register(10, owner_pid=os.getpid()).share
+        assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
+        owner.kill()
+    assert (agent.directory / "shares" / orphan.id).exists()
+    agent.start()
+    assert {share.id for share in agent.shares()} == {kept.id, alive.id}
+    assert agent.directories() == {kept.id, alive.id}
+    adopted = agent.shares()[0]
+    assert (adopted.name, adopted.paused, adopted.labels["pod"]) == ("kept", True, "p")
+    assert adopted.registered_unix_ns == kept.registered_unix_ns
+    assert adopted.devices[0].device_uuid == kept.devices[0].device_uuid
+    assert adopted.devices[0].memory_limit_bytes == GIB
+
+
+def test_a_planned_stop_keeps_shares_for_the_next_agent(agent: RunningAgent) -> None:
+    share = agent.register(30).share
+    assert agent.stop() == 0
+    assert Path(share.directory, "terms").exists()
+    assert not (agent.directory / "agent.sock").exists()
+    assert not (agent.directory / "agent.lock").exists()
+    agent.start()
+    assert [held.id for held in agent.shares()] == [share.id]
+
+
+def test_a_region_of_another_abi_is_given_up_with_its_reason(agent: RunningAgent) -> None:
+    share = agent.register(30, name="old").share
+    agent.stop()
+    with (Path(share.directory) / "terms").open("r+b") as terms:
+        terms.seek(8)
+        terms.write((99).to_bytes(4, "little"))
+    agent.start()
+    assert agent.shares() == []
+    assert agent.directories() == set()
+    agent.stop()
+    assert "share not adopted" in agent.log()
+
+
+def test_a_broken_checkpoint_does_not_stop_the_agent(agent: RunningAgent) -> None:
+    agent.register(30)
+    agent.stop(signal.SIGKILL)
+    (agent.directory / "checkpoint.json").write_text("{")
+    agent.start()
+    assert agent.shares() == []
+    assert agent.directories() == set()
+    agent.stop()
+    assert "checkpoint is unreadable" in agent.log()
+
+
+def test_a_stop_by_sigint_is_a_planned_stop(agent: RunningAgent) -> None:
+    assert agent.stop(signal.SIGINT) == 0
+    assert not agent.directory.exists()
+
+
+def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent: MakeAgent) -> None:
+    closed = make_agent().start()
+    assert (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600
+    assert closed.directory.stat().st_mode & 0o777 == 0o700
+    opened = make_agent("--socket-mode", "0666").start()
+    assert (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o666
+    assert opened.directory.stat().st_mode & 0o777 == 0o711
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "text"),
+    [
+        (["--polcy", "open"], 2, "unrecognized arguments: --polcy open"),
+        (["--policy", "maybe"], 2, "sharepod agent: --policy is 'maybe': give open or closed"),
+        (["--config", "/nowhere"], 2, "configuration /nowhere: No such file or directory: name a readable file"),
+        (["--state-directory", "/proc/nowhere"], 2, "sharepod agent: directory /proc/nowhere: "),
+        (
+            ["--runtime-directory", "/proc/nowhere"],
+            2,
+            "sharepod agent: runtime directory /proc/nowhere is not on tmpfs",
+        ),
+    ],
+)
+def test_a_wrong_start_says_what_and_how_to_put_it_right(
+    make_agent: MakeAgent, flags: list[str], code: int, text: str
+) -> None:
+    agent = make_agent()
+    process = agent.spawn(*agent.flags, *flags)
+    _, output = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert text in output
+    assert "Traceback" not in output
+    assert not agent.directory.exists()
+
+
+def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a GPU driver: the error cannot arise")
+    process = agent.spawn("--metrics-listen", "off")
+    _, output = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output.startswith("sharepod agent: no GPU on this machine: NVML says ")
+    assert "install the NVIDIA driver, or use --simulate 1xH200" in output
+    assert output.count("\n") == 1
+    assert not agent.directory.exists()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
+    families = set(re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE))
+    rows = [row.name for row in (*SHARE_ROWS, *DEVICE_ROWS, *NODE_ROWS)] + [INFO_NAME]
+    assert families == set(rows)
+    assert set(re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)) == set(rows)
+
+    share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
+    text = scrape(address)
+    lines = [line for line in text.splitlines() if f'share="{share.id}"' in line]
+    assert len(lines) == len(SHARE_ROWS)
+    assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
+    counters = [line for line in lines if "_total{" in line]
+    assert len(counters) == 9
+    assert all(line.endswith(" 0.0") for line in counters)
+    assert any(line.startswith("sharepod_share_request_ratio{") and line.endswith(" 0.3") for line in lines)
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
+    assert share.id not in scrape(address)
+
+
+def test_the_manual_of_the_metrics_is_current() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == manual()
+
+
+def test_a_taken_metrics_address_is_named(make_agent: MakeAgent) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        agent = make_agent("--metrics-listen", address)
+        process = agent.spawn()
+        _, output = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output == (
+        f"sharepod agent: metrics address {address}: Address already in use: "
+        "choose another with --metrics-listen, or off\n"
+    )
+    assert not agent.directory.exists()
+
+
+def test_an_idle_agent_costs_next_to_nothing(agent: RunningAgent) -> None:
+    for _ in range(20):
+        agent.register(5)
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def cpu_s() -> float:
+        stat = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / ticks
+
+    time.sleep(0.5)
+    before, began = cpu_s(), time.monotonic()
+    time.sleep(3)
+    assert (cpu_s() - before) / (time.monotonic() - began) < 0.05
+
+
+def test_the_node_tells_the_abi_version_of_the_region(agent: RunningAgent) -> None:
+    header = (ROOT / "hook" / "region.h").read_text()
+    version = agent.stub.GetNode(pb.GetNodeRequest()).region_abi_version
+    assert re.search(rf"#define SP_ABI +{version}u\n", header)
+    assert re.search(rf"#define SP_DEVICES_MAX +{DEVICES_MAX}u\n", header)
