@@ -2,13 +2,17 @@
 
 #include <string.h>
 
-static bool takes_device(const struct sg_item *item) { return item->kind <= SG_COPY_DEVICE; }
+static bool takes_device(const struct sg_item *item) {
+  return item->kind <= SG_COPY_DEVICE;
+}
 
 static bool is_blocker(const struct sg_item *item) {
   return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_COPY || (item->flags & SG_SPIN);
 }
 
-static bool spins(const struct sg_item *item) { return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN; }
+static bool spins(const struct sg_item *item) {
+  return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
+}
 
 static struct sg_item *head_of(struct sg_context *context, const struct sg_lane *lane) {
   return lane->head == SG_NONE ? NULL : &context->items[lane->head];
@@ -119,16 +123,18 @@ void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
 /* A write has become visible on the device: spin kernels of the same process that watch a word in it see it. Device
  * addresses are the process's own, so other processes' spins are not concerned. */
 static void release_watchers(struct sg_shared *shared, int32_t pid, uint64_t from, uint64_t bytes) {
-  for SG_EACH (slot, shared->active, SG_MAX_CONTEXTS) {
-    struct sg_context *context = &shared->contexts[slot];
-    if (context->pid != pid)
-      continue;
-    for SG_EACH (index, context->active, SG_MAX_LANES) {
-      struct sg_item *item = head_of(context, &context->lanes[index]);
-      if (item && spins(item) && item->phase >= SG_READY && item->watch + 4 > from && item->watch < from + bytes)
-        sg_release(shared, slot, item);
+  for
+    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
+      struct sg_context *context = &shared->contexts[slot];
+      if (context->pid != pid)
+        continue;
+    for
+      SG_EACH(index, context->active, SG_MAX_LANES) {
+        struct sg_item *item = head_of(context, &context->lanes[index]);
+        if (item && spins(item) && item->phase >= SG_READY && item->watch + 4 > from && item->watch < from + bytes)
+          sg_release(shared, slot, item);
+      }
     }
-  }
 }
 
 static void log_item(struct sg_state *state, const struct sg_context *context, const struct sg_item *item) {
@@ -204,9 +210,10 @@ void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *i
 static bool in_order(struct sg_context *context, uint32_t index, const struct sg_item *item) {
   const struct sg_lane *lane = &context->lanes[index];
   if (index == 0) {
-    for SG_EACH (other, context->active, SG_MAX_LANES)
-      if (other && context->lanes[other].blocking && head_of(context, &context->lanes[other])->order < item->order)
-        return false;
+    for
+      SG_EACH(other, context->active, SG_MAX_LANES)
+    if (other && context->lanes[other].blocking && head_of(context, &context->lanes[other])->order < item->order)
+      return false;
     return true;
   }
   if (!lane->blocking || !sg_bit(context->active, 0))
@@ -258,10 +265,12 @@ static void settle(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   for (bool again = true; again;) {
     again = false;
-    for SG_EACH (slot, shared->active, SG_MAX_CONTEXTS)
-      for SG_EACH (lane, shared->contexts[slot].active, SG_MAX_LANES)
-        while (settle_lane(state, slot, lane))
-          again = true;
+    for
+      SG_EACH(slot, shared->active, SG_MAX_CONTEXTS)
+      for
+        SG_EACH(lane, shared->contexts[slot].active, SG_MAX_LANES)
+      while (settle_lane(state, slot, lane))
+        again = true;
   }
 }
 
@@ -269,11 +278,12 @@ static bool runnable(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
   if (slot == SG_NONE || !sg_bit(shared->active, slot))
     return false;
-  for SG_EACH (lane, context->active, SG_MAX_LANES) {
-    const struct sg_item *item = head_of(context, &context->lanes[lane]);
-    if (takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
-      return true;
-  }
+  for
+    SG_EACH(lane, context->active, SG_MAX_LANES) {
+      const struct sg_item *item = head_of(context, &context->lanes[lane]);
+      if (takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
+        return true;
+    }
   return false;
 }
 
@@ -321,25 +331,29 @@ static bool holds(struct sg_shared *shared, uint32_t index) {
          shared->contexts[device->current].device == index && runnable(shared, device->current);
 }
 
-static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t earlier(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
 
 /* The next instant at which anything changes, SG_NEVER if nothing will. */
 static uint64_t next_change(struct sg_shared *shared) {
   uint64_t now_ns = shared->now_ns, next = SG_NEVER;
-  for SG_EACH (slot, shared->active, SG_MAX_CONTEXTS) {
-    struct sg_context *context = &shared->contexts[slot];
-    struct sg_device *device = &shared->devices[context->device];
-    bool running = device->current == slot && holds(shared, context->device);
-    for SG_EACH (lane, context->active, SG_MAX_LANES) {
-      const struct sg_item *item = head_of(context, &context->lanes[lane]);
-      if (item->ready_ns > now_ns)
-        next = earlier(next, item->ready_ns);
-      else if (item->kind == SG_COPY && item->phase == SG_RUNNING)
-        next = earlier(next, item->started_ns + item->left_ns);
-      else if (running && takes_device(item) && item->phase >= SG_READY && !spins(item))
-        next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : item->left_ns));
+  for
+    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
+      struct sg_context *context = &shared->contexts[slot];
+      struct sg_device *device = &shared->devices[context->device];
+      bool running = device->current == slot && holds(shared, context->device);
+    for
+      SG_EACH(lane, context->active, SG_MAX_LANES) {
+        const struct sg_item *item = head_of(context, &context->lanes[lane]);
+        if (item->ready_ns > now_ns)
+          next = earlier(next, item->ready_ns);
+        else if (item->kind == SG_COPY && item->phase == SG_RUNNING)
+          next = earlier(next, item->started_ns + item->left_ns);
+        else if (running && takes_device(item) && item->phase >= SG_READY && !spins(item))
+          next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : item->left_ns));
+      }
     }
-  }
   for (uint32_t n = 0; n < shared->device_count; n++) {
     struct sg_device *device = &shared->devices[n];
     if (device->switch_until_ns > now_ns)
@@ -371,18 +385,19 @@ static void run(struct sg_shared *shared, uint64_t to_ns) {
       continue;
     struct sg_device *device = &shared->devices[n];
     struct sg_context *context = &shared->contexts[device->current];
-    for SG_EACH (lane, context->active, SG_MAX_LANES) {
-      struct sg_item *item = head_of(context, &context->lanes[lane]);
-      if (!takes_device(item) || item->phase < SG_READY)
-        continue;
-      if (item->phase == SG_READY) {
-        item->started_ns = from_ns;
-        item->phase = SG_RUNNING;
+    for
+      SG_EACH(lane, context->active, SG_MAX_LANES) {
+        struct sg_item *item = head_of(context, &context->lanes[lane]);
+        if (!takes_device(item) || item->phase < SG_READY)
+          continue;
+        if (item->phase == SG_READY) {
+          item->started_ns = from_ns;
+          item->phase = SG_RUNNING;
+        }
+        item->busy_ns += step_ns;
+        if (!(item->flags & SG_SPIN))
+          item->left_ns -= earlier(step_ns, item->left_ns);
       }
-      item->busy_ns += step_ns;
-      if (!(item->flags & SG_SPIN))
-        item->left_ns -= earlier(step_ns, item->left_ns);
-    }
     context->busy_ns += step_ns;
     device->busy_ns += step_ns;
     account(&context->history, from_ns, to_ns);
@@ -411,9 +426,9 @@ void sg_advance(struct sg_state *state, uint64_t now_ns) {
 /* --- dropping and repairing -------------------------------------------------------------------------------------- */
 
 /*
- * Rebuild what is derived. Primary are: the alive bits, each lane's chain from `head` by `next`, every item's phase, and
- * the list of effects. All writers above keep this order: an item is complete before it is linked into its lane, and
- * FINISHED before it is unlinked, so a writer that died leaves at most one item in between.
+ * Rebuild what is derived. Primary are: the alive bits, each lane's chain from `head` by `next`, every item's phase,
+ * and the list of effects. All writers above keep this order: an item is complete before it is linked into its lane,
+ * and FINISHED before it is unlinked, so a writer that died leaves at most one item in between.
  */
 static void rebuild(struct sg_shared *shared, uint32_t slot) {
   struct sg_context *context = &shared->contexts[slot];
@@ -467,11 +482,12 @@ static void rebuild(struct sg_shared *shared, uint32_t slot) {
 
 void sg_repair(struct sg_shared *shared) {
   memset(shared->active, 0, sizeof shared->active);
-  for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS) {
-    rebuild(shared, slot);
-    if (sg_next_bit(shared->contexts[slot].active, 0, SG_MAX_LANES) < SG_MAX_LANES)
-      sg_set(shared->active, slot);
-  }
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+      rebuild(shared, slot);
+      if (sg_next_bit(shared->contexts[slot].active, 0, SG_MAX_LANES) < SG_MAX_LANES)
+        sg_set(shared->active, slot);
+    }
   sg_kick(shared);
 }
 

@@ -9,7 +9,7 @@
 #ifndef SIMGPU_MODEL_H
 #define SIMGPU_MODEL_H
 
-#include "simgpu/state.h"
+#include "state.h"
 
 /* Run the model to `now_ns`. All functions here need the lock. */
 void sg_advance(struct sg_state *state, uint64_t now_ns);

@@ -15,12 +15,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define REAP_NS        4000000ull
-#define CREATION_BYTE  0
-#define PRESENCE_BYTE  (1 + SG_MAX_CONTEXTS) /* read-locked by everyone who has the file open */
-#define CUDA_LOST      46                    /* CUDA_ERROR_DEVICE_UNAVAILABLE */
-#define CUDA_ECC       214                   /* CUDA_ERROR_ECC_UNCORRECTABLE */
-#define MIB            1048576ull
+#define REAP_NS       4000000ull
+#define CREATION_BYTE 0
+#define PRESENCE_BYTE (1 + SG_MAX_CONTEXTS) /* read-locked by everyone who has the file open */
+#define CUDA_LOST     46                    /* CUDA_ERROR_DEVICE_UNAVAILABLE */
+#define CUDA_ECC      214                   /* CUDA_ERROR_ECC_UNCORRECTABLE */
+#define MIB           1048576ull
 
 struct model_row {
   const char *setting, *name;
@@ -75,9 +75,24 @@ static int add_device(struct sg_shared *shared, const char *setting_name, size_t
       .current = SG_NONE,
   };
   snprintf(device->name, sizeof device->name, "%s", row->name);
-  /* GPU-53474750-ssss-ssss-8000-00000000000i: the same device has the same UUID in every process and after a restart. */
-  const uint8_t uuid[16] = {0x53, 0x47, 0x47, 0x50, (uint8_t)(seed >> 24), (uint8_t)(seed >> 16), (uint8_t)(seed >> 8),
-                            (uint8_t)seed, 0x80, 0, 0, 0, 0, 0, 0, (uint8_t)index};
+  /* GPU-53474750-ssss-ssss-8000-00000000000i: the same device has the same UUID in every process and after a restart.
+   */
+  const uint8_t uuid[16] = {0x53,
+                            0x47,
+                            0x47,
+                            0x50,
+                            (uint8_t)(seed >> 24),
+                            (uint8_t)(seed >> 16),
+                            (uint8_t)(seed >> 8),
+                            (uint8_t)seed,
+                            0x80,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            (uint8_t)index};
   memcpy(device->uuid, uuid, sizeof uuid);
   return 0;
 }
@@ -224,7 +239,9 @@ void sg_close(struct sg_state *state) {
 }
 
 /* Closing a child's copy of the descriptor releases no lock: the parent's copy keeps it. */
-void sg_abandon(struct sg_state *state) { sg_close(state); }
+void sg_abandon(struct sg_state *state) {
+  sg_close(state);
+}
 
 /* --- lock -------------------------------------------------------------------------------------------------------- */
 
@@ -235,7 +252,9 @@ void sg_lock(struct sg_state *state) {
   }
 }
 
-void sg_unlock(struct sg_state *state) { pthread_mutex_unlock(&state->shared->lock); }
+void sg_unlock(struct sg_state *state) {
+  pthread_mutex_unlock(&state->shared->lock);
+}
 
 void sg_lock_advanced(struct sg_state *state) {
   sg_lock(state);
@@ -250,13 +269,14 @@ void sg_lock_advanced(struct sg_state *state) {
 void sg_reap(struct sg_state *state) {
   struct sg_shared *shared = state->shared;
   shared->reaped_ns = sg_now();
-  for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS) {
-    /* Our own descriptor's locks never show up here as somebody's: ask only about others. */
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + (off_t)slot, .l_len = 1};
-    if (sg_bit(state->own, slot) || fcntl(state->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK)
-      continue;
-    sg_context_drop(state, slot);
-  }
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+      /* Our own descriptor's locks never show up here as somebody's: ask only about others. */
+      struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + (off_t)slot, .l_len = 1};
+      if (sg_bit(state->own, slot) || fcntl(state->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK)
+        continue;
+      sg_context_drop(state, slot);
+    }
 }
 
 uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
@@ -288,7 +308,8 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
   return SG_NONE;
 }
 
-/* A past record for an id that is still alive can only come from an owner that died in here: truth.c lists an id once. */
+/* A past record for an id that is still alive can only come from an owner that died in here: truth.c lists an id once.
+ */
 void sg_context_drop(struct sg_state *state, uint32_t slot) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
@@ -313,9 +334,10 @@ void sg_context_drop(struct sg_state *state, uint32_t slot) {
 
 uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
   uint64_t used = 0;
-  for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS)
-    if (shared->contexts[slot].device == device)
-      used += shared->contexts[slot].memory_bytes;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  if (shared->contexts[slot].device == device)
+    used += shared->contexts[slot].memory_bytes;
   return used;
 }
 
@@ -347,9 +369,15 @@ uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uin
 /* What a real XID does to the device: double-bit and contained ECC errors, or the device gone altogether. */
 static uint32_t error_of_xid(uint32_t xid) {
   switch (xid) {
-  case 48: case 94: case 95:
+  case 48:
+  case 94:
+  case 95:
     return CUDA_ECC;
-  case 74: case 79: case 119: case 120: case 140:
+  case 74:
+  case 79:
+  case 119:
+  case 120:
+  case 140:
     return CUDA_LOST;
   default:
     return 0; /* an application's fault (13, 31, 43, 45, ...): reported, the device goes on */
@@ -365,11 +393,12 @@ void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
   shared->xid_seq = seq;
   if (error) {
     shared->devices[device].lost_error = error;
-    for SG_EACH (slot, shared->alive, SG_MAX_CONTEXTS)
-      if (shared->contexts[slot].device == device) {
-        shared->contexts[slot].lost_error = error;
-        sg_drop_work(shared, slot);
-      }
+    for
+      SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+    if (shared->contexts[slot].device == device) {
+      shared->contexts[slot].lost_error = error;
+      sg_drop_work(shared, slot);
+    }
   }
   sg_kick(shared);
 }

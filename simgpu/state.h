@@ -87,9 +87,9 @@ struct sg_item {
   uint64_t started_ns;   /* clock: the device first worked on it */
   uint64_t busy_ns;      /* device time so far */
   uint64_t seq;          /* records and waits: the record's number in its event slot */
-  uint64_t watch;        /* spin: address of the word; writes, memsets: first address written, 0 = writes no device word */
-  uint64_t watch_bytes;  /* writes, memsets: bytes written with a non-zero value */
-  uint64_t effect;       /* owner's pointer to what to do */
+  uint64_t watch; /* spin: address of the word; writes, memsets: first address written, 0 = writes no device word */
+  uint64_t watch_bytes; /* writes, memsets: bytes written with a non-zero value */
+  uint64_t effect;      /* owner's pointer to what to do */
 };
 
 /* One stream: a FIFO of items. Lane 0 is the legacy default stream. */
@@ -99,7 +99,7 @@ struct sg_lane {
   uint32_t head, tail;
   uint32_t effect_head, effect_tail; /* items with SG_EFFECT or SG_HOST that are not complete */
   uint32_t pending;
-  uint32_t blockers;     /* pending items that may stall for a time unknown: waits, host functions, spins, host copies */
+  uint32_t blockers; /* pending items that may stall for a time unknown: waits, host functions, spins, host copies */
   uint64_t submitted_ns; /* sum of the durations of all work ever submitted */
   uint64_t done_ns;      /* sum of the durations of all work completed */
   uint64_t handle;       /* the client's stream handle, for the log */
@@ -123,8 +123,8 @@ enum sg_checkpoint { SG_CHECKPOINT_RUNNING, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_
 struct sg_context {
   uint32_t state;
   uint32_t device;
-  int32_t pid; /* in the owner's pid namespace */
-  uint32_t id; /* never reused */
+  int32_t pid;         /* in the owner's pid namespace */
+  uint32_t id;         /* never reused */
   uint32_t lost_error; /* sticky CUresult, 0 = healthy */
   uint32_t checkpoint;
   uint64_t created_ns;
@@ -196,12 +196,12 @@ struct sg_shared {
   uint32_t context_bytes; /* sizeof(struct sg_context): another build must not map this file */
   uint64_t total_bytes;
   pthread_mutex_t lock;
-  uint32_t generation;      /* futex: bumped when waiting may end earlier than was projected */
+  uint32_t generation; /* futex: bumped when waiting may end earlier than was projected */
   uint32_t device_count;
   uint32_t last_id;
   uint32_t name_count;
-  uint64_t now_ns;          /* the model stands here; never goes back */
-  uint64_t reaped_ns;       /* last look for dead processes */
+  uint64_t now_ns;           /* the model stands here; never goes back */
+  uint64_t reaped_ns;        /* last look for dead processes */
   uint64_t blocked_until_ns; /* until then some waiter cannot know when it will be done: wake it on every submission */
   uint64_t logged;           /* kernel records ever written */
   uint64_t past_count;
@@ -211,7 +211,7 @@ struct sg_shared {
   char devices_setting[128];
   struct sg_model model;
   struct sg_device devices[SG_MAX_DEVICES];
-  struct sg_xid xids[SG_MAX_XIDS]; /* ring, entry (seq - 1) % SG_MAX_XIDS */
+  struct sg_xid xids[SG_MAX_XIDS];  /* ring, entry (seq - 1) % SG_MAX_XIDS */
   struct sg_past past[SG_MAX_PAST]; /* ring, entry n % SG_MAX_PAST */
   char names[SG_MAX_NAMES][SG_NAME_BYTES];
   struct sg_context contexts[SG_MAX_CONTEXTS];
@@ -277,9 +277,15 @@ void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid);
 /* With the lock: the device works again for new contexts. */
 void sg_recover(struct sg_state *state, uint32_t device);
 
-static inline bool sg_bit(const uint64_t *bits, uint32_t n) { return (bits[n / 64] >> (n % 64)) & 1; }
-static inline void sg_set(uint64_t *bits, uint32_t n) { bits[n / 64] |= 1ull << (n % 64); }
-static inline void sg_clear(uint64_t *bits, uint32_t n) { bits[n / 64] &= ~(1ull << (n % 64)); }
+static inline bool sg_bit(const uint64_t *bits, uint32_t n) {
+  return (bits[n / 64] >> (n % 64)) & 1;
+}
+static inline void sg_set(uint64_t *bits, uint32_t n) {
+  bits[n / 64] |= 1ull << (n % 64);
+}
+static inline void sg_clear(uint64_t *bits, uint32_t n) {
+  bits[n / 64] &= ~(1ull << (n % 64));
+}
 /* The first set bit at or after n, or `size`. */
 static inline uint32_t sg_next_bit(const uint64_t *bits, uint32_t n, uint32_t size) {
   for (; n < size; n = (n / 64 + 1) * 64) {

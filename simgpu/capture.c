@@ -1,0 +1,393 @@
+/* Stream capture, with the driver's rules on what may not happen meanwhile. */
+#include "graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One capture sequence; all guarded by process.lock. */
+struct capture {
+  uint64_t id;
+  int mode;
+  const void *thread;
+  bool invalid;
+  struct graph *graph;
+  struct stream *origin;
+  struct stream **streams; /* the origin and those that joined */
+  uint32_t count;
+  struct capture *next;
+};
+static struct capture *captures;
+
+static __thread int thread_mode = CAPTURE_GLOBAL;
+static __thread char thread_mark; /* its address names the thread */
+
+bool is_capturing(const struct stream *stream) {
+  return __atomic_load_n(&stream->capture, __ATOMIC_RELAXED);
+}
+
+static bool none_open(void) {
+  return !__atomic_load_n(&process.captures, __ATOMIC_ACQUIRE);
+}
+
+static bool set_frontier(struct node ***nodes, uint32_t *count, struct node *const *with, uint32_t with_count) {
+  struct node **copy = malloc((with_count + 1) * sizeof *copy);
+  if (!copy)
+    return false;
+  if (with_count)
+    memcpy(copy, with, with_count * sizeof *copy);
+  free(*nodes);
+  *nodes = copy;
+  *count = with_count;
+  return true;
+}
+
+static bool add_frontier(struct stream *stream, struct node *const *with, uint32_t with_count) {
+  struct node **grown = realloc(stream->frontier, (stream->frontier_count + with_count + 1) * sizeof *grown);
+  if (!grown)
+    return false;
+  stream->frontier = grown;
+  for (uint32_t n = 0; n < with_count; n++) {
+    bool there = false;
+    for (uint32_t m = 0; m < stream->frontier_count; m++)
+      there |= stream->frontier[m] == with[n];
+    if (!there)
+      stream->frontier[stream->frontier_count++] = with[n];
+  }
+  return true;
+}
+
+static bool join(struct capture *capture, struct stream *stream) {
+  struct stream **grown = realloc(capture->streams, (capture->count + 1) * sizeof *grown);
+  if (!grown)
+    return false;
+  capture->streams = grown;
+  capture->streams[capture->count++] = stream;
+  stream->frontier_count = 0;
+  __atomic_store_n(&stream->capture, capture, __ATOMIC_RELAXED);
+  return true;
+}
+
+/* Its streams are free again. The graph is the caller's. */
+static void close_capture(struct capture *capture) {
+  for (uint32_t n = 0; n < capture->count; n++) {
+    __atomic_store_n(&capture->streams[n]->capture, NULL, __ATOMIC_RELAXED);
+    free(capture->streams[n]->frontier);
+    capture->streams[n]->frontier = NULL;
+    capture->streams[n]->frontier_count = 0;
+  }
+  for (struct capture **link = &captures; *link; link = &(*link)->next)
+    if (*link == capture) {
+      *link = capture->next;
+      break;
+    }
+  free(capture->streams);
+  free(capture);
+  __atomic_fetch_sub(&process.captures, 1, __ATOMIC_RELEASE);
+}
+
+/* A stream that is destroyed takes its capture with it, or leaves it invalid when it only joined. The caller holds
+ * process.lock or is alone with the stream. */
+void capture_forget(struct stream *stream) {
+  struct capture *capture = stream->capture;
+  if (!capture)
+    return;
+  if (capture->origin == stream) {
+    graph_free(capture->graph);
+    close_capture(capture);
+    return;
+  }
+  capture->invalid = true;
+  for (uint32_t n = 0; n < capture->count; n++)
+    if (capture->streams[n] == stream)
+      capture->streams[n] = capture->streams[--capture->count];
+  stream->capture = NULL;
+  free(stream->frontier);
+  stream->frontier = NULL;
+}
+
+CUresult unsafe_call(void) {
+  if (none_open() || thread_mode == CAPTURE_RELAXED)
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next) {
+    bool mine = capture->thread == &thread_mark && capture->mode != CAPTURE_RELAXED;
+    bool others = thread_mode == CAPTURE_GLOBAL && capture->mode == CAPTURE_GLOBAL;
+    if (mine || others) {
+      capture->invalid = true;
+      result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+/* With process.lock: does the capture hold a stream of this context that the legacy stream would wait for? */
+static bool blocks_legacy(const struct capture *capture, const struct context *context) {
+  for (uint32_t n = 0; n < capture->count; n++)
+    if (capture->streams[n]->context == context && !(capture->streams[n]->flags & STREAM_NON_BLOCKING))
+      return true;
+  return false;
+}
+
+static CUresult check_legacy(const struct stream *stream, bool invalidate) {
+  if (stream->lane || none_open())
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next)
+    if (blocks_legacy(capture, stream->context)) {
+      capture->invalid |= invalidate;
+      result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult legacy_conflict(const struct stream *stream) {
+  return check_legacy(stream, true);
+}
+
+CUresult capture_sync(const struct context *context, const struct stream *stream) {
+  if (none_open())
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next)
+    for (uint32_t n = 0; n < capture->count; n++)
+      if (stream ? capture->streams[n] == stream : capture->streams[n]->context == context) {
+        capture->invalid = true;
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+static enum node_type type_of(const struct sg_item *item) {
+  switch (item->kind) {
+  case SG_KERNEL:
+    return NODE_KERNEL;
+  case SG_MEMSET:
+    return NODE_MEMSET;
+  case SG_COPY:
+  case SG_COPY_DEVICE:
+    return NODE_MEMCPY;
+  case SG_HOST:
+    return NODE_HOST;
+  default:
+    return NODE_EMPTY;
+  }
+}
+
+CUresult capture_add(struct stream *stream, const struct sg_item *what, const struct effect *effect) {
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  CUresult result = !capture || capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  if (!result) {
+    struct node *node =
+        graph_add(capture->graph, type_of(what), what, effect, stream->frontier, stream->frontier_count);
+    if (!node || !set_frontier(&stream->frontier, &stream->frontier_count, &node, 1))
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult capture_record(struct stream *stream, struct event *event) {
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  CUresult result = !capture || capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  if (!result) {
+    event->capture_id = capture->id;
+    if (!set_frontier(&event->frontier, &event->frontier_count, stream->frontier, stream->frontier_count))
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+CUresult capture_wait(struct stream *stream, struct event *event, bool *handled) {
+  if (!event->capture_id && !is_capturing(stream))
+    return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&process.lock);
+  struct capture *mine = stream->capture, *theirs = captures;
+  while (theirs && theirs->id != event->capture_id)
+    theirs = theirs->next;
+  *handled = true;
+  if (mine && mine->invalid) {
+    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  } else if (mine && !event->capture_id) {
+    mine->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  } else if (!theirs) {
+    result = CUDA_ERROR_CAPTURED_EVENT; /* its capture is over */
+  } else if (theirs->invalid) {
+    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  } else if (mine && mine != theirs) {
+    mine->invalid = theirs->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
+  } else if (!mine && !stream->lane) {
+    theirs->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  } else if ((!mine && !join(theirs, stream)) || !add_frontier(stream, event->frontier, event->frontier_count)) {
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------- */
+
+#define FIND_STREAM(handle)                                                                                            \
+  struct context *context;                                                                                             \
+  struct stream *stream;                                                                                               \
+  CUresult result = enter(&context);                                                                                   \
+  if (!result)                                                                                                         \
+    result = find_stream(handle, context, &stream);                                                                    \
+  if (result)                                                                                                          \
+  return result
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+  FIND_STREAM(handle);
+  if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!stream->lane)
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  struct capture *capture = calloc(1, sizeof *capture);
+  struct graph *graph = graph_new();
+  pthread_mutex_lock(&process.lock);
+  if (stream->capture) {
+    stream->capture->invalid = true;
+    result = CUDA_ERROR_ILLEGAL_STATE;
+  } else if (!capture || !graph || !join(capture, stream)) {
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  } else {
+    capture->id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
+    capture->mode = mode;
+    capture->thread = &thread_mark;
+    capture->graph = graph;
+    capture->origin = stream;
+    capture->next = captures;
+    captures = capture;
+    __atomic_fetch_add(&process.captures, 1, __ATOMIC_RELEASE); /* pairs with none_open */
+  }
+  pthread_mutex_unlock(&process.lock);
+  if (result) {
+    free(capture);
+    if (graph)
+      graph_free(graph);
+  }
+  return result;
+}
+EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
+  return cuStreamBeginCapture_v2(stream, CAPTURE_GLOBAL);
+}
+
+/* With process.lock: does every branch of the capture end in what the origin would wait for? */
+static bool joined(struct capture *capture) {
+  struct graph *graph = capture->graph;
+  for (uint32_t n = 0; n < graph->count; n++)
+    graph->nodes[n]->visit = 0;
+  for (uint32_t n = 0; n < capture->origin->frontier_count; n++)
+    capture->origin->frontier[n]->visit = 1;
+  /* Captured nodes depend on earlier ones only, so one pass from the end reaches all ancestors. */
+  for (uint32_t n = graph->count; n-- > 0;)
+    for (uint32_t m = 0; graph->nodes[n]->visit && m < graph->nodes[n]->on_count; m++)
+      graph->nodes[n]->on[m]->visit = 1;
+  for (uint32_t n = 0; n < graph->count; n++)
+    if (!graph->nodes[n]->visit)
+      return false;
+  return true;
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
+  FIND_STREAM(handle);
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  if (!capture) {
+    result = CUDA_ERROR_ILLEGAL_STATE;
+  } else if (capture->mode != CAPTURE_RELAXED && capture->thread != &thread_mark) {
+    result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  } else if (capture->origin != stream) {
+    capture->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  } else {
+    result = capture->invalid   ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+             : !joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                                : CUDA_SUCCESS;
+    struct graph *graph = capture->graph;
+    close_capture(capture);
+    if (result)
+      graph_free(graph);
+    if (out)
+      *out = result ? NULL : graph;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
+  FIND_STREAM(handle);
+  result = check_legacy(stream, false);
+  if (result || !status)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  *status = !stream->capture ? CAPTURE_NONE : stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE;
+  pthread_mutex_unlock(&process.lock);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+                                          struct node *const **nodes, size_t *count) {
+  FIND_STREAM(handle);
+  result = check_legacy(stream, false);
+  if (result || !status)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&process.lock);
+  struct capture *capture = stream->capture;
+  *status = !capture ? CAPTURE_NONE : capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE;
+  if (id)
+    *id = capture ? capture->id : 0;
+  if (graph)
+    *graph = capture ? capture->graph : NULL;
+  if (nodes)
+    *nodes = stream->frontier;
+  if (count)
+    *count = stream->frontier_count;
+  pthread_mutex_unlock(&process.lock);
+  return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
+                                          struct node *const **nodes, const void **edges, size_t *count) {
+  if (edges)
+    *edges = NULL;
+  return cuStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *id) {
+  return cuStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, size_t count, unsigned flags) {
+  FIND_STREAM(handle);
+  pthread_mutex_lock(&process.lock);
+  if (!stream->capture)
+    result = CUDA_ERROR_ILLEGAL_STATE;
+  else if (!(flags ? set_frontier(&stream->frontier, &stream->frontier_count, nodes, (uint32_t)count)
+                   : add_frontier(stream, nodes, (uint32_t)count)))
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_unlock(&process.lock);
+  return result;
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+  CUresult result = ready();
+  if (result || !mode || *mode < CAPTURE_GLOBAL || *mode > CAPTURE_RELAXED)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  int before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,99 @@
+/* cuCheckpointProcess*: RUNNING, LOCKED (launches of that process block), CHECKPOINTED (its device memory is free). */
+#include "process.h"
+
+#include <time.h>
+
+/* With the state locked: the next context of a process at or after `slot`. */
+static uint32_t next_of(int pid, uint32_t slot) {
+  struct sg_shared *shared = process.state.shared;
+  while ((slot = sg_next_bit(shared->alive, slot, SG_MAX_CONTEXTS)) < SG_MAX_CONTEXTS &&
+         shared->contexts[slot].pid != pid)
+    slot++;
+  return slot;
+}
+
+/* Move all contexts of a process from one state to the next; none there: INVALID_VALUE, other state: ILLEGAL_STATE. */
+static CUresult move(int pid, uint32_t from, uint32_t to) {
+  struct sg_shared *shared = process.state.shared;
+  CUresult result = ready();
+  if (result)
+    return result;
+  sg_lock_advanced(&process.state);
+  uint32_t first = next_of(pid, 0);
+  result = first == SG_MAX_CONTEXTS                     ? CUDA_ERROR_INVALID_VALUE
+           : shared->contexts[first].checkpoint != from ? CUDA_ERROR_ILLEGAL_STATE
+                                                        : CUDA_SUCCESS;
+  for (uint32_t slot = first; !result && slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1)) {
+    struct sg_context *context = &shared->contexts[slot];
+    uint64_t total = shared->devices[context->device].memory_total_bytes;
+    if (to == SG_CHECKPOINT_STORED) {
+      context->stored_bytes = context->memory_bytes;
+      context->memory_bytes = 0;
+    } else if (from == SG_CHECKPOINT_STORED) {
+      if (sg_memory_used(shared, context->device) + context->stored_bytes > total) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+        break;
+      }
+      context->memory_bytes += context->stored_bytes;
+      context->stored_bytes = 0;
+    }
+    context->checkpoint = to;
+  }
+  sg_kick(shared);
+  sg_unlock(&process.state);
+  return result;
+}
+
+EXPORT CUresult cuCheckpointProcessGetState(int pid, int *state) {
+  CUresult result = ready();
+  if (result || !state)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  sg_lock_advanced(&process.state);
+  uint32_t slot = next_of(pid, 0);
+  if (slot < SG_MAX_CONTEXTS)
+    *state = (int)process.state.shared->contexts[slot].checkpoint;
+  sg_unlock(&process.state);
+  return slot < SG_MAX_CONTEXTS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+typedef struct {
+  unsigned timeoutMs, reserved0;
+  uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+
+/* Locked means: no new launches, and what was submitted is done. Past the timeout the process runs on. */
+EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *args) {
+  CUresult result = move(pid, SG_CHECKPOINT_RUNNING, SG_CHECKPOINT_LOCKED);
+  uint64_t start_ns = sg_now();
+  while (!result) {
+    bool busy = false;
+    sg_lock_advanced(&process.state);
+    for (uint32_t slot = next_of(pid, 0); slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1))
+      busy |= sg_bit(process.state.shared->active, slot);
+    sg_unlock(&process.state);
+    if (!busy)
+      return CUDA_SUCCESS;
+    if (args && args->timeoutMs && sg_now() - start_ns > args->timeoutMs * 1000000ull) {
+      move(pid, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_RUNNING);
+      return CUDA_ERROR_TIMEOUT;
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+  }
+  return result;
+}
+EXPORT CUresult cuCheckpointProcessUnlock(int pid, void *args) {
+  (void)args;
+  return move(pid, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_RUNNING);
+}
+EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, void *args) {
+  (void)args;
+  return move(pid, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_STORED);
+}
+EXPORT CUresult cuCheckpointProcessRestore(int pid, void *args) {
+  (void)args;
+  return move(pid, SG_CHECKPOINT_STORED, SG_CHECKPOINT_LOCKED);
+}
+EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
+  *tid = pid;
+  return ready();
+}

@@ -1,0 +1,229 @@
+#include "process.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define OVERHEAD_NS  1000  /* of any copy or set, on the device */
+#define STAGED_BYTES 65536 /* pageable memory up to here is copied aside, so that the caller may go on at once */
+
+static bool on_device(const void *address, struct block *block) {
+  return find_block((uintptr_t)address, block) && block->kind != MEMORY_HOST;
+}
+
+uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s) {
+  return OVERHEAD_NS + (uint64_t)((double)bytes * 1e9 / (double)bytes_per_s);
+}
+
+struct sg_item copy_item(const struct context *context, const struct effect *effect) {
+  const struct sg_shared *shared = process.state.shared;
+  const struct sg_device *device = &shared->devices[context->device];
+  uint64_t bytes = effect->width * effect->height * effect->depth;
+  struct block block;
+  if (effect->kind == EFFECT_SET)
+    return (struct sg_item){.kind = SG_MEMSET,
+                            .flags = SG_LOGGED,
+                            .name = SG_NONE,
+                            .duration_ns = copy_ns(bytes, device->bandwidth_bytes_per_s),
+                            .watch = effect->value ? (uintptr_t)effect->dst : 0,
+                            .watch_bytes = bytes};
+  bool inside = on_device(effect->dst, &block) && on_device(effect->src, &block);
+  return (struct sg_item){
+      .kind = inside ? SG_COPY_DEVICE : SG_COPY,
+      .flags = inside ? SG_LOGGED : 0,
+      .name = SG_NONE,
+      .duration_ns =
+          inside ? copy_ns(2 * bytes, device->bandwidth_bytes_per_s) : copy_ns(bytes, shared->model.pcie_bytes_per_s),
+  };
+}
+
+/* Do one copy or set in a stream. `blocking`: the call returns when host memory has been read or written. */
+static CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
+  struct context *context;
+  struct stream *stream;
+  CUresult result = enter(&context);
+  if (!result)
+    result = find_stream(handle, context, &stream);
+  if (!result && blocking)
+    result = unsafe_call();
+  if (result)
+    return result;
+  size_t bytes = effect.width * effect.height * effect.depth;
+  if (!bytes)
+    return CUDA_SUCCESS;
+  if (!effect.dst || (effect.kind == EFFECT_COPY && !effect.src))
+    return CUDA_ERROR_INVALID_VALUE;
+  struct sg_item item = copy_item(stream->context, &effect);
+  sg_lock(&process.state);
+  item.name = sg_intern(process.state.shared, effect.kind == EFFECT_SET ? "memset" : "memcpy");
+  sg_unlock(&process.state);
+  struct block block;
+  bool source_pageable = effect.kind == EFFECT_COPY && !find_block((uintptr_t)effect.src, &block);
+  bool target_pageable = !find_block((uintptr_t)effect.dst, &block);
+  bool wait = item.kind == SG_COPY && (blocking || target_pageable);
+  void *staging = NULL;
+  if (!wait && source_pageable && !is_capturing(stream)) {
+    staging = bytes <= STAGED_BYTES && effect.height * effect.depth == 1 ? malloc(bytes) : NULL;
+    wait = !staging;
+    if (staging)
+      effect.src = effect.staging = memcpy(staging, effect.src, bytes);
+  }
+  uint64_t count;
+  result = issue(stream, item, &effect, &count);
+  if (result)
+    free(staging);
+  return result || !wait || !count ? result : wait_lane(stream->context, stream->lane, count);
+}
+
+static struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
+  return (struct effect){.kind = EFFECT_COPY,
+                         .dst = (void *)(uintptr_t)dst,
+                         .src = (const void *)(uintptr_t)src,
+                         .width = bytes,
+                         .height = 1,
+                         .depth = 1};
+}
+
+static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, size_t width, size_t height,
+                            size_t pitch) {
+  return (struct effect){.kind = EFFECT_SET,
+                         .element = element,
+                         .value = value,
+                         .dst = (void *)(uintptr_t)dst,
+                         .width = width * element,
+                         .height = height,
+                         .depth = 1,
+                         .dst_pitch = pitch};
+}
+
+#define HOST(p)       ((CUdeviceptr)(uintptr_t)(p))
+#define PER_THREAD(s) ((s) ? (s) : STREAM_PER_THREAD)
+
+/* A copying call in its blocking form, its stream form, and the forms of both for the per-thread default stream. */
+#define COPY(name, parameters, what)                                                                                   \
+  EXPORT CUresult name parameters {                                                                                    \
+    return transfer(NULL, what, true);                                                                                 \
+  }                                                                                                                    \
+  EXPORT CUresult name##_ptds parameters {                                                                             \
+    return transfer(STREAM_PER_THREAD, what, true);                                                                    \
+  }
+#define COPY_ASYNC(name, what, ...)                                                                                    \
+  EXPORT CUresult name(__VA_ARGS__, CUstream stream) {                                                                 \
+    return transfer(stream, what, false);                                                                              \
+  }                                                                                                                    \
+  EXPORT CUresult name##_ptsz(__VA_ARGS__, CUstream stream) {                                                          \
+    return transfer(PER_THREAD(stream), what, false);                                                                  \
+  }
+
+COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), flat(dst, src, bytes))
+COPY(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, size_t bytes), flat(dst, HOST(src), bytes))
+COPY(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t bytes), flat(HOST(dst), src, bytes))
+COPY(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), flat(dst, src, bytes))
+COPY_ASYNC(cuMemcpyAsync, flat(dst, src, bytes), CUdeviceptr dst, CUdeviceptr src, size_t bytes)
+COPY_ASYNC(cuMemcpyHtoDAsync_v2, flat(dst, HOST(src), bytes), CUdeviceptr dst, const void *src, size_t bytes)
+COPY_ASYNC(cuMemcpyDtoHAsync_v2, flat(HOST(dst), src, bytes), void *dst, CUdeviceptr src, size_t bytes)
+COPY_ASYNC(cuMemcpyDtoDAsync_v2, flat(dst, src, bytes), CUdeviceptr dst, CUdeviceptr src, size_t bytes)
+COPY(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
+     ((void)to, (void)from, flat(dst, src, bytes)))
+COPY_ASYNC(cuMemcpyPeerAsync, ((void)to, (void)from, flat(dst, src, bytes)), CUdeviceptr dst, CUcontext to,
+           CUdeviceptr src, CUcontext from, size_t bytes)
+
+COPY(cuMemsetD8_v2, (CUdeviceptr dst, unsigned char value, size_t n), filled(dst, value, 1, n, 1, 0))
+COPY(cuMemsetD16_v2, (CUdeviceptr dst, unsigned short value, size_t n), filled(dst, value, 2, n, 1, 0))
+COPY(cuMemsetD32_v2, (CUdeviceptr dst, unsigned value, size_t n), filled(dst, value, 4, n, 1, 0))
+COPY(cuMemsetD2D8_v2, (CUdeviceptr dst, size_t pitch, unsigned char value, size_t width, size_t height),
+     filled(dst, value, 1, width, height, pitch))
+COPY(cuMemsetD2D16_v2, (CUdeviceptr dst, size_t pitch, unsigned short value, size_t width, size_t height),
+     filled(dst, value, 2, width, height, pitch))
+COPY(cuMemsetD2D32_v2, (CUdeviceptr dst, size_t pitch, unsigned value, size_t width, size_t height),
+     filled(dst, value, 4, width, height, pitch))
+COPY_ASYNC(cuMemsetD8Async, filled(dst, value, 1, n, 1, 0), CUdeviceptr dst, unsigned char value, size_t n)
+COPY_ASYNC(cuMemsetD16Async, filled(dst, value, 2, n, 1, 0), CUdeviceptr dst, unsigned short value, size_t n)
+COPY_ASYNC(cuMemsetD32Async, filled(dst, value, 4, n, 1, 0), CUdeviceptr dst, unsigned value, size_t n)
+COPY_ASYNC(cuMemsetD2D8Async, filled(dst, value, 1, width, height, pitch), CUdeviceptr dst, size_t pitch,
+           unsigned char value, size_t width, size_t height)
+COPY_ASYNC(cuMemsetD2D16Async, filled(dst, value, 2, width, height, pitch), CUdeviceptr dst, size_t pitch,
+           unsigned short value, size_t width, size_t height)
+COPY_ASYNC(cuMemsetD2D32Async, filled(dst, value, 4, width, height, pitch), CUdeviceptr dst, size_t pitch,
+           unsigned value, size_t width, size_t height)
+
+/* --- two and three dimensions; no arrays ------------------------------------------------------------------------- */
+
+static uintptr_t base_of(unsigned type, const void *host, CUdeviceptr device) {
+  return type == MEMORY_HOST ? (uintptr_t)host : type == MEMORY_ARRAY ? 0 : (uintptr_t)device;
+}
+
+CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect) {
+  if (!box)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (box->srcMemoryType == MEMORY_ARRAY || box->dstMemoryType == MEMORY_ARRAY)
+    return not_supported("copies of arrays");
+  size_t src_slice = box->srcPitch * box->srcHeight, dst_slice = box->dstPitch * box->dstHeight;
+  uintptr_t src = base_of(box->srcMemoryType, box->srcHost, box->srcDevice);
+  uintptr_t dst = base_of(box->dstMemoryType, box->dstHost, box->dstDevice);
+  if (!src || !dst)
+    return CUDA_ERROR_INVALID_VALUE;
+  *effect = (struct effect){
+      .kind = EFFECT_COPY,
+      .src = (const void *)(src + box->srcZ * src_slice + box->srcY * box->srcPitch + box->srcXInBytes),
+      .dst = (void *)(dst + box->dstZ * dst_slice + box->dstY * box->dstPitch + box->dstXInBytes),
+      .width = box->WidthInBytes,
+      .height = box->Height,
+      .depth = box->Depth,
+      .src_pitch = box->srcPitch,
+      .dst_pitch = box->dstPitch,
+      .src_slice = src_slice,
+      .dst_slice = dst_slice,
+  };
+  return CUDA_SUCCESS;
+}
+
+static CUresult copy_box(const CUDA_MEMCPY3D *box, CUstream stream, bool blocking) {
+  struct effect effect;
+  CUresult result = boxed(box, &effect);
+  return result ? result : transfer(stream, effect, blocking);
+}
+
+static CUresult copy_rectangle(const CUDA_MEMCPY2D *flat_box, CUstream stream, bool blocking) {
+  if (!flat_box)
+    return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY3D box = {
+      .srcXInBytes = flat_box->srcXInBytes,
+      .srcY = flat_box->srcY,
+      .srcMemoryType = flat_box->srcMemoryType,
+      .srcHost = flat_box->srcHost,
+      .srcDevice = flat_box->srcDevice,
+      .srcPitch = flat_box->srcPitch,
+      .dstXInBytes = flat_box->dstXInBytes,
+      .dstY = flat_box->dstY,
+      .dstMemoryType = flat_box->dstMemoryType,
+      .dstHost = flat_box->dstHost,
+      .dstDevice = flat_box->dstDevice,
+      .dstPitch = flat_box->dstPitch,
+      .WidthInBytes = flat_box->WidthInBytes,
+      .Height = flat_box->Height,
+      .Depth = 1,
+  };
+  return copy_box(&box, stream, blocking);
+}
+
+#define BOX(name, type, function)                                                                                      \
+  EXPORT CUresult name##_v2(const type *box) {                                                                         \
+    return function(box, NULL, true);                                                                                  \
+  }                                                                                                                    \
+  EXPORT CUresult name##_v2_ptds(const type *box) {                                                                    \
+    return function(box, STREAM_PER_THREAD, true);                                                                     \
+  }                                                                                                                    \
+  EXPORT CUresult name##Async_v2(const type *box, CUstream stream) {                                                   \
+    return function(box, stream, false);                                                                               \
+  }                                                                                                                    \
+  EXPORT CUresult name##Async_v2_ptsz(const type *box, CUstream stream) {                                              \
+    return function(box, PER_THREAD(stream), false);                                                                   \
+  }
+BOX(cuMemcpy2D, CUDA_MEMCPY2D, copy_rectangle)
+BOX(cuMemcpy3D, CUDA_MEMCPY3D, copy_box)
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *box) {
+  return copy_rectangle(box, NULL, true);
+}
+EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *box) {
+  return copy_rectangle(box, STREAM_PER_THREAD, true);
+}

@@ -1,0 +1,113 @@
+/* What truth.py reads: plain functions on the state, for observers that are no clients of the driver. */
+#include "abi.h"
+#include "model.h"
+#include "state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct truth_device {
+  char name[96];
+  uint8_t uuid[16];
+  uint64_t busy_ns, switches, memory_used_bytes, memory_total_bytes;
+};
+
+struct truth_context {
+  uint32_t id;
+  int32_t pid;
+  uint64_t busy_ns, memory_bytes;
+  uint32_t alive, lost;
+};
+
+EXPORT struct sg_state *simgpu_truth_open(const char *path, int *error) {
+  struct sg_state *state = malloc(sizeof *state);
+  *error = state ? -sg_open(state, path) : 12;
+  if (*error) {
+    free(state);
+    return NULL;
+  }
+  return state;
+}
+
+EXPORT void simgpu_truth_close(struct sg_state *state) {
+  sg_close(state);
+  free(state);
+}
+
+static void look(struct sg_state *state) {
+  sg_lock_advanced(state);
+  sg_reap(state);
+}
+
+EXPORT uint32_t simgpu_truth_devices(struct sg_state *state, struct truth_device *out, uint32_t room) {
+  look(state);
+  uint32_t count = state->shared->device_count;
+  for (uint32_t n = 0; n < count && n < room; n++) {
+    const struct sg_device *device = &state->shared->devices[n];
+    out[n] = (struct truth_device){.busy_ns = device->busy_ns,
+                                   .switches = device->switches,
+                                   .memory_used_bytes = sg_memory_used(state->shared, n),
+                                   .memory_total_bytes = device->memory_total_bytes};
+    memcpy(out[n].name, device->name, sizeof device->name);
+    memcpy(out[n].uuid, device->uuid, sizeof device->uuid);
+  }
+  sg_unlock(state);
+  return count;
+}
+
+/* Live contexts first, then those that are gone, each id once. Returns how many there are; at most `room` are written.
+ */
+EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, struct truth_context *out,
+                                      uint32_t room) {
+  uint32_t count = 0;
+  look(state);
+  const struct sg_shared *shared = state->shared;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
+      const struct sg_context *context = &shared->contexts[slot];
+      if (context->device == device && count++ < room)
+        out[count - 1] = (struct truth_context){
+            context->id, context->pid, context->busy_ns, context->memory_bytes, 1, context->lost_error};
+    }
+  uint64_t first = shared->past_count > SG_MAX_PAST ? shared->past_count - SG_MAX_PAST : 0;
+  for (uint64_t n = first; n < shared->past_count; n++) {
+    const struct sg_past *past = &shared->past[n % SG_MAX_PAST];
+    bool again = n > first && shared->past[(n - 1) % SG_MAX_PAST].id == past->id;
+    if (past->device == device && !again && count++ < room)
+      out[count - 1] = (struct truth_context){past->id, past->pid, past->busy_ns, 0, 0, 0};
+  }
+  sg_unlock(state);
+  return count;
+}
+
+/* Copies the newest records, oldest first, of all devices. */
+EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_record *out, uint64_t room) {
+  uint64_t count = 0;
+  look(state);
+  if (state->log) {
+    uint64_t size = state->shared->model.log_records, logged = state->shared->logged;
+    count = logged < size ? logged : size;
+    for (uint64_t n = 0; n < count && n < room; n++)
+      out[n] = state->log[(logged - (count < room ? count : room) + n) % size];
+  }
+  sg_unlock(state);
+  return count;
+}
+
+EXPORT const char *simgpu_truth_name(struct sg_state *state, uint32_t name) {
+  return name < SG_MAX_NAMES ? state->shared->names[name] : "";
+}
+
+EXPORT void simgpu_truth_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
+  look(state);
+  if (device < state->shared->device_count)
+    sg_inject_xid(state, device, xid);
+  sg_unlock(state);
+}
+
+EXPORT void simgpu_truth_recover(struct sg_state *state, uint32_t device) {
+  look(state);
+  if (device < state->shared->device_count)
+    sg_recover(state, device);
+  sg_unlock(state);
+}

@@ -1,0 +1,184 @@
+"""What really happened on the simulated devices, read without going through the hook, the agent or the driver API.
+
+Owns nothing: every call advances the model to now and copies what stands in the state file.
+"""
+
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from uuid import UUID
+
+_LIBRARY = Path(__file__).parent / "lib" / "libcuda.so.1"
+_RECORD = struct.Struct("<IIiIQQQQQQ")  # struct sg_log_record
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 96),
+        ("uuid", ctypes.c_uint8 * 16),
+        ("busy_ns", ctypes.c_uint64),
+        ("switches", ctypes.c_uint64),
+        ("memory_used_bytes", ctypes.c_uint64),
+        ("memory_total_bytes", ctypes.c_uint64),
+    )
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_uint32),
+        ("pid", ctypes.c_int32),
+        ("busy_ns", ctypes.c_uint64),
+        ("memory_bytes", ctypes.c_uint64),
+        ("alive", ctypes.c_uint32),
+        ("lost", ctypes.c_uint32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTruth:
+    """One device: ``busy_ns`` is execution time of all contexts, switches between contexts excluded."""
+
+    index: int
+    uuid: str
+    name: str
+    busy_ns: int
+    switches: int
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextTruth:
+    """One context, dead ones included; ``busy_ns`` is the union of execution over its streams."""
+
+    context: int
+    pid: int
+    busy_ns: int
+    memory_bytes: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTruth:
+    """One kernel, graph launch ("graph"), memset or device-to-device copy ("memset", "memcpy") that has ended."""
+
+    context: int
+    pid: int
+    stream: int
+    name: str
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    busy_ns: int
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_LIBRARY), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    handle = ctypes.c_void_p
+    library.simgpu_truth_open.restype = handle
+    library.simgpu_truth_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_int))
+    library.simgpu_truth_close.restype = None
+    library.simgpu_truth_close.argtypes = (handle,)
+    library.simgpu_truth_devices.restype = ctypes.c_uint32
+    library.simgpu_truth_devices.argtypes = (handle, ctypes.POINTER(_Device), ctypes.c_uint32)
+    library.simgpu_truth_contexts.restype = ctypes.c_uint32
+    library.simgpu_truth_contexts.argtypes = (handle, ctypes.c_uint32, ctypes.POINTER(_Context), ctypes.c_uint32)
+    library.simgpu_truth_kernels.restype = ctypes.c_uint64
+    library.simgpu_truth_kernels.argtypes = (handle, ctypes.c_void_p, ctypes.c_uint64)
+    library.simgpu_truth_name.restype = ctypes.c_char_p
+    library.simgpu_truth_name.argtypes = (handle, ctypes.c_uint32)
+    for name in ("simgpu_truth_inject_xid", "simgpu_truth_recover"):
+        getattr(library, name).restype = None
+    library.simgpu_truth_inject_xid.argtypes = (handle, ctypes.c_uint32, ctypes.c_uint32)
+    library.simgpu_truth_recover.argtypes = (handle, ctypes.c_uint32)
+    return library
+
+
+class Truth:
+    """An observer of one state file. The file must be there: its first client makes it."""
+
+    def __init__(self, state_path: str | os.PathLike[str]) -> None:
+        """Map ``state_path``; raises OSError (FileNotFoundError: no client has made it yet)."""
+        self._library = _load()
+        error = ctypes.c_int()
+        path = os.fspath(state_path)
+        self._state: int | None = self._library.simgpu_truth_open(path.encode(), ctypes.byref(error))
+        if not self._state:
+            raise OSError(error.value, os.strerror(error.value), path)
+
+    def close(self) -> None:
+        """Let go of the state file."""
+        if self._state:
+            self._library.simgpu_truth_close(self._state)
+            self._state = None
+
+    def __enter__(self) -> "Truth":
+        """Return the observer; leaving the block closes it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    @staticmethod
+    def now_ns() -> int:
+        """Return the simulator's clock, CLOCK_MONOTONIC."""
+        return time.monotonic_ns()
+
+    def devices(self) -> list[DeviceTruth]:
+        """Return all devices, in the order of their indices."""
+        room = (_Device * 16)()
+        count = self._library.simgpu_truth_devices(self._state, room, len(room))
+        return [
+            DeviceTruth(
+                index,
+                f"GPU-{UUID(bytes=bytes(device.uuid))}",
+                device.name.decode(),
+                device.busy_ns,
+                device.switches,
+                device.memory_used_bytes,
+                device.memory_total_bytes,
+            )
+            for index, device in enumerate(room[:count])
+        ]
+
+    def contexts(self, device: int = 0) -> list[ContextTruth]:
+        """Return the contexts of a device, live ones first; dead ones keep their busy time."""
+        room = (_Context * 16384)()
+        count = self._library.simgpu_truth_contexts(self._state, device, room, len(room))
+        return [ContextTruth(c.id, c.pid, c.busy_ns, c.memory_bytes, bool(c.alive)) for c in room[:count]]
+
+    def _records(self) -> Iterator[tuple[int, ...]]:
+        count = self._library.simgpu_truth_kernels(self._state, None, 0)
+        room = ctypes.create_string_buffer(max(count, 1) * _RECORD.size)
+        count = min(count, self._library.simgpu_truth_kernels(self._state, room, count))
+        return _RECORD.iter_unpack(memoryview(room)[: count * _RECORD.size])
+
+    def kernels(self, device: int = 0) -> list[KernelTruth]:
+        """Return what the log holds of a device, in order of ending; empty without SIMGPU_LOG_KERNELS."""
+        names: dict[int, str] = {}
+        kernels = []
+        for context, where, pid, name, stream, submitted_ns, started_ns, ended_ns, busy_ns, _ in self._records():
+            if where != device:
+                continue
+            if name not in names:
+                names[name] = self._library.simgpu_truth_name(self._state, name).decode()
+            kernels.append(
+                KernelTruth(context, pid, stream, names[name], submitted_ns, started_ns, ended_ns, busy_ns)
+            )
+        return kernels
+
+    def inject_xid(self, device: int, xid: int) -> None:
+        """Report an XID on a device; 48, 74, 79, 94, 95, 119, 120 and 140 also lose it to all contexts."""
+        self._library.simgpu_truth_inject_xid(self._state, device, xid)
+
+    def recover(self, device: int) -> None:
+        """Make a lost device work again for new contexts."""
+        self._library.simgpu_truth_recover(self._state, device)
