@@ -86,29 +86,19 @@ class Client:
         """Close the connection."""
         self._channel.close()
 
-    def register(
-        self,
-        *,
-        name: str,
-        devices: Sequence[str],
-        request_millipercent: int,
-        limit_millipercent: int,
-        memory_limit_bytes: int,
-        share_class: str,
-        owner_pid: int,
-    ) -> model.Registration:
-        """Create a share that ends with the process `owner_pid`; the same terms hold on each of `devices`."""
-        asks = [
+    def register(self, ask: model.Ask) -> model.Registration:
+        """Create a share."""
+        devices = [
             pb.DeviceAsk(
                 device=device,
-                request_millipercent=request_millipercent,
-                limit_millipercent=limit_millipercent,
-                memory_limit_bytes=memory_limit_bytes,
+                request_millipercent=ask.request_millipercent,
+                limit_millipercent=ask.limit_millipercent,
+                memory_limit_bytes=ask.memory_limit_bytes,
             )
-            for device in devices
+            for device in ask.devices
         ]
         request = pb.RegisterShareRequest(
-            name=name, devices=asks, share_class=_CLASSES[share_class], owner_pid=owner_pid
+            name=ask.name, devices=devices, share_class=_CLASSES[ask.share_class], owner_pid=ask.owner_pid
         )
         answer = self._call(self._stub.RegisterShare, request)
         return model.Registration(_share(answer.share), dict(answer.environment), answer.hook_path)

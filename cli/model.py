@@ -62,6 +62,19 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """What `sharepod run` asks for: the same terms on each of `devices`, until the process `owner_pid` ends."""
+
+    name: str
+    devices: tuple[str, ...]
+    request_millipercent: int
+    limit_millipercent: int
+    memory_limit_bytes: int
+    share_class: str
+    owner_pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """A share that was admitted, and what a program needs to run in it."""
 

@@ -1,8 +1,7 @@
 """A private agent: the node's backend for as long as it has shares. `sharepod run --private` starts it.
 
 Run as `python -m sharepod.cli.private SOCKET [DEVICES]`. It detaches itself, then runs the agent's own main in this
-process; a thread asks over gRPC, as any client does, whether shares are left, and stops the agent as an operator
-would, by SIGTERM.
+process; a thread looks whether directories of shares are left, and stops the agent as an operator would, by SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,30 +28,21 @@ def main() -> int:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    threading.Thread(target=_stop_when_empty, args=(socket_path,), daemon=True).start()
     from sharepod.agent.main import main as agent_main
+    from sharepod.agent.settings import SHARES_NAME
 
-    flags = ["--runtime-directory", str(Path(socket_path).parent), "--log-level", "warning", "--metrics-listen", "off"]
+    runtime = Path(socket_path).parent
+    threading.Thread(target=_stop_when_empty, args=(runtime / SHARES_NAME,), daemon=True).start()
+    flags = ["--runtime-directory", str(runtime), "--log-level", "warning", "--metrics-listen", "off"]
     return agent_main([*flags, *(["--simulate", simulate[0]] if simulate else [])])
 
 
-def _stop_when_empty(socket_path: str) -> None:
-    from sharepod.cli.client import Client
-    from sharepod.cli.connect import listens
-    from sharepod.cli.errors import CliError
-
+def _stop_when_empty(shares: Path) -> None:
     first_deadline = time.monotonic() + _FIRST_SHARE_S
     empty = 0
     while empty < _EMPTY_LOOKS:
         time.sleep(_LOOK_S)
-        shares = 0
-        if listens(socket_path):
-            try:
-                with Client(socket_path) as client:
-                    shares = len(client.list_shares().shares)
-            except CliError:
-                continue
-        if shares:
+        if shares.is_dir() and any(shares.iterdir()):
             first_deadline, empty = 0.0, 0
         elif time.monotonic() > first_deadline:
             empty += 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from sharepod.cli import launch, quantities
 from sharepod.cli.connect import connect, ensure_agent, socket_path
-from sharepod.cli.errors import CliError, UsageError
+from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
+from sharepod.cli.model import Ask
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
 
 
@@ -64,19 +65,31 @@ def run(
     memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
     before = dict(os.environ)
     program = launch.find_program(command[0], before.get("PATH"))
+    ask = Ask(
+        name=name,
+        devices=tuple(device or [""]),
+        request_millipercent=request or 0,
+        limit_millipercent=most or 0,
+        memory_limit_bytes=memory_bytes,
+        share_class=share_class.value,
+        owner_pid=os.getpid(),
+    )
     path = socket_path(socket)
     if private:
         ensure_agent(path, simulate)
+    try:
+        _become(path, ask, program, command, before)
+    except CliError as error:
+        if not private or error.exit_code != EXIT_NO_AGENT:
+            raise
+        # A private agent that was there a moment ago may just have ended with its last share.
+        ensure_agent(path, simulate)
+        _become(path, ask, program, command, before)
+
+
+def _become(path: str, ask: Ask, program: str, command: list[str], before: dict[str, str]) -> NoReturn:
     with connect(path) as client:
-        registration = client.register(
-            name=name,
-            devices=device or [""],
-            request_millipercent=request or 0,
-            limit_millipercent=most or 0,
-            memory_limit_bytes=memory_bytes,
-            share_class=share_class.value,
-            owner_pid=os.getpid(),
-        )
+        registration = client.register(ask)
         environment = launch.program_environment(before, registration.environment, registration.hook_path)
         try:
             launch.become(program, command, environment)

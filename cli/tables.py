@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.box import SIMPLE_HEAD
@@ -107,21 +107,18 @@ def overview(snapshot: Snapshot) -> RenderableType:
     return Group(device_table(snapshot.devices, snapshot.shares), Text(), shares)
 
 
-def explanation(share: Share, devices: Sequence[Explanation], labels: dict[str, str]) -> RenderableType:
-    """Return what the share has and gets and why; `labels` gives the names of other shares by id."""
+def explanation(share: Share, devices: Sequence[Explanation], labels: Mapping[str, str]) -> RenderableType:
+    """Return why the share runs or waits on each device; `labels` gives the names of other shares by id."""
+    indices = {term.device_uuid: str(term.device_index) for term in share.devices}
     lines: list[RenderableType] = []
     for part in devices:
-        term = next((t for t in share.devices if t.device_uuid == part.device_uuid), None)
-        head = Text.assemble((share.label, "bold"), f" on device {term.device_index if term else part.device_uuid}: ")
-        lines.append(Text.assemble(head, state_text(part.state), f": {part.reason}"))
-        if term is not None:
-            asked, limit = format_percent(term.request_millipercent), format_percent(term.limit_millipercent)
-            got, minute = measured(term.used_1s_millipercent), measured(term.used_1m_millipercent)
-            lines.append(Text(f"  asked {asked}, limit {limit}; got {got} over 1 s, {minute} over 1 min"))
+        where = f" on device {indices.get(part.device_uuid, part.device_uuid)}: "
+        # The agent's sentence begins with the state.
+        lines.append(Text.assemble((share.label, "bold"), where, (part.reason, _STATE_STYLES.get(part.state, ""))))
+        lines.extend(Text(f"  {fact}") for fact in part.facts)
         others = [labels.get(share_id, share_id) for share_id in part.holder_share_ids if share_id != share.id]
         if others:
-            lines.append(Text(f"  the device is held by {', '.join(others)}"))
-        lines.extend(Text(f"  {fact}") for fact in part.facts)
+            lines.append(Text(f"  device held by {', '.join(others)}"))
     return Group(*lines)
 
 

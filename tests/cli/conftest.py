@@ -104,7 +104,7 @@ class Agent(rpc.NodeServiceServicer):
         part = pb.Explanation(
             device_uuid=UUID,
             state=pb.SHARE_STATE_WAITING,
-            reason="it used its 30 % and others are below theirs",
+            reason="waiting: it used its 30 % and others are below theirs",
             facts=["its turn comes in about 3 ms"],
             holder_share_ids=["xyz"],
         )

@@ -57,8 +57,8 @@ def test_top_says_what_to_do_when_there_is_no_share(sharepod: Sharepod, agent: A
 def test_explain_says_why_and_names_the_holder(sharepod: Sharepod, agent: Agent) -> None:
     agent.shares.append(pb.Share(id="xyz", name="serve"))
     out = sharepod("explain", "train").out
-    assert "waiting: it used its 30 % and others are below theirs" in out
-    assert "the device is held by serve" in out
+    assert "train on device 0: waiting: it used its 30 % and others are below theirs" in out
+    assert "device held by serve" in out
     assert "its turn comes in about 3 ms" in out
 
 
