@@ -28,7 +28,7 @@ struct account {
   uint64_t promised;          /* rows that open reservations will need: a commit cannot fail */
 };
 
-static struct account *_Atomic shared_account;
+static struct account *shared_account;
 
 static struct account *map_account(void) {
   struct account *account = mmap(NULL, sizeof(*account), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

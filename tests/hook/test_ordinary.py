@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from hooklab import STRICT, C, Lab, clean_environment, compile_c, need_tool, read_symbols, run
 
-PYTHON_ERRORS = "import ctypes\ntry: ctypes.CDLL('libnosuch.so')\nexcept OSError as e: print(e)\nctypes.CDLL(None).nosuch"
-PYTHON_MODULES = "import sqlite3, ssl, json, zlib, threading, ctypes; print(ctypes.CDLL(None).abs(-3), zlib.crc32(b'x'))"
+PYTHON_ERRORS = (
+    "import ctypes\ntry: ctypes.CDLL('libnosuch.so')\nexcept OSError as e: print(e)\nctypes.CDLL(None).nosuch"
+)
+PYTHON_MODULES = (
+    "import sqlite3, ssl, json, zlib, threading, ctypes; print(ctypes.CDLL(None).abs(-3), zlib.crc32(b'x'))"
+)
 PYTHON_CHILDREN = (
     "import multiprocessing as m, subprocess as s\n"
     "if __name__ == '__main__':\n"
@@ -116,7 +120,9 @@ def test_a_sanitized_program_works_under_the_product(product: Path, lab: Lab, sa
     assert (done.returncode, done.stdout) == (0, "busy 4\n"), done.stderr
 
 
-@pytest.mark.parametrize(("library", "package"), [("jemalloc", "libjemalloc2"), ("tcmalloc_minimal", "libtcmalloc-minimal4")])
+@pytest.mark.parametrize(
+    ("library", "package"), [("jemalloc", "libjemalloc2"), ("tcmalloc_minimal", "libtcmalloc-minimal4")]
+)
 @pytest.mark.parametrize("hook_first", [True, False])
 def test_another_allocator_and_the_hook_live_together(
     lab: Lab, product: Path, hooked_names: int, library: str, package: str, hook_first: bool

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#define EXPORT        __attribute__((visibility("default")))
 #define MAX_ARGUMENTS 11
 
 struct seen {
@@ -45,8 +45,12 @@ EXPORT uint64_t fake_current_context = 0xc0, fake_next_address = 0x10000;
 EXPORT uint64_t fake_free_bytes = 3u << 30, fake_total_bytes = 0xf0000000u;
 
 static int lookup(const char *symbol, void **address, int version, uint64_t flags);
-static int starts(const char *name, const char *prefix) { return strncmp(name, prefix, strlen(prefix)) == 0; }
-static int is_narrow(const char *name) { return strstr(name, "_v2") == NULL; }
+static int starts(const char *name, const char *prefix) {
+  return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+static int is_narrow(const char *name) {
+  return strstr(name, "_v2") == NULL;
+}
 
 static void store(uint64_t pointer, uint64_t value, int narrow) {
   if (narrow) {
@@ -106,7 +110,8 @@ static const struct {
 
 EXPORT int cuDeviceGetCount(int *count);
 
-/* As the driver does it: the newest variant that the asked version knows, per-thread if flag 2 asks and there is one. */
+/* As the driver does it: the newest variant that the asked version knows, per-thread if flag 2 asks and there is one.
+ */
 static int lookup(const char *symbol, void **address, int version, uint64_t flags) {
   int best = -1;
   for (int row = 0; row < ROW_COUNT; row++) {
@@ -156,7 +161,9 @@ EXPORT int cuStreamIsCapturing(void *stream, int *status) {
   return 0;
 }
 EXPORT int cuStreamIsCapturing_ptsz(void *stream, int *status);
-EXPORT int cuStreamIsCapturing_ptsz(void *stream, int *status) { return cuStreamIsCapturing(stream, status); }
+EXPORT int cuStreamIsCapturing_ptsz(void *stream, int *status) {
+  return cuStreamIsCapturing(stream, status);
+}
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active);
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active) {
   (void)device;

@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef RTLD_DEEPBIND /* glibc's alone */
+#define RTLD_DEEPBIND 0
+#endif
+
 #define P(n) uint64_t a##n
 typedef int any_function(P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10));
 typedef int gpa_function(const char *symbol, void **address, int version, uint64_t flags);
@@ -52,8 +56,7 @@ static const struct row {
   int since, per_thread;
   any_function *linked;
 } rows[] = {
-#define SP_SYMBOL(name, since, per_thread, action)                                                                     \
-  {#name, signature_##name, since, per_thread, LINKED_CALL(name)},
+#define SP_SYMBOL(name, since, per_thread, action) {#name, signature_##name, since, per_thread, LINKED_CALL(name)},
 #include "../../../hook/symbols.def"
 #undef SP_SYMBOL
 };

@@ -32,7 +32,9 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   test_log.left_with = (uint64_t)result;
 }
 
-void sp_gate_synced(void) { test_log.synced++; }
+void sp_gate_synced(void) {
+  test_log.synced++;
+}
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {
   test_log.captures_begun++;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define P(n) uint64_t a##n
+#define P(n)   uint64_t a##n
 typedef int any_function(P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10));
 
 EXPORT int third_mallocs;

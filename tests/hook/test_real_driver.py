@@ -1,0 +1,119 @@
+"""NVIDIA's own library, which needs no GPU to answer which address a name has: each answer is exact under the hook.
+
+The library is taken from the system, or unpacked from Debian's non-free component for the time of the test. It is used
+here and never shipped.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hooklab import STRICT, C, Lab, clean_environment, compile_c, read_symbols, run
+
+HOOKED = {symbol.name for symbol in read_symbols()}
+VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+
+
+def unpack_from_debian(directory: Path) -> Path | None:
+    """Fetch and unpack libcuda1 from the non-free component of the Debian mirror that apt uses; leave apt as it is."""
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        return None
+    fields = "$(SITE) $(CODENAME) $(ORIGIN)"
+    targets = run(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"]).stdout.split("\n")
+    debian = [line.split() for line in targets if line.endswith(" Debian") and "-" not in line.split()[1]]
+    if not debian:
+        return None
+    site, codename, _ = debian[0]
+    (directory / "lists" / "partial").mkdir(parents=True)
+    key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (directory / "sources.list").write_text(f"deb [signed-by={key}] {site} {codename} non-free\n")
+    apt = [
+        "apt-get",
+        "-q",
+        "-o",
+        f"Dir::Etc::sourcelist={directory}/sources.list",
+        "-o",
+        "Dir::Etc::sourceparts=/dev/null",
+    ]
+    apt += ["-o", f"Dir::State::lists={directory}/lists", "-o", "APT::Sandbox::User=root"]
+    for command in (["update"], ["download", "libcuda1"]):
+        try:
+            subprocess.run([*apt, *command], cwd=directory, check=True, capture_output=True, timeout=60)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return None
+    packages = list(directory.glob("libcuda1_*.deb"))
+    if not packages or run(["dpkg-deb", "-x", packages[0], directory / "tree"]).returncode != 0:
+        return None
+    return next((path for path in (directory / "tree").rglob("libcuda.so.*") if not path.is_symlink()), None)
+
+
+@pytest.fixture(scope="module")
+def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of NVIDIA's libcuda, whatever its version."""
+    installed = sorted(Path("/usr/lib").glob("*-linux-gnu/libcuda.so.1")) + [Path("/usr/lib64/libcuda.so.1")]
+    for path in installed:
+        if path.exists():
+            return path.resolve()
+    found = unpack_from_debian(tmp_path_factory.mktemp("nonfree"))
+    if found is None:
+        pytest.skip("NVIDIA's libcuda.so.1 is not here and cannot be fetched (Debian non-free package libcuda1)")
+    return found
+
+
+def answers(
+    program: Path, driver: Path, names: set[str], env: dict[str, str]
+) -> dict[tuple[str, ...], tuple[str, str]]:
+    """Return (how, name, version, flags) -> (library, offset)."""
+    done = subprocess.run(
+        [program, driver],
+        input="\n".join(sorted(names)),
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+        check=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines.pop()[0] == "cuInit"
+    return {tuple(line[:4]): (line[4], line[5]) for line in lines}
+
+
+def test_every_address_of_the_real_driver_is_exact(lab: Lab, real_driver: Path) -> None:
+    program = compile_c(lab.directory / "exports", *STRICT, C / "exports.c", "-ldl")
+    listing = run(["nm", "--dynamic", "--defined-only", real_driver]).stdout.splitlines()
+    exported = {line.split()[-1].split("@")[0] for line in listing if " T " in line}
+    assert len(exported) > 500
+    names = exported | {VARIANT.sub("", name) for name in exported}
+    plain = answers(program, real_driver, names, clean_environment())
+    hooked = answers(program, real_driver, names, clean_environment() | {"LD_PRELOAD": str(lab.hook)})
+    assert hooked.keys() == plain.keys()
+    name_at = {where: question[1] for question, where in plain.items() if question[0] == "dlsym" and where[0] != "-"}
+    wrapper_of = {name: hooked["dlsym", name, "0", "0"] for name in HOOKED & exported}
+    assert len(set(wrapper_of.values())) == len(wrapper_of)  # a wrapper each
+    assert {library for library, _ in wrapper_of.values()} == {lab.hook.name}
+    replaced = 0
+    for question, where in plain.items():
+        name = name_at.get(where)
+        if name in HOOKED:
+            assert hooked[question] == wrapper_of[name], question
+            replaced += 1
+        else:
+            assert hooked[question] == where, question
+    assert replaced > 20 * len(wrapper_of)
+
+
+def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
+    listing = run(["nm", "--dynamic", "--defined-only", real_driver]).stdout.splitlines()
+    exported = {line.split()[-1].split("@")[0] for line in listing if " T " in line}
+    script = (
+        "import ctypes, sys; version = ctypes.c_int()
+"
+        "ctypes.CDLL(sys.argv[1]).cuDriverGetVersion(ctypes.byref(version)); print(version.value)"
+    )
+    version = int(run([sys.executable, "-c", script, real_driver], clean_environment()).stdout)
+    newer = {symbol.name for symbol in read_symbols() if symbol.since > version}
+    gone = {"cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"}  # a driver may drop what CUDA 2 had
+    assert HOOKED - exported <= newer | gone
