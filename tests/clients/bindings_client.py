@@ -5,6 +5,7 @@ It knows nothing of SharePod or of the simulator. It prints what it saw as one J
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,12 @@ def launches(stream: Any) -> float:
     return elapsed_ms
 
 
+def libraries() -> list[str]:
+    """Return which of the libraries that matter here are mapped into this process."""
+    mapped = {line.split("/")[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    return sorted(mapped & {"libcuda.so.1", "libsharepod.so"})
+
+
 def main() -> None:
     """Run the flow once."""
     check(driver.cuInit(0))
@@ -80,6 +87,7 @@ def main() -> None:
     free_before, total = check(driver.cuMemGetInfo())
     stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
     seen = {
+        "libraries": libraries(),
         "devices": count,
         "name": name,
         "total": total,

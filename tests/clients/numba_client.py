@@ -6,6 +6,7 @@ and the libraries it stands on. It prints what it saw as one JSON object.
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
@@ -62,10 +63,17 @@ def launches() -> float:
     return float(cuda.event_elapsed_time(begin, end))
 
 
+def libraries() -> list[str]:
+    """Return which of the libraries that matter here are mapped into this process."""
+    mapped = {line.split("/")[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    return sorted(mapped & {"libcuda.so.1", "libsharepod.so"})
+
+
 def main() -> None:
     """Run the flow once."""
     context = cuda.current_context()
     seen = {
+        "libraries": libraries(),
         "devices": len(cuda.gpus),
         "name": str(context.device.name if isinstance(context.device.name, str) else context.device.name.decode()),
         "capability": list(context.device.compute_capability),
@@ -74,7 +82,6 @@ def main() -> None:
         "elapsed_ms": launches(),
     }
     cuda.synchronize()
-    cuda.close()
     json.dump(seen, sys.stdout)
 
 

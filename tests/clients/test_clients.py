@@ -25,6 +25,7 @@ def run(script: str, env: dict[str, str]) -> dict[str, Any]:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
+    assert seen["libraries"] == sorted(["libcuda.so.1", *(["libsharepod.so"] if "LD_PRELOAD" in env else [])])
     return seen
 
 
