@@ -69,6 +69,9 @@ static void wait_for_marker(struct sp_device *device) {
   bool waited = false;
   __atomic_store_n(&device->waiting_lane, lane, __ATOMIC_SEQ_CST); /* pairs with await_keeper in lane.c */
   if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
+    if (driver->cuCtxSetCurrent) {
+      driver->cuCtxSetCurrent(lane->context); /* drivers may refuse an event of a context that is not current */
+    }
     /* Any error counts as finished: the context is lost or the driver is being torn down. */
     waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
   }
