@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench import costs, memory, neighbours, pauses, shares, table
+from bench import costs, memory, neighbours, pauses, rivals, shares, table
 from bench.programs import machine
 from bench.scale import FULL, QUICK, Scale
 from bench.table import Line
@@ -26,6 +26,7 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "duty": neighbours.trainer,
     "arbiter": costs.arbiter,
     "memory": memory.caps,
+    "rivals": rivals.rivals,
 }
 
 

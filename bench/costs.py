@@ -8,7 +8,7 @@ import grpc
 
 from bench import figures
 from bench.node import Load, Node, Terms
-from bench.programs import Program, Result, build, chain_ns
+from bench.programs import Program, Result, build, chain_ns, load_command
 from bench.scale import Scale
 from bench.table import Line, micro
 from sharepod.proto import v1_pb2, v1_pb2_grpc
@@ -47,7 +47,7 @@ def _cost_differences(scale: Scale, *, noop: bool) -> tuple[list[float], list[fl
             hooked, bare = {**hooked, **own}, {**bare, **own}
 
         def cost(environment: dict[str, str]) -> float:
-            program = Program("a", "cost", environment, COST).await_ready()
+            program = Program("a", load_command("cost", COST), environment).await_ready()
             program.go(time.monotonic_ns(), time.monotonic_ns() + 60_000_000_000)
             return _per_launch_ns(program.result())
 

@@ -1,8 +1,7 @@
 /*
  * load: an ordinary driver-API program with a known amount of GPU work, for benches and stress tests.
  *
- * It finds the driver as real programs do (dlopen, then cuGetProcAddress), and knows nothing of shares: the same binary
- * runs bare, under the hook, on the simulated device and on a real one.
+ * It knows nothing of shares: the same binary runs bare, under the hook, on the simulated device and on a real one.
  *
  *     load MODE [option=value ...]
  *
@@ -10,8 +9,8 @@
  *                executable graph of M kernels instead of a kernel
  *     sync       launch `burst` kernels, synchronise, stay off the device for `gap`; again
  *     periodic   every `period`: `work` of device time in kernels of `unit`, then synchronise; prints latencies
- *     spin       rounds of kernels that wait for each other across `streams` streams, or across `devices`, as
- *                collectives do
+ *     spin       rounds of kernels that wait for each other as collectives do: across `streams`, across `devices`, and
+ *                across `ranks` processes that share the file `words`, of which this one is `rank`
  *     cost       the host's time per launch, in `count` batches of `group` launches
  *     memory     fill the memory that the driver says is free, to the byte, by every kind of allocation; `count` rounds
  *     calibrate  loop iterations per microsecond of the device, for `rate`
@@ -24,80 +23,27 @@
  * The last line printed is one JSON object. Exit 0, or 1 with the failing call on stderr.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <inttypes.h>
-#include <limits.h>
+#include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
-#define CUDA_VERSION           12000
-#define STREAM_NON_BLOCKING    1u
-#define EVENT_DEFAULT          0u
-#define EVENT_DISABLE_TIMING   2u
-#define CAPTURE_RELAXED        2
-#define HOST_PORTABLE_MAPPED   3u
+#include "client.h"
+
 #define ATTACH_GLOBAL          1u
-#define SUCCESS                0
-#define ERROR_OUT_OF_MEMORY    2
-#define ERROR_NOT_SUPPORTED    801
 #define MEMBERS_MAX            16u
 #define DEPTH_MAX              1024u
 #define LATENCIES_MAX          1000000u
 #define ARRAY_ELEMENTS_PER_ROW 4096u
 
-typedef unsigned long long device_pointer; /* CUdeviceptr */
-
-/* CUDA_ARRAY_DESCRIPTOR */
-struct array_descriptor {
-  size_t width;
-  size_t height;
-  int format; /* 1: unsigned 8-bit */
-  unsigned channels;
-};
-
-/* One row per driver function: name, arguments. cuGetProcAddress picks the variant for CUDA_VERSION. */
-#define DRIVER(row)                                                                                                    \
-  row(cuInit, (unsigned)) row(cuDeviceGet, (int *, int)) row(cuDevicePrimaryCtxRetain, (void **, int))                 \
-      row(cuCtxSetCurrent, (void *)) row(cuModuleLoadData, (void **, const void *))                                    \
-          row(cuModuleGetFunction, (void **, void *, const char *)) row(cuStreamCreate, (void **, unsigned)) row(      \
-              cuStreamSynchronize, (void *)) row(cuStreamWriteValue32, (void *, device_pointer, uint32_t, unsigned))   \
-              row(cuStreamBeginCapture, (void *, int)) row(cuStreamEndCapture, (void *, void **))                      \
-                  row(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long))                              \
-                      row(cuGraphLaunch, (void *, void *)) row(cuEventCreate, (void **, unsigned))                     \
-                          row(cuEventRecord, (void *, void *)) row(cuEventSynchronize, (void *))                       \
-                              row(cuEventElapsedTime, (float *, void *, void *))                                       \
-                                  row(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned,       \
-                                                       unsigned, unsigned, void *, void **, void **))                  \
-                                      row(cuMemHostAlloc, (void **, size_t, unsigned))                                 \
-                                          row(cuMemGetInfo, (size_t *, size_t *))                                      \
-                                              row(cuMemAlloc, (device_pointer *, size_t))                              \
-                                                  row(cuMemFree, (device_pointer))
-
-/* Looked up when the mode needs them; a driver may lack them. */
-#define DRIVER_OPTIONAL(row)                                                                                           \
-  row(cuMemAllocPitch, (device_pointer *, size_t *, size_t, size_t, unsigned))                                         \
-      row(cuMemAllocManaged, (device_pointer *, size_t, unsigned))                                                     \
-          row(cuMemAllocAsync, (device_pointer *, size_t, void *)) row(cuMemFreeAsync, (device_pointer, void *))       \
-              row(cuArrayCreate, (void **, const struct array_descriptor *)) row(cuArrayDestroy, (void *))             \
-                  row(cuGetErrorName, (int, const char **))
-
-#define DECLARE(name, arguments) static int(*name) arguments;
-DRIVER(DECLARE)
-DRIVER_OPTIONAL(DECLARE)
-
 static struct {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, streams, graph, burst, count, rate, wait;
+  uint64_t depth, group, streams, graph, burst, count, rate, wait, rank, ranks;
   uint64_t devices[MEMBERS_MAX];
   uint32_t device_count;
+  const char *words;
   uint64_t start_ns, stop_ns;
 } options = {.unit_ns = 500000,
              .work_ns = 1000000,
@@ -108,6 +54,7 @@ static struct {
              .streams = 1,
              .burst = 1,
              .rate = 1,
+             .ranks = 1,
              .device_count = 1};
 
 /* One stream on one device, with its kernel. */
@@ -118,37 +65,6 @@ struct member {
 static struct member members[MEMBERS_MAX];
 static uint64_t launches;
 static volatile sig_atomic_t stopped;
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void sleep_until(uint64_t time_ns) {
-  struct timespec time = {.tv_sec = (time_t)(time_ns / 1000000000u), .tv_nsec = (long)(time_ns % 1000000000u)};
-  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
-}
-
-static void __attribute__((noreturn, format(printf, 1, 2))) die(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  fputs("load: ", stderr);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
-  va_end(arguments);
-  exit(1);
-}
-
-static void check(int result, const char *call) {
-  if (result == SUCCESS)
-    return;
-  const char *name = NULL;
-  if (cuGetErrorName)
-    cuGetErrorName(result, &name);
-  die("%s returned %d (%s)", call, result, name ? name : "?");
-}
-#define CALL(name, ...) check(name(__VA_ARGS__), #name)
 
 static bool running(void) {
   return !stopped && now_ns() < options.stop_ns;
@@ -196,7 +112,7 @@ static void parse(int count, char **arguments) {
       {"gap", &options.gap_ns, true},   {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
       {"group", &options.group, false}, {"streams", &options.streams, false},   {"graph", &options.graph, false},
       {"burst", &options.burst, false}, {"count", &options.count, false},       {"rate", &options.rate, false},
-      {"wait", &options.wait, false},
+      {"wait", &options.wait, false},   {"rank", &options.rank, false},         {"ranks", &options.ranks, false},
   };
   if (count < 2)
     die("usage: load MODE [option=value ...]");
@@ -213,123 +129,50 @@ static void parse(int count, char **arguments) {
       *known[row].value = known[row].time ? parse_time(value) : parse_number(value);
     else if (!strcmp(arguments[i], "devices"))
       parse_devices(value);
+    else if (!strcmp(arguments[i], "words"))
+      options.words = value;
     else
       die("unknown option `%s`", arguments[i]);
   }
+  if (!options.ranks || options.rank >= options.ranks)
+    die("rank is 0..ranks-1");
   if (!options.streams || options.streams > MEMBERS_MAX || options.depth > DEPTH_MAX || !options.group ||
       !options.unit_ns)
     die("an option is out of range: streams 1..%u, depth 0..%u, group and unit at least 1", MEMBERS_MAX, DEPTH_MAX);
 }
 
-/* ---- the driver ---- */
-
-static void load_driver(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (!library)
-    die("%s", dlerror());
-  int (*get_v2)(const char *, void **, int, uint64_t, int *) = NULL;
-  int (*get_v1)(const char *, void **, int, uint64_t) = NULL;
-  *(void **)&get_v2 = dlsym(library, "cuGetProcAddress_v2");
-  *(void **)&get_v1 = dlsym(library, "cuGetProcAddress");
-  if (!get_v2 && !get_v1)
-    die("the driver has no cuGetProcAddress");
-  void *address;
-  int status, result;
-#define FIND(name, arguments)                                                                                          \
-  address = NULL;                                                                                                      \
-  result = get_v2 ? get_v2(#name, &address, CUDA_VERSION, 0, &status) : get_v1(#name, &address, CUDA_VERSION, 0);      \
-  *(void **)&name = result == SUCCESS ? address : NULL;
-#define REQUIRE(name, arguments)                                                                                       \
-  FIND(name, arguments)                                                                                                \
-  if (!name)                                                                                                           \
-    die("the driver lacks " #name);
-  DRIVER(REQUIRE)
-  DRIVER_OPTIONAL(FIND)
-}
-
-/* The kernel's name for the simulated device: the largest unit of time that divides it. */
-static void kernel_name(char *name, size_t size) {
-  uint64_t ns = options.unit_ns;
-  if (ns % 1000000 == 0)
-    snprintf(name, size, "k_%" PRIu64 "ms", ns / 1000000);
-  else if (ns % 1000 == 0)
-    snprintf(name, size, "k_%" PRIu64 "us", ns / 1000);
-  else
-    snprintf(name, size, "k_%" PRIu64 "ns", ns);
-}
-
-/* The clock read keeps the compiler of the driver from folding the loop away. */
-static const char ptx_format[] = ".version 6.0\n"
-                                 ".target sm_70\n"
-                                 ".address_size 64\n"
-                                 ".visible .entry %s(.param .u64 iterations) {\n"
-                                 "  .reg .pred %%p;\n"
-                                 "  .reg .u64 %%i, %%n;\n"
-                                 "  .reg .u32 %%t;\n"
-                                 "  ld.param.u64 %%n, [iterations];\n"
-                                 "  mov.u64 %%i, 0;\n"
-                                 "again:\n"
-                                 "  setp.ge.u64 %%p, %%i, %%n;\n"
-                                 "  @%%p bra done;\n"
-                                 "  mov.u32 %%t, %%clock;\n"
-                                 "  add.u64 %%i, %%i, 1;\n"
-                                 "  bra again;\n"
-                                 "done:\n"
-                                 "  ret;\n"
-                                 "}\n"
-                                 ".visible .entry spin_until(.param .u64 word) {\n"
-                                 "  .reg .pred %%p;\n"
-                                 "  .reg .u64 %%a;\n"
-                                 "  .reg .u32 %%v;\n"
-                                 "  ld.param.u64 %%a, [word];\n"
-                                 "again:\n"
-                                 "  ld.volatile.global.u32 %%v, [%%a];\n"
-                                 "  setp.eq.u32 %%p, %%v, 0;\n"
-                                 "  @%%p bra again;\n"
-                                 "  ret;\n"
-                                 "}\n";
-
-static void launch_on(struct member *member, void *function, uint64_t argument) {
-  void *parameters[] = {&argument};
-  CALL(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, member->stream, parameters, NULL);
-}
+/* ---- the work ---- */
 
 static void launch(struct member *member) {
   launches++;
   if (member->graph)
     CALL(cuGraphLaunch, member->graph, member->stream);
   else
-    launch_on(member, member->function, options.unit_ns * options.rate / 1000);
+    launch_one(member->function, member->stream, options.unit_ns * options.rate / 1000);
 }
 
 static void make_graph(struct member *member) {
   void *graph = NULL;
   CALL(cuStreamBeginCapture, member->stream, CAPTURE_RELAXED);
   for (uint64_t i = 0; i < options.graph; i++)
-    launch_on(member, member->function, options.unit_ns * options.rate / 1000);
+    launch_one(member->function, member->stream, options.unit_ns * options.rate / 1000);
   CALL(cuStreamEndCapture, member->stream, &graph);
   CALL(cuGraphInstantiateWithFlags, &member->graph, graph, 0);
 }
 
 /* Members 0..streams-1, spread over the devices in turn. */
 static void open_devices(void) {
-  char name[64], ptx[sizeof ptx_format + sizeof name];
-  kernel_name(name, sizeof name);
-  snprintf(ptx, sizeof ptx, ptx_format, name);
   CALL(cuInit, 0);
   void *contexts[MEMBERS_MAX] = {0}, *modules[MEMBERS_MAX];
   for (uint32_t i = 0; i < options.streams; i++) {
     uint32_t place = i % options.device_count;
     if (!contexts[place]) {
-      int device = 0;
-      CALL(cuDeviceGet, &device, (int)options.devices[place]);
-      CALL(cuDevicePrimaryCtxRetain, &contexts[place], device);
-      CALL(cuCtxSetCurrent, contexts[place]);
-      CALL(cuModuleLoadData, &modules[place], ptx);
+      contexts[place] = open_context((int)options.devices[place]);
+      modules[place] = load_module(&options.unit_ns, 1);
     }
     members[i].context = contexts[place];
     CALL(cuCtxSetCurrent, members[i].context);
-    CALL(cuModuleGetFunction, &members[i].function, modules[place], name);
+    members[i].function = find_kernel(modules[place], options.unit_ns);
     CALL(cuModuleGetFunction, &members[i].spin, modules[place], "spin_until");
     CALL(cuStreamCreate, &members[i].stream, STREAM_NON_BLOCKING);
     if (options.graph)
@@ -424,22 +267,41 @@ static void run_periodic(void) {
   free(latencies);
 }
 
-/* A ring: every member says "I am here" and then waits for the next one to say so, as the kernels of a collective do.
- * The words of a round are fresh, so none is read before it is zero. */
-static void run_spin(void) {
-  uint64_t limit = options.count && options.count < LATENCIES_MAX ? options.count : 4096, done = 0;
+/* The words of all rounds, zero: in the file `words`, shared with the other ranks, or this process's own. */
+static uint32_t *map_words(uint64_t count) {
   uint32_t *words = NULL;
+  size_t bytes = count * sizeof *words;
   use(&members[0]);
-  CALL(cuMemHostAlloc, (void **)&words, limit * options.streams * sizeof *words, HOST_PORTABLE_MAPPED);
-  memset(words, 0, limit * options.streams * sizeof *words);
-  uint64_t longest_ns = 0;
-  for (; done < limit && running(); done++) {
+  if (!options.words) {
+    CALL(cuMemHostAlloc, (void **)&words, bytes, HOST_PORTABLE_MAPPED);
+    memset(words, 0, bytes);
+    return words;
+  }
+  int file = open(options.words, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0 || ftruncate(file, (off_t)bytes))
+    die("%s cannot be opened", options.words);
+  words = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (words == MAP_FAILED)
+    die("%s cannot be mapped", options.words);
+  CALL(cuMemHostRegister, words, bytes, HOST_PORTABLE_MAPPED);
+  return words;
+}
+
+/* A ring over the streams of all ranks: every member says "I am here" and then waits for the next one to say so, as the
+ * kernels of a collective do. The words of a round are fresh, so none is read before it is zero. */
+static void run_spin(void) {
+  uint64_t rounds = options.count ? options.count : 4096, done = 0, longest_ns = 0;
+  uint64_t ring = options.streams * options.ranks, first = options.streams * options.rank;
+  uint32_t *words = map_words(rounds * ring);
+  for (; done < rounds && running(); done++) {
     uint64_t begin = now_ns();
-    uint32_t *round = words + done * options.streams;
+    uint32_t *round = words + done * ring;
     for (uint64_t i = 0; i < options.streams; i++) {
       use(&members[i]);
-      CALL(cuStreamWriteValue32, members[i].stream, (device_pointer)(uintptr_t)&round[i], 1, 0);
-      launch_on(&members[i], members[i].spin, (uintptr_t)&round[(i + 1) % options.streams]);
+      device_pointer here = (uintptr_t)&round[first + i];
+      CALL(cuStreamWriteValue32, members[i].stream, here, 1, 0);
+      launch_one(members[i].spin, members[i].stream, (uintptr_t)&round[(first + i + 1) % ring]);
       launch(&members[i]);
     }
     drain();
@@ -448,6 +310,9 @@ static void run_spin(void) {
     if (options.gap_ns)
       sleep_until(now_ns() + options.gap_ns);
   }
+  for (uint64_t round = done; round < rounds; round++) /* the other ranks must not wait for one that has left */
+    for (uint64_t i = 0; i < options.streams; i++)
+      __atomic_store_n(&words[round * ring + first + i], 1, __ATOMIC_RELEASE);
   begin_result();
   printf(", \"rounds\": %" PRIu64 ", \"longest_round_ns\": %" PRIu64, done, longest_ns);
 }
@@ -477,7 +342,7 @@ static void run_calibrate(void) {
   while (ms < 50 && iterations < UINT64_MAX / 2) { /* the clocks of a cold device rise while this grows */
     iterations *= 2;
     CALL(cuEventRecord, begin, members[0].stream);
-    launch_on(&members[0], members[0].function, iterations);
+    launch_one(members[0].function, members[0].stream, iterations);
     CALL(cuEventRecord, end, members[0].stream);
     CALL(cuEventSynchronize, end);
     CALL(cuEventElapsedTime, &ms, begin, end);

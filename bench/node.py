@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.figures import Held, Kernel, Sample
-from bench.programs import Program
+from bench.programs import Program, load_command
 from sharepod import simgpu
 from sharepod.cli import model
 from sharepod.cli.client import Client
@@ -96,7 +96,7 @@ class Node:
                 self._start_agent()
             else:
                 # The first program makes the device; without one there is no truth to read.
-                Program("maker", "cost", self.environment, {"count": 1, "unit": "20ns"}).await_ready().kill()
+                Program("maker", load_command("cost", {"count": 1}), self.environment).await_ready().kill()
             self.truth = Truth(self._directory / "gpu")
         except BaseException:
             self._close()
@@ -146,6 +146,11 @@ class Node:
         return self._client
 
     @property
+    def directory(self) -> Path:
+        """A directory in memory that goes away with the node."""
+        return self._directory
+
+    @property
     def agent_pid(self) -> int:
         """The agent's process id."""
         assert self._agent is not None
@@ -164,19 +169,18 @@ class Node:
             share_class=terms.share_class,
             owner_pid=0,
         )
-        uuids = [device.device_uuid for device in registration.share.devices]
-        return program_environment(self.environment, registration.environment, registration.hook_path, uuids)
+        return program_environment(self.environment, registration.environment, registration.hook_path)
 
-    def add(self, owner: str, mode: str, environment: Mapping[str, str], options: Mapping[str, object]) -> Program:
+    def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
         """Start one more program of `owner`; it is ready, and waits for its `go`."""
-        program = Program(owner, mode, environment, options)
+        program = Program(owner, command, environment)
         self._programs.append(program)
         self._owners[program.pid] = owner
         return program.await_ready()
 
     def start(self, owner: str, load: Load) -> Program:
         """Register a share for `load` and start its program."""
-        return self.add(owner, load.mode, self.share_environment(owner, load.terms), load.options)
+        return self.add(owner, load_command(load.mode, load.options), self.share_environment(owner, load.terms))
 
     def run(self, loads: Mapping[str, Load], seconds: float) -> list[Sample]:
         """Run all loads together for `seconds`; return the truth at every full second, from the first on.

@@ -5,6 +5,7 @@ import time
 from bench import figures
 from bench.figures import Kernel
 from bench.node import START_DELAY_NS, Load, Node, Terms
+from bench.rivals import bursts, gemini
 from bench.scale import Scale
 from bench.shares import MS, quantum_ns, saturating
 from bench.table import Line, milli
@@ -12,6 +13,8 @@ from bench.table import Line, milli
 LOG_KERNELS = 400_000
 UNIT_NS = MS // 2
 SECOND = 1_000_000_000
+JOINER = "late joiner, window 10000 ms"
+LIMIT_ALONE = "limit 50 alone, window 10000 ms"
 
 
 def joined(loads: dict[str, Load], joiner: str, alone_s: int, *, hook: bool) -> tuple[float, str, float]:
@@ -48,42 +51,57 @@ def _first_start_ns(kernels: list[Kernel], owner: str) -> int:
 
 def joining(scale: Scale) -> list[Line]:
     """Measure the longest stall when a share joins and leaves."""
-    cases = {
-        "50 alone, an equal joins and leaves": {"a": saturating(50, "500us"), "late": saturating(50, "500us")},
-        "50 and 30 at work, 20 joins and leaves": {
-            "a": saturating(50, "500us"),
-            "b": saturating(30, "500us"),
-            "late": saturating(20, "500us"),
-        },
-    }
+    equal = {"a": saturating(50, "500us"), "late": saturating(50, "500us")}
+    three = {"a": saturating(50, "500us"), "b": saturating(30, "500us"), "late": saturating(20, "500us")}
+    cases = (
+        ("an equal joins and leaves, 10 ms bursts", {"a": bursts(50), "late": bursts(50)}, 10 * MS, JOINER),
+        ("an equal joins and leaves, saturated", equal, UNIT_NS, ""),
+        ("20 joins 50 and 30, and leaves, saturated", three, UNIT_NS, ""),
+    )
     lines = []
-    for what, loads in cases.items():
+    for what, loads, unit_ns, scenario in cases:
         pause, owner, quantum = joined(loads, "late", scale.alone_s, hook=True)
-        bar = max(100 * MS, len(loads) * quantum + UNIT_NS)
+        bar = max(100 * MS, len(loads) * quantum + unit_ns)
         bare = milli(joined(loads, "late", scale.alone_s, hook=False)[0]) if scale.baselines else ""
+        rival = f"{gemini(scenario):.0f} ms" if scenario else ""
         detail: dict[str, object] = {"owner": owner, "quantum": milli(quantum)}
         lines.append(
-            Line("stall", f"longest stall: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar, bare, detail=detail)
+            Line(
+                "stall",
+                f"longest stall: {what}",
+                f"≤ {milli(bar)}",
+                milli(pause),
+                pause <= bar,
+                bare,
+                rival,
+                detail=detail,
+            )
         )
     return lines
 
 
 def limits(scale: Scale) -> list[Line]:
     """Measure limits alone on an idle device: the error over 1 s and the longest pause."""
+    cases = (
+        ("10 ms bursts", bursts(50, 50), 10 * MS, LIMIT_ALONE),
+        ("500 µs kernels", Load(Terms(50, 50), "saturate", {"unit": "500us", "depth": 4}), UNIT_NS, ""),
+        ("500 µs kernels", Load(Terms(30, 30), "saturate", {"unit": "500us", "depth": 4}), UNIT_NS, ""),
+        ("20 ms kernels", Load(Terms(30, 30), "saturate", {"unit": "20ms", "depth": 4}), 20 * MS, ""),
+    )
     lines = []
-    for limit, unit, unit_ns in ((50, "500us", UNIT_NS), (30, "500us", UNIT_NS), (30, "20ms", 20 * MS)):
-        load = Load(Terms(limit, limit), "saturate", {"unit": unit, "depth": 4})
+    for work, load, unit_ns, scenario in cases:
+        limit = load.terms.limit
         with Node(log_kernels=LOG_KERNELS) as node:
             samples = node.run({"a": load}, scale.short_s)
             pause = figures.longest_pause_ns(node.kernels(), "a", samples[0].now_ns, samples[-1].now_ns)
             quantum = quantum_ns(node)
         error = max(figures.limit_errors(samples, "a", limit / 100))
         bar = max(100 * MS, unit_ns * (100 - limit) / limit + quantum)
-        what = f"limit {limit} % alone, {unit.replace('us', ' µs').replace('ms', ' ms')} kernels"
+        what = f"limit {limit:.0f} % alone, {work}"
         used = {"used": figures.utilisation(samples), "quantum": milli(quantum)}
-        bare = f"{100 - limit} pp" if scale.baselines else ""
-        lines.append(
-            Line("limit", f"error over 1 s: {what}", "≤ 1 pp", f"{error:.2f} pp", error <= 1, bare, detail=used)
-        )
-        lines.append(Line("limit", f"longest pause: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar))
+        rival = f"{gemini(scenario):.0f} ms" if scenario else ""
+        lines += [
+            Line("limit", f"error over 1 s: {what}", "≤ 1 pp", f"{error:.2f} pp", error <= 1, detail=used),
+            Line("limit", f"longest pause: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar, gemini=rival),
+        ]
     return lines

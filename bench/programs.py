@@ -26,7 +26,8 @@ class ProgramFailed(Exception):
 def build(source: str, output: str, *flags: str) -> Path:
     """Compile `source` of this directory to build/bench/`output` unless that is newer; return its path."""
     code, program = SOURCES / source, CACHE / output
-    if not program.exists() or program.stat().st_mtime < code.stat().st_mtime:
+    newest = max(path.stat().st_mtime for path in (code, SOURCES / "client.h"))
+    if not program.exists() or program.stat().st_mtime < newest:
         program.parent.mkdir(parents=True, exist_ok=True)
         partial = program.with_name(f"{program.name}.{os.getpid()}")
         compiler = os.environ.get("CC", "cc")
@@ -60,14 +61,24 @@ class Result:
         return cls(pid, start_ns, end_ns, launches, work_ns, latencies, batches, fields)
 
 
-class Program:
-    """One running load program. Its context stands when the constructor returns; `go` starts its work."""
+def load_command(mode: str, options: Mapping[str, object]) -> list[str]:
+    """Return the command of a load program."""
+    return [str(build("load.c", "load")), mode, *(f"{name}={value}" for name, value in options.items()), "wait=1"]
 
-    def __init__(self, owner: str, mode: str, environment: Mapping[str, str], options: Mapping[str, object]) -> None:
+
+def storm_command(seed: int, threads: int, devices: int) -> list[str]:
+    """Return the command of a storm program."""
+    return [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
+
+
+class Program:
+    """One running program of this directory. `await_ready` returns when its context stands; `go` starts its work."""
+
+    def __init__(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.owner = owner
-        self._command = [mode, *(f"{name}={value}" for name, value in options.items())]
+        self._command = command
         self._process = subprocess.Popen(
-            [str(build("load.c", "load")), *self._command, "wait=1"],
+            list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,6 +86,7 @@ class Program:
             bufsize=0,
         )
         self.pid = self._process.pid
+        self.killed = False
         self._result: Result | None = None
 
     def await_ready(self) -> Self:
@@ -96,13 +108,13 @@ class Program:
         self._process.stdin.write(f"{start_ns} {stop_ns}\n".encode())
         self._process.stdin.flush()
 
-    def result(self) -> Result:
-        """Wait for its end and return what it did. Raises ProgramFailed."""
+    def result(self, timeout_s: float = END_TIMEOUT_S) -> Result:
+        """Wait for its end, at most `timeout_s`, and return what it did. Raises ProgramFailed."""
         if self._result is None:
             try:
-                output, errors = self._process.communicate(timeout=END_TIMEOUT_S)
+                output, errors = self._process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
-                raise self._failed(f"has not ended {END_TIMEOUT_S:.0f} s after it should have") from None
+                raise self._failed(f"has not ended {timeout_s:.0f} s after it was waited for") from None
             if self._process.returncode:
                 raise self._failed(f"exit {self._process.returncode}: {errors.decode().strip()}")
             self._result = Result.parse(output.decode())
@@ -117,7 +129,8 @@ class Program:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL it and wait until it is gone."""
+        """SIGKILL it, if it still runs, and wait until it is gone."""
+        self.killed = self.killed or self._process.poll() is None
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -128,7 +141,7 @@ class Program:
         errors = ""
         if self._process.poll() is not None and self._process.stderr is not None and not self._process.stderr.closed:
             errors = f": {self._process.stderr.read().decode().strip()}"
-        return ProgramFailed(f"{self.owner}: `load {' '.join(self._command)}` {what}{errors}")
+        return ProgramFailed(f"{self.owner}: `{' '.join(self._command)}` {what}{errors}")
 
 
 def chain_ns(rounds: int, pause_us: int) -> list[int]:

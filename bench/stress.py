@@ -1,0 +1,239 @@
+"""`python -m bench.stress`: thousands of random schedules, judged by the simulated device's own log.
+
+A round is a node of one or two devices with random shares: some latency, some batch, some limited, some on both
+devices, some of several processes. Their programs do random things in several threads (storm.c); programs of different
+shares wait for each other inside kernels; shares join and leave, and processes are killed at random moments. Then:
+
+* kernels that started outside every turn of their share: 0, deliberate passes listed apart;
+* lost wake-ups (a program waits while its devices idle): 0;
+* turns lost to SIGKILL (the same, after a kill): 0;
+* deadlocks (a program that does not end): 0.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import figures
+from bench.figures import Kernel
+from bench.node import Node, Terms
+from bench.programs import Program, ProgramFailed, load_command, storm_command
+
+IDLE_BOUND_NS = 150_000_000
+"""A device that idles longer than this beside a waiting program has lost a wake-up: the drain bound is 100 ms."""
+END_TIMEOUT_S = 20.0
+ROUND_S = 4.0
+LOG_KERNELS = 1_000_000
+SPIN_ROUNDS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a stress run found. All but the first three are faults."""
+
+    episodes: int = 0
+    kernels: int = 0
+    kills: int = 0
+    passed: int = 0
+    """Kernels that started outside a turn, and that the hook counts as passed deliberately."""
+    outside: tuple[str, ...] = ()
+    lost_wake_ups: tuple[str, ...] = ()
+    lost_turns: tuple[str, ...] = ()
+    deadlocks: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Every fault in words."""
+        return (*self.outside, *self.lost_wake_ups, *self.lost_turns, *self.deadlocks)
+
+    def __add__(self, other: "Verdict") -> "Verdict":
+        return Verdict(*(getattr(self, name) + getattr(other, name) for name in Verdict.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A share of one round and its programs."""
+
+    name: str
+    terms: Terms
+    environment: dict[str, str]
+    programs: list[Program] = field(default_factory=list)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The indices of its devices."""
+        return tuple(map(int, self.terms.devices))
+
+
+class Round:
+    """One node full of random shares."""
+
+    def __init__(self, node: Node, dice: random.Random, devices: int, directory: Path) -> None:
+        self._node, self._dice, self._devices, self._directory = node, dice, devices, directory
+        self._members: list[Member] = []
+        self._passed: dict[str, int] = {}
+        self._kills: list[int] = []
+        self._words: list[Path] = []
+        self._stop_ns = time.monotonic_ns() + round(ROUND_S * 1e9)
+
+    def run(self) -> Verdict:
+        """Let them loose, kill and join, wait for all, and judge."""
+        for _ in range(self._dice.randint(2, 4)):
+            self._join()
+        if self._dice.random() < 0.7:
+            self._join_ring()
+        while time.monotonic_ns() < self._stop_ns:
+            time.sleep(self._dice.uniform(0.02, 0.4))
+            action = self._dice.random()
+            if action < 0.4:
+                self._kill()
+            elif action < 0.7 and len(self._members) < 9:
+                self._join()
+            elif action < 0.8:
+                self._pause()
+        verdict = self._end()
+        time.sleep(0.3)  # the last turns drain
+        return verdict if verdict.deadlocks else self._judge(verdict)
+
+    # ---- actions ----
+
+    def _join(self) -> None:
+        devices = (
+            tuple(map(str, range(self._devices)))
+            if self._dice.random() < 0.4
+            else (str(self._dice.randrange(self._devices)),)
+        )
+        member = self._register(devices, self._dice.choice([100, 100, 100, 40]))
+        for _ in range(self._dice.choice([1, 1, 2])):
+            self._start(member, storm_command(self._dice.randint(1, 10**9), self._dice.randint(1, 3), len(devices)))
+
+    def _register(self, devices: tuple[str, ...], limit: float) -> Member:
+        share_class = self._dice.choice(["standard", "standard", "latency", "batch"])
+        terms = Terms(self._dice.randint(1, 10), limit, share_class, devices=devices)
+        name = f"share{len(self._members)}"
+        member = Member(name, terms, self._node.share_environment(name, terms))
+        self._members.append(member)
+        return member
+
+    def _start(self, member: Member, command: Sequence[str]) -> None:
+        program = self._node.add(member.name, command, member.environment)
+        program.go(time.monotonic_ns(), self._stop_ns)
+        member.programs.append(program)
+
+    def _join_ring(self) -> None:
+        """Two shares whose kernels wait for each other, on any devices: neither may be kept out for ever."""
+        words = self._directory / f"words{len(self._words)}"
+        self._words.append(words)
+        for rank in range(2):
+            options = {"unit": "50us", "ranks": 2, "rank": rank, "words": words, "count": SPIN_ROUNDS, "gap": "2ms"}
+            member = self._register((str(self._dice.randrange(self._devices)),), 100)
+            self._start(member, load_command("spin", options))
+
+    def _kill(self) -> None:
+        living = [p for m in self._members for p in m.programs if p.running()]
+        if len(living) < 3:
+            return
+        victim = self._dice.choice(living)
+        self._kills.append(time.monotonic_ns())
+        victim.kill()
+        self._release_rings()
+
+    def _pause(self) -> None:
+        member = self._dice.choice(self._members)
+        self._node.client.pause(member.name)
+        time.sleep(self._dice.uniform(0.01, 0.1))
+        self._node.client.resume(member.name)
+
+    def _release_rings(self) -> None:
+        """Stand in for a rank that was killed: its partner's kernels would wait for it for ever, by their own doing."""
+        for words in self._words:
+            words.write_bytes(b"\1" * words.stat().st_size)
+
+    # ---- judgement ----
+
+    def _end(self) -> Verdict:
+        verdict = Verdict(kills=len(self._kills))
+        for member in self._members:
+            for program in member.programs:
+                if program.killed:
+                    continue
+                try:
+                    program.result(END_TIMEOUT_S)
+                except ProgramFailed as error:
+                    verdict += Verdict(deadlocks=(str(error),))
+                    self._release_rings()
+        return verdict
+
+    def _judge(self, verdict: Verdict) -> Verdict:
+        kernels, usage = self._node.kernels(), self._node.usage()
+        verdict += Verdict(kernels=len(kernels), episodes=sum(map(self._episodes, self._members)))
+        outside: dict[str, list[Kernel]] = {}
+        for kernel in figures.outside_turns(kernels, self._node.held()):
+            outside.setdefault(kernel.owner, []).append(kernel)
+        for owner, found in outside.items():
+            deliberate = sum(device.passed for device in usage[owner].devices)
+            verdict += Verdict(passed=min(deliberate, len(found)))
+            if len(found) > deliberate:
+                first = found[0]
+                verdict += Verdict(
+                    outside=(f"{owner}: {len(found)} kernels outside its turns, {deliberate} passed; {first}",)
+                )
+        for member in self._members:
+            verdict += self._waits(member, kernels)
+        return verdict
+
+    @staticmethod
+    def _episodes(member: Member) -> int:
+        fields = [p.result().other for p in member.programs if not p.killed]
+        return sum(int(f.get("episodes", f.get("rounds", 0))) for f in fields)
+
+    def _waits(self, member: Member, kernels: Sequence[Kernel]) -> Verdict:
+        if member.terms.limit < 100:
+            return Verdict()  # its limit keeps it off an idle device, rightly
+        verdict = Verdict()
+        own = [kernel for kernel in kernels if kernel.device in member.devices]
+        for program in member.programs:
+            slow = () if program.killed else program.result().other.get("slow", ())
+            waits = list(zip(slow[::2], slow[1::2], strict=True))
+            for began, ended in figures.lost_wake_ups(own, waits, IDLE_BOUND_NS):
+                text = f"{member.name} waited {(ended - began) / 1e6:.0f} ms from {began} beside an idle device"
+                if any(began <= kill <= ended for kill in self._kills):
+                    verdict += Verdict(lost_turns=(text,))
+                else:
+                    verdict += Verdict(lost_wake_ups=(text,))
+        return verdict
+
+
+def stress(seconds: float, seed: int) -> Verdict:
+    """Run rounds until `seconds` are over; the same seed gives the same shares and programs."""
+    dice, verdict, began = random.Random(seed), Verdict(), time.monotonic()
+    while time.monotonic() - began < seconds and not verdict.faults:
+        devices = dice.choice([1, 2])
+        with Node(f"{devices}xH200", log_kernels=LOG_KERNELS, agent_settings={"overcommit": "true"}) as node:
+            verdict += Round(node, dice, devices, node.directory).run()
+    return verdict
+
+
+def main() -> int:
+    """Print what was found; exit 1 on a fault."""
+    parser = argparse.ArgumentParser(prog="python -m bench.stress", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="how long to run")
+    parser.add_argument("--seed", type=int, default=None, help="to run the same again")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    verdict = stress(options.seconds, seed)
+    print(
+        f"seed {seed}: {verdict.episodes} episodes, {verdict.kernels} kernels, {verdict.kills} kills, "
+        f"{verdict.passed} deliberate passes, {len(verdict.faults)} faults"
+    )
+    for fault in verdict.faults:
+        print(fault, file=sys.stderr)
+    return 1 if verdict.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
