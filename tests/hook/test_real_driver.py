@@ -109,8 +109,7 @@ def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
     listing = run(["nm", "--dynamic", "--defined-only", real_driver]).stdout.splitlines()
     exported = {line.split()[-1].split("@")[0] for line in listing if " T " in line}
     script = (
-        "import ctypes, sys; version = ctypes.c_int()
-"
+        "import ctypes, sys; version = ctypes.c_int()\n"
         "ctypes.CDLL(sys.argv[1]).cuDriverGetVersion(ctypes.byref(version)); print(version.value)"
     )
     version = int(run([sys.executable, "-c", script, real_driver], clean_environment()).stdout)
