@@ -2,21 +2,21 @@
  * The policy of one device. docs/policy.md states the account in one page; the invariants stand beside the code.
  *
  * Per share two accounts run on the same charges: `credit` earns the request and answers "is it below its request?",
- * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all active
- * shares is time that the device did not give anyone; it is cancelled (settle), so only differences between shares
- * remain, and hand-off costs, overcommit and rounding never pile up.
+ * `lag` earns the target (request + part of the surplus) and answers "how far behind is it?". A lag common to all
+ * active shares is time that the device did not give anyone; it is cancelled (settle), so only differences between
+ * shares remain, and hand-off costs, overcommit and rounding never pile up.
  */
 #include "policy.h"
 
 #include <string.h>
 
-#define MS 1000000ull
+#define MS    1000000ull
 #define WHOLE SP_POLICY_WHOLE
 
 #define QUANTUM_MIN_NS (2 * MS)
 #define QUANTUM_MAX_NS (50 * MS)
 /* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
-#define QUANTUM_NS (10 * MS)
+#define QUANTUM_NS         (10 * MS)
 #define QUANTUM_LATENCY_NS (5 * MS)
 /* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
 #define ROUND_NS (100 * MS)
@@ -25,7 +25,7 @@
  * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
 #define SAVED_NS (80 * MS)
 /* Lag within this time of target is ordinary rounding; an overrun beyond it is debt. */
-#define LAG_NS (200 * MS)
+#define LAG_NS      (200 * MS)
 #define DEBT_MAX_NS (10000 * MS)
 /* The on-off period of a share that is held back by its limit alone. */
 #define LIMIT_PERIOD_NS (20 * MS)
@@ -34,16 +34,28 @@
 
 /* A larger step or charge saturates every account anyway; the cut keeps ns x millipercent far from 2^63. */
 #define STEP_MAX_NS (1000000 * MS)
-#define FINITE ((int64_t)(STEP_MAX_NS * WHOLE))
+#define FINITE      ((int64_t)(STEP_MAX_NS * WHOLE))
 
-static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-static uint64_t clamp_u64(uint64_t x, uint64_t low, uint64_t high) { return x < low ? low : x > high ? high : x; }
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static uint64_t min_u64(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+static uint64_t max_u64(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
+static uint64_t clamp_u64(uint64_t x, uint64_t low, uint64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+static int64_t min_i64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+static int64_t max_i64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
 
 /* `ns` at `rate_mp`, in account units. */
-static int64_t earned(uint64_t ns, uint32_t rate_mp) { return (int64_t)(ns * rate_mp); }
+static int64_t earned(uint64_t ns, uint32_t rate_mp) {
+  return (int64_t)(ns * rate_mp);
+}
 
 /* value x rate / whole, without overflow. */
 static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
@@ -67,7 +79,9 @@ static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
   return s->request_mp > 0 && credit >= 0;
 }
 
-static bool is_limited(const struct sp_policy_share *s) { return s->limit_mp < WHOLE; }
+static bool is_limited(const struct sp_policy_share *s) {
+  return s->limit_mp < WHOLE;
+}
 
 /* What the bucket must hold before a turn is granted: enough that a share alone runs limit x period, then pauses. */
 static int64_t bucket_threshold(const struct sp_policy_share *s) {
@@ -84,10 +98,11 @@ static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
   return !is_limited(s) || bucket >= bucket_threshold(s);
 }
 
-/* Proportional to the target: every active share gets one turn a round, and a small share does not wait for it longer
- * than a large one. */
+/* Proportional to the target: a share with a small one gets its turn once a round, too, only a shorter one. A share
+ * with a large target takes its part in several turns between those of others, which keeps every short window exact. */
 static uint64_t quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, QUANTUM_MAX_NS);
+  uint64_t longest_ns = policy->active > 1 ? max_u64(policy->round_ns / policy->active, QUANTUM_NS) : QUANTUM_MAX_NS;
+  return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, longest_ns);
 }
 
 /* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
@@ -155,7 +170,8 @@ static uint32_t effective_request(const struct sp_policy_share *s) {
   return s->debt > 0 ? s->request_mp / 2 : s->request_mp;
 }
 
-/* A round of turns: shares x base quantum, the base at least the longest unit, for a shorter one would not be kept. */
+/* A round of turns: shares x base quantum, the base at least half the longest unit, for a turn lasts at least a unit. A
+ * whole unit would be too much: with work in flight at its end, such a turn lasts two. */
 static uint64_t work_out_round(const struct sp_policy *policy) {
   uint64_t base_ns = QUANTUM_NS;
   uint64_t unit_ns = 0;
@@ -166,9 +182,9 @@ static uint64_t work_out_round(const struct sp_policy *policy) {
     if (is_active(s))
       unit_ns = max_u64(unit_ns, s->longest_unit_ns);
   }
-  uint64_t turns = max_u64(policy->active, 2);
+  uint64_t turns = max_u64(policy->active, 2); /* alone: a turn of two base quanta */
   base_ns = min_u64(base_ns, max_u64(ROUND_NS / turns, QUANTUM_MIN_NS));
-  base_ns = max_u64(base_ns, min_u64(unit_ns, QUANTUM_MAX_NS));
+  base_ns = max_u64(base_ns, min_u64(unit_ns / 2, QUANTUM_MAX_NS));
   return turns * base_ns;
 }
 
@@ -205,7 +221,9 @@ static void work_out_rates(struct sp_policy *policy) {
 /* ---------------------------------------------------------------------------------------------- accounts */
 
 /* How much a waiting share may be behind: the bound of the lag, or two rounds where units make rounds longer. */
-static uint64_t lag_bound_ns(const struct sp_policy *policy) { return max_u64(LAG_NS, 2 * policy->round_ns); }
+static uint64_t lag_bound_ns(const struct sp_policy *policy) {
+  return max_u64(LAG_NS, 2 * policy->round_ns);
+}
 
 /* The rate at which credit is earned. Alone, a share may use the whole device and owes nothing for it. */
 static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_policy_share *s) {
@@ -222,8 +240,10 @@ static void cap_accounts(const struct sp_policy *policy, struct sp_policy_share 
   }
   s->bucket = min_i64(s->bucket, bucket_capacity(policy, s));
   if (is_active(s)) {
+    /* A target of 0 may only mean that the rates are stale; lag that it cannot earn does no harm. */
     s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));
-    s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
+    if (s->target_mp > 0)
+      s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
   } else {
     s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
     s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
@@ -441,8 +461,8 @@ int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_
   return -1;
 }
 
-void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp,
-                      uint32_t share_class, uint64_t now_ns) {
+void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
+                      uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
   advance(policy, now_ns);
@@ -453,6 +473,7 @@ void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, 
     s->bucket = bucket_threshold(s);
   if (s->request_mp == 0)
     s->debt = 0;
+  cap_accounts(policy, s);
   policy->stale = true;
 }
 
@@ -471,6 +492,8 @@ void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t 
     return;
   advance(policy, now_ns);
   policy->shares[share].paused = paused;
+  if (paused)
+    cap_accounts(policy, &policy->shares[share]);
   policy->stale = true;
 }
 
@@ -482,6 +505,8 @@ void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t 
   s->waiting = waiting;
   if (waiting)
     s->waiting_since_ns = policy->updated_ns;
+  else
+    cap_accounts(policy, s);
   if (!s->holding)
     policy->stale = true;
 }
@@ -508,6 +533,7 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
     return;
   advance(policy, now_ns);
   policy->shares[share].holding = false;
+  cap_accounts(policy, &policy->shares[share]);
   if (!is_active(&policy->shares[share]))
     policy->stale = true;
 }

@@ -23,8 +23,8 @@
 #include <stdint.h>
 
 /* cdef begin: the block between the markers is read by bench/model/policy.py for cffi */
-#define SP_POLICY_SHARES 128 /* per device */
-#define SP_POLICY_WHOLE 100000 /* 100 % in millipercent */
+#define SP_POLICY_SHARES 128    /* per device */
+#define SP_POLICY_WHOLE  100000 /* 100 % in millipercent */
 
 enum sp_class { SP_CLASS_LATENCY = 0, SP_CLASS_STANDARD = 1, SP_CLASS_BATCH = 2 };
 
@@ -81,14 +81,16 @@ struct sp_policy {
 struct sp_choice {
   int share;           /* -1: none is eligible */
   uint64_t quantum_ns; /* how long the turn may last, cut to what the limit allows */
-  uint64_t retry_ns;   /* share == -1: absolute time at which a waiting share's limit lets it run; UINT64_MAX: nobody waits */
-  uint32_t rule;       /* enum sp_rule */
+  uint64_t
+      retry_ns;  /* share == -1: absolute time at which a waiting share's limit lets it run; UINT64_MAX: nobody waits */
+  uint32_t rule; /* enum sp_rule */
 };
 
 void sp_policy_init(struct sp_policy *policy);
 
 /* Returns the share's index, or -1 when the table is full. request is cut to the limit, the limit to 1..100000. */
-int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class, uint64_t now_ns);
+int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
+                  uint64_t now_ns);
 /* New terms take effect at once; the accounts stay. */
 void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
                       uint64_t now_ns);
@@ -104,8 +106,8 @@ void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
 /* Who is next among those that wait and do not hold. The chosen share holds and no longer waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
 
-/* True when `waiter`, a waiting latency share below its limit, should revoke `holder` now: below its request, any holder
- * that was not itself chosen so; else only one that uses leftovers. Ask when it begins to wait. */
+/* True when `waiter`, a waiting latency share below its limit, should revoke `holder` now: below its request, any
+ * holder that was not itself chosen so; else only one that uses leftovers. Ask when it begins to wait. */
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
 
 /* The quantum the share would get now, before its limit cuts it. A holder that was granted a long one while nobody else

@@ -8,7 +8,7 @@ holder's (the device divides itself evenly). A burst, once begun, is never held 
 from dataclasses import dataclass, field
 
 from bench.model.policy import NEVER_NS
-from bench.model.program import MS, S, Load, Program
+from bench.model.program import MS, Load, Program, S
 from bench.model.timeline import Timeline
 
 
@@ -39,7 +39,9 @@ class Client:
     quota_ns: int
     granted_ns: int | None = None  # holds the token since
     running: bool = False
-    held: list[tuple[int, int]] = field(default_factory=list)  # token intervals, the last one open at `expires`
+    held: list[tuple[int, int]] = field(default_factory=list)  # token intervals
+    first: int = 0  # held[:first] lies before the window
+    held_ns: int = 0  # sum of held[first:]
     bursts: list[tuple[int, int]] = field(default_factory=list)  # (ended, length), newest last
     burst_began_ns: int = 0
     waiting: bool = False
@@ -58,9 +60,27 @@ class Client:
         self.bursts = [b for b in self.bursts if b[0] > now_ns - keep_ns]
         return max((length for _, length in self.bursts), default=0)
 
-    def held_within(self, start_ns: int, now_ns: int) -> int:
-        """Return how long it held the token in [start, now]."""
-        return sum(max(0, min(end, now_ns) - max(begin, start_ns)) for begin, end in self.held)
+    def forget(self, start_ns: int) -> None:
+        """Leave out of the window what ended before it."""
+        while self.first < len(self.held) and self.held[self.first][1] <= start_ns:
+            self.held_ns -= self.held[self.first][1] - self.held[self.first][0]
+            self.first += 1
+
+    def hold(self, begin_ns: int) -> None:
+        """Open a token interval."""
+        self.held.append((begin_ns, begin_ns))
+
+    def close(self, end_ns: int) -> None:
+        """Set the end of the last interval."""
+        begin_ns, before_ns = self.held[-1]
+        self.held[-1] = (begin_ns, end_ns)
+        self.held_ns += end_ns - before_ns
+
+    def held_since(self, start_ns: int) -> int:
+        """Return how long it held the token since the start of the window."""
+        if self.first == len(self.held):
+            return 0
+        return self.held_ns - max(0, start_ns - self.held[self.first][0])
 
 
 class Gemini:
@@ -134,8 +154,7 @@ class Gemini:
         client.running = not client.program.synchronises and client.load.is_ready(self.now_ns)
         client.bursts.append((self.now_ns, self.now_ns - client.burst_began_ns))
         if client.held and client.granted_ns is None:  # it ran past its token: overuse
-            begin, end = client.held[-1]
-            client.held[-1] = (begin, max(end, self.now_ns))
+            client.close(max(client.held[-1][1], self.now_ns))
 
     # -- the hook --------------------------------------------------------------------------------------------------
 
@@ -169,7 +188,7 @@ class Gemini:
         assert self._holder is not None
         client = self.clients[self._holder]
         assert client.granted_ns is not None
-        client.held[-1] = (client.granted_ns, self.now_ns)
+        client.close(self.now_ns)
         client.granted_ns = None
         self._holder = None
         if not client.program.synchronises:
@@ -199,7 +218,7 @@ class Gemini:
             client.quota_ns = min(max((estimate_ns + client.quota_ns) // 2, self.constants.min_quota_ns), longest_ns)
         self.longest_token_ns = max(self.longest_token_ns, client.quota_ns)
         client.granted_ns = self.now_ns
-        client.held.append((self.now_ns, self.now_ns + client.quota_ns))
+        client.hold(self.now_ns)
         client.waiting = False
         self._holder = name
         client.running, client.burst_began_ns = client.load.is_ready(self.now_ns), self.now_ns
@@ -209,13 +228,14 @@ class Gemini:
         window_ns = min(self.constants.window_ns, self.now_ns)
         start_ns = self.now_ns - window_ns
         for client in self.clients.values():
-            client.held = [h for h in client.held if h[1] > start_ns]
-        if not self.clients[self._queue[0]].held:
+            client.forget(start_ns)
+        head = self.clients[self._queue[0]]
+        if head.first == len(head.held):
             return self._queue[0]
         best: tuple[tuple[int, float], str] | None = None
         for name in self._queue:
             client = self.clients[name]
-            used_ns = client.held_within(start_ns, self.now_ns)
+            used_ns = client.held_since(start_ns)
             if client.program.limit * window_ns / 100 - used_ns <= 0:
                 continue
             missing_ns = client.program.request * window_ns / 100 - used_ns
@@ -226,6 +246,6 @@ class Gemini:
         if best is not None:
             return best[1]
         # Sleeps until the oldest record leaves the window, or a new request.
-        oldest_ns = min((h[1] for c in self.clients.values() for h in c.held), default=start_ns)
+        oldest_ns = min((c.held[c.first][1] for c in self.clients.values() if c.first < len(c.held)), default=start_ns)
         self._wake_ns = oldest_ns + self.constants.window_ns
         return None

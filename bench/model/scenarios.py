@@ -9,10 +9,11 @@ from typing import Protocol
 
 from bench.model.gemini import Constants, Gemini
 from bench.model.node import Node
-from bench.model.program import MS, S, Load, Program
+from bench.model.program import MS, Load, Program, S
 from bench.model.timeline import Timeline, percent_between, percentile, worst_window
 
 SOLO_BUSY = 10 / 13
+GEMINI = Constants()
 
 
 class Run(Protocol):
@@ -51,7 +52,7 @@ class Scenario:
     known: float | None = None
     tolerance: float = 0.05
     smaller_wins: bool = True
-    constants: Constants = Constants()
+    constants: Constants = GEMINI
 
     def ours(self) -> float:
         """Return the figure of our policy."""

@@ -1,0 +1,183 @@
+"""The bars that the policy decides, in virtual time on a device with hand-offs, queued kernels and early yield."""
+
+import pytest
+
+from bench.model.node import Node
+from bench.model.policy import Rule, ShareClass
+from bench.model.program import MS, US, Program, S
+from bench.model.timeline import percent_between, percentile, worst_window
+
+
+def part(node: Node, name: str, start_ns: int, end_ns: int) -> float:
+    """Return what one share got of the delivered time, in percent."""
+    return percent_between(node.timelines[name], list(node.timelines.values()), start_ns, end_ns)
+
+
+def worst_error(node: Node, name: str, window_ns: int, start_ns: int, end_ns: int, percent: float) -> float:
+    """Return the worst error of one share over windows of one length, against its part of the delivered time."""
+    delivered = node.busy_ns / node.now_ns
+    return worst_window(node.timelines[name], window_ns, start_ns, end_ns, percent * delivered)
+
+
+def bar(node: Node, programs: list[Program], window_ns: int, quanta_from_ns: int) -> float:
+    """Return the bar of the share error: max(0.5 pp, (quantum + longest unit) / window).
+
+    What is in flight when a gate closes is one unit: nothing interrupts it.
+    """
+    quantum_ns = max(t.quantum_ns for t in node.turns if t.granted_ns >= quanta_from_ns)
+    unit_ns = max(node.settings.queued_ns, *(p.unit_ns for p in programs))
+    return max(0.5, 100 * (quantum_ns + unit_ns) / window_ns)
+
+
+def assert_exact(programs: list[Program], percents: dict[str, float], start_ns: int = 1 * S) -> Node:
+    """Run saturated programs for 62 s and hold them to the bars over 1 s, 10 s and 60 s."""
+    until_ns = start_ns + 61 * S
+    node = Node(programs).run(until_ns)
+    assert node.policy.valid()
+    for name, percent in percents.items():
+        for window_ns in (1 * S, 10 * S):
+            error = worst_error(node, name, window_ns, start_ns, until_ns, percent)
+            assert error <= bar(node, programs, window_ns, start_ns), (name, window_ns)
+        assert abs(part(node, name, start_ns, start_ns + 60 * S) - percent) <= 0.1, name
+    return node
+
+
+def test_two_programs_share_70_to_30_exactly() -> None:
+    node = assert_exact([Program("a", 70), Program("b", 30)], {"a": 70, "b": 30})
+    assert node.busy_ns / node.now_ns >= 0.99
+
+
+def test_three_programs_share_50_30_20_and_the_late_joiner_waits_less_than_100_ms() -> None:
+    programs = [Program("a", 50), Program("b", 30), Program("late", 20, start_ns=5 * S)]
+    node = assert_exact(programs, {"a": 50, "b": 30, "late": 20}, start_ns=6 * S)
+    for name in ("a", "b", "late"):
+        assert node.timelines[name].longest_pause_ns(5 * S, 10 * S) <= 100 * MS
+    assert part(node, "a", 1 * S, 5 * S) == pytest.approx(62.5, abs=0.5)
+
+
+def test_when_one_leaves_the_others_take_its_part_at_once() -> None:
+    programs = [Program("a", 50), Program("b", 30), Program("leaver", 20, stop_ns=5 * S)]
+    node = Node(programs).run(10 * S)
+    assert part(node, "a", 5 * S + 50 * MS, 10 * S) == pytest.approx(62.5, abs=0.3)
+    for name in ("a", "b"):
+        assert node.timelines[name].longest_pause_ns(4 * S, 6 * S) <= 100 * MS
+
+
+UNITS_NS = [5 * US, 20 * MS, 1 * MS, 300 * US, 7 * MS, 13 * MS, 100 * US, 2 * MS]
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_equal_shares_are_exact_with_kernels_from_5_us_to_20_ms(count: int) -> None:
+    programs = [Program(f"s{i}", 100 / count, unit_ns=UNITS_NS[i]) for i in range(count)]
+    assert_exact(programs, {p.name: 100 / count for p in programs})
+
+
+@pytest.mark.parametrize("unit_ns", [5 * US, 1 * MS, 20 * MS])
+def test_unequal_shares_are_exact_with_kernels_from_5_us_to_20_ms(unit_ns: int) -> None:
+    percents = {"a": 40.0, "b": 25.0, "c": 20.0, "d": 10.0, "e": 5.0}
+    assert_exact([Program(n, p, unit_ns=unit_ns) for n, p in percents.items()], percents)
+
+
+def test_what_requests_leave_is_shared_exactly_in_their_proportion() -> None:
+    programs = [Program("a", 28, unit_ns=20 * MS), Program("b", 12, unit_ns=5 * US)]
+    assert_exact(programs, {"a": 70, "b": 30})
+
+
+def test_saturated_shares_stay_exact_beside_intermittent_ones() -> None:
+    programs = [
+        Program("a", 40),
+        Program("b", 20),
+        Program("bursty", 20, work_ns=15 * MS, gap_ns=150 * MS, jitter_percent=80),
+        Program("duty", 20, work_ns=1 * MS, period_ns=37 * MS),
+    ]
+    node = Node(programs).run(61 * S)
+    a, b = (node.timelines[name].busy_between(1 * S, 61 * S) for name in ("a", "b"))
+    assert 100 * a / (a + b) == pytest.approx(100 * 2 / 3, abs=0.1)
+
+
+@pytest.mark.parametrize(("limit", "unit_ns"), [(30, 1 * MS), (30, 20 * MS), (50, 5 * US), (75, 20 * MS), (5, 1 * MS)])
+def test_a_limit_alone_is_within_1_pp_over_1_s_and_pauses_are_short(limit: int, unit_ns: int) -> None:
+    node = Node([Program("only", limit, limit, unit_ns=unit_ns)]).run(20 * S)
+    line = node.timelines["only"]
+    if unit_ns * 100 <= 1 * S * limit / 100:  # a window cannot be finer than the kernels in it
+        slack = max(1.0, 100 * unit_ns / S)
+        assert worst_window(line, 1 * S, 1 * S, 20 * S, limit) <= slack
+    quantum_ns = max(t.quantum_ns for t in node.turns)
+    assert line.longest_pause_ns(1 * S, 20 * S) <= max(100 * MS, unit_ns * (100 - limit) // limit + quantum_ns)
+    assert 100 * line.busy_ns / node.now_ns <= limit + 0.3
+
+
+def test_a_latency_share_beside_batch_answers_as_if_alone() -> None:
+    service = Program(
+        "service", 25, share_class=ShareClass.LATENCY, work_ns=4 * MS, period_ns=20 * MS, unit_ns=500 * US
+    )
+    batch = Program("batch", 0, share_class=ShareClass.BATCH, unit_ns=1 * MS)
+
+    def p99(node: Node) -> int:
+        return percentile([end - begin for begin, end in node.loads["service"].bursts], 99)
+
+    solo, shared = Node([service]).run(60 * S), Node([service, batch]).run(60 * S)
+    assert len(shared.loads["service"].bursts) >= 2990
+    assert p99(shared) <= 1.5 * p99(solo)
+    assert shared.timelines["batch"].busy_ns / (60 * S - shared.timelines["service"].busy_ns) >= 0.9
+
+
+def test_four_shares_of_2_percent_duty_leave_a_trainer_nine_tenths_of_its_solo_throughput() -> None:
+    duty = [Program(f"duty{i}", 10, work_ns=1 * MS, period_ns=50 * MS) for i in range(4)]
+    node = Node([Program("trainer", 60), *duty]).run(30 * S)
+    assert node.timelines["trainer"].busy_ns / (30 * S) >= 0.90
+    for program in duty:
+        assert len(node.loads[program.name].bursts) >= 598
+
+
+def test_nobody_with_a_request_starves_beside_a_greedy_latency_share() -> None:
+    greedy = Program("greedy", 60, share_class=ShareClass.LATENCY)
+    programs = [greedy, Program("a", 30), Program("b", 10, unit_ns=20 * MS)]
+    node = Node(programs).run(20 * S)
+    assert part(node, "a", 1 * S, 20 * S) == pytest.approx(30, abs=0.5)
+    assert part(node, "b", 1 * S, 20 * S) == pytest.approx(10, abs=0.5)
+
+
+def test_a_share_that_comes_back_does_not_stall_the_others_for_100_ms() -> None:
+    for request in (10, 50, 90):
+        back = Program("back", request, work_ns=400 * MS, gap_ns=3 * S)
+        node = Node([Program("other", 100 - request), back]).run(30 * S)
+        assert node.timelines["other"].longest_pause_ns(1 * S, 30 * S) <= 100 * MS, request
+
+
+def test_overruns_of_varying_length_do_not_move_the_shares() -> None:
+    programs = [
+        Program("long", 50, unit_ns=40 * MS),
+        Program("varied", 30, work_ns=33 * MS, gap_ns=1, unit_ns=17 * MS, jitter_percent=90),
+        Program("short", 20, unit_ns=20 * US),
+    ]
+    node = Node(programs).run(61 * S)
+    for name, percent in {"long": 50, "varied": 30, "short": 20}.items():
+        assert part(node, name, 1 * S, 61 * S) == pytest.approx(percent, abs=0.3)
+
+
+def test_turns_are_long_enough_to_pay_for_their_hand_offs() -> None:
+    for count in (2, 3, 4, 8):
+        node = Node([Program(f"s{i}", 100 / count, unit_ns=100 * US) for i in range(count)]).run(10 * S)
+        assert node.busy_ns / node.now_ns >= 0.99, count
+
+
+def test_what_is_charged_is_never_more_than_what_has_passed() -> None:
+    programs = [Program("a", 40, 50), Program("b", 20, work_ns=5 * MS, gap_ns=7 * MS), Program("c", 0, 20)]
+    node = Node(programs).run(10 * S)
+    assert sum(node.charged_ns.values()) <= node.now_ns
+    for name, line in node.timelines.items():
+        assert line.busy_ns <= node.charged_ns[name]
+
+
+def test_every_choice_names_the_rule_that_made_it() -> None:
+    programs = [
+        Program("latency", 20, share_class=ShareClass.LATENCY, work_ns=2 * MS, period_ns=30 * MS),
+        Program("standard", 20, work_ns=200 * MS, gap_ns=100 * MS),
+        Program("batch", 0, share_class=ShareClass.BATCH),
+    ]
+    node = Node(programs).run(5 * S)
+    rules = {name: {t.rule for t in node.turns if t.name == name} for name in node.timelines}
+    assert Rule.LATENCY in rules["latency"]
+    assert rules["standard"] <= {Rule.REQUEST, Rule.SURPLUS}
+    assert rules["batch"] == {Rule.LEFTOVER}

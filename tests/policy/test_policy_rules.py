@@ -1,0 +1,426 @@
+"""One test per rule of the policy, on its own functions."""
+
+import statistics
+import time
+
+import pytest
+from driving import MS, Driver, S
+
+from bench.model.policy import NEVER_NS, Policy, Rule, ShareClass
+
+LATENCY, STANDARD, BATCH = ShareClass.LATENCY, ShareClass.STANDARD, ShareClass.BATCH
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def waiting(driver: Driver, *shares: int) -> None:
+    for share in shares:
+        driver.policy.wait(driver.now_ns, share)
+
+
+def test_nobody_is_chosen_when_nobody_waits(driver: Driver) -> None:
+    driver.policy.add(0, 50)
+    choice = driver.policy.next(1)
+    assert (choice.share, choice.retry_ns, choice.rule) == (None, NEVER_NS, Rule.NONE)
+
+
+def test_a_latency_share_below_its_request_goes_before_a_share_that_is_further_behind(driver: Driver) -> None:
+    standard = driver.policy.add(0, 70)
+    latency = driver.policy.add(0, 30, share_class=LATENCY)
+    waiting(driver, standard)
+    driver.now_ns = 50 * MS
+    waiting(driver, latency)
+    choice = driver.policy.next(driver.now_ns)
+    assert (choice.share, choice.rule) == (latency, Rule.LATENCY)
+
+
+def test_a_latency_share_above_its_request_goes_behind_one_below_its_request(driver: Driver) -> None:
+    latency = driver.policy.add(0, 10, share_class=LATENCY)
+    standard = driver.policy.add(0, 60)
+    both = [latency, standard]
+    driver.saturate(both, 1 * S)
+    assert driver.rules[latency, Rule.LATENCY] < 0.5 * driver.rules[latency, Rule.SURPLUS]
+    part = driver.saturate(both, 10 * S)
+    assert part[latency] == pytest.approx(100 / 7, abs=0.3)
+
+
+def test_the_waiting_share_with_the_largest_relative_shortfall_runs_next(driver: Driver) -> None:
+    small, large = driver.policy.add(0, 20), driver.policy.add(0, 60)
+    waiting(driver, small)
+    driver.now_ns = 20 * MS  # small is 4 ms short: 20 ms of its request
+    waiting(driver, large)
+    driver.now_ns = 30 * MS  # and now 30 ms of it; large is 6 ms short: as much, but only 10 ms of its request
+    choice = driver.policy.next(driver.now_ns)
+    assert (choice.share, choice.rule) == (small, Rule.REQUEST)
+
+
+def test_the_surplus_goes_in_proportion_to_request(driver: Driver) -> None:
+    shares = [driver.policy.add(0, request) for request in (10, 20, 5)]
+    part = driver.saturate(shares, 20 * S)
+    assert [part[s] for s in shares] == pytest.approx([100 * 10 / 35, 100 * 20 / 35, 100 * 5 / 35], abs=0.1)
+
+
+def test_the_surplus_that_one_limit_leaves_goes_to_the_others_in_proportion(driver: Driver) -> None:
+    limited, b, c = driver.policy.add(0, 20, 30), driver.policy.add(0, 20), driver.policy.add(0, 10)
+    part = driver.saturate([limited, b, c], 20 * S)
+    assert [part[s] for s in (limited, b, c)] == pytest.approx([30, 70 * 2 / 3, 70 / 3], abs=0.1)
+
+
+@pytest.mark.parametrize(("request_percent", "share_class"), [(0, STANDARD), (0, BATCH), (0, LATENCY)])
+def test_a_share_without_request_runs_only_when_no_one_else_waits(
+    driver: Driver, request_percent: int, share_class: ShareClass
+) -> None:
+    nobody = driver.policy.add(0, request_percent, share_class=share_class)
+    standard = driver.policy.add(0, 10)
+    part = driver.saturate([nobody, standard], 5 * S)
+    assert part[nobody] <= 0.5
+    driver.stop([standard])
+    assert driver.saturate([nobody], 1 * S)[nobody] == pytest.approx(100)
+
+
+def test_batch_gets_its_request_and_of_the_surplus_nothing_while_another_waits(driver: Driver) -> None:
+    batch, standard = driver.policy.add(0, 25, share_class=BATCH), driver.policy.add(0, 25)
+    part = driver.saturate([batch, standard], 20 * S)
+    assert part[batch] == pytest.approx(25, abs=0.2)
+    assert driver.rules[batch, Rule.LEFTOVER] <= 1
+
+
+def test_two_batch_shares_divide_what_is_left_in_proportion_to_request(driver: Driver) -> None:
+    one, two = driver.policy.add(0, 10, share_class=BATCH), driver.policy.add(0, 30, share_class=BATCH)
+    part = driver.saturate([one, two], 20 * S)
+    assert part[one] == pytest.approx(25, abs=0.2)
+
+
+def test_requests_beyond_the_whole_scale_in_proportion(driver: Driver) -> None:
+    shares = [driver.policy.add(0, request) for request in (80, 80, 40)]
+    part = driver.saturate(shares, 20 * S)
+    assert [part[s] for s in shares] == pytest.approx([40, 40, 20], abs=0.1)
+
+
+def test_an_overcommitted_latency_share_does_not_starve_the_others(driver: Driver) -> None:
+    latency, standard = driver.policy.add(0, 90, share_class=LATENCY), driver.policy.add(0, 90)
+    part = driver.saturate([latency, standard], 20 * S)
+    assert part[standard] == pytest.approx(50, abs=0.3)
+
+
+@pytest.mark.parametrize("request_percent", [10, 30, 50, 90])
+def test_an_idle_share_saves_at_most_200_ms(driver: Driver, request_percent: int) -> None:
+    idle, busy = driver.policy.add(0, request_percent), driver.policy.add(0, 100 - request_percent)
+    driver.saturate([busy], 30 * S)
+    begin_ns, before_ns = driver.now_ns, driver.used_ns[busy]
+    while driver.used_ns[busy] == before_ns:
+        driver.turn([idle, busy])
+    assert driver.now_ns - begin_ns <= 100 * MS + 50 * MS  # the busy one's stall, and its turn
+    driver.saturate([idle, busy], begin_ns + 5 * S - driver.now_ns)
+    extra_ns = driver.used_ns[idle] - request_percent * (driver.now_ns - begin_ns) / 100
+    assert 0 < extra_ns <= 200 * MS * request_percent / 100 + 20 * MS
+
+
+def test_an_idle_share_does_save_something(driver: Driver) -> None:
+    idle, busy = driver.policy.add(0, 50), driver.policy.add(0, 50)
+    driver.saturate([busy], 1 * S)
+    first = [driver.turn([idle, busy]) for _ in range(3)]
+    assert first == [idle, idle, idle]
+
+
+def test_a_share_that_used_the_idle_time_of_others_owes_nothing_for_it(driver: Driver) -> None:
+    user, late = driver.policy.add(0, 30), driver.policy.add(0, 30)
+    driver.saturate([user], 60 * S)
+    driver.policy.remove(driver.now_ns, late)
+    late = driver.policy.add(driver.now_ns, 30)  # has saved nothing, owes nothing
+    part = driver.saturate([user, late], 1 * S)
+    assert part[user] == pytest.approx(50, abs=1.5)
+
+
+def test_an_overrun_is_repaid_and_repayment_takes_at_most_half_of_the_request(driver: Driver) -> None:
+    sinner, victim = driver.policy.add(0, 50), driver.policy.add(0, 50)
+    driver.saturate([sinner, victim], 1 * S)
+    begin_ns, before = driver.now_ns, driver.used_ns.copy()
+    while driver.turn([sinner, victim], overrun_ns=0) != sinner:
+        pass
+    driver.policy.wait(driver.now_ns, sinner)
+    while (choice := driver.policy.next(driver.now_ns)).share != sinner:
+        assert choice.share is not None
+        driver.use(choice.share, choice.quantum_ns)
+        driver.policy.wait(driver.now_ns, choice.share)
+        driver.policy.end(driver.now_ns, choice.share)
+    driver.use(sinner, 2 * S)  # one kernel, two seconds
+    driver.policy.wait(driver.now_ns, sinner)
+    driver.policy.end(driver.now_ns, sinner)
+    assert driver.policy.share(sinner).debt > 0
+    driver.saturate([sinner, victim], 500 * MS)  # within the bound of the lag it may pause
+    for _ in range(2):
+        part = driver.saturate([sinner, victim], 1 * S)
+        assert 24 <= part[sinner] <= 40
+    driver.saturate([sinner, victim], 10 * S)
+    assert driver.policy.share(sinner).debt == 0
+    # What lies within the lag's bound on both sides (200 ms each) is forgiven; the rest has been repaid.
+    total_ns = driver.now_ns - begin_ns
+    mine_ns = driver.used_ns[sinner] - before[sinner]
+    assert abs(mine_ns - total_ns / 2) <= 450 * MS
+    assert driver.saturate([sinner, victim], 10 * S)[sinner] == pytest.approx(50, abs=0.2)
+
+
+def test_a_share_deep_in_debt_is_not_stalled_for_seconds(driver: Driver) -> None:
+    sinner, victim = driver.policy.add(0, 20), driver.policy.add(0, 80)
+    waiting(driver, sinner)
+    assert driver.policy.next(driver.now_ns).share == sinner
+    waiting(driver, victim)
+    driver.use(sinner, 10 * S)
+    driver.policy.end(driver.now_ns, sinner)
+    back_ns = driver.now_ns
+    while driver.turn([sinner, victim]) != sinner:
+        pass
+    assert driver.now_ns - back_ns <= 600 * MS
+
+
+def test_an_overrun_while_nobody_waited_costs_nothing(driver: Driver) -> None:
+    lone, late = driver.policy.add(0, 50), driver.policy.add(0, 50)
+    waiting(driver, lone)
+    assert driver.policy.next(driver.now_ns).share == lone
+    driver.use(lone, 5 * S)
+    driver.policy.end(driver.now_ns, lone)
+    assert driver.policy.share(lone).debt == 0
+    driver.policy.remove(driver.now_ns, late)
+    late = driver.policy.add(driver.now_ns, 50)
+    assert driver.saturate([lone, late], 1 * S)[lone] == pytest.approx(50, abs=1.5)
+
+
+@pytest.mark.parametrize("limit_percent", [1, 5, 30, 50, 90, 99])
+def test_a_limit_is_exact_and_smooth_on_an_idle_device(driver: Driver, limit_percent: int) -> None:
+    share = driver.policy.add(0, 0, limit_percent)
+    driver.saturate([share], 1 * S)
+    pauses, part = [], driver.saturate([share], 10 * S)
+    for _ in range(200):
+        before_ns = driver.now_ns
+        if driver.turn([share]) is None:
+            pauses.append(driver.now_ns - before_ns)
+    assert part[share] == pytest.approx(limit_percent, abs=0.2)
+    assert max(pauses) <= 20 * MS
+
+
+def test_a_limit_that_was_not_used_allows_a_burst_of_two_quanta(driver: Driver) -> None:
+    share = driver.policy.add(0, 30, 30)
+    driver.now_ns = 60 * S
+    begin_ns = driver.now_ns
+    while driver.turn([share]) is not None:
+        pass
+    assert driver.used_ns[share] <= 2 * 10 * MS
+    driver.saturate([share], begin_ns + 1 * S - driver.now_ns)
+    assert driver.used_ns[share] <= 0.31 * S
+
+
+def test_retry_says_exactly_when_a_limit_lets_a_waiting_share_run(driver: Driver) -> None:
+    share = driver.policy.add(0, 30, 30)
+    while driver.turn([share]) is not None:
+        refused_ns = driver.now_ns
+    retry_ns = driver.now_ns  # turn() went there
+    assert refused_ns < retry_ns
+    assert driver.policy.next(retry_ns - 1).share is None
+    assert driver.policy.next(retry_ns).share == share
+
+
+def test_a_limit_is_kept_after_an_overrun_however_long(driver: Driver) -> None:
+    share = driver.policy.add(0, 30, 30)
+    waiting(driver, share)
+    driver.policy.next(0)
+    driver.use(share, 3 * S)
+    driver.policy.wait(driver.now_ns, share)
+    driver.policy.end(driver.now_ns, share)
+    choice = driver.policy.next(driver.now_ns)
+    assert choice.share is None
+    assert choice.retry_ns - driver.now_ns == pytest.approx(7 * S, rel=0.01)
+
+
+def test_a_share_held_to_its_request_gets_all_of_it_among_others(driver: Driver) -> None:
+    shares = [driver.policy.add(0, 30, 30), driver.policy.add(0, 70)]
+    for share in shares:
+        driver.policy.unit(share, 20 * MS)
+    part = driver.saturate(shares, 10 * S)
+    assert part[shares[0]] == pytest.approx(30, abs=0.2)
+
+
+def test_only_a_latency_share_below_its_request_revokes_a_holder_below_its_own(driver: Driver) -> None:
+    standard = driver.policy.add(0, 40)
+    latency = driver.policy.add(0, 20, share_class=LATENCY)
+    other = driver.policy.add(0, 20)
+    waiting(driver, standard)
+    assert driver.policy.next(0).share == standard
+    driver.now_ns = 3 * MS
+    waiting(driver, latency, other)
+    assert driver.policy.preempts(driver.now_ns, latency, standard)
+    assert not driver.policy.preempts(driver.now_ns, other, standard)
+    assert not driver.policy.preempts(driver.now_ns, latency, latency)
+    assert not driver.policy.preempts(driver.now_ns, latency, other)  # holds nothing
+    assert not driver.policy.preempts(driver.now_ns, latency, 99)
+
+
+def test_a_latency_share_does_not_revoke_another_below_its_request(driver: Driver) -> None:
+    one, two = (driver.policy.add(0, 20, share_class=LATENCY) for _ in range(2))
+    waiting(driver, one)
+    assert driver.policy.next(1).rule is Rule.LATENCY
+    driver.now_ns = 1 * MS
+    waiting(driver, two)
+    assert not driver.policy.preempts(driver.now_ns, two, one)
+
+
+def test_a_latency_share_above_its_request_revokes_only_a_holder_of_leftovers(driver: Driver) -> None:
+    latency = driver.policy.add(0, 10, share_class=LATENCY)
+    standard = driver.policy.add(0, 40)
+    batch = driver.policy.add(0, 0, share_class=BATCH)
+    driver.saturate([latency, standard], 1 * S)
+    driver.stop([latency, standard])
+    while driver.policy.share(latency).credit >= 0:
+        driver.turn([latency, standard])
+    driver.stop([latency, standard])
+    waiting(driver, batch)
+    assert driver.policy.next(driver.now_ns).rule is Rule.LEFTOVER
+    waiting(driver, latency)
+    assert driver.policy.preempts(driver.now_ns, latency, batch)
+    driver.policy.end(driver.now_ns, batch)
+    driver.stop([latency])
+    waiting(driver, standard)
+    assert driver.policy.next(driver.now_ns).share == standard
+    waiting(driver, latency)
+    assert not driver.policy.preempts(driver.now_ns, latency, standard)
+
+
+def test_a_latency_share_over_its_limit_revokes_nobody(driver: Driver) -> None:
+    latency, standard = driver.policy.add(0, 10, 10, share_class=LATENCY), driver.policy.add(0, 40)
+    while driver.turn([latency]) is not None:
+        last_ns = driver.now_ns
+    driver.stop([latency])
+    policy = driver.policy
+    policy.wait(driver.now_ns, standard)
+    assert policy.next(driver.now_ns).share == standard
+    driver.use(standard, 1 * MS)
+    policy.end(driver.now_ns, standard)
+    policy.wait(driver.now_ns, latency)
+    while driver.turn([latency]) is not None:
+        last_ns = driver.now_ns
+    policy.wait(last_ns, standard)
+    assert policy.next(last_ns).share == standard
+    assert not policy.preempts(last_ns, latency, standard)
+
+
+def test_the_quantum_stays_between_2_and_50_ms_and_follows_waiters_and_units(driver: Driver) -> None:
+    policy = driver.policy
+    shares = [policy.add(0, 1.5) for _ in range(64)]
+    waiting(driver, shares[0])
+    assert policy.quantum(0, shares[0]) == 20 * MS
+    waiting(driver, shares[1])
+    assert policy.quantum(0, shares[0]) == 10 * MS
+    assert policy.unit(shares[1], 60 * MS) == 30 * MS
+    assert policy.unit(shares[1], 10 * S) == 50 * MS
+    policy.unit(shares[1], 0)
+    waiting(driver, *shares)
+    assert policy.quantum(0, shares[0]) == 2 * MS
+
+
+def test_a_quantum_granted_alone_is_cut_when_another_waits(driver: Driver) -> None:
+    lone, other = driver.policy.add(0, 20), driver.policy.add(0, 60)
+    waiting(driver, lone)
+    assert driver.policy.next(0).quantum_ns == 20 * MS
+    waiting(driver, other)
+    assert driver.policy.quantum(0, lone) == 5 * MS
+
+
+def test_a_paused_share_is_never_chosen_and_saves_nothing(driver: Driver) -> None:
+    paused, other = driver.policy.add(0, 50), driver.policy.add(0, 50)
+    driver.policy.pause(0, paused, paused=True)
+    waiting(driver, paused)
+    assert driver.policy.next(1 * S) == driver.policy.next(1 * S)
+    assert driver.policy.next(1 * S).share is None
+    driver.now_ns = 1 * S
+    driver.saturate([other], 1 * S)
+    driver.policy.pause(driver.now_ns, paused, paused=False)
+    assert driver.policy.share(paused).lag == 0
+    assert driver.saturate([paused, other], 1 * S)[paused] == pytest.approx(50, abs=1.5)
+
+
+def test_new_terms_take_effect_at_once(driver: Driver) -> None:
+    one, two = driver.policy.add(0, 50), driver.policy.add(0, 50)
+    driver.saturate([one, two], 1 * S)
+    driver.policy.update(driver.now_ns, one, 80, 100)
+    driver.policy.update(driver.now_ns, two, 20, 100)
+    assert driver.saturate([one, two], 1 * S)[one] == pytest.approx(80, abs=2)
+    driver.policy.update(driver.now_ns, one, 10, 10)
+    assert driver.saturate([one, two], 1 * S)[one] == pytest.approx(10, abs=2)
+
+
+def test_hand_off_losses_do_not_move_the_proportions(driver: Driver) -> None:
+    one, two = driver.policy.add(0, 70), driver.policy.add(0, 30)
+    for _ in range(5000):
+        driver.turn([one, two])
+        driver.now_ns += 500_000  # nobody is charged for it
+    assert 100 * driver.used_ns[one] / driver.used_ns.total() == pytest.approx(70, abs=0.1)
+
+
+def test_co_granted_holders_are_billed_one_after_the_other_and_lose_nothing(driver: Driver) -> None:
+    policy, shares = driver.policy, [driver.policy.add(0, 25) for _ in range(3)]
+    for _ in range(3000):
+        waiting(driver, *shares)
+        first, second = policy.next(driver.now_ns).share, policy.next(driver.now_ns).share
+        assert first is not None
+        assert second is not None
+        driver.now_ns += 10 * MS
+        for holder in (first, second):
+            policy.charge(driver.now_ns, holder, 5 * MS)
+            driver.used_ns[holder] += 5 * MS
+        for holder in (first, second):
+            policy.end(driver.now_ns, holder)
+    assert [driver.used_ns[s] for s in shares] == pytest.approx([10 * S] * 3, rel=0.005)
+
+
+def test_a_table_that_is_full_refuses_and_a_freed_place_is_used_again(driver: Driver) -> None:
+    shares = [driver.policy.add(0, 0) for _ in range(128)]
+    assert shares == list(range(128))
+    assert driver.policy.add(0, 0) == -1
+    driver.policy.remove(0, 17)
+    assert driver.policy.add(0, 0) == 17
+
+
+def test_calls_on_shares_that_do_not_exist_do_nothing(driver: Driver) -> None:
+    policy = driver.policy
+    for share in (-1, 0, 127, 128, 1 << 30):
+        policy.wait(0, share)
+        policy.charge(0, share, 5)
+        policy.end(0, share)
+        policy.remove(0, share)
+        policy.pause(0, share, paused=True)
+        policy.update(0, share, 5, 5)
+        assert policy.unit(share, 5) == policy.quantum(0, share) == 2 * MS
+    assert policy.valid()
+    assert policy.next(0).share is None
+
+
+def test_time_that_steps_back_counts_as_no_time(driver: Driver) -> None:
+    one, two = driver.policy.add(1 * S, 50), driver.policy.add(1 * S, 50)
+    for share in (one, two):
+        driver.policy.wait(0, share)
+    assert driver.policy.next(5).share == one
+    assert driver.policy.valid()
+
+
+@pytest.mark.realtime
+def test_a_decision_among_64_shares_takes_at_most_5_microseconds() -> None:
+    policy = Policy()
+    shares = [policy.add(0, 1.5, limit) for limit in (100, 50, 1.6, 1.5) * 16]
+    now_ns, took = 0, []
+    for share in shares:
+        policy.wait(0, share)
+    for _ in range(3000):
+        begin = time.perf_counter_ns()
+        choice = policy.lib.sp_policy_next(policy.state, now_ns)
+        took.append(time.perf_counter_ns() - begin)
+        if choice.share < 0:
+            now_ns = choice.retry_ns
+            continue
+        now_ns += choice.quantum_ns
+        policy.charge(now_ns, choice.share, choice.quantum_ns)
+        policy.wait(now_ns, choice.share)
+        policy.end(now_ns, choice.share)
+    assert statistics.median(took) <= 2 * 5_000
