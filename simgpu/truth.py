@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from uuid import UUID
 
 _LIBRARY = Path(__file__).parent / "lib" / "libcuda.so.1"
@@ -117,7 +118,7 @@ class Truth:
             self._library.simgpu_truth_close(self._state)
             self._state = None
 
-    def __enter__(self) -> "Truth":
+    def __enter__(self) -> Self:
         """Return the observer; leaving the block closes it."""
         return self
 
@@ -170,9 +171,7 @@ class Truth:
                 continue
             if name not in names:
                 names[name] = self._library.simgpu_truth_name(self._state, name).decode()
-            kernels.append(
-                KernelTruth(context, pid, stream, names[name], submitted_ns, started_ns, ended_ns, busy_ns)
-            )
+            kernels.append(KernelTruth(context, pid, stream, names[name], submitted_ns, started_ns, ended_ns, busy_ns))
         return kernels
 
     def inject_xid(self, device: int, xid: int) -> None:

@@ -1,0 +1,50 @@
+"""Programs on the simulated GPU: text in, finished process out."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from simulated_gpu import SimulatedGpu
+
+HERE = Path(__file__).parent
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a program whose text follows `from driver import *`; what still runs at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(gpu: SimulatedGpu, text: str, *arguments: str) -> "subprocess.Popen[str]":
+        source = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom driver import *\n{textwrap.dedent(text)}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", source, *arguments],
+            env=gpu.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(start: Start) -> Callable[..., str]:
+    """Run a program to its end and return what it printed; it must succeed."""
+
+    def complete(gpu: SimulatedGpu, text: str, *arguments: str) -> str:
+        process = start(gpu, text, *arguments)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        return output
+
+    return complete

@@ -1,0 +1,78 @@
+"""The driver API through ctypes, for programs that the tests start: `from driver import *` in their text.
+
+Not a test module and never imported by one: it loads whatever libcuda.so.1 the program's environment names.
+"""
+
+import ctypes
+import time
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+
+cuda = ctypes.CDLL("libcuda.so.1")
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, c_void_p)
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+
+
+def ok(result: int) -> None:
+    """Fail on any error of the driver."""
+    assert result == 0, f"CUDA error {result}"
+
+
+def start(device: int = 0) -> c_void_p:
+    """Initialise, make the device's primary context current, load a module that has every kernel."""
+    context, module = c_void_p(), c_void_p()
+    ok(cuda.cuInit(0))
+    ok(cuda.cuDevicePrimaryCtxRetain(byref(context), device))
+    ok(cuda.cuCtxSetCurrent(context))
+    ok(cuda.cuModuleLoadData(byref(module), b"\x7fELF" + bytes(64)))
+    return module
+
+
+def kernel(module: c_void_p, name: str) -> c_void_p:
+    """Look a kernel up."""
+    function = c_void_p()
+    ok(cuda.cuModuleGetFunction(byref(function), module, name.encode()))
+    return function
+
+
+def launch(function: c_void_p, stream: c_void_p | None = None, grid: int = 1, word: int | None = None) -> int:
+    """Launch; `word` is the kernel's one parameter. Returns the driver's result."""
+    parameters = None
+    if word is not None:
+        value = c_uint64(word)
+        parameters = (c_void_p * 1)(ctypes.cast(byref(value), c_void_p))
+    return int(cuda.cuLaunchKernel(function, grid, 1, 1, 32, 1, 1, 0, stream, parameters, None))
+
+
+def new_stream(flags: int = 1) -> c_void_p:
+    """Create a stream, non-blocking unless told."""
+    stream = c_void_p()
+    ok(cuda.cuStreamCreate(byref(stream), flags))
+    return stream
+
+
+def new_event() -> c_void_p:
+    """Create an event with timing."""
+    event = c_void_p()
+    ok(cuda.cuEventCreate(byref(event), 0))
+    return event
+
+
+def elapsed_us(first: c_void_p, last: c_void_p) -> float:
+    """Return the time between two events."""
+    milliseconds = c_float()
+    ok(cuda.cuEventElapsedTime(byref(milliseconds), first, last))
+    return milliseconds.value * 1000
+
+
+def allocate(size: int) -> int:
+    """Allocate device memory."""
+    address = c_uint64()
+    ok(cuda.cuMemAlloc_v2(byref(address), c_size_t(size)))
+    return address.value
+
+
+__all__ = [
+    "GLOBAL", "HOST_FUNCTION", "RELAXED", "THREAD_LOCAL", "allocate", "byref", "c_char_p", "c_float", "c_int",
+    "c_size_t", "c_uint", "c_uint32", "c_uint64", "c_void_p", "ctypes", "cuda", "elapsed_us", "kernel", "launch",
+    "new_event", "new_stream", "ok", "start", "time",
+]  # fmt: skip

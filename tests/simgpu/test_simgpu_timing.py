@@ -1,0 +1,191 @@
+"""How long work takes on a device that nobody else uses."""
+
+from collections.abc import Callable
+from statistics import median
+
+from simulated_gpu import MakeSimgpu
+
+from sharepod.simgpu.truth import Truth
+
+Run = Callable[..., str]
+
+
+def test_a_kernel_named_500us_takes_500us_of_device_time_on_any_grid(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="100")
+    run(
+        gpu,
+        """
+        f = kernel(start(), "step_500us")
+        for grid in (1, 7, 100000):
+            ok(launch(f, grid=grid))
+        ok(cuda.cuCtxSynchronize())
+        """,
+    )
+    with Truth(gpu.state) as truth:
+        kernels = truth.kernels(0)
+        assert [k.busy_ns for k in kernels] == [500_000] * 3
+        assert all(k.ended_ns - k.started_ns == 500_000 for k in kernels)
+        assert all(k.submitted_ns < k.started_ns for k in kernels)
+        assert truth.devices()[0].busy_ns == 1_500_000
+        assert {k.name for k in kernels} == {"step_500us"}
+
+
+def test_the_name_inside_a_mangled_name_counts(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
+    run(
+        gpu,
+        """
+        module = start()
+        for name in ("_Z9sgemm_7usPfS_", "_ZN3lib4core9sgemm_9usEv", "plain_20ns"):
+            ok(launch(kernel(module, name)))
+        ok(cuda.cuCtxSynchronize())
+        """,
+    )
+    with Truth(gpu.state) as truth:
+        assert [k.busy_ns for k in truth.kernels(0)] == [7_000, 9_000, 20]
+
+
+def test_other_kernels_take_whole_waves_of_their_grid(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10", SIMGPU_WAVE_NS="1000")
+    run(
+        gpu,
+        """
+        f = kernel(start(), "gemm")
+        for grid in (1, 132, 133, 1320):
+            ok(launch(f, grid=grid))
+        ok(cuda.cuCtxSynchronize())
+        """,
+    )
+    with Truth(gpu.state) as truth:
+        assert [k.busy_ns for k in truth.kernels(0)] == [1000, 1000, 2000, 10000]
+
+
+def test_events_around_queued_work_differ_by_exactly_its_duration(make_simgpu: MakeSimgpu, run: Run) -> None:
+    output = run(
+        make_simgpu(),
+        """
+        module = start()
+        ahead, f = kernel(module, "ahead_5ms"), kernel(module, "k_300us")
+        first, last = new_event(), new_event()
+        ok(launch(ahead))
+        ok(cuda.cuEventRecord(first, None))
+        for _ in range(4):
+            ok(launch(f))
+        ok(cuda.cuEventRecord(last, None))
+        ok(cuda.cuEventSynchronize(last))
+        print(elapsed_us(first, last))
+        """,
+    )
+    assert abs(float(output) - 1200) < 0.01
+
+
+def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
+    run(
+        gpu,
+        """
+        module = start()
+        a, b, blocking = new_stream(), new_stream(), new_stream(0)
+        ok(launch(kernel(module, "head_3ms"), a))
+        ok(launch(kernel(module, "side_3ms"), b))
+        ok(cuda.cuCtxSynchronize())
+        ok(launch(kernel(module, "one_3ms"), blocking))
+        ok(launch(kernel(module, "two_3ms")))
+        ok(launch(kernel(module, "three_3ms"), blocking))
+        ok(cuda.cuCtxSynchronize())
+        """,
+    )
+    with Truth(gpu.state) as truth:
+        k = {kernel.name: kernel for kernel in truth.kernels(0)}
+        assert k["side_3ms"].started_ns < k["head_3ms"].ended_ns
+        assert k["one_3ms"].ended_ns <= k["two_3ms"].started_ns
+        assert k["two_3ms"].ended_ns <= k["three_3ms"].started_ns
+        # Overlapping time counts once: the busy time of a context is a union.
+        assert truth.devices()[0].busy_ns < 15_000_000 - 2_500_000
+
+
+def test_a_wait_on_an_event_orders_two_streams(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
+    run(
+        gpu,
+        """
+        module = start()
+        a, b, event = new_stream(), new_stream(), new_event()
+        ok(launch(kernel(module, "first_4ms"), a))
+        ok(cuda.cuEventRecord(event, a))
+        ok(cuda.cuStreamWaitEvent(b, event, 0))
+        ok(launch(kernel(module, "second_1ms"), b))
+        ok(cuda.cuStreamSynchronize(b))
+        """,
+    )
+    with Truth(gpu.state) as truth:
+        k = {kernel.name: kernel for kernel in truth.kernels(0)}
+        assert k["second_1ms"].started_ns == k["first_4ms"].ended_ns
+
+
+def test_a_launch_costs_cpu_time_and_a_synchronised_loop_little_more_than_its_kernels(
+    make_simgpu: MakeSimgpu, run: Run
+) -> None:
+    text = """
+        f = kernel(start(), "k_100us")
+        times = []
+        for _ in range(1000):
+            begin = time.monotonic_ns()
+            ok(launch(f))
+            launched = time.monotonic_ns()
+            ok(cuda.cuStreamSynchronize(None))
+            times.append((launched - begin, time.monotonic_ns() - begin))
+        for column in zip(*times):
+            print(sorted(column)[500])
+        """
+    runs = [[int(line) for line in run(make_simgpu(), text).split()] for _ in range(3)]
+    launch_ns, loop_ns = (median(column) for column in zip(*runs, strict=True))
+    assert 2_500 <= launch_ns < 20_000
+    assert 105_000 <= loop_ns < 250_000
+
+
+def test_the_launch_queue_holds_1024_and_then_blocks(make_simgpu: MakeSimgpu, run: Run) -> None:
+    output = run(
+        make_simgpu(),
+        """
+        f = kernel(start(), "k_1ms")
+        begin = time.monotonic()
+        for _ in range(1024):
+            ok(launch(f))
+        filled = time.monotonic()
+        for _ in range(100):
+            ok(launch(f))
+        print(filled - begin, time.monotonic() - filled)
+        """,
+    )
+    filling, blocked = map(float, output.split())
+    assert filling < 0.5
+    assert 0.02 < blocked < 0.4
+
+
+def test_a_graph_takes_its_longest_path(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
+    run(
+        gpu,
+        """
+        module = start()
+        a, b, fork, join = new_stream(), new_stream(), new_event(), new_event()
+        graph, executable = c_void_p(), c_void_p()
+        ok(cuda.cuStreamBeginCapture_v2(a, GLOBAL))
+        ok(launch(kernel(module, "head_100us"), a))
+        ok(cuda.cuEventRecord(fork, a))
+        ok(cuda.cuStreamWaitEvent(b, fork, 0))
+        ok(launch(kernel(module, "side_700us"), b))
+        ok(launch(kernel(module, "main_300us"), a))
+        ok(cuda.cuEventRecord(join, b))
+        ok(cuda.cuStreamWaitEvent(a, join, 0))
+        ok(launch(kernel(module, "tail_50us"), a))
+        ok(cuda.cuStreamEndCapture(a, byref(graph)))
+        ok(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(0)))
+        for _ in range(3):
+            ok(cuda.cuGraphLaunch(executable, a))
+        ok(cuda.cuStreamSynchronize(a))
+        """,
+    )
+    with Truth(gpu.state) as truth:
+        assert [(k.name, k.busy_ns) for k in truth.kernels(0)] == [("graph", 850_000)] * 3
