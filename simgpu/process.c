@@ -137,6 +137,8 @@ CUresult enter(struct context **context) {
   CUresult result = ready();
   if (result)
     return result;
+  if (inside_host_function())
+    return CUDA_ERROR_NOT_PERMITTED;
   *context = current_context();
   if (!*context)
     return CUDA_ERROR_INVALID_CONTEXT;

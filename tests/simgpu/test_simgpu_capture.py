@@ -95,7 +95,8 @@ def test_the_legacy_stream_conflicts_with_a_capturing_blocking_stream(make_simgp
         make_simgpu(),
         f"""{PREPARE}
     begin(RELAXED, blocking)
-    print(cuda.cuStreamIsCapturing(None, byref(status)), cuda.cuStreamIsCapturing(blocking, byref(status)), status.value)
+    print(cuda.cuStreamIsCapturing(None, byref(status)))
+    print(cuda.cuStreamIsCapturing(blocking, byref(status)), status.value)
     print(launch(f), launch(f, blocking), end(blocking), graph.value)
     """,
     )
