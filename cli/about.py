@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+
 from sharepod import __version__
-from sharepod.agent.native import REGION_ABI_VERSION
 from sharepod.hook import LIBRARY
 from sharepod.simgpu import LIBRARY_DIR
 
@@ -14,7 +15,16 @@ def features() -> list[str]:
     return [name for name, path in parts.items() if path.is_file()]
 
 
+def region_abi() -> str:
+    """Return the region ABI that this installation's agent creates, as its C code has it."""
+    try:
+        native = importlib.import_module("sharepod.agent._native")
+    except ImportError:
+        return "unknown (not built)"
+    return str(native.lib.SP_ABI)
+
+
 def version_text() -> str:
     """Return the line of `sharepod --version`."""
     built = ", ".join(features()) or "none built"
-    return f"sharepod {__version__}, region ABI {REGION_ABI_VERSION}, features: {built}"
+    return f"sharepod {__version__}, region ABI {region_abi()}, features: {built}"

@@ -63,7 +63,7 @@ class Stage:
             )
         self._running[part.name] = child
         deadline = time.monotonic() + _FIRST_LAUNCH_S
-        while not any(s.name == part.name and s.devices[0].turns for s in self.client.list_shares().shares):
+        while not any(s.name == part.name and s.devices[0].used_ns for s in self.client.list_shares().shares):
             self.check()
             if time.monotonic() > deadline:
                 raise CliError(f"{part.name} has launched nothing for {_FIRST_LAUNCH_S:.0f} s: try `sharepod doctor`")
@@ -85,13 +85,14 @@ class Stage:
             return Reading(snapshot.now_ns, {share.name: share.devices[0].used_ns for share in snapshot.shares})
         from sharepod.simgpu.truth import Truth
 
-        truth = Truth(state)
         busy_ns = dict.fromkeys(self._running, 0)
         names = {child.pid: name for name, child in self._running.items()}
-        for context in truth.contexts(0):
+        with Truth(state) as truth:
+            contexts, now_ns = truth.contexts(0), truth.now_ns()
+        for context in contexts:
             if context.pid in names:
                 busy_ns[names[context.pid]] += context.busy_ns
-        return Reading(truth.now_ns(), busy_ns)
+        return Reading(now_ns, busy_ns)
 
     def stop_programs(self) -> None:
         """End the programs: they are asked first and killed when they do not listen."""
