@@ -270,7 +270,7 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
     sp_grant_close(member->grant, 0);
   } else {
     sp_grant_close(member->grant, 0); /* a fresh region's word must become one that no process can hold */
-    sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, 0);
+    sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
   }
   return 0;
 }
@@ -368,7 +368,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
       struct sp_member *member = &found->members[index];
       sp_policy_pause(&member->device->policy, member->policy, paused != 0, now_ns);
       if (!member->holding)
-        sp_grant_set(member->grant, member->grant->budget_ns, paused ? SP_GRANT_PAUSED : 0);
+        sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_PAIR_NS, paused ? SP_GRANT_PAUSED : 0);
     }
     step_share(arbiter, found, now_ns);
   }
@@ -384,7 +384,7 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     found->paused = false;
     leave_devices(arbiter, found, sp_now_ns());
     for (uint32_t index = 0; index < found->member_count; index++)
-      sp_grant_set(found->members[index].grant, 0, 0);
+      sp_grant_set(found->members[index].grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
     let_go(found);
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
     arbiter->shares[share] = NULL;

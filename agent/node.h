@@ -25,6 +25,8 @@
 #define SP_BUDGET_ALONE_NS   50000000u  /* predicted work in flight while nobody else waits */
 #define SP_BUDGET_SHARED_NS  1000000u   /* … while others wait */
 #define SP_BUDGET_LATENCY_NS 200000u    /* … beside a latency share */
+#define SP_PAIR_NS           16000000u  /* two units may be in flight when both end within this */
+#define SP_PAIR_LATENCY_NS   1100000u   /* … beside a latency share */
 #define SP_DRAIN_MIN_NS      20000000u
 #define SP_DRAIN_MAX_NS      100000000u
 #define SP_ENTER_NS          10000000u /* a granted share that has not entered by then loses the turn */

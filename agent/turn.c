@@ -9,7 +9,7 @@
 
 #include "node.h"
 
-#define LEAD_NS        40000u   /* a grant takes about this long to become a launch: so much before the residue ends */
+#define LEAD_NS        80000u   /* a grant takes about this long to become a launch: so much before the residue ends */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
 static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
@@ -30,26 +30,43 @@ static bool beside_latency(const struct sp_node_device *device, const struct sp_
   return false;
 }
 
-/* Set the holder's budget and its hint to give the turn back when idle; wake its keeper if that is news. */
+/* What a grant tells the gate about the others on the device. */
+struct pressure {
+  uint64_t budget_ns, pair_ns;
+  uint32_t flags;
+};
+
+static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member) {
+  bool contended = others_wait(device, member);
+  struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
+  if (contended) {
+    pressure.budget_ns = SP_BUDGET_SHARED_NS;
+    pressure.pair_ns = SP_PAIR_NS;
+  }
+  if (beside_latency(device, member)) {
+    pressure.budget_ns = SP_BUDGET_LATENCY_NS;
+    pressure.pair_ns = SP_PAIR_LATENCY_NS;
+  }
+  return pressure;
+}
+
+/* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
 static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
-  bool contended = others_wait(device, holder);
-  uint64_t budget_ns = beside_latency(device, holder) ? SP_BUDGET_LATENCY_NS
-                       : contended                    ? SP_BUDGET_SHARED_NS
-                                                      : SP_BUDGET_ALONE_NS;
-  uint32_t flags = contended ? SP_GRANT_CONTENDED : 0;
-  if (flags == holder->grant->flags && budget_ns == holder->grant->budget_ns)
+  struct pressure now = pressure_on(device, holder);
+  uint32_t flags = holder->grant->flags;
+  uint64_t budget_ns = holder->grant->budget_ns;
+  if (now.flags == flags && now.budget_ns == budget_ns)
     return;
   sp_turn_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (contended && !(holder->grant->flags & SP_GRANT_CONTENDED)) {
+  if (now.flags > flags) {
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
-  bool tighter = flags > holder->grant->flags || budget_ns < holder->grant->budget_ns;
-  sp_grant_set(holder->grant, budget_ns, flags);
-  if (tighter)
+  sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
+  if (now.flags > flags || now.budget_ns < budget_ns)
     sp_grant_wake(holder->grant);
 }
 
@@ -61,7 +78,7 @@ static void charge(struct sp_node_device *device, struct sp_member *member, uint
   member->turn_charged_ns += used_ns;
   if (estimated)
     member->usage.estimated_ns += used_ns;
-  if (now_ns > member->deadline_ns) {
+  if (now_ns > member->deadline_ns && (member->draining || member->grant->flags & SP_GRANT_CONTENDED)) {
     uint64_t over_ns = now_ns - member->deadline_ns;
     member->usage.overrun_ns += over_ns < used_ns ? over_ns : used_ns;
   }
@@ -196,11 +213,8 @@ static void grant(struct sp_node_device *device, struct sp_member *member, uint6
   member->idle_ns = member->view.idle_ns = 0;
   member->view.entered = member->view.busy = false;
   device->holder = member;
-  bool contended = others_wait(device, member);
-  uint64_t budget_ns = beside_latency(device, member) ? SP_BUDGET_LATENCY_NS
-                       : contended                    ? SP_BUDGET_SHARED_NS
-                                                      : SP_BUDGET_ALONE_NS;
-  member->turn = sp_grant_open(member->grant, budget_ns, contended ? SP_GRANT_CONTENDED : 0, now_ns);
+  struct pressure pressure = pressure_on(device, member);
+  member->turn = sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
 }
 
 /* Ask the policy whether the holder goes on. True: it does, with a new deadline. */

@@ -203,13 +203,14 @@ static void *run(void *argument) {
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns();
   while (sp_load(&sp_guest.attached)) {
+    /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
+    uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
     if (!queue_empty(device)) {
       wait_for_marker(device);
       idle_since_ns = 0;
       if (sp_grant_word(device->grant) == sp_load(&device->entered))
         continue;
     }
-    uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_ACQUIRE);
     uint32_t word = sp_grant_word(device->grant);
     pthread_mutex_lock(&device->turn_lock);
     uint32_t turn = device->report.held_turn;

@@ -244,6 +244,9 @@ uint32_t sp_grant_flags(const struct sp_grant *grant) {
 uint64_t sp_grant_budget_ns(const struct sp_grant *grant) {
   return load_relaxed64(&grant->budget_ns);
 }
+uint64_t sp_grant_pair_ns(const struct sp_grant *grant) {
+  return load_relaxed64(&grant->pair_ns);
+}
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
   return load_relaxed64(&header->heartbeat_ns);
 }
@@ -471,14 +474,15 @@ void sp_grant_wake(struct sp_grant *grant) {
   futex(&grant->word, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags) {
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags) {
+  store_relaxed64(&grant->pair_ns, pair_ns);
   store_relaxed64(&grant->budget_ns, budget_ns);
   store_release(&grant->flags, flags);
 }
 
-uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags, uint64_t now_ns) {
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {
   uint32_t word = grant->word | 1u; /* only the arbiter writes it */
-  sp_grant_set(grant, budget_ns, flags);
+  sp_grant_set(grant, budget_ns, pair_ns, flags);
   store_relaxed64(&grant->granted_ns, now_ns);
   store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
   sp_grant_wake(grant);

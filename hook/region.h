@@ -76,9 +76,10 @@ struct sp_grant {
   uint32_t word;      /* the turn: odd = open; also the futex that waiters sleep on */
   uint32_t flags;     /* SP_GRANT_* */
   uint64_t budget_ns; /* predicted work that may be in flight under this turn */
+  uint64_t pair_ns;   /* a second unit may follow the first while both are predicted to end within this */
   uint64_t granted_ns;
   uint32_t share_class; /* enum sp_class of policy.h; information only */
-  uint32_t reserved[9];
+  uint32_t reserved[7];
 };
 
 /* What one process says about one device. Two lines: the first is written by waiting threads, the second by whoever
@@ -125,7 +126,8 @@ _Static_assert(sizeof(struct sp_header) == 128, "ABI 1: sp_header");
 SP_ASSERT_OFFSET(sp_grant, memory_limit_bytes, 48);
 SP_ASSERT_OFFSET(sp_grant, word, 64);
 SP_ASSERT_OFFSET(sp_grant, budget_ns, 72);
-SP_ASSERT_OFFSET(sp_grant, share_class, 88);
+SP_ASSERT_OFFSET(sp_grant, pair_ns, 80);
+SP_ASSERT_OFFSET(sp_grant, share_class, 96);
 _Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
 SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
 SP_ASSERT_OFFSET(sp_slot_device, memory_used_bytes, 16);
@@ -168,6 +170,7 @@ void sp_region_ring(struct sp_region *region);
 uint32_t sp_grant_word(const struct sp_grant *grant); /* acquire */
 uint32_t sp_grant_flags(const struct sp_grant *grant);
 uint64_t sp_grant_budget_ns(const struct sp_grant *grant);
+uint64_t sp_grant_pair_ns(const struct sp_grant *grant);
 /* Sleep until the word is no longer `word`, a wake-up, or `timeout_ns`. */
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns);
 /* As above, and until *local is no longer `value` (Linux 5.16; before, the wait is cut into 500 µs pieces). */
@@ -215,9 +218,9 @@ void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
 /* Open: the next odd word. Close: the next even one, then a full fence. Both wake every waiter; the new word is
  * returned. `wake` alone wakes keepers after a change of flags or budget. */
-uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags, uint64_t now_ns);
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns);
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
-void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint32_t flags);
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
 
 /* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
