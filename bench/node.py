@@ -113,7 +113,7 @@ class Node:
         socket = str(self.socket)
         (self._directory / "run").mkdir(mode=0o700)
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "sharepod.cli.main", "agent"]
+            command = [sys.executable, "-m", "sharepod.cli", "agent"]
             self._agent = subprocess.Popen(command, env=self._agent_environment, stdout=sink, stderr=sink)
         deadline = time.monotonic() + AGENT_TIMEOUT_S
         while not listens(socket):
@@ -160,7 +160,7 @@ class Node:
         """Register a share and return the environment of its programs; without the hook, the bare one."""
         if not self._hook:
             return self.environment
-        registration = self.client.register(
+        ask = model.Ask(
             name=name,
             devices=terms.devices,
             request_millipercent=round(terms.request * 1000),
@@ -169,6 +169,7 @@ class Node:
             share_class=terms.share_class,
             owner_pid=0,
         )
+        registration = self.client.register(ask)
         return program_environment(self.environment, registration.environment, registration.hook_path)
 
     def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
