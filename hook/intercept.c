@@ -21,14 +21,13 @@
 #include "symbols.def"
 #undef SP_SYMBOL
 
-static const char *const names[SP_ROW_COUNT] = {
-#define SP_SYMBOL(name, since, per_thread, action) #name,
-#include "symbols.def"
-#undef SP_SYMBOL
-};
-
-static void (*const wrappers[SP_ROW_COUNT])(void) = {
-#define SP_SYMBOL(name, since, per_thread, action) sp_wrap_##name,
+static const struct {
+  const char *name;
+  void (*wrapper)(void);
+  int since;
+  int per_thread;
+} symbols[SP_ROW_COUNT] = {
+#define SP_SYMBOL(name, since, per_thread, action) {#name, sp_wrap_##name, since, per_thread},
 #include "symbols.def"
 #undef SP_SYMBOL
 };
@@ -56,7 +55,7 @@ static void load_driver(void) {
   void *handle = open != NULL ? open(SP_DRIVER_FILE, SP_RTLD_LAZY | SP_RTLD_NOLOAD) : NULL;
   if (handle != NULL) {
     for (int row = 0; row < SP_ROW_COUNT; row++) {
-      __atomic_store_n(&sp_real[row], sp_object_symbol(handle, names[row]), __ATOMIC_RELAXED);
+      __atomic_store_n(&sp_real[row], sp_object_symbol(handle, symbols[row].name), __ATOMIC_RELAXED);
     }
 #define SP_FIELD(field, symbol, older, parameters)                                                                     \
   __atomic_store_n((void **)&driver.field, own_export(handle, symbol, older), __ATOMIC_RELAXED);
@@ -88,7 +87,7 @@ void *sp_find_next(enum sp_row row) {
   sp_dlsym_function *lookup = sp_libc_dlsym();
   /* The loader sees this library as the caller, so "next" is next to us. A driver that was opened privately
    * (RTLD_LOCAL) is next to nobody. */
-  void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, names[row]) : NULL;
+  void *found = lookup != NULL ? lookup(SP_RTLD_NEXT, symbols[row].name) : NULL;
   if (found == NULL) {
     found = sp_find_real(row);
   }
@@ -103,15 +102,18 @@ CUresult sp_unavailable(void) {
   return have_driver() ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_NOT_INITIALIZED;
 }
 
+/* NVIDIA's driver has one address per name. A driver that gives an old name to a newer function (ours, simulated) means
+ * the newer interface: the newest row wins, and a plain one over its per-thread twin. */
 void *sp_wrapper_of(void *address) {
-  if (address != NULL && have_driver()) {
-    for (int row = 0; row < SP_ROW_COUNT; row++) {
-      if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) == address) {
-        return (void *)wrappers[row];
-      }
+  int best = -1;
+  for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
+    if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) == address &&
+        (best < 0 || symbols[row].per_thread < symbols[best].per_thread ||
+         (symbols[row].per_thread == symbols[best].per_thread && symbols[row].since > symbols[best].since))) {
+      best = row;
     }
   }
-  return address;
+  return best >= 0 ? (void *)symbols[best].wrapper : address;
 }
 
 /* Called by the dlsym trampoline for a real handle and a name that begins with "cu": a wrapper, or NULL for "go on to
@@ -119,13 +121,13 @@ void *sp_wrapper_of(void *address) {
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
   for (int row = 0; row < SP_ROW_COUNT; row++) {
-    if (!sp_text_equal(names[row], name)) {
+    if (!sp_text_equal(symbols[row].name, name)) {
       continue;
     }
     sp_dlsym_function *lookup = sp_libc_dlsym();
     void *real = sp_find_real((enum sp_row)row);
     /* The real lookup comes last: it leaves the loader's error state (dlerror) as the program expects it. */
-    return real != NULL && lookup != NULL && lookup(handle, name) == real ? (void *)wrappers[row] : NULL;
+    return real != NULL && lookup != NULL && lookup(handle, name) == real ? sp_wrapper_of(real) : NULL;
   }
   return NULL;
 }

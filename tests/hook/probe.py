@@ -53,7 +53,8 @@ _fake_seen.restype = ctypes.POINTER(Seen)
 
 def seen(name: str) -> Seen:
     """Return the driver's record of a function; set ``result`` to make its next calls fail."""
-    return _fake_seen(name.encode()).contents
+    record: Seen = _fake_seen(name.encode()).contents
+    return record
 
 
 def alloc(size: int, name: str = "cuMemAlloc_v2", *more: c_uint64) -> tuple[int, int]:

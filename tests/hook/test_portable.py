@@ -175,7 +175,13 @@ def test_the_aarch64_hook_passes_every_route_under_emulation(
     directory = lab.directory / "aarch64"
     if not directory.exists():
         built = tmp_path_factory.mktemp("aarch64")
-        driver = [*HOOK_FLAGS, "-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", C / "fake_driver.c"]
+        driver: list[str | Path] = [
+            *HOOK_FLAGS,
+            "-shared",
+            "-Wl,-soname,libcuda.so.1",
+            "-Wl,-Bsymbolic",
+            C / "fake_driver.c",
+        ]
         compile_c(built / "libcuda.so.1", *driver, cc=[cc])
         (built / "libcuda.so").symlink_to("libcuda.so.1")
         build(
@@ -185,7 +191,7 @@ def test_the_aarch64_hook_passes_every_route_under_emulation(
             lab.directory / "exports.map",
             [*(HOOK / name for name in INTERPOSITION), C / "test_gate.c"],
         )
-        program = ["-O1", "-DPROGRAM", "-DLINKED", C / "routes.c", "-L", built, "-lcuda", "-ldl"]
+        program: list[str | Path] = ["-O1", "-DPROGRAM", "-DLINKED", C / "routes.c", "-L", built, "-lcuda", "-ldl"]
         compile_c(built / "routes", *program, cc=[cc])
         shutil.rmtree(built / "cache", ignore_errors=True)
         directory.symlink_to(built)

@@ -13,10 +13,10 @@ NOW = ["-Wl,-z,now", "-fno-plt"]
 @pytest.fixture(scope="module")
 def programs(lab: Lab) -> dict[str, Path]:
     """Build the program and the plugin, linked in each way."""
-    link = ["-L", lab.driver.parent, "-lcuda"]
+    link: list[str | Path] = ["-L", lab.driver.parent, "-lcuda"]
     source = C / "routes.c"
-    program = [*STRICT, "-DPROGRAM", source, "-ldl"]
-    plugin = [*STRICT, "-DLINKED", "-shared", source]
+    program: list[str | Path] = [*STRICT, "-DPROGRAM", source, "-ldl"]
+    plugin: list[str | Path] = [*STRICT, "-DLINKED", "-shared", source]
     return {
         "lazy": compile_c(lab.directory / "routes-lazy", *program, "-DLINKED", *LAZY, *link),
         "now": compile_c(lab.directory / "routes-now", *program, "-DLINKED", *NOW, *link),
