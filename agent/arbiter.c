@@ -86,13 +86,13 @@ static void *run(void *argument) {
     uint64_t due_ns = arbiter->ticked_ns + SP_TICK_NS;
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
       struct sp_node_device *device = &arbiter->devices[index];
-      uint64_t device_due_ns = sp_turn_due_ns(device, now_ns);
+      uint64_t device_due_ns = sp_turn_due_ns(device);
       if (device_due_ns <= now_ns) {
         struct sp_member *holder = device->holder;
         if (holder)
           sp_turn_update(arbiter, holder, now_ns);
         sp_turn_step(arbiter, device, now_ns);
-        device_due_ns = sp_turn_due_ns(device, now_ns);
+        device_due_ns = sp_turn_due_ns(device);
         /* A step that changes nothing must not spin. */
         if (device_due_ns <= now_ns)
           device_due_ns = now_ns + 50000;

@@ -134,6 +134,6 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
 /* The turn is over whatever the slots say: the share is being released. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* When the device wants to be stepped next; UINT64_MAX: on an event. */
-uint64_t sp_turn_due_ns(const struct sp_node_device *device, uint64_t now_ns);
+uint64_t sp_turn_due_ns(const struct sp_node_device *device);
 
 #endif

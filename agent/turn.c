@@ -9,7 +9,7 @@
 
 #include "node.h"
 
-#define LEAD_NS        80000u   /* a grant takes about this long to become a launch: so much before the residue ends */
+#define LEAD_NS        100000u  /* a grant takes about this long to become a launch: so much before the residue ends */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
 static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
@@ -319,9 +319,9 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
         grant(device, device->members[choice.share], choice.quantum_ns, now_ns);
       else
         device->retry_ns = choice.retry_ns;
-      device->decisions++;
     }
   }
+  device->decisions++;
   device->decision_ns += sp_now_ns() - began_ns;
 }
 
@@ -341,7 +341,7 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
     sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
 }
 
-uint64_t sp_turn_due_ns(const struct sp_node_device *device, uint64_t now_ns) {
+uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
   uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
   const struct sp_member *holder = device->holder;
   if (holder) {
@@ -356,8 +356,8 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device, uint64_t now_ns) {
     if (!member || !member->draining || member->cogranted)
       continue;
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
-    if (residue_ns && !holder)
-      next_ns = residue_ns > LEAD_NS && residue_ns - LEAD_NS > now_ns ? residue_ns - LEAD_NS : next_ns;
+    if (residue_ns && !holder && others_wait(device, member))
+      next_ns = residue_ns > LEAD_NS ? residue_ns - LEAD_NS : 0;
     if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
       next_ns = residue_ns + OVERLAP_MAX_NS;
     if (next_ns < due_ns)
