@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST_ARGS ?=
 
-SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.map simgpu/*.[ch] simgpu/*.def simgpu/*.map agent/*.[ch] \
+SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.inc hook/*.map simgpu/*.[ch] simgpu/*.def simgpu/*.inc simgpu/*.map agent/*.[ch] \
 	agent/build_native.py proto/*.proto)
 # The set of sources: a file added or removed rebuilds too, although no remaining file is newer.
 SOURCE_LIST := $(sort $(SOURCES))

@@ -6,7 +6,7 @@ must have, so it fails the run.
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip into a failure in CI, unless the test needs a real GPU."""
     report = yield
     if IN_CI and report.skipped and not hasattr(report, "wasxfail") and "gpu" not in item.keywords:
@@ -26,11 +26,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Fail in CI when a whole module skips itself."""
+    report = yield
     if IN_CI and report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
-        report.longrepr = f"{report.nodeid}: a whole module skipped in CI: {report.longrepr}"
+        report.longrepr = f"{report.nodeid}: a whole module skipped in CI: {reason}"
+    return report
 
 
 @pytest.fixture
