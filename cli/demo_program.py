@@ -76,7 +76,9 @@ class Loop:
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._length))
         self._events = [ctypes.c_void_p() for _ in range(depth)]
         for event in self._events:
-            driver.call("cuEventCreate", ctypes.byref(event), 2)  # CU_EVENT_DISABLE_TIMING
+            driver.call(
+                "cuEventCreate", ctypes.byref(event), 3
+            )  # BLOCKING_SYNC, DISABLE_TIMING: a loop that waits leaves the CPU to others
         self.launches = 0
 
     def step(self) -> None:
