@@ -147,6 +147,26 @@ def test_rtld_next_is_next_to_the_caller_in_both_orders(lab: Lab, third: Path) -
         assert (done.returncode, done.stdout) == (0, "malloc 1\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("hook_first", "route"),
+    [(True, "soname"), (True, "gpa2"), (True, "plugin-lazy:linked"), (False, "soname"), (False, "gpa2")],
+)
+def test_a_tool_that_wraps_the_loader_itself_keeps_its_place(
+    lab: Lab, programs: dict[str, Path], hook_first: bool, route: str
+) -> None:
+    tool = compile_c(lab.directory / "libloadertool.so", *STRICT, "-shared", C / "loadertool.c", "-ldl")
+    env = lab.env(*([lab.hook, tool] if hook_first else [tool, lab.hook]))
+    if ":" in route:
+        plugin, route = route.split(":")
+        env["PLUGIN"] = str(programs[plugin])
+        route = f"plugin:{route}"
+    done = run([programs["unlinked"], route], env)
+    assert (done.returncode, done.stderr) == (0, "tool 1 1\n")
+    # A tool in front that asks for libc's own version of dlsym (dlvsym) goes past every preloaded library, ours too.
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines == [expected(symbol, through_gate=hook_first) for symbol in SYMBOLS]
+
+
 def test_without_a_driver_a_wrapper_says_not_initialized(lab: Lab) -> None:
     program = compile_c(lab.directory / "driverless", *STRICT, C / "driverless.c", "-ldl")
     done = run([program], lab.env(lab.hook))
