@@ -59,7 +59,9 @@ class Account:
         since_ns, before_ns = samples[at]
         if now_ns <= since_ns or used_ns < before_ns:
             return 0
-        return round((used_ns - before_ns) * WHOLE_MILLIPERCENT / (now_ns - since_ns))
+        rate = round((used_ns - before_ns) * WHOLE_MILLIPERCENT / (now_ns - since_ns))
+        # A share is never charged more than passes; what is above comes from reading the counter after the clock.
+        return min(rate, WHOLE_MILLIPERCENT)
 
     def validate(self) -> None:
         """Assert the invariants (for tests)."""

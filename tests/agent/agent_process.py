@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import grpc
 import pytest
 
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def wait_until(what: Callable[[], object], timeout_s: float = 10.0) -> None:

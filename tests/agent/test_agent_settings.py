@@ -5,7 +5,7 @@ import json
 import logging
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,9 @@ from sharepod.agent import logs
 from sharepod.agent.errors import AgentUnavailable, SettingsError
 from sharepod.agent.lock import HostLock
 from sharepod.agent.settings import Settings, load_settings, setting_doc, setting_names, shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_defaults_are_those_of_the_manual() -> None:

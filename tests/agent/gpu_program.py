@@ -1,0 +1,40 @@
+"""An ordinary driver-API program: works on device 0 until it is ended; prints "ready" after its first work."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+PTX = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k_500us()\n{\n ret;\n}\n\0"
+
+
+def check(result: int) -> None:
+    """End with the driver's error code when a call fails."""
+    if result:
+        sys.exit(f"CUDA error {result}")
+
+
+def main() -> None:
+    """Launch 500 µs kernels, eight at a time, for ever; with `idle`, only hold a context."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    check(cuda.cuInit(0))
+    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    check(cuda.cuCtxSetCurrent(context))
+    check(cuda.cuModuleLoadData(ctypes.byref(module), PTX))
+    check(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"k_500us"))
+    told = False
+    while True:
+        for _ in range(8):
+            check(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None))
+        check(cuda.cuCtxSynchronize())
+        if not told:
+            told = True
+            sys.stdout.write("ready\n")
+            sys.stdout.flush()
+            if "idle" in sys.argv:
+                sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The agent with programs: metered ones, one without a share, a failing device, an agent killed beneath them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_process import wait_until
+
+from sharepod.proto import v1_pb2 as pb
+from sharepod.simgpu.truth import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent_process import MakeAgent, RunningAgent
+
+PROGRAM = Path(__file__).with_name("gpu_program.py")
+
+
+@contextmanager
+def program(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the GPU program from its first finished work on, and end it."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments],
+        env={**inherited, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def metered(answer: pb.RegisterShareResponse) -> dict[str, str]:
+    """Return what a program needs in its environment to run in a share."""
+    return {**answer.environment, "LD_PRELOAD": answer.hook_path}
+
+
+def usage(agent: RunningAgent, name: str) -> pb.Usage:
+    """Return the usage of a share on its first device."""
+    return agent.stub.ListShares(pb.ListSharesRequest(shares=[name])).shares[0].devices[0].usage
+
+
+def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) -> None:
+    answer = agent.register(50, name="a")
+    with program(metered(answer)) as process:
+        wait_until(lambda: usage(agent, "a").processes == 1)
+        time.sleep(1.5)
+        share = agent.shares()[0]
+        assert [p.pid for p in share.processes] == [process.pid]
+        account = share.devices[0].usage
+        assert account.used_ns > 500_000_000
+        assert account.used_1s_millipercent > 50_000
+        explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
+        assert explained.state in (pb.SHARE_STATE_HOLDING, pb.SHARE_STATE_IDLE)
+        agent.stub.PauseShare(pb.PauseShareRequest(share="a"))  # the end of a turn tells how many launches it had
+        wait_until(lambda: usage(agent, "a").launches > 500)
+    wait_until(lambda: usage(agent, "a").processes == 0)
+
+
+def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:
+    began = time.monotonic()
+    with program(metered(agent.register(50, name="a"))) as process:
+        wait_until(lambda: usage(agent, "a").used_ns > 300_000_000)
+        time.sleep(1.1)  # a checkpoint is written every second
+        before = usage(agent, "a")
+        agent.stop(signal.SIGKILL)
+        time.sleep(1.5)  # longer than a stale heartbeat
+        assert process.poll() is None
+        agent.start()
+        wait_until(lambda: usage(agent, "a").processes == 1)
+        adopted = usage(agent, "a")
+        assert adopted.used_ns >= before.used_ns - 1_000_000_000
+        assert 0 < adopted.launches < 4_000 * (time.monotonic() - began)  # 500 µs each: nothing is counted twice
+        wait_until(lambda: usage(agent, "a").used_ns > adopted.used_ns + 200_000_000)
+        wait_until(lambda: usage(agent, "a").turns >= before.turns)
+
+
+def test_a_paused_program_stands_still_and_goes_on_when_resumed(agent: RunningAgent) -> None:
+    with program(metered(agent.register(50, name="a"))):
+        wait_until(lambda: usage(agent, "a").used_ns > 100_000_000)
+        agent.stub.PauseShare(pb.PauseShareRequest(share="a"))
+        time.sleep(0.5)
+        paused = usage(agent, "a")
+        time.sleep(0.5)
+        assert usage(agent, "a").launches == paused.launches
+        assert usage(agent, "a").used_ns == paused.used_ns
+        agent.stub.ResumeShare(pb.ResumeShareRequest(share="a"))
+        wait_until(lambda: usage(agent, "a").used_ns > paused.used_ns + 100_000_000)
+
+
+def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: RunningAgent) -> None:
+    with (
+        program(metered(agent.register(50, name="a", device="0"))),
+        program(metered(agent.register(50, name="b", device="0"))),
+    ):
+        wait_until(lambda: min(usage(agent, "a").turns, usage(agent, "b").turns) > 5)
+        turns = agent.stub.ListTurns(pb.ListTurnsRequest()).turns
+        assert {turn.share_name for turn in turns} == {"a", "b"}
+        sequences = [turn.sequence for turn in turns]
+        assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+        assert all(turn.end != pb.TURN_END_UNSPECIFIED and turn.granted_ns <= turn.drained_ns for turn in turns)
+        later = agent.stub.ListTurns(pb.ListTurnsRequest(after_sequence=sequences[-1], max_turns=1)).turns
+        assert [turn.sequence for turn in later] in ([], [sequences[-1] + 1])
+
+
+def node_device(agent: RunningAgent) -> pb.Device:
+    """Return device 0 of the node."""
+    return agent.stub.GetNode(pb.GetNodeRequest()).devices[0]
+
+
+def test_a_process_without_a_share_is_found_within_five_seconds(agent: RunningAgent) -> None:
+    environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
+    with program(environment, "idle") as stranger, program(metered(agent.register(30)), "idle"):
+        wait_until(lambda: node_device(agent).foreign_processes, 5.0)
+        time.sleep(1.5)
+        assert [p.pid for p in node_device(agent).foreign_processes] == [stranger.pid]
+        assert node_device(agent).foreign_processes[0].name.startswith("python")
+    wait_until(lambda: not node_device(agent).foreign_processes, 5.0)
+    assert agent.log().count("process without a share") == 1
+    assert f"pid={stranger.pid}" in agent.log()
+
+
+def test_a_monitoring_daemon_may_use_a_device_without_a_share(make_agent: MakeAgent) -> None:
+    agent = make_agent("--monitoring", "pyth*").start()
+    environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
+    with program(environment, "idle"):
+        time.sleep(4.5)
+        assert not node_device(agent).foreign_processes
+    assert "process without a share" not in agent.log()
+
+
+def test_a_lost_device_is_unhealthy_with_its_reason_and_healthy_again_when_it_is(agent: RunningAgent) -> None:
+    agent.register(30, name="a", device="0")
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        truth.inject_xid(0, 79)
+        wait_until(lambda: not node_device(agent).healthy, 5.0)
+        assert node_device(agent).health_reason == "Xid 79"
+        reason = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
+        assert reason.startswith("its device is unhealthy (Xid 79)")
+        assert agent.register(30).share.devices[0].device_index == 1
+        truth.recover(0)
+        wait_until(lambda: node_device(agent).healthy, 20.0)
+    log = agent.log()
+    assert "device unhealthy" in log
+    assert "shares=['a']" in log
+    assert "device healthy again" in log
