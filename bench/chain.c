@@ -28,6 +28,7 @@
 struct page {
   _Alignas(64) _Atomic uint32_t middle; /* rounds that the giver has given */
   _Alignas(64) _Atomic uint32_t taker;  /* rounds that the middle process has passed on */
+  _Alignas(64) _Atomic uint32_t done;   /* rounds that the taker has measured: the next one starts after that */
   _Alignas(64) uint64_t given_ns;       /* published by `middle`, then `taker` (release, acquire) */
   uint64_t hops_ns[ROUNDS_MAX];
 };
@@ -60,6 +61,7 @@ static void take(struct page *page, uint32_t rounds) {
   for (uint32_t i = 1; i <= rounds; i++) {
     await(&page->taker, i);
     page->hops_ns[i - 1] = now_ns() - page->given_ns;
+    post(&page->done, i);
   }
 }
 
@@ -92,6 +94,7 @@ int main(int count, char **arguments) {
   }
   struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000), .tv_nsec = (long)(pause_us % 1000000) * 1000};
   for (uint32_t i = 1; i <= rounds; i++) {
+    await(&page->done, i - 1);
     nanosleep(&pause, NULL);
     page->given_ns = now_ns();
     post(&page->middle, i);

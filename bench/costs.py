@@ -13,7 +13,9 @@ from bench.scale import Scale
 from bench.table import Line, micro
 from sharepod.proto import v1_pb2, v1_pb2_grpc
 
-COST = {"unit": "20ns", "group": 512, "count": 300}
+GROUP = 512
+NOOP_BATCHES = 20_000
+SIMULATED_BATCHES = 300
 CHAIN_ROUNDS = 1000
 SHARES = 64
 TURNS_PER_S = 500
@@ -46,8 +48,10 @@ def _cost_differences(scale: Scale, *, noop: bool) -> tuple[list[float], list[fl
             # There is no other device to hide, and the no-op driver would not know how.
             hooked, bare = {**hooked, **own}, {**bare, **own}
 
+        options = {"unit": "20ns", "group": GROUP, "count": NOOP_BATCHES if noop else SIMULATED_BATCHES}
+
         def cost(environment: dict[str, str]) -> float:
-            program = Program("a", load_command("cost", COST), environment).await_ready()
+            program = Program("a", load_command("cost", options), environment).await_ready()
             program.go(time.monotonic_ns(), time.monotonic_ns() + 60_000_000_000)
             return _per_launch_ns(program.result())
 
@@ -55,9 +59,9 @@ def _cost_differences(scale: Scale, *, noop: bool) -> tuple[list[float], list[fl
             without = cost(bare)
             differences.append(cost(hooked) - without)
             bare_costs.append(without)
-        launched = node.usage()["a"].devices[0].launches
-    if launched == 0:
-        raise RuntimeError("the hook saw no launch: its cost was not measured")
+        turns = node.usage()["a"].devices[0].turns
+    if turns == 0:
+        raise RuntimeError("the share held no turn: the hook was not there, its cost was not measured")
     return differences, bare_costs
 
 
