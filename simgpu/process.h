@@ -89,6 +89,8 @@ struct process {
   struct context *primary[SG_MAX_DEVICES];
   uint64_t next_id;  /* of streams, captures, graphs */
   uint32_t effects;  /* submitted and not yet had; atomic */
+  uint32_t sleepers; /* threads asleep in a wait; guarded by the state's lock, as is the next */
+  uint64_t wake_ns;  /* the earliest of their alarms; past: that thread has left, the others' are not known */
   uint32_t captures; /* open; atomic, so that calls outside capture pay one load */
 };
 extern struct process process;
@@ -120,6 +122,8 @@ void run_effects(void);
 /* Wait until the lane has completed `count` items. */
 CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count);
 CUresult wait_event(struct context *context, uint32_t event, uint64_t seq);
+/* With the state locked: new work in this lane has an effect. Whoever sleeps in the driver must wake for it. */
+void effect_submitted(const struct context *context, uint32_t lane);
 /* With the state locked: an item, waiting (unlocked meanwhile) while the context has none or the lane's queue is full.
  */
 CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item);

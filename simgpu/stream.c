@@ -120,6 +120,8 @@ CUresult submit(struct stream *stream, struct sg_item what, const struct effect 
     if (own)
       __atomic_fetch_add(&process.effects, 1, __ATOMIC_RELAXED);
     sg_submit(process.state.shared, stream->context->slot, stream->lane, item, sg_now());
+    if (own)
+      effect_submitted(stream->context, stream->lane);
     if (count)
       *count = shared_of(stream->context)->lanes[stream->lane].appended;
   }

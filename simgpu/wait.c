@@ -99,9 +99,24 @@ static void sleep_for(struct context *context, uint32_t lane, uint64_t mark_ns) 
       uint64_t effect_ns = sg_effect_bound(shared, slot);
       until_ns = effect_ns < until_ns ? effect_ns : until_ns;
     }
+  until_ns = until_ns < look_ns ? until_ns : look_ns;
+  process.wake_ns = process.sleepers++ && process.wake_ns < until_ns ? process.wake_ns : until_ns;
   uint32_t generation = __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE);
   sg_unlock(&process.state);
-  sleep_until(until_ns < look_ns ? until_ns : look_ns, generation);
+  sleep_until(until_ns, generation);
+  sg_lock(&process.state);
+  process.sleepers--;
+  sg_unlock(&process.state);
+}
+
+/* Arrivals only delay what a thread waits for, but they can bring effects that are due before it wakes. */
+void effect_submitted(const struct context *context, uint32_t lane) {
+  struct sg_shared *shared = process.state.shared;
+  if (!process.sleepers)
+    return;
+  uint64_t due_ns = sg_bound(shared, context->slot, lane, shared->contexts[context->slot].lanes[lane].submitted_ns);
+  if (due_ns < process.wake_ns || process.wake_ns <= sg_now())
+    sg_kick(shared);
 }
 
 static bool effects_due(void) {

@@ -4,8 +4,9 @@ import resource
 from collections.abc import Callable
 
 import pytest
-from sharepod.simgpu.truth import Truth
 from simulated_gpu import MakeSimgpu
+
+from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
 
@@ -96,6 +97,36 @@ def test_a_word_written_by_a_stream_appears_when_the_work_before_it_is_done(make
     early, late, seconds = output.split()
     assert (early, late) == ("0", "9")
     assert 0.003 < float(seconds) < 0.009
+
+
+def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_later(
+    make_simgpu: MakeSimgpu, run: Run
+) -> None:
+    output = run(
+        make_simgpu(),
+        """
+        import threading
+        module, stream, other, long, word = start(), new_stream(), new_stream(), new_event(), c_void_p()
+        ok(cuda.cuMemHostAlloc(byref(word), c_size_t(4096), 2))
+        value = ctypes.cast(word, ctypes.POINTER(c_uint32))
+        value[0] = 0
+        ok(launch(kernel(module, "k_200ms"), other))
+        ok(cuda.cuEventRecord(long, other))
+        context = c_void_p()
+        ok(cuda.cuCtxGetCurrent(byref(context)))
+        sleeper = threading.Thread(target=lambda: (cuda.cuCtxSetCurrent(context), cuda.cuEventSynchronize(long)))
+        sleeper.start()
+        time.sleep(0.015)
+        ok(launch(kernel(module, "k_1ms"), stream))
+        ok(cuda.cuStreamWriteValue32_v2(stream, c_uint64(word.value), 1, 0))
+        begin = time.monotonic()
+        while not value[0] and time.monotonic() < begin + 1:
+            time.sleep(0.0001)
+        print(time.monotonic() - begin)
+        sleeper.join()
+        """,
+    )
+    assert 0.0005 < float(output) < 0.006
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Devices as a program sees them, names as cuGetProcAddress answers them, handles that are no longer good."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from sharepod.simgpu.truth import Truth
 from simulated_gpu import MakeSimgpu
+
+from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
 
@@ -135,8 +137,7 @@ def test_stale_and_foreign_handles_are_refused(make_simgpu: MakeSimgpu, run: Run
     assert output.split() == ["3", "201", "400", "400", "400", "1"]
 
 
-def test_what_is_not_simulated_says_so_and_is_logged(make_simgpu: MakeSimgpu, run: Run, tmp_path: object) -> None:
-    log = f"{tmp_path}/log"
-    assert run(make_simgpu(SIMGPU_LOG=log), "start(); print(cuda.cuMemPoolCreate(None, None))") == "801\n"
-    with open(log, encoding="utf-8") as lines:
-        assert lines.read() == "simgpu: not simulated: cuMemPoolCreate\n"
+def test_what_is_not_simulated_says_so_and_is_logged(make_simgpu: MakeSimgpu, run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert run(make_simgpu(SIMGPU_LOG=str(log)), "start(); print(cuda.cuMemPoolCreate(None, None))") == "801\n"
+    assert log.read_text() == "simgpu: not simulated: cuMemPoolCreate\n"
