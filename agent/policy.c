@@ -29,6 +29,8 @@
 #define DEBT_MAX_NS (10000 * MS)
 /* The on-off period of a share that is held back by its limit alone. */
 #define LIMIT_PERIOD_NS (20 * MS)
+/* Co-granted holders are charged within this time of each other; a bill further beyond what has passed is wrong. */
+#define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
 /* Request 0 has no weight of its own; among the leftovers it counts as 1 %. */
 #define LEFTOVER_WEIGHT_MP 1000u
 
@@ -57,9 +59,13 @@ static int64_t earned(uint64_t ns, uint32_t rate_mp) {
   return (int64_t)(ns * rate_mp);
 }
 
-/* value x rate / whole, without overflow. */
+/* value x rate / whole, without overflow; rates are below 2^17, so nearly always without the slow division. */
 static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
-  return (int64_t)((__int128)value * rate / whole);
+  const int64_t fits = (int64_t)1 << 46;
+  if (value < fits && value > -fits)
+    return value * (int64_t)rate / (int64_t)whole;
+  __int128 result = (__int128)value * rate / whole;
+  return result > FINITE ? FINITE : result < -FINITE ? -FINITE : (int64_t)result;
 }
 
 static bool is_known(const struct sp_policy *policy, int share) {
@@ -290,7 +296,7 @@ static void advance(struct sp_policy *policy, uint64_t now_ns) {
  * it back at their rates. The sum is signed: when co-granted holders are charged one after the other, the later charge
  * returns what the earlier one took too much. */
 static void give_back_loss(struct sp_policy *policy, int64_t charged) {
-  int64_t loss = policy->entitled - charged;
+  int64_t loss = max_i64(policy->entitled - charged, -LOSS_RETURNED_MAX);
   policy->entitled = 0;
   if (policy->targets_mp == 0)
     return;
@@ -298,8 +304,12 @@ static void give_back_loss(struct sp_policy *policy, int64_t charged) {
     struct sp_policy_share *s = &policy->shares[i];
     if (!is_active(s))
       continue;
-    s->lag -= scaled(loss, s->target_mp, policy->targets_mp);
-    s->credit -= scaled(loss, credit_rate(policy, s), policy->targets_mp);
+    /* What a share could not earn because its account was full, it does not lose either. */
+    int64_t lag_floor = min_i64(s->lag, -earned(lag_bound_ns(policy), s->target_mp));
+    int64_t credit_floor = min_i64(s->credit, -longest_turn(policy, s));
+    s->lag = max_i64(s->lag - scaled(loss, s->target_mp, policy->targets_mp), lag_floor);
+    s->credit = max_i64(s->credit - scaled(loss, credit_rate(policy, s), policy->targets_mp), credit_floor);
+    cap_accounts(policy, s);
   }
 }
 
@@ -347,7 +357,7 @@ static void settle(struct sp_policy *policy) {
   for (int i = 0; i < policy->top; i++) {
     struct sp_policy_share *s = &policy->shares[i];
     if (is_active(s))
-      s->lag -= scaled(common, s->target_mp, rate);
+      s->lag = max_i64(s->lag - scaled(common, s->target_mp, rate), -FINITE);
   }
 }
 

@@ -107,6 +107,11 @@ def test_a_limit_alone_is_within_1_pp_over_1_s_and_pauses_are_short(limit: int, 
     assert 100 * line.busy_ns / node.now_ns <= limit + 0.3
 
 
+def test_a_share_limited_to_its_request_gets_all_of_it_beside_long_kernels() -> None:
+    node = Node([Program("held", 30, 30), Program("long", 70, unit_ns=40 * MS)]).run(31 * S)
+    assert part(node, "held", 1 * S, 31 * S) == pytest.approx(30, abs=0.4)
+
+
 def test_a_latency_share_beside_batch_answers_as_if_alone() -> None:
     service = Program(
         "service", 25, share_class=ShareClass.LATENCY, work_ns=4 * MS, period_ns=20 * MS, unit_ns=500 * US
@@ -128,6 +133,18 @@ def test_four_shares_of_2_percent_duty_leave_a_trainer_nine_tenths_of_its_solo_t
     assert node.timelines["trainer"].busy_ns / (30 * S) >= 0.90
     for program in duty:
         assert len(node.loads[program.name].bursts) >= 598
+
+
+def test_batch_shares_divide_what_an_intermittent_share_leaves_in_proportion_to_request() -> None:
+    batch = ShareClass.BATCH
+    programs = [
+        Program("one", 10, share_class=batch),
+        Program("three", 30, share_class=batch),
+        Program("duty", 50, work_ns=5 * MS, period_ns=23 * MS),
+    ]
+    node = Node(programs).run(61 * S)
+    one, three = (node.timelines[name].busy_between(1 * S, 61 * S) for name in ("one", "three"))
+    assert three / one == pytest.approx(3, rel=0.05)
 
 
 def test_nobody_with_a_request_starves_beside_a_greedy_latency_share() -> None:

@@ -359,6 +359,24 @@ def test_hand_off_losses_do_not_move_the_proportions(driver: Driver) -> None:
     assert 100 * driver.used_ns[one] / driver.used_ns.total() == pytest.approx(70, abs=0.1)
 
 
+def test_hand_off_losses_are_borne_by_a_latency_share_as_by_others(driver: Driver) -> None:
+    latency, standard = driver.policy.add(0, 30, share_class=LATENCY), driver.policy.add(0, 70)
+    for _ in range(5000):
+        driver.turn([latency, standard])
+        driver.now_ns += 500_000
+    assert 100 * driver.used_ns[latency] / driver.used_ns.total() == pytest.approx(30, abs=0.1)
+
+
+def test_time_for_which_nobody_was_billed_leaves_no_trace(driver: Driver) -> None:
+    holder, waiter = driver.policy.add(0, 50), driver.policy.add(0, 50)
+    waiting(driver, holder, waiter)
+    assert driver.policy.next(0).share == holder
+    driver.now_ns = 100 * S  # the node was suspended
+    driver.policy.charge(driver.now_ns, holder, 10 * MS)
+    driver.policy.end(driver.now_ns, holder)
+    assert driver.saturate([holder, waiter], 1 * S)[holder] == pytest.approx(50, abs=2)
+
+
 def test_co_granted_holders_are_billed_one_after_the_other_and_lose_nothing(driver: Driver) -> None:
     policy, shares = driver.policy, [driver.policy.add(0, 25) for _ in range(3)]
     for _ in range(3000):
