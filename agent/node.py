@@ -89,7 +89,7 @@ class Node:
             **self.identity.environment,
             "SHAREPOD_REGION": share.directory,
             "CUDA_VISIBLE_DEVICES": ",".join(held.device for held in share.devices),
-            **({"SHAREPOD_HOOK_POLICY": "closed"} if self.identity.policy == "closed" else {}),
+            **({"SHAREPOD_POLICY": "closed"} if self.identity.policy == "closed" else {}),
         }
 
     def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> ShareStatus:

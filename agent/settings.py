@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "SHAREPOD_"
 OTHER_VARIABLES: Final = frozenset(
-    {"SHAREPOD_CONFIG", "SHAREPOD_REGION", "SHAREPOD_SOCKET", "SHAREPOD_CC", "SHAREPOD_CFLAGS"}
+    {
+        "SHAREPOD_CONFIG",
+        "SHAREPOD_REGION",
+        "SHAREPOD_SOCKET",
+        "SHAREPOD_KEEP_DEEPBIND",
+        "SHAREPOD_CC",
+        "SHAREPOD_CFLAGS",
+    }
 )
 """Variables of the hook, the command line and the build; not settings of the agent."""
 OTHER_PREFIXES: Final = ("SHAREPOD_HOOK_", "SHAREPOD_CLI_", "SHAREPOD_TEST_", "SHAREPOD_BENCH_")

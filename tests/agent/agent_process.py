@@ -56,7 +56,7 @@ class RunningAgent:
 
     def _spawn(self, flags: Sequence[str], stderr: int | IO[str]) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "sharepod.agent.main", "--runtime-directory", str(self.directory), *flags]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_"))}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHAREPOD_")}
         return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
 
     def ready(self) -> bool:

@@ -159,6 +159,26 @@ def test_overcommit_is_the_operators_choice(make_agent: MakeAgent) -> None:
     assert "overcommit" in node.features
 
 
+def test_a_closed_node_tells_its_programs(make_agent: MakeAgent) -> None:
+    agent = make_agent("--policy", "closed").start()
+    assert agent.register(30).environment["SHAREPOD_POLICY"] == "closed"
+    assert agent.stub.GetNode(pb.GetNodeRequest()).policy == "closed"
+
+
+def test_an_agent_in_another_directory_may_not_take_the_same_devices(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = make_agent(), make_agent()
+    monkeypatch.setenv("SIMGPU_STATE", str(first.directory.parent / "devices"))
+    first.start()
+    process = second.spawn()
+    _, output = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output == ("sharepod agent: device 0 belongs to another agent on this host: use that one, or stop it\n")
+    assert not second.directory.exists()
+    assert first.shares() == []
+
+
 def test_a_share_ends_with_its_owner(agent: RunningAgent) -> None:
     with subprocess.Popen(["sleep", "60"]) as owner:
         share = agent.register(30, owner_pid=owner.pid).share

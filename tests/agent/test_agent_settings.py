@@ -5,17 +5,15 @@ import json
 import logging
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sharepod.agent import logs
 from sharepod.agent.errors import AgentUnavailable, SettingsError
 from sharepod.agent.lock import HostLock
+from sharepod.agent.manual import with_settings
 from sharepod.agent.settings import Settings, load_settings, setting_doc, setting_names, shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_defaults_are_those_of_the_manual() -> None:
@@ -158,3 +156,10 @@ def test_an_event_is_one_line_of_text_that_a_value_cannot_break() -> None:
     line = record(logs.TextFormatter())
     assert line.count("\n") == 1
     assert 'WARNING turn reclaimed share=abc cause="a \\"b\\"\\nc" pids=[1]' in line
+
+
+def test_the_manual_has_the_current_settings() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    assert with_settings(text) == text
+    with pytest.raises(ValueError, match="has lost its markers"):
+        with_settings("nothing")
