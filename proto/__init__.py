@@ -1,4 +1,4 @@
 """The language between processes that share no region: ``v1.proto`` and the code generated from it at build.
 
-The generated modules (``v1_pb2``, ``v1_pb2_grpc``) are not committed. Nothing is written here by hand but the ``.proto``.
+The generated modules (``v1_pb2``, ``v1_pb2_grpc``) are not committed. Only the ``.proto`` is written by hand.
 """
