@@ -22,6 +22,7 @@
 #define LOOK_ALONE_NS     10000000u /* the longest time between looks while nobody else waits */
 #define LOOK_CONTENDED_NS 200000u
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
+#define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
 #define INSIDE_POLL_NS    20000u
 
 static void sleep_ns(uint64_t ns) {
@@ -201,7 +202,7 @@ static void *run(void *argument) {
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
-  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns();
+  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), counted_ns = 0;
   while (sp_load(&sp_guest.attached)) {
     /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
@@ -241,6 +242,12 @@ static void *run(void *argument) {
       if (idle_since_ns)
         learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
       idle_since_ns = 0;
+      if (sp_now_ns() - counted_ns > COUNT_NS) {
+        counted_ns = sp_now_ns();
+        pthread_mutex_lock(&device->turn_lock);
+        publish(device);
+        pthread_mutex_unlock(&device->turn_lock);
+      }
       sleep_until_kicked(device, word, kick, look_ns);
     } else if (sp_lanes_pending(device)) {
       sp_lanes_mark_all(device);
