@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sharepod.agent import checkpoint, foreign, health
 from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
 from sharepod.agent.errors import ShareError
-from sharepod.agent.owners import Owners, start_ticks
+from sharepod.agent.owners import Owners, start_ticks, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,7 +71,11 @@ class Node:
         """Create a share. Raises a ShareError and leaves nothing behind."""
         ticks = start_ticks(ask.owner_pid) if ask.owner_pid else 0
         share = self._registry.register(
-            ask, unix_ns=time.time_ns(), now_ns=time.monotonic_ns(), owner_start_ticks=ticks
+            ask,
+            unix_ns=time.time_ns(),
+            now_ns=time.monotonic_ns(),
+            owner_start_ticks=ticks,
+            owner_uid=user_of(ask.owner_pid) if ask.owner_pid else None,
         )
         if ask.owner_pid:
             try:

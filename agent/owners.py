@@ -26,6 +26,14 @@ def start_ticks(pid: int) -> int:
     return 0 if state in ("Z", "X") else int(rest[18])
 
 
+def user_of(pid: int) -> int | None:
+    """Return the user id of a process; None when it is gone."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
 class Owners:
     """The owners under watch. All calls from the event loop.
 

@@ -6,6 +6,7 @@ knows no grpc, no NVML and no clock (times are parameters).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
 _ID_LENGTH: Final = 10
+_SLOTS_NAME: Final = "slots"
+"""SP_SLOTS_FILE of hook/region.h."""
 _REMEMBERED_PER_HANDLE: Final = 64
 """Released shares whose names are kept for traces, per handle of the arbiter."""
 
@@ -111,8 +114,20 @@ class Registry:
         self._health[device] = reason
         self._arbiter.set_device_health(self._handles[device], not reason)
 
-    def register(self, ask: ShareAsk, *, unix_ns: int, now_ns: int, owner_start_ticks: int = 0) -> Share:
-        """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError."""
+    def register(
+        self,
+        ask: ShareAsk,
+        *,
+        unix_ns: int,
+        now_ns: int,
+        owner_start_ticks: int = 0,
+        owner_uid: int | None = None,
+    ) -> Share:
+        """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError.
+
+        With `owner_uid` only that user's programs may write the share's slots; else all who can reach its directory
+        (a container, whose user is not known).
+        """
         if ask.name and any(ask.name in (share.name, share.id) for share in self.shares()):
             holder = self.find(ask.name)
             raise NameTaken(f"name {ask.name!r} belongs to share {holder.id}: choose another, or release that one")
@@ -135,6 +150,8 @@ class Registry:
             # Other users' programs reach their own share by its unguessable name; nobody but us lists or writes here.
             directory.chmod(0o711)
             handle = self._arbiter.add_share(share.directory, self._terms(devices), share.share_class, ())
+            if owner_uid is not None:
+                _give_slots(directory / _SLOTS_NAME, owner_uid)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise WrongState(
@@ -299,6 +316,13 @@ class Registry:
             share_id = ShareId("".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH)))
             if all(share_id not in (share.id, share.name) for share in self.shares()):
                 return share_id
+
+
+def _give_slots(slots: Path, uid: int) -> None:
+    """Let only `uid` write the slots; an agent that is not root leaves those of other users as they are."""
+    with contextlib.suppress(OSError):
+        os.chown(slots, uid, -1)
+        slots.chmod(0o600)
 
 
 def _changed(terms: Terms, change: TermsChange) -> Terms:

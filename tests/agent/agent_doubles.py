@@ -65,6 +65,7 @@ class MemoryArbiter:
         if not Path(directory).is_dir():
             raise OSError(errno.ENOENT, "no directory")
         (Path(directory) / "terms").touch()
+        (Path(directory) / "slots").touch()
         self._next += 1
         handle = Handle(self._next)
         self.terms[handle] = list(terms)

@@ -179,6 +179,18 @@ def test_an_agent_in_another_directory_may_not_take_the_same_devices(
     assert first.shares() == []
 
 
+def test_only_the_owners_user_may_write_the_slots(agent: RunningAgent) -> None:
+    ours = Path(agent.register(10, owner_pid=os.getpid()).share.directory, "slots").stat()
+    container = Path(agent.register(10).share.directory, "slots").stat()
+    assert (ours.st_uid, ours.st_mode & 0o777) == (os.getuid(), 0o600)
+    assert container.st_mode & 0o777 == 0o666
+    if os.getuid() == 0:  # only root can serve, and start, programs of other users
+        with subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[]) as owner:
+            theirs = Path(agent.register(10, owner_pid=owner.pid).share.directory, "slots").stat()
+            owner.kill()
+        assert (theirs.st_uid, theirs.st_mode & 0o777) == (65534, 0o600)
+
+
 def test_a_share_ends_with_its_owner(agent: RunningAgent) -> None:
     with subprocess.Popen(["sleep", "60"]) as owner:
         share = agent.register(30, owner_pid=owner.pid).share
