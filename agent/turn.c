@@ -39,7 +39,7 @@ struct pressure {
 static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member) {
   bool contended = others_wait(device, member);
   struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
-  if (contended) {
+  if (contended || member->terms.limit_millipercent < SP_POLICY_WHOLE) { /* a limit's quanta are short even alone */
     pressure.budget_ns = SP_BUDGET_SHARED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
@@ -159,9 +159,8 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   member->draining = false;
   device->draining--;
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
+  sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
   sp_policy_end(&device->policy, member->policy, now_ns);
-  if (member->view.waiting)
-    sp_policy_wait(&device->policy, member->policy, true, now_ns);
 }
 
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns) {
@@ -221,16 +220,16 @@ static void grant(struct sp_node_device *device, struct sp_member *member, uint6
 static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
   sp_turn_bill(device, now_ns);
   sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
+  sp_policy_wait(&device->policy, holder->policy, true, now_ns); /* before the end, or it would count as idle between */
   sp_policy_end(&device->policy, holder->policy, now_ns);
-  sp_policy_wait(&device->policy, holder->policy, true, now_ns);
   struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
   if (choice.share == holder->policy) {
     holder->deadline_ns = now_ns + choice.quantum_ns;
     return true;
   }
   if (choice.share >= 0) { /* another one, but the device must drain first: it is chosen again, or a better one, then */
-    sp_policy_end(&device->policy, choice.share, now_ns);
     sp_policy_wait(&device->policy, choice.share, true, now_ns);
+    sp_policy_end(&device->policy, choice.share, now_ns);
   }
   return false;
 }

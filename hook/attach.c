@@ -16,6 +16,12 @@
 struct sp_guest sp_guest;
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* glibc has the first (its pthread_atfork is a static stub of it), musl the second: weak, so that the hook loads under
+ * both. */
+extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object)
+    __attribute__((weak));
+#pragma weak pthread_atfork
+
 /* A forked child cannot use CUDA and does not hold our record lock: it is not this slot's process. */
 static void after_fork_in_child(void) {
   sp_guest.attached = 0;
@@ -82,7 +88,11 @@ static int attach(void) {
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
     sp_guest.no_membarrier = 1;
   map_devices();
-  pthread_atfork(NULL, NULL, after_fork_in_child);
+  if (__register_atfork) {
+    __register_atfork(NULL, NULL, after_fork_in_child, NULL);
+  } else if (pthread_atfork) {
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+  }
   __atomic_store_n(&sp_guest.attached, 1, __ATOMIC_RELEASE);
   return 0;
 }
