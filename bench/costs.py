@@ -95,8 +95,9 @@ def launch_cost(scale: Scale) -> list[Line]:
 def hand_off(scale: Scale) -> list[Line]:
     """Measure holder drained → next share's launch at the driver, against a bare futex chain in the same run."""
     before = chain_ns(CHAIN_ROUNDS, 1000)
-    # Each synchronises after every kernel, so that nothing of the next turn can overlap the drain.
-    loads = {owner: Load(Terms(50), "sync", {"unit": "1ms"}) for owner in "ab"}
+    # Each synchronises after every kernel and is then away for longer than the keeper lingers, and the others always
+    # wait: every hand-off follows a drain that was complete, and no wish to keep the turn delays it.
+    loads = {owner: Load(Terms(25), "sync", {"unit": "1ms", "gap": "1ms"}) for owner in "abcd"}
     with Node(log_kernels=100_000) as node:
         node.run(loads, scale.short_s)
         passed = [h for h in figures.hand_offs(node.kernels()) if h.bubble_ns > 0]
