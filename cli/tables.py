@@ -82,9 +82,9 @@ def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Table:
     """Return one row per device, with what is promised and used of it."""
     result = table("DEVICE", "NAME", ">ASKED", ">GOT 1 s", ">MEMORY", "HEALTH")
     for device in devices:
-        got = sum(
-            term.used_1s_millipercent for share in shares for term in share.devices if term.device_uuid == device.uuid
-        )
+        terms = [term for share in shares for term in share.devices if term.device_uuid == device.uuid]
+        # A share younger than a second is measured since it was registered, so the sum may be above the whole.
+        got = min(100 * MILLIPERCENT, sum(term.used_1s_millipercent for term in terms))
         health = Text("healthy", style="green") if device.healthy else Text(device.health_reason, style="bold red")
         for process in device.foreign_processes:
             health.append(f"; {process.name} ({process.pid}) runs without a share", style="yellow")
