@@ -5,6 +5,7 @@ must have, so it fails the run.
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -49,9 +50,7 @@ def make_simgpu() -> Iterator[MakeSimgpu]:
 
     yield make
     for directory in states:
-        for left in directory.iterdir():
-            left.unlink()
-        directory.rmdir()
+        shutil.rmtree(directory)
 
 
 @pytest.fixture
