@@ -207,6 +207,8 @@ static void grant(struct sp_node_device *device, struct sp_member *member, uint6
   member->cogranted = false;
   member->granted_ns = now_ns;
   member->requested_ns = member->waiting_ns ? member->waiting_ns : now_ns;
+  member->usage.waited_ns += now_ns - member->requested_ns;
+  member->waiting_ns = 0;
   member->deadline_ns = now_ns + quantum_ns;
   member->turn_charged_ns = 0;
   member->idle_ns = member->view.idle_ns = 0;
