@@ -4,7 +4,8 @@ from bench.node import Load, Node, Terms
 from bench.scale import Scale
 from bench.table import Line
 
-CAP_BYTES = 3 * 2**30 + 12_345
+CAP_BYTES = 3 * 2**30 + 4096 * 3
+"""Of whole rows, so that a pitched allocation and an array can be as large as the cap."""
 ROUNDS = 50
 
 

@@ -151,7 +151,8 @@ class Round:
     def _release_rings(self) -> None:
         """Stand in for a rank that was killed: its partner's kernels would wait for it for ever, by their own doing."""
         for words in self._words:
-            words.write_bytes(b"\1" * words.stat().st_size)
+            with words.open("r+b") as file:  # in place: a file cut to nothing would fault under those who map it
+                file.write(b"\1" * words.stat().st_size)
 
     # ---- judgement ----
 
