@@ -173,7 +173,8 @@ def extensions() -> list[Extension]:
             "sharepod.simgpu.lib.libcuda",
             "libcuda.so.1",
             sources("simgpu/*.c", without=("simgpu/nvml*.c",)),
-            ["-Wl,-soname,libcuda.so.1"],
+            # As NVIDIA's: its own calls and cuGetProcAddress answer with its own functions, whoever interposes.
+            ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"],
             simgpu_depends,
         ),
         PlainSharedObject(
