@@ -160,6 +160,18 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   device->draining--;
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
   sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
+  if (!member->cogranted)
+    sp_policy_end(&device->policy, member->policy, now_ns);
+}
+
+/* The drain is late: others run beside it from here on. So may the share itself again: what does not end may be
+ * spinning for a launch of its own that waits at the closed gate. */
+static void cogrant(struct sp_member *member, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  sp_turn_bill(device, now_ns);
+  member->cogranted = true;
+  member->usage.cogrants++;
+  sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
   sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
@@ -196,10 +208,13 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
     finish(arbiter, member, now_ns, now_ns);
 }
 
-static void grant(struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
+static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
     device->billed_until_ns = now_ns;
-  if (member->draining) { /* its own last turn: the new one goes on where that is */
+  if (member->draining) { /* its own late turn: the new one goes on where that is */
+    sp_turn_bill(device, now_ns);
+    record_turn(arbiter, member, now_ns);
     member->draining = false;
     device->draining--;
   }
@@ -279,9 +294,7 @@ static bool drained_enough(struct sp_node_device *device, uint64_t now_ns) {
       continue;
     uint64_t residue_ns = member->view.residue_until_ns;
     if (now_ns >= member->bound_ns) {
-      sp_turn_bill(device, now_ns);
-      member->cogranted = true;
-      member->usage.cogrants++;
+      cogrant(member, now_ns);
     } else if (!residue_ns || now_ns + LEAD_NS < residue_ns) {
       return false;
     }
@@ -298,9 +311,7 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
     if (now_ns < member->bound_ns &&
         (!member->view.residue_until_ns || now_ns < member->view.residue_until_ns + OVERLAP_MAX_NS))
       continue;
-    sp_turn_bill(device, now_ns);
-    member->cogranted = true;
-    member->usage.cogrants++;
+    cogrant(member, now_ns);
   }
 }
 
@@ -317,7 +328,7 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
         sp_turn_bill(device, now_ns);
       struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
       if (choice.share >= 0)
-        grant(device, device->members[choice.share], choice.quantum_ns, now_ns);
+        grant(arbiter, device->members[choice.share], choice.quantum_ns, now_ns);
       else
         device->retry_ns = choice.retry_ns;
     }
@@ -338,7 +349,7 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   }
   if (member->draining && !member->view.busy)
     finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
-  if (!member->holding && !member->draining)
+  if (!member->holding && (!member->draining || member->cogranted))
     sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
 }
 
