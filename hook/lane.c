@@ -140,13 +140,14 @@ bool sp_lane_mark(struct sp_lane *lane) {
   if (!lane->dead && sp_load(&lane->outstanding) < SP_LANE_EVENTS - 2 &&
       (*event || driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS)) {
     struct sp_marker marker = {.lane = lane, .event = *event};
-    marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0;
+    marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0; /* not counting this one */
     marker.unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
+    /* Work is always seen somewhere: the count goes up before the pending work vanishes into the marker (pairs with
+     * sp_lanes_pending), and `marked` before the event can finish. */
+    __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
     marker.work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
-    /* The count goes up before the keeper can see the marker, and `marked` before the event can finish. */
-    __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
     __atomic_fetch_add(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&device->queue_lock);
     bool room = device->queue_tail - device->queue_head < SP_MARKERS_MAX;
@@ -158,10 +159,10 @@ bool sp_lane_mark(struct sp_lane *lane) {
       marked = true;
     }
     pthread_mutex_unlock(&device->queue_lock);
-    if (!marked) {
-      __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
-      __atomic_fetch_sub(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+    if (!marked) { /* back, in the opposite order */
       __atomic_fetch_add(&lane->pending_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+      __atomic_fetch_sub(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+      __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
     }
   }
   pthread_mutex_unlock(&lane->lock);
@@ -172,9 +173,14 @@ bool sp_lane_mark(struct sp_lane *lane) {
 
 bool sp_lanes_pending(const struct sp_device *device) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
-  for (uint32_t index = 0; index < count; index++)
-    if (sp_load(&lanes[index].device) == device && sp_load(&lanes[index].pending_ns) && !sp_load(&lanes[index].dead))
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_lane *lane = &lanes[index];
+    if (sp_load(&lane->device) != device || sp_load(&lane->dead))
+      continue;
+    /* In this order: a thread that is marking moves the work from the first to the second. */
+    if (__atomic_load_n(&lane->pending_ns, __ATOMIC_ACQUIRE) || __atomic_load_n(&lane->outstanding, __ATOMIC_ACQUIRE))
       return true;
+  }
   return false;
 }
 
