@@ -40,7 +40,7 @@ ffi.set_source(
     sources=[*_found("agent/*.c"), "hook/region.c"],
     depends=[*_found("agent/*.h"), "hook/region.h"],
     include_dirs=["agent", "hook"],
-    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    extra_compile_args=["-std=gnu11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],
     py_limited_api=True,
 )

@@ -29,6 +29,8 @@
 #define SP_PAIR_LATENCY_NS   1100000u   /* … beside a latency share */
 #define SP_DRAIN_MIN_NS      20000000u
 #define SP_DRAIN_MAX_NS      100000000u
+#define SP_STUCK_NS          10000000u /* the turn of a share whose drain is late and that waits */
+#define SP_STUCK_AFTER_NS    50000000u /* … so long after its bound */
 #define SP_ENTER_NS          10000000u /* a granted share that has not entered by then loses the turn */
 
 enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
@@ -66,6 +68,7 @@ struct sp_member {
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
+  bool late;      /* granted while its last turn had not drained */
   bool cogranted; /* its drain is late: others run beside it */
   uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;

@@ -193,7 +193,8 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     bound_ns = SP_DRAIN_MIN_NS;
   if (bound_ns > SP_DRAIN_MAX_NS)
     bound_ns = SP_DRAIN_MAX_NS;
-  member->bound_ns = now_ns + bound_ns;
+  /* What was late before is not waited for again. */
+  member->bound_ns = member->late ? now_ns : now_ns + bound_ns;
   /* After the close and its fence: what we read now is final, or busy. */
   sp_slots_scan(member, now_ns);
   if (!member->view.busy) {
@@ -212,6 +213,7 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
     device->billed_until_ns = now_ns;
+  member->late = member->draining;
   if (member->draining) { /* its own late turn: the new one goes on where that is */
     sp_turn_bill(device, now_ns);
     record_turn(arbiter, member, now_ns);
@@ -315,6 +317,19 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
   }
 }
 
+/* A late turn whose share wants to launch: what does not end may be spinning for that launch, is charged all the while,
+ * and so may never be the policy's choice again (its limit's bucket stays empty). It gets a short turn all the same. */
+static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *longest = NULL;
+  for (int index = 0; device->draining && index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (member && member->draining && member->cogranted && member->view.waiting && !member->share->paused &&
+        now_ns >= member->bound_ns + SP_STUCK_AFTER_NS && (!longest || member->bound_ns < longest->bound_ns))
+      longest = member;
+  }
+  return longest;
+}
+
 void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t began_ns = sp_now_ns();
   if (device->holder)
@@ -326,8 +341,13 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
     if (!device->draining || drained_enough(device, now_ns)) {
       if (device->draining)
         sp_turn_bill(device, now_ns);
-      struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
-      if (choice.share >= 0)
+      struct sp_member *late = stuck(device, now_ns);
+      struct sp_choice choice = {.share = -1, .retry_ns = UINT64_MAX};
+      if (!late)
+        choice = sp_policy_next(&device->policy, now_ns);
+      if (late)
+        grant(arbiter, late, SP_STUCK_NS, now_ns);
+      else if (choice.share >= 0)
         grant(arbiter, device->members[choice.share], choice.quantum_ns, now_ns);
       else
         device->retry_ns = choice.retry_ns;
@@ -365,6 +385,9 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
   }
   for (int index = 0; device->draining && index < device->policy.top; index++) {
     const struct sp_member *member = device->members[index];
+    if (member && member->draining && member->cogranted && member->view.waiting && !holder &&
+        member->bound_ns + SP_STUCK_AFTER_NS < due_ns)
+      due_ns = member->bound_ns + SP_STUCK_AFTER_NS;
     if (!member || !member->draining || member->cogranted)
       continue;
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;

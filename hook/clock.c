@@ -12,7 +12,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   struct sp_clock *clock = &device->clock;
   uint64_t now_ns = sp_now_ns();
   uint64_t looked_ns = device->progressed_ns;
-  device->progressed_ns = now_ns;
+  sp_store(&device->progressed_ns, now_ns);
   float elapsed_ms = 0;
   bool chained = clock->event && clock->context == marker->lane->context && driver->cuEventElapsedTime &&
                  driver->cuEventElapsedTime(&elapsed_ms, clock->event, marker->event) == CUDA_SUCCESS;

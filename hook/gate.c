@@ -51,6 +51,9 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
       report->idle_ns += now_ns - report->drained_ns;
     if (report->held_turn != word)
       report->idle_ns = 0;
+    if (!sp_device_in_flight(device)) {
+      sp_store(&device->progressed_ns, now_ns); /* what is launched next begins now, not when the last work ended */
+    }
     report->held_turn = word;
     report->drained_turn = 0;
     report->residue_until_ns = 0;
@@ -102,10 +105,12 @@ static bool wait_for_progress(struct sp_device *device, struct sp_lane *lane, ui
   if (sp_load(&lane->pending_ns))
     sp_lane_mark(lane); /* so that there is progress to be told of */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
-  /* What is in flight may rightly take as long as predicted; the patience starts after that. */
-  uint64_t expected_ns = sp_device_in_flight(device);
-  if (expected_ns > 100000000u)
+  /* What is in flight may rightly take as long as predicted, from the last progress on; the patience starts then. */
+  uint64_t end_ns = sp_load(&device->progressed_ns) + sp_device_in_flight(device), now_ns = sp_now_ns();
+  uint64_t expected_ns = end_ns > now_ns ? end_ns - now_ns : 0;
+  if (expected_ns > 100000000u) {
     expected_ns = 100000000u;
+  }
   if (sp_device_in_flight(device) == 0)
     return true; /* nothing marked (the driver refused): nothing to wait for */
   __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
