@@ -102,10 +102,11 @@ class NodeService(rpc.NodeServiceServicer):
     @_answered
     def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
         """Create a share."""
+        share_class = _share_class(request.share_class)
         ask = ShareAsk(
             devices=tuple(_device_ask(item) for item in request.devices),
             name=request.name,
-            share_class=_share_class(request.share_class) or ShareClass.STANDARD,
+            share_class=ShareClass.STANDARD if share_class is None else share_class,
             owner_pid=request.owner_pid,
             labels=dict(request.labels),
         )

@@ -24,6 +24,26 @@ SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
   return result;
 }
 
+/* The default streams belong to the current context, and so do the thread's device and its cached lane. */
+#define CONTEXT_CHANGE(name, parameters, arguments)                                                                    \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real arguments);                                                                                   \
+    sp_gate_context_changed();                                                                                         \
+    return result;                                                                                                     \
+  }
+CONTEXT_CHANGE(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CHANGE(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CHANGE(cuCtxCreate_v3, (CUcontext * context, void *affinities, int count, unsigned int flags, CUdevice device),
+               (context, affinities, count, flags, device))
+CONTEXT_CHANGE(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice device),
+               (context, parameters, flags, device))
+CONTEXT_CHANGE(cuCtxSetCurrent, (CUcontext context), (context))
+CONTEXT_CHANGE(cuCtxPushCurrent, (CUcontext context), (context))
+CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
+CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
+CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
+
 #define CONTEXT_END(name)                                                                                              \
   SP_WRAPPER(name, (CUcontext context), (context)) {                                                                   \
     if (context != NULL) {                                                                                             \

@@ -55,6 +55,23 @@ def test_a_share_lives_from_register_to_release_and_leaves_nothing(agent: Runnin
     assert not agent.directory.exists()
 
 
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [
+        (pb.SHARE_CLASS_UNSPECIFIED, pb.SHARE_CLASS_STANDARD),
+        (pb.SHARE_CLASS_LATENCY, pb.SHARE_CLASS_LATENCY),
+        (pb.SHARE_CLASS_STANDARD, pb.SHARE_CLASS_STANDARD),
+        (pb.SHARE_CLASS_BATCH, pb.SHARE_CLASS_BATCH),
+    ],
+)
+def test_a_share_is_of_the_class_that_was_asked_for(
+    agent: RunningAgent, asked: pb.ShareClass.ValueType, got: pb.ShareClass.ValueType
+) -> None:
+    assert agent.register(10, share_class=asked).share.share_class == got
+    (listed,) = agent.shares()
+    assert listed.share_class == got
+
+
 def test_terms_change_live_and_a_share_pauses_and_resumes(agent: RunningAgent) -> None:
     agent.register(30, name="a")
     change = pb.DeviceChange(limit_millipercent=80_000, memory_limit_bytes=GIB)

@@ -18,6 +18,7 @@ log_fields = [
     "streams_forgotten",
     "contexts_forgotten",
     "attaches",
+    "context_changes",
     "key",
     "stream",
     "per_thread",

@@ -32,9 +32,25 @@ def third(lab: Lab) -> Path:
     return compile_c(lab.directory / "libthird.so", *STRICT, "-shared", C / "third.c", "-ldl")
 
 
+COUNTERS = ("enters", "leaves", "synced", "begun", "ended", "streams", "contexts", "attaches", "changes")
+# What the gate hears of a symbol whose name begins so.
+HEARD_OF = {
+    "cuInit": "attaches",
+    "cuCtxDe": "contexts",
+    "cuDevicePrimaryCtxRe": "contexts",
+    "cuCtxCreate": "changes",
+    "cuCtxSet": "changes",
+    "cuCtxPush": "changes",
+    "cuCtxPop": "changes",
+    "cuStreamDestroy": "streams",
+    "cuStreamBeginCapture": "begun",
+    "cuStreamEndCapture": "ended",
+}
+
+
 def expected(symbol: Symbol, *, through_gate: bool) -> list[str]:
     """Return the line that routes.c must print for a symbol."""
-    count = dict.fromkeys(("enters", "leaves", "synced", "begun", "ended", "streams", "contexts", "attaches"), 0)
+    count = dict.fromkeys(COUNTERS, 0)
     per_thread, stream = 0, 0
     signature = SIGNATURES[symbol.name]
     if through_gate:
@@ -42,16 +58,8 @@ def expected(symbol: Symbol, *, through_gate: bool) -> list[str]:
             count["enters"] = count["leaves"] = 4 if symbol.name.endswith("MultiDevice") else 1
         elif symbol.action == "SYNC":
             count["synced"] = 1
-        elif symbol.name == "cuInit":
-            count["attaches"] = 1
-        elif symbol.name.startswith(("cuCtxDe", "cuDevicePrimaryCtxRe")):
-            count["contexts"] = 1
-        elif symbol.name.startswith("cuStreamDestroy"):
-            count["streams"] = 1
-        elif symbol.name.startswith("cuStreamBeginCapture"):
-            count["begun"] = 1
-        elif symbol.name.startswith("cuStreamEndCapture"):
-            count["ended"] = 1
+        else:
+            count |= {counter: 1 for begin, counter in HEARD_OF.items() if symbol.name.startswith(begin)}
         if count["enters"] == 1 or count["begun"] or count["ended"]:
             per_thread = int(symbol.per_thread)
         if (count["enters"] or count["begun"] or count["ended"] or count["streams"]) and "s" in signature:

@@ -11,7 +11,8 @@
 #define EXPORT __attribute__((visibility("default")))
 
 struct gate_log {
-  uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches;
+  uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches,
+      context_changes;
   uint64_t key, stream, per_thread, left_with, forgotten;
 };
 EXPORT struct gate_log test_log;
@@ -56,6 +57,10 @@ void sp_gate_forget_stream(void *stream) {
 void sp_gate_forget_context(void *context) {
   test_log.contexts_forgotten++;
   test_log.forgotten = (uint64_t)context;
+}
+
+void sp_gate_context_changed(void) {
+  test_log.context_changes++;
 }
 
 bool sp_attach(void) {
