@@ -49,9 +49,11 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
       struct sp_member *member = &share->members[index];
       sp_turn_update(arbiter, member, now_ns);
       if (member->holding)
-        sp_turn_bill(member->device, now_ns); /* the account of a long turn stays current */
+        sp_bill(member->device, now_ns); /* the account of a long turn stays current */
     }
   }
+  for (uint32_t index = 0; index < arbiter->device_count; index++)
+    sp_turn_step(arbiter, &arbiter->devices[index], now_ns); /* what has changed by the passing of time alone */
 }
 
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
@@ -207,6 +209,7 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
     device->handle = handle;
     device->healthy = true;
     device->retry_ns = UINT64_MAX;
+    device->lead_ns = SP_LEAD_NS;
     device->billed_until_ns = sp_now_ns();
     sp_policy_init(&device->policy);
     arbiter->device_count++;
@@ -404,7 +407,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
     uint64_t now_ns = sp_now_ns();
     sp_slots_scan(member, now_ns);
     if (member->holding)
-      sp_turn_bill(member->device, now_ns);
+      sp_bill(member->device, now_ns);
     *usage = member->usage;
     if (member->waiting_ns)
       usage->waited_ns += now_ns - member->waiting_ns;

@@ -4,7 +4,8 @@
  *
  *   arbiter.c  the thread, its events, the functions of arbiter.h
  *   slots.c    what the tenants' slots say, and who is alive
- *   turn.c     open, close, drain, bill: the life of a turn
+ *   turn.c     open, close, drain: the life of a turn
+ *   bill.c     who pays for the time that passes
  */
 #ifndef SHAREPOD_NODE_H
 #define SHAREPOD_NODE_H
@@ -29,9 +30,12 @@
 #define SP_PAIR_LATENCY_NS   1100000u   /* … beside a latency share */
 #define SP_DRAIN_MIN_NS      20000000u
 #define SP_DRAIN_MAX_NS      100000000u
-#define SP_STUCK_NS          10000000u /* the turn of a share whose drain is late and that waits */
-#define SP_STUCK_AFTER_NS    50000000u /* … so long after its bound */
-#define SP_ENTER_NS          10000000u /* a granted share that has not entered by then loses the turn */
+#define SP_STUCK_NS          10000000u  /* the turn of a share whose drain is late and that waits */
+#define SP_STUCK_AFTER_NS    50000000u  /* … so long after its bound */
+#define SP_LEAD_NS           100000u    /* what a grant takes to become a launch, at first; then it is learned */
+#define SP_FREE_NS           500000u    /* the wake-up of a granted share is nobody's time, up to this */
+#define SP_RECENT_NS         100000000u /* a share that had a turn so lately is reckoned with */
+#define SP_ENTER_NS          10000000u  /* a granted share that has not entered by then loses the turn */
 
 enum sp_state { SP_IDLE = 0, SP_WAITING = 1, SP_HOLDING = 2, SP_DRAINING = 3, SP_PAUSED = 4 };
 
@@ -51,6 +55,7 @@ struct sp_view {
   bool entered; /* some process has entered the current turn */
   bool busy;    /* … and has not drained it */
   uint64_t waiting_since_ns;
+  uint64_t entered_ns;       /* the first launch under the current turn */
   uint64_t drained_ns;       /* the latest drain of the current turn */
   uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
   uint64_t idle_ns;          /* the least of the processes' idle times */
@@ -73,7 +78,9 @@ struct sp_member {
   uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t turn_charged_ns;
-  uint64_t idle_ns; /* of view.idle_ns, already left out of the bill */
+  uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
+  uint64_t ended_ns;       /* the last turn's end */
+  uint64_t idle_ns;        /* of view.idle_ns, already left out of the bill */
   uint32_t reason;
   uint64_t waiting_ns;                       /* since when the wait is counted; 0 = not waiting */
   uint64_t retired_launches, retired_passed; /* of processes that are gone */
@@ -104,6 +111,7 @@ struct sp_node_device {
   struct sp_member *holder;                    /* the open grant */
   uint32_t draining;                           /* closed, not drained */
   uint64_t billed_until_ns;
+  uint64_t lead_ns;  /* so long before a residue's predicted end the next share is granted; learned */
   uint64_t retry_ns; /* when a limit lets somebody run; UINT64_MAX */
   uint64_t charged_ns, decisions, decision_ns;
 };
@@ -127,8 +135,11 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_close(struct sp_share *share);
 
+/* bill.c */
+/* Charge the time since the last bill to whoever has the device. */
+void sp_bill(struct sp_node_device *device, uint64_t until_ns);
+
 /* turn.c */
-void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns);
 /* Scan the member and act on what its slots say. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* Close, drain, grant: whatever is due on the device. */

@@ -414,13 +414,27 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   return choice;
 }
 
+/* Somebody waits who is below its request and may run. */
+static bool request_waits(const struct sp_policy *policy) {
+  for (int i = 0; i < policy->top; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (s->present && s->waiting && !s->holding && !s->paused && is_below_request(s, s->credit) &&
+        limit_allows(s, s->bucket))
+      return true;
+  }
+  return false;
+}
+
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
   advance(policy, now_ns);
   if (policy->stale)
     work_out_rates(policy);
-  return quantum(policy, &policy->shares[share]);
+  const struct sp_policy_share *s = &policy->shares[share];
+  if (!is_below_request(s, s->credit) && request_waits(policy))
+    return QUANTUM_MIN_NS;
+  return quantum(policy, s);
 }
 
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {

@@ -111,7 +111,8 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns);
 
 /* The quantum the share would get now, before its limit cuts it. A holder that was granted a long one while nobody else
- * waited keeps no more than this from its grant on: ask when another share begins to wait, and shorten the turn. */
+ * waited keeps no more than this from its grant on (the shortest one, if it lives on surplus and a share below its
+ * request waits): ask when another share begins to wait, and shorten the turn. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns);
 
 /* The longest piece of work that could not be interrupted, as seen lately. Returns the share's quantum as above, at the

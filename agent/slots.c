@@ -119,6 +119,10 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
     }
     if (!view->entered || said.idle_ns < view->idle_ns)
       view->idle_ns = said.idle_ns;
+    uint64_t entered_ns =
+        clamp_ns(member, said.entered_ns, member->granted_ns < now_ns ? member->granted_ns : now_ns, now_ns);
+    if (!view->entered || entered_ns < view->entered_ns)
+      view->entered_ns = entered_ns;
     view->entered = true;
   }
   if (said.launches >= share->slot_launches[slot][member->index])

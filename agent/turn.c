@@ -1,5 +1,5 @@
 /*
- * The life of a turn: grant, revoke, drain, bill.
+ * The life of a turn: grant, revoke, drain.
  *
  * At most one member of a device holds an open grant. Closed grants drain; while one does, the next share is granted
  * early when the residue is about to end (no bubble between them), or beside it when the drain is late (co-grant: the
@@ -9,13 +9,27 @@
 
 #include "node.h"
 
-#define LEAD_NS        100000u  /* a grant takes about this long to become a launch: so much before the residue ends */
+/* A grant takes some 100 us to become a launch: so much before the residue ends the next share is granted. Learned per
+ * device from how late (or early) the first launches come. */
+#define LEAD_MIN_NS    20000u
+#define LEAD_MAX_NS    400000u
+#define OVERLAP_NS     30000u   /* aimed at: a launch a little early costs nothing, a late one leaves the device idle */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
 static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
   for (int index = 0; index < device->policy.top; index++) {
     const struct sp_member *other = device->members[index];
     if (other && other != member && other->view.waiting && !other->share->paused)
+      return true;
+  }
+  return false;
+}
+
+/* Somebody else had a turn a moment ago and will want one soon: what is queued now delays that. */
+static bool others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
+  for (int index = 0; index < device->policy.top; index++) {
+    const struct sp_member *other = device->members[index];
+    if (other && other != member && other->share->claimed && other->ended_ns && now_ns - other->ended_ns < SP_RECENT_NS)
       return true;
   }
   return false;
@@ -36,10 +50,12 @@ struct pressure {
   uint32_t flags;
 };
 
-static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member) {
+static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
+                                   uint64_t now_ns) {
   bool contended = others_wait(device, member);
   struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
-  if (contended || member->terms.limit_millipercent < SP_POLICY_WHOLE) { /* a limit's quanta are short even alone */
+  /* A limit's quanta are short even alone. */
+  if (contended || member->terms.limit_millipercent < SP_POLICY_WHOLE || others_recent(device, member, now_ns)) {
     pressure.budget_ns = SP_BUDGET_SHARED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
@@ -53,12 +69,12 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
 /* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
 static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
-  struct pressure now = pressure_on(device, holder);
+  struct pressure now = pressure_on(device, holder, now_ns);
   uint32_t flags = holder->grant->flags;
   uint64_t budget_ns = holder->grant->budget_ns;
   if (now.flags == flags && now.budget_ns == budget_ns)
     return;
-  sp_turn_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
+  sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
   if (now.flags > flags) {
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
@@ -68,68 +84,6 @@ static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
   sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
   if (now.flags > flags || now.budget_ns < budget_ns)
     sp_grant_wake(holder->grant);
-}
-
-static void charge(struct sp_node_device *device, struct sp_member *member, uint64_t used_ns, uint64_t now_ns,
-                   bool estimated) {
-  if (!used_ns)
-    return;
-  member->usage.used_ns += used_ns;
-  member->turn_charged_ns += used_ns;
-  if (estimated)
-    member->usage.estimated_ns += used_ns;
-  if (now_ns > member->deadline_ns && (member->draining || member->grant->flags & SP_GRANT_CONTENDED)) {
-    uint64_t over_ns = now_ns - member->deadline_ns;
-    member->usage.overrun_ns += over_ns < used_ns ? over_ns : used_ns;
-  }
-  device->charged_ns += used_ns;
-  sp_policy_charge(&device->policy, member->policy, used_ns, now_ns);
-}
-
-/* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end. */
-static bool alone_in_drain(const struct sp_member *member) {
-  return member->draining && !member->cogranted;
-}
-
-void sp_turn_bill(struct sp_node_device *device, uint64_t until_ns) {
-  if (until_ns <= device->billed_until_ns)
-    return;
-  uint64_t elapsed_ns = until_ns - device->billed_until_ns;
-  uint64_t from_ns = device->billed_until_ns;
-  device->billed_until_ns = until_ns;
-  struct sp_member *payers[SP_POLICY_SHARES];
-  uint32_t count = 0;
-  bool exclusive = false;
-  if (device->draining)
-    for (int index = 0; index < device->policy.top; index++)
-      if (device->members[index] && alone_in_drain(device->members[index]))
-        exclusive = true;
-  for (int index = 0; index < device->policy.top; index++) {
-    struct sp_member *member = device->members[index];
-    if (!member || (!member->holding && !member->draining))
-      continue;
-    if (exclusive && !alone_in_drain(member))
-      continue;
-    payers[count++] = member;
-  }
-  for (uint32_t index = 0; index < count; index++) {
-    struct sp_member *member = payers[index];
-    uint64_t part_ns = elapsed_ns / count;
-    if (count == 1 && member->holding && !(member->grant->flags & SP_GRANT_CONTENDED)) {
-      /* Idle time inside a turn that nobody else wanted: up to its re-entry, and since the last drain if idle now. It
-       * is the tenant's word, so it counts only while nobody else could be harmed by a lie. */
-      uint64_t idle_ns = member->view.idle_ns > member->idle_ns ? member->view.idle_ns - member->idle_ns : 0;
-      member->idle_ns += idle_ns;
-      if (member->view.entered && !member->view.busy && until_ns > member->view.drained_ns) {
-        uint64_t since_ns = member->view.drained_ns > from_ns ? member->view.drained_ns : from_ns;
-        idle_ns += until_ns - since_ns;
-        /* When it enters again the hook will report this pause too: what is left out now is not left out twice. */
-        member->idle_ns += until_ns - since_ns;
-      }
-      part_ns = part_ns > idle_ns ? part_ns - idle_ns : 0;
-    }
-    charge(device, member, part_ns, until_ns, count > 1);
-  }
 }
 
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
@@ -154,8 +108,11 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     drained_ns = device->billed_until_ns;
   if (drained_ns > now_ns)
     drained_ns = now_ns;
-  sp_turn_bill(device, drained_ns);
+  sp_bill(device, drained_ns);
   record_turn(arbiter, member, drained_ns);
+  member->ended_ns = now_ns;
+  if (device->holder)
+    device->holder->predecessor_ns = drained_ns;
   member->draining = false;
   device->draining--;
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
@@ -164,11 +121,25 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
+/* The first launch of a turn should reach the device a little before the turn before it has drained. */
+static void learn_lead(struct sp_node_device *device, const struct sp_member *member) {
+  if (!member->predecessor_ns || !member->view.entered || member->late)
+    return;
+  int64_t late_ns = (int64_t)(member->view.entered_ns - member->predecessor_ns) + (int64_t)OVERLAP_NS;
+  if (late_ns > (int64_t)SP_LEAD_NS) /* one slow wake-up says little */
+    late_ns = SP_LEAD_NS;
+  if (late_ns < -(int64_t)SP_LEAD_NS)
+    late_ns = -(int64_t)SP_LEAD_NS;
+  int64_t lead_ns = (int64_t)device->lead_ns + late_ns / 8;
+  device->lead_ns =
+      lead_ns<(int64_t)LEAD_MIN_NS ? LEAD_MIN_NS : lead_ns>(int64_t) LEAD_MAX_NS ? LEAD_MAX_NS : (uint64_t)lead_ns;
+}
+
 /* The drain is late: others run beside it from here on. So may the share itself again: what does not end may be
  * spinning for a launch of its own that waits at the closed gate. */
 static void cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
-  sp_turn_bill(device, now_ns);
+  sp_bill(device, now_ns);
   member->cogranted = true;
   member->usage.cogrants++;
   sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
@@ -179,7 +150,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   struct sp_node_device *device = member->device;
   if (!member->holding)
     return;
-  sp_turn_bill(device, now_ns);
+  sp_bill(device, now_ns);
   sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
   member->holding = false;
   member->draining = true;
@@ -197,6 +168,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->bound_ns = member->late ? now_ns : now_ns + bound_ns;
   /* After the close and its fence: what we read now is final, or busy. */
   sp_slots_scan(member, now_ns);
+  learn_lead(device, member);
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
@@ -215,7 +187,7 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
     device->billed_until_ns = now_ns;
   member->late = member->draining;
   if (member->draining) { /* its own late turn: the new one goes on where that is */
-    sp_turn_bill(device, now_ns);
+    sp_bill(device, now_ns);
     record_turn(arbiter, member, now_ns);
     member->draining = false;
     device->draining--;
@@ -228,16 +200,17 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   member->waiting_ns = 0;
   member->deadline_ns = now_ns + quantum_ns;
   member->turn_charged_ns = 0;
+  member->predecessor_ns = 0;
   member->idle_ns = member->view.idle_ns = 0;
   member->view.entered = member->view.busy = false;
   device->holder = member;
-  struct pressure pressure = pressure_on(device, member);
+  struct pressure pressure = pressure_on(device, member, now_ns);
   member->turn = sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
 }
 
 /* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
 static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
-  sp_turn_bill(device, now_ns);
+  sp_bill(device, now_ns);
   sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
   sp_policy_wait(&device->policy, holder->policy, true, now_ns); /* before the end, or it would count as idle between */
   sp_policy_end(&device->policy, holder->policy, now_ns);
@@ -289,17 +262,21 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
 }
 
 /* May the next share be granted although somebody still drains? */
-static bool drained_enough(struct sp_node_device *device, uint64_t now_ns) {
+static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   for (int index = 0; index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
     if (!member || !member->draining || member->cogranted)
       continue;
-    uint64_t residue_ns = member->view.residue_until_ns;
     if (now_ns >= member->bound_ns) {
       cogrant(member, now_ns);
-    } else if (!residue_ns || now_ns + LEAD_NS < residue_ns) {
-      return false;
+      continue;
     }
+    if (!member->view.residue_until_ns || now_ns + device->lead_ns < member->view.residue_until_ns)
+      return false;
+    /* A launch that was under way at the close has put the end off, without a bell. */
+    sp_turn_update(arbiter, member, now_ns);
+    if (member->draining && now_ns + device->lead_ns < member->view.residue_until_ns)
+      return false;
   }
   return true;
 }
@@ -338,9 +315,9 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
     judge_overlap(device, now_ns);
   if (!device->holder) {
     device->retry_ns = UINT64_MAX;
-    if (!device->draining || drained_enough(device, now_ns)) {
+    if (!device->draining || drained_enough(arbiter, device, now_ns)) {
       if (device->draining)
-        sp_turn_bill(device, now_ns);
+        sp_bill(device, now_ns);
       struct sp_member *late = stuck(device, now_ns);
       struct sp_choice choice = {.share = -1, .retry_ns = UINT64_MAX};
       if (!late)
@@ -392,7 +369,7 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
       continue;
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
     if (residue_ns && !holder && others_wait(device, member))
-      next_ns = residue_ns > LEAD_NS ? residue_ns - LEAD_NS : 0;
+      next_ns = residue_ns > device->lead_ns ? residue_ns - device->lead_ns : 0;
     if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
       next_ns = residue_ns + OVERLAP_MAX_NS;
     if (next_ns < due_ns)

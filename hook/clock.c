@@ -23,6 +23,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->window_ns = now_ns;
     sp_store(&device->finished_ns, now_ns); /* app threads read it to learn their pauses */
+    sp_store(&device->began_ns, now_ns);
     return;
   }
   clock->device_ns += (int64_t)((double)elapsed_ms * 1e6);
@@ -39,5 +40,8 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   /* Between the last two looks, whatever the mapping says. */
   if (finished_ns < looked_ns)
     finished_ns = looked_ns;
-  sp_store(&device->finished_ns, finished_ns < now_ns ? finished_ns : now_ns);
+  if (finished_ns > now_ns)
+    finished_ns = now_ns;
+  sp_store(&device->finished_ns, finished_ns);
+  sp_store(&device->began_ns, finished_ns);
 }

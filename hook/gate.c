@@ -20,6 +20,8 @@
 #define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
 #define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
 #define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
+#define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
+#define LONG_NS         1000000u   /* a unit whose end is told at its launch */
 #define MARKERS         4u         /* a lane's unmarked work stays below the budget divided by this */
 #define REMEASURE       256u       /* one launch in so many of a unit is measured alone in mixed streams */
 
@@ -49,10 +51,14 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     uint64_t now_ns = sp_now_ns();
     if (report->held_turn == word && report->drained_turn == word && now_ns > report->drained_ns)
       report->idle_ns += now_ns - report->drained_ns;
-    if (report->held_turn != word)
+    if (report->held_turn != word) {
       report->idle_ns = 0;
+      report->entered_ns = now_ns;
+    }
     if (!sp_device_in_flight(device)) {
-      sp_store(&device->progressed_ns, now_ns); /* what is launched next begins now, not when the last work ended */
+      /* What is launched next begins now, not when the last work ended. */
+      sp_store(&device->progressed_ns, now_ns);
+      sp_store(&device->began_ns, now_ns);
     }
     report->held_turn = word;
     report->drained_turn = 0;
@@ -99,31 +105,52 @@ static bool wait_for_turn(struct sp_device *device) {
   return pass;
 }
 
-/* Wait until less work is in flight. True: no progress for too long, let the launch pass (what runs may be spinning for
- * this very launch). */
-static bool wait_for_progress(struct sp_device *device, struct sp_lane *lane, uint64_t *patience_ns) {
+/* What is in flight is one unit of the length predicted, or less. */
+static inline bool one_in_flight(uint64_t in_flight_ns, uint64_t predicted_ns) {
+  return in_flight_ns <= predicted_ns + predicted_ns / 4;
+}
+
+enum progress {
+  MADE,  /* something has finished: look again */
+  NEAR,  /* what runs is about to finish: the next unit may follow, or the device would idle while we are told */
+  STUCK, /* nothing for too long: let the launch pass, what runs may be spinning for it */
+};
+
+/* Wait until less work is in flight. */
+static enum progress wait_for_progress(struct sp_device *device, struct sp_lane *lane, uint64_t predicted_ns,
+                                       uint64_t *patience_ns) {
   if (sp_load(&lane->pending_ns))
     sp_lane_mark(lane); /* so that there is progress to be told of */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
   /* What is in flight may rightly take as long as predicted, from the last progress on; the patience starts then. */
-  uint64_t end_ns = sp_load(&device->progressed_ns) + sp_device_in_flight(device), now_ns = sp_now_ns();
+  uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
+  uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
   uint64_t expected_ns = end_ns > now_ns ? end_ns - now_ns : 0;
   if (expected_ns > 100000000u) {
     expected_ns = 100000000u;
   }
-  if (sp_device_in_flight(device) == 0)
-    return true; /* nothing marked (the driver refused): nothing to wait for */
+  if (in_flight_ns == 0)
+    return STUCK; /* nothing marked (the driver refused): nothing to wait for */
+  uint64_t timeout_ns = expected_ns + *patience_ns;
+  bool follows = predicted_ns && one_in_flight(in_flight_ns, predicted_ns);
+  if (follows) {
+    if (expected_ns <= FOLLOW_NS)
+      return NEAR;
+    timeout_ns = expected_ns - FOLLOW_NS;
+  }
   __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
-    futex_wait_private(&device->progress, progress, expected_ns + *patience_ns);
+    futex_wait_private(&device->progress, progress, timeout_ns);
   __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress) {
     *patience_ns = PROGRESS_NS;
-    return false;
+    return MADE;
   }
+  if (follows)
+    return NEAR;
   if (*patience_ns < PROGRESS_MAX_NS)
     *patience_ns *= 2;
-  return true;
+  return STUCK;
 }
 
 /* What an unknown unit counts for: two may be in flight beside others. */
@@ -139,8 +166,7 @@ static inline bool fits(const struct sp_device *device, const struct sp_lane *la
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
     return true;
   }
-  return in_flight_ns <= predicted_ns + predicted_ns / 4 &&
-         in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
+  return one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
 }
 
 static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
@@ -196,14 +222,16 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
         break;
       }
       __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-      if (!wait_for_progress(device, lane, &patience_ns))
+      enum progress progress = wait_for_progress(device, lane, sp_load(&unit->predicted_ns), &patience_ns);
+      if (progress == MADE)
         continue;
       announce(thread, device);
       if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
         __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
         continue; /* the turn ended while we waited: that is another wait */
       }
-      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+      if (progress == STUCK)
+        __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;
     }
     __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
@@ -224,11 +252,27 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     sp_lane_mark(lane); /* the left edge: this launch is measured alone */
 }
 
+/* A long unit has been launched and others wait: say when it will end, so that the arbiter knows at the moment it
+ * closes the grant. The keeper may be inside the driver until then, and short units give it time enough. */
+static void foretell(struct sp_device *device, uint64_t before_ns) {
+  pthread_mutex_lock(&device->turn_lock);
+  struct sp_report *report = &device->report;
+  if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) {
+    if (before_ns == 0)
+      sp_store(&device->began_ns, sp_now_ns()); /* it found the device empty */
+    report->residue_until_ns = sp_load(&device->began_ns) + sp_device_in_flight(device);
+    sp_slot_publish(device->slot, report);
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
 void sp_gate_leave(struct sp_pass *pass, int result) {
   struct sp_device *device = pass->device;
   if (!device)
     return;
   struct sp_thread *thread = sp_thread_self();
+  bool is_long = pass->predicted_ns >= LONG_NS && result == CUDA_SUCCESS;
+  uint64_t before_ns = is_long ? sp_device_in_flight(device) : 0;
   if (sp_likely(result == CUDA_SUCCESS)) {
     struct sp_lane *lane = pass->lane;
     struct sp_unit *unit = sp_load(&lane->batch_unit);
@@ -236,6 +280,7 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
       sp_store(&lane->batch_unit, pass->unit);
     else if (sp_unlikely(unit != pass->unit))
       sp_store(&lane->batch_mixed, true);
+    sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + 1);
     uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
     sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
     if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
@@ -243,6 +288,8 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
       sp_lane_mark(lane);
   }
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  if (sp_unlikely(is_long) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
+    foretell(device, before_ns);
 }
 
 void sp_gate_synced(void) {

@@ -38,6 +38,7 @@ struct sp_marker {
   struct sp_lane *lane;
   CUevent event;
   uint64_t work_ns;     /* predicted work between the lane's previous marker and this one */
+  uint32_t launches;    /* how many that were */
   struct sp_unit *unit; /* what that work was, if all of one unit; NULL otherwise */
   bool follows;         /* the previous marker's event bounds this work on the left: elapsed time means something */
 };
@@ -45,6 +46,7 @@ struct sp_marker {
 struct sp_lane {
   _Alignas(64) uint64_t pending_ns; /* predicted work launched since the last marker */
   struct sp_unit *batch_unit;       /* what it is, NULL when nothing is pending */
+  uint32_t batch_launches;
   bool batch_mixed;
   /* the rest is guarded by lock */
   pthread_mutex_t lock;
@@ -90,6 +92,7 @@ struct sp_device {
   /* the keeper's own */
   uint64_t progressed_ns; /* when the last marker was found finished */
   uint64_t finished_ns;   /* when the last marker finished on the device, as well as we can tell */
+  uint64_t began_ns;      /* when what is in flight began to run: then, or at its launch into an empty device */
   uint64_t longest_ns;    /* longest unit seen */
   struct sp_clock {
     CUcontext context;
@@ -136,8 +139,8 @@ void sp_barrier(void); /* every thread of the process passes a full barrier */
 
 /* predict.c */
 struct sp_unit *sp_unit_find(uint64_t key);
-/* `elapsed_ns` passed on the device for work predicted as `work_ns`. */
-void sp_unit_learn(struct sp_unit *unit, uint64_t work_ns, uint64_t elapsed_ns);
+/* `elapsed_ns` passed on the device for `launches` of the unit, one after the other. */
+void sp_unit_learn(struct sp_unit *unit, uint32_t launches, uint64_t elapsed_ns);
 
 /* lane.c */
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread);

@@ -122,7 +122,6 @@ static bool say_drained(struct sp_device *device, uint32_t turn, uint64_t draine
   if (same) {
     device->report.drained_turn = turn;
     device->report.drained_ns = drained_ns;
-    device->report.looked_ns = drained_ns;
     device->report.residue_until_ns = 0;
     publish(device);
   }
@@ -137,11 +136,10 @@ static void drain(struct sp_device *device, uint32_t turn) {
   sp_lanes_mark_all(device);
   uint64_t in_flight_ns = sp_device_in_flight(device);
   if (in_flight_ns) {
-    uint64_t now_ns = sp_now_ns(), since_ns = now_ns - device->progressed_ns;
-    uint64_t residue_ns = in_flight_ns > since_ns ? in_flight_ns - since_ns : 0;
+    uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
+    uint64_t residue_ns = end_ns > now_ns ? end_ns - now_ns : 0;
     pthread_mutex_lock(&device->turn_lock);
     if (device->report.held_turn == turn) {
-      device->report.looked_ns = now_ns;
       device->report.residue_until_ns = now_ns + residue_ns;
       publish(device);
     }

@@ -10,6 +10,8 @@
 
 #include "guest.h"
 
+#define ALONE_SLACK_NS 200000u /* the mapping of the two clocks is coarser than an elapsed time */
+
 static struct sp_lane lanes[SP_LANES_MAX];
 static uint32_t lane_count;
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* creation and forgetting of lanes */
@@ -90,6 +92,7 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     lane->owner_thread = owner;
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
+    sp_store(&lane->batch_launches, 0);
     sp_store(&lane->dead, false);
     __atomic_store_n(&lane->live, true, __ATOMIC_RELEASE);
   }
@@ -142,12 +145,14 @@ bool sp_lane_mark(struct sp_lane *lane) {
     struct sp_marker marker = {.lane = lane, .event = *event};
     marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0; /* not counting this one */
     marker.unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
+    marker.launches = sp_load(&lane->batch_launches);
     /* Work is always seen somewhere: the count goes up before the pending work vanishes into the marker (pairs with
      * sp_lanes_pending), and `marked` before the event can finish. */
     __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
     marker.work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
+    sp_store(&lane->batch_launches, 0);
     __atomic_fetch_add(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
     pthread_mutex_lock(&device->queue_lock);
     bool room = device->queue_tail - device->queue_head < SP_MARKERS_MAX;
@@ -235,8 +240,14 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker.lane;
+  uint64_t began_ns = sp_load(&device->began_ns);
   if (waited && !sp_load(&lane->dead))
     sp_clock_finish(device, &marker);
+  /* Work that stood alone has no left edge, but it took no longer than since the device was empty: a unit once measured
+   * beside another share's work is not believed to be long for ever. */
+  uint64_t since_ns = device->finished_ns > began_ns ? device->finished_ns - began_ns : 0;
+  if (waited && !marker.follows && marker.unit && since_ns + ALONE_SLACK_NS < marker.work_ns)
+    sp_unit_learn(marker.unit, marker.launches, since_ns);
   if (waited && marker.follows && !sp_load(&lane->dead) && driver->cuEventElapsedTime) {
     /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
     CUevent left = NULL;
@@ -247,7 +258,7 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
     if (left && driver->cuEventElapsedTime(&elapsed_ms, left, marker.event) == CUDA_SUCCESS && elapsed_ms >= 0) {
       uint64_t elapsed_ns = (uint64_t)((double)elapsed_ms * 1e6);
       if (marker.unit) {
-        sp_unit_learn(marker.unit, marker.work_ns, elapsed_ns);
+        sp_unit_learn(marker.unit, marker.launches, elapsed_ns);
         uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
         device->longest_ns -= device->longest_ns / 1024; /* "lately": a unit that is gone is forgotten */
         if (unit_ns > device->longest_ns)

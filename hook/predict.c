@@ -29,10 +29,11 @@ struct sp_unit *sp_unit_find(uint64_t key) {
   return row;
 }
 
-void sp_unit_learn(struct sp_unit *unit, uint64_t work_ns, uint64_t elapsed_ns) {
-  uint64_t known = sp_load(&unit->predicted_ns), measured = elapsed_ns;
-  if (known && work_ns) {
-    measured = (uint64_t)((double)known * (double)elapsed_ns / (double)work_ns);
+void sp_unit_learn(struct sp_unit *unit, uint32_t launches, uint64_t elapsed_ns) {
+  if (launches == 0)
+    return;
+  uint64_t known = sp_load(&unit->predicted_ns), measured = elapsed_ns / launches;
+  if (known) {
     /* Fast down, slow up: a span can be too long (another share's slice, an idle gap) but never too short. */
     measured = measured < known ? (known + measured) / 2 : known + (measured - known) / 8;
   }

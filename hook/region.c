@@ -312,7 +312,7 @@ void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report
   store_relaxed(&slot->held_turn, report->held_turn);
   store_relaxed(&slot->drained_turn, report->drained_turn);
   store_relaxed64(&slot->drained_ns, report->drained_ns);
-  store_relaxed64(&slot->looked_ns, report->looked_ns);
+  store_relaxed64(&slot->entered_ns, report->entered_ns);
   store_relaxed64(&slot->residue_until_ns, report->residue_until_ns);
   store_relaxed64(&slot->idle_ns, report->idle_ns);
   store_relaxed64(&slot->launches, report->launches);

@@ -95,7 +95,7 @@ struct sp_slot_device {
   uint32_t drained_turn; /* == held_turn: nothing of this process is on the device any more */
   uint32_t reserved_turn;
   uint64_t drained_ns;       /* when the work had drained */
-  uint64_t looked_ns;        /* the last look at which it had not */
+  uint64_t entered_ns;       /* when its first launch under held_turn passed the gate */
   uint64_t residue_until_ns; /* predicted end of what is still in flight; 0 = unknown */
   uint64_t idle_ns;          /* time between drains and re-entries inside held_turn */
   uint64_t launches;         /* launches that passed the gate */
@@ -186,7 +186,7 @@ struct sp_report {
   uint32_t held_turn;
   uint32_t drained_turn;
   uint64_t drained_ns;
-  uint64_t looked_ns;
+  uint64_t entered_ns;
   uint64_t residue_until_ns;
   uint64_t idle_ns;
   uint64_t launches;

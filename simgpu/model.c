@@ -307,6 +307,9 @@ static void dispatch(struct sg_shared *shared, uint32_t index) {
     return;
   bool same = device->current != SG_NONE && shared->contexts[device->current].id == device->current_id;
   bool busy = same && shared->contexts[device->current].device == index && runnable(shared, device->current);
+  /* Alone at the slice's end, or that had been a change: it got another one. */
+  if (busy && now_ns > device->slice_end_ns)
+    device->slice_end_ns += (now_ns - device->slice_end_ns + model->slice_ns - 1) / model->slice_ns * model->slice_ns;
   if (busy && now_ns < device->slice_end_ns)
     return;
   uint32_t next = next_runnable(shared, index, device->current);
