@@ -1,0 +1,207 @@
+"""`python3 -m bench.gpu`: the bars of the design on this machine's GPU, in under 8 minutes, without a network.
+
+It needs an NVIDIA driver, gcc and python3 (3.11 or later) with its standard library; PyTorch is counted if it is there.
+It builds the hook, the arbiter and its own probes from this checkout, runs every row in its own time box, prints the
+table, and writes it, with everything behind it, to bench/results/<machine>.json and .md after each row: a run that is
+cut off loses nothing. A row that fails is reported and the rest goes on.
+
+The device's settings are never touched, and only plain allocations are made. Exit status 1: a bar that may not be
+missed is missed, or a row has failed. 2: nothing can be measured here.
+
+    python3 -m bench.gpu                        # everything
+    python3 -m bench.gpu --only latency         # one row, as often as you like: --only latency --only duty
+    python3 -m bench.gpu --results /tmp/out     # write there
+    python3 -m bench.gpu --simulated            # all of it on the simulated GPU, in seconds; its figures mean nothing
+"""
+
+import argparse
+import dataclasses
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from bench.gpu import calibration, census, checkpoint, costs, hardware, memory, neighbours, pauses, saturated
+from bench.gpu.build import ROOT, BuildFailed, build
+from bench.gpu.host import Host, Unusable
+from bench.gpu.report import FAILED, MEASURED, SKIPPED, Line, Report, Row
+from bench.gpu.scale import DRY, FULL
+from bench.programs import ProgramFailed
+
+NOT_DONE = {
+    "time slice set to 8:1 by the driver's own control, preemption latency": "it needs handles sniffed from ioctl, on "
+    "which nothing here depends yet",
+    "slices under other compute policies": "changing the policy is changing the device's settings",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row: what it is called, how long it may take, and what measures it."""
+
+    title: str
+    box_s: float
+    measure: Callable[[Host], list[Line]]
+
+
+def _share(case: saturated.Case) -> Entry:
+    return Entry(f"share error: {case.what}", 60, functools.partial(saturated.share, case=case))
+
+
+ROWS: dict[str, Entry] = {
+    "share-500us": _share(saturated.KERNELS),
+    "share-20us": _share(saturated.TINY),
+    "share-graph": _share(saturated.GRAPHS),
+    "latency": Entry("latency share beside batch", 80, neighbours.latency),
+    "throughput": Entry("sum of throughputs", 110, saturated.throughput),
+    "stall": Entry("stall when a share joins", 45, pauses.joining),
+    "limit": Entry("limit alone", 25, pauses.limit),
+    "launch-cost": Entry("added cost per launch", 50, costs.launch),
+    "hand-off": Entry("hand-off", 45, costs.hand_off),
+    "duty": Entry("small shares beside a trainer", 40, neighbours.duty),
+    "memory": Entry("memory cap", 30, memory.caps),
+    "slices": Entry("time slices of the hardware", 40, hardware.slices),
+    "calls": Entry("host time of driver calls", 30, hardware.calls),
+    "signals": Entry("how soon the host knows", 15, hardware.signals),
+    "census": Entry("launches counted three ways", 90, census.census),
+    "budget": Entry("throughput against work in flight", 20, hardware.budget),
+    "capture": Entry("captures beside launches", 40, hardware.capture),
+    "checkpoint": Entry("checkpoint and restore", 100, checkpoint.checkpoint),
+}
+"""In the order of their worth: what time does not allow is left out at the end."""
+
+LEAST_S = 8.0
+"""A row that has less time left than this is not begun."""
+
+
+class TimeUp(Exception):
+    """A row's time box is over."""
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    raise TimeUp
+
+
+def _row(host: Host, key: str, left_s: float) -> Row:
+    """Measure one row in its time box; whatever goes wrong is its result."""
+    entry = ROWS[key]
+    if left_s < LEAST_S:
+        return Row(key, entry.title, SKIPPED, reason="no time left")
+    box_s = min(entry.box_s, left_s)
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, box_s)
+    try:
+        lines = entry.measure(host)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeUp:
+        reason = f"not done within {box_s:.0f} s"
+    except (ProgramFailed, OSError, ValueError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    except subprocess.SubprocessError as error:
+        reason = str(error)
+    else:
+        return Row(key, entry.title, MEASURED, time.monotonic() - began, lines=lines)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    host.end_strays()
+    return Row(key, entry.title, FAILED, time.monotonic() - began, reason=reason)
+
+
+def _about(host: Host) -> dict[str, object]:
+    mps = "a daemon runs: contexts of several processes may share one, and these figures are of that"
+    return {
+        "device": dataclasses.asdict(host.device),
+        "simulated": host.simulated,
+        "MPS": mps if _mps_runs() else "none",
+        "clock resolution": f"{host.facts['device_clock_resolution_ns']} ns",
+        "kernel lengths alone": {f"{unit} ns": f"{ns} ns" for unit, ns in host.units_ns.items()},
+        "not done": NOT_DONE,
+        "scale": dataclasses.asdict(host.scale),
+    }
+
+
+def _mps_runs() -> bool:
+    for entry in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if entry.read_text(encoding="utf-8").startswith("nvidia-cuda-mps"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
+
+
+def _measure(host: Host, rows: list[str], ends: float, results: Path) -> Report:
+    report = Report(host.machine, _about(host))
+    for key in rows:
+        _say(f"{key} ...", end=" ")
+        row = _row(host, key, ends - time.monotonic())
+        report.rows.append(row)
+        report.calibration = calibration.calibration(host.facts)
+        report.save(results)
+        missed = any(line.met is False for line in row.lines)
+        word = f"{row.state}: {row.reason}" if row.state != MEASURED else "MISSED" if missed else "ok"
+        _say(f"{word} ({row.seconds:.0f} s)")
+    if not host.simulated and ends - time.monotonic() > LEAST_S:
+        try:
+            host.calibrate()
+        except ProgramFailed as error:
+            _say(f"the device could not be calibrated again: {error}")
+        report.about = {**report.about, "device speed, change over the run": _percent(host)}
+    return report
+
+
+def _percent(host: Host) -> str:
+    change = host.facts.get("device_speed_change_percent")
+    return "not measured" if change is None else f"{change:+.2f} %"
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")
+    parser.add_argument("--minutes", type=float, default=7.5, help="the whole run, building included (default 7.5)")
+    parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="where the files go")
+    parser.add_argument("--simulated", action="store_true", help="a dry run on the simulated GPU, after `make build`")
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run what was asked for; return the exit code."""
+    options = _parse()
+    ends = time.monotonic() + options.minutes * 60
+    signal.signal(signal.SIGALRM, _ring)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        _say("building ...", end=" ")
+        built = build()
+        _say("ok")
+        with Host(built, DRY if options.simulated else FULL, options.simulated) as host:
+            _say(f"{host.device.name}, driver for CUDA {host.device.cuda_version / 1000:.1f}, {os.cpu_count()} cores")
+            report = _measure(host, options.only or [*ROWS], ends, options.results)
+    except (BuildFailed, Unusable, ProgramFailed, OSError) as error:
+        _say(f"nothing can be measured here: {error}")
+        return 2
+    written = report.save(options.results)
+    print(report.as_json() if options.output == "json" else report.markdown())
+    _say("written: " + ", ".join(map(str, written)))
+    for line in report.missed:
+        _say(f"missed: {line.what}: {line.result}, the bar is {line.bar}")
+    if options.simulated:
+        return 1 if report.failed else 0
+    return 1 if report.failed or report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Does any launch go round the hook? Three counts of one program: the census of its calls, CUPTI's, and the hook's."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.build import HERE, ROOT
+from bench.gpu.host import Host
+from bench.gpu.node import Node, Terms
+from bench.gpu.report import Line
+from bench.programs import ProgramFailed
+
+PROGRAM_TIMEOUT_S = 100.0
+COUNTED_S = 0.6
+"""After a program's last launch, until the hook's count of it has been read."""
+_VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+_MAYBE_WORK = re.compile(r"cu(Launch(?!HostFunc)|GraphLaunch|Memset|Memcpy(?!.*(HtoD|DtoH)))")
+_LAUNCH_ROW = re.compile(r"^SP_SYMBOL\((\w+), \d+, [01], LAUNCH\)$", re.MULTILINE)
+
+
+def _plain(name: str) -> str:
+    return _VARIANT.sub("", name)
+
+
+def hooked_launches() -> set[str]:
+    """Return the driver functions that the hook counts as launches, without their variants."""
+    return {_plain(name) for name in _LAUNCH_ROW.findall((ROOT / "hook" / "symbols.def").read_text(encoding="utf-8"))}
+
+
+def read_counts(path: Path) -> Counter[str]:
+    """Return the calls per driver function in a file that the census has written, variants together."""
+    counts: Counter[str] = Counter()
+    for name, calls in json.loads(path.read_text(encoding="utf-8")):
+        counts[_plain(name)] += calls
+    return counts
+
+
+def find_cupti() -> Path | None:
+    """Return a libcupti: PyTorch's own first, as two of them in one process do not go together."""
+    roots = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
+    patterns = ["nvidia/cu1*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*", "torch/lib/libcupti*.so*"]
+    found = [path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))]
+    for toolkit in sorted(Path("/usr/local").glob("cuda*"), reverse=True):
+        found += [*toolkit.glob("extras/CUPTI/lib64/libcupti.so.1*"), *toolkit.glob("lib*/libcupti.so.1*")]
+    return found[0].resolve() if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One program, counted three ways."""
+
+    calls: Counter[str]
+    captured: int
+    """Launches into captures, which run nothing by themselves."""
+    hook: int
+    cupti: Mapping[str, Any]
+
+    @property
+    def census(self) -> int:
+        """Calls that launch, by the hook's own table, captured ones apart."""
+        return sum(self.calls[name] for name in hooked_launches()) - self.captured
+
+    @property
+    def unhooked(self) -> dict[str, int]:
+        """Calls that may be work on the device and are not in the hook's table."""
+        known = hooked_launches()
+        return {name: n for name, n in self.calls.items() if n and name not in known and _MAYBE_WORK.match(name)}
+
+
+def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None) -> tuple[Counts, dict[str, Any]]:
+    """Run a program, the census in front of the hook and CUPTI beside it; return the counts and what it printed."""
+    if host.built.census is None:
+        raise ProgramFailed("the census is written for x86-64")
+    with Node(host) as node:
+        environment = node.share(name, Terms(100))
+        calls, report = host.directory / f"{name}.calls", host.directory / f"{name}.cupti"
+        environment |= {"LD_PRELOAD": f"{host.built.census}:{environment['LD_PRELOAD']}", "CENSUS_OUTPUT": str(calls)}
+        environment |= {"CUPTI_REPORT": str(report), "CENSUS_LIBRARY": str(host.built.census)}
+        if cupti is not None:
+            environment |= {"CUDA_INJECTION64_PATH": str(host.built.cupti), "CUPTI_LIBRARY": str(cupti)}
+        done = subprocess.run(
+            list(command), env=environment, capture_output=True, text=True, check=False, timeout=PROGRAM_TIMEOUT_S
+        )
+        if done.returncode:
+            raise ProgramFailed(f"{name}: exit {done.returncode}: {done.stderr.strip()[-600:]}")
+        time.sleep(COUNTED_S if not host.simulated else 0.2)
+        launches = node.usage()[name]["launches"]
+    printed: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    told: dict[str, Any] = {"fault": "no libcupti was found" if cupti is None else "it left no report"}
+    if report.exists():
+        told = json.loads(report.read_text(encoding="utf-8"))
+    return Counts(read_counts(calls), int(printed["captured"]), launches, told), printed
+
+
+def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line:
+    shown = f"hook {counts.hook}, census {counts.census}"
+    met = counts.hook == counts.census
+    if truth is not None:
+        # A call can be work of nothing (a memset of no bytes): less may reach the device than was called, never more.
+        shown += f", {truth_name} {truth}"
+        met = met and truth <= counts.hook
+    else:
+        shown += f", {truth_name}: {counts.cupti['fault']}"
+    detail = {
+        "calls": dict(counts.calls.most_common()),
+        "captured": counts.captured,
+        "may_be_work_and_is_not_hooked": counts.unhooked,
+        "cupti": dict(counts.cupti),
+    }
+    return Line(f"launches counted: {what}", "the same", shown, met, "", detail)
+
+
+def census(host: Host) -> list[Line]:
+    """Count the launches of a driver-API program and of PyTorch, three ways each."""
+    cupti = None if host.simulated else find_cupti()
+    command = host.probe("mix", unit="100us", count=host.scale.mix_rounds, log=4096)
+    counts, printed = _count(host, command, "probe", cupti=cupti)
+    own = int(printed["launches"])
+    truth, name = (own, "the program itself") if counts.cupti.get("fault") else (counts.cupti["launches"], "CUPTI")
+    lines = [_line("a driver-API program", counts, truth, name)]
+    if not counts.cupti.get("fault"):
+        stamped, traced = int(printed["stamped_ns"]), int(counts.cupti["kernel_ns"])
+        text = f"{(stamped / traced - 1) * 100:+.2f} %" if traced else "CUPTI saw none"
+        detail = {"stamped_ns": stamped, "cupti_ns": traced, "kernels": counts.cupti["kernels"]}
+        lines.append(Line("kernel time by their own stamps, against CUPTI", "", text, None, "", detail))
+    if host.simulated:
+        return [*lines, Line("launches counted: PyTorch", "the same", "not here: its runtime needs NVIDIA's driver")]
+    absent = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False)
+    if absent.returncode:
+        return [*lines, Line("launches counted: PyTorch", "the same", "not here: this python3 cannot import torch")]
+    # -P: this folder's modules must not shadow those that torch imports.
+    program = [sys.executable, "-P", str(HERE / "torch_program.py"), str(host.scale.torch_steps)]
+    counts, _ = _count(host, program, "torch", cupti=cupti)
+    reached = None if counts.cupti.get("fault") else int(counts.cupti["launches"])
+    return [*lines, _line(f"PyTorch, {host.scale.torch_steps} training steps and a graph", counts, reached, "CUPTI")]

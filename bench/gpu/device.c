@@ -1,0 +1,159 @@
+/* What the device is, and its clock: the modes info, clock and calibrate. */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "probe.h"
+
+#define TICKS 2048u
+#define TICKS_LIMIT_NS                                                                                                 \
+  2000000000u              /* until the kernel that writes them must have run, other work before it included           \
+                            */
+#define WARM_NS 300000000u /* a cold device raises its clocks for about this long */
+#define KERNELS 31u
+
+void run_info(void) {
+  char name[128] = "";
+  struct uuid uuid = {{0}};
+  size_t bytes = 0;
+  int device = 0, version = 0, major = 0, minor = 0, count = 0, mode = 0;
+  CALL(cuDeviceGet, &device, 0);
+  CALL(cuDeviceGetName, name, sizeof name, device);
+  CALL(cuDeviceGetUuid, &uuid, device);
+  CALL(cuDeviceTotalMem, &bytes, device);
+  CALL(cuDriverGetVersion, &version);
+  TRY(cuDeviceGetAttribute, &count, ATTRIBUTE_SM_COUNT, device);
+  TRY(cuDeviceGetAttribute, &mode, ATTRIBUTE_MODE, device);
+  TRY(cuDeviceGetAttribute, &major, ATTRIBUTE_MAJOR, device);
+  TRY(cuDeviceGetAttribute, &minor, ATTRIBUTE_MINOR, device);
+  begin_result(0, 0);
+  printf(", \"name\": \"%s\", \"uuid\": \"GPU-", name);
+  for (size_t i = 0; i < sizeof uuid.bytes; i++)
+    printf(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid.bytes[i]);
+  printf("\", \"memory_bytes\": %zu, \"cuda_version\": %d, \"capability\": \"%d.%d\", \"multiprocessors\": %d, "
+         "\"compute_mode\": %d",
+         bytes, version, major, minor, count, mode);
+}
+
+static uint64_t common_divisor(uint64_t left, uint64_t right) {
+  while (right) {
+    uint64_t rest = left % right;
+    left = right;
+    right = rest;
+  }
+  return left;
+}
+
+/*
+ * A kernel writes the device's time to host memory over and over, and the host takes its own as each arrives. A look
+ * can be late, never early: the smallest difference is the map, late by the way of one write over the bus (about a
+ * microsecond, the same every time).
+ */
+struct clock_map map_clock(void) {
+  struct clock_map map = {.host_ns = now_ns(), .device_ns = now_ns(), .resolution_ns = 1};
+  if (options.simulated)
+    return map; /* its clock is the host's */
+  static uint64_t *seen;
+  static device_pointer address;
+  static void *stream, *function;
+  if (!seen) {
+    seen = mapped(TICKS * sizeof *seen, &address);
+    CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
+    function = find_kernel("ticks", 1000000);
+  }
+  memset(seen, 0, TICKS * sizeof *seen);
+  uint32_t count = TICKS;
+  void *parameters[] = {&address, &count};
+  uint64_t limit_ns = now_ns() + TICKS_LIMIT_NS, before = 0, divisor = 0, best = UINT64_MAX;
+  CALL(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+  for (uint32_t i = 0; i < TICKS; i++) {
+    uint64_t device_ns, host_ns;
+    do {
+      device_ns = __atomic_load_n(&seen[i], __ATOMIC_ACQUIRE);
+      host_ns = now_ns();
+    } while (!device_ns && host_ns < limit_ns);
+    if (!device_ns)
+      die("the device's clock was not seen within %u ms", TICKS_LIMIT_NS / 1000000);
+    /* Both are far from wrapping; the difference may be either sign, and is compared as one that wraps. */
+    if (best == UINT64_MAX || (int64_t)(host_ns - device_ns) < (int64_t)(map.host_ns - map.device_ns)) {
+      map.host_ns = host_ns;
+      map.device_ns = device_ns;
+      best = 0;
+    }
+    if (before && device_ns > before)
+      divisor = common_divisor(divisor, device_ns - before);
+    before = device_ns;
+  }
+  CALL(cuStreamSynchronize, stream);
+  map.resolution_ns = divisor ? divisor : 1;
+  return map;
+}
+
+void run_clock(void) {
+  char line[64];
+  map_clock(); /* the first is slow */
+  puts("ready");
+  fflush(stdout);
+  while (fgets(line, sizeof line, stdin)) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CALL(cuMemGetInfo, &free_bytes, &total_bytes);
+    struct clock_map map = map_clock();
+    printf("{\"host_ns\": %" PRIu64 ", \"device_ns\": %" PRIu64 ", \"resolution_ns\": %" PRIu64
+           ", \"free_bytes\": %zu}\n",
+           map.host_ns, map.device_ns, map.resolution_ns, free_bytes);
+    fflush(stdout);
+  }
+  printf("{\"mode\": \"clock\"");
+}
+
+/* How long the logged kernels took, in order; the log is cleared. */
+static size_t spans_of(const struct log *log, uint64_t *spans_ns, size_t limit) {
+  struct log_slot *slots;
+  read_log(log, &slots);
+  size_t count = 0;
+  for (; count < limit && slots[count].ended; count++)
+    spans_ns[count] = slots[count].ended - ~slots[count].not_started;
+  free(slots);
+  clear_log(log);
+  return count;
+}
+
+static int ascending(const void *left, const void *right) {
+  uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+  return a < b ? -1 : a > b;
+}
+
+/* The median span of kernels that run back to back, as they do in the loads. */
+static uint64_t span_ns(struct kernel kernel, const struct log *log, void *stream) {
+  uint64_t spans_ns[KERNELS];
+  for (uint32_t i = 0; i < KERNELS; i++)
+    check(launch_work(&kernel, log, stream), "cuLaunchKernel");
+  CALL(cuStreamSynchronize, stream);
+  size_t count = spans_of(log, spans_ns, KERNELS);
+  qsort(spans_ns, count, sizeof *spans_ns, ascending);
+  return count ? spans_ns[count / 2] : kernel.unit_ns;
+}
+
+void run_calibrate(void) {
+  struct log log = make_log(KERNELS);
+  void *stream;
+  CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
+  options.rate = 100; /* a first guess, of the right order for all devices of the last ten years */
+  struct kernel kernel = kernel_of(options.unit_ns);
+  for (uint64_t until_ns = now_ns() + WARM_NS; !options.simulated && now_ns() < until_ns;)
+    span_ns(kernel, &log, stream);
+  if (!options.simulated) {
+    uint64_t guess_ns = span_ns(kernel, &log, stream);
+    options.rate = (double)kernel.iterations * 1000 / (double)guess_ns;
+    kernel = kernel_of(options.unit_ns); /* once more, at the length that counts */
+    options.rate = (double)kernel.iterations * 1000 / (double)span_ns(kernel, &log, stream);
+  }
+  begin_result(0, 0);
+  printf(", \"rate\": %.6f, \"units\": {", options.rate);
+  for (size_t i = 0; i < options.unit_count; i++)
+    printf("%s\"%" PRIu64 "\": %" PRIu64, i ? ", " : "", options.units_ns[i],
+           span_ns(kernel_of(options.units_ns[i]), &log, stream));
+  putchar('}');
+}

@@ -1,0 +1,184 @@
+"""The machine under test: its device, its clock, its environment, and what the rows have learnt of it so far."""
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.gpu.build import ROOT, Built
+from bench.gpu.process import Asked, ask_once
+from bench.gpu.scale import Scale
+from bench.gpu.spans import Tick
+from bench.programs import machine
+
+UNITS = ("20us", "100us", "200us", "500us", "1ms")
+_TIME = re.compile(r"([0-9.]+)(ns|us|ms|s)")
+_NS = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
+
+
+def nanoseconds(text: str) -> int:
+    """Return a time with its suffix (`500us`) in ns. Raises ValueError."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a time: give ns, us, ms or s")
+    return round(float(found[1]) * _NS[found[2]])
+
+
+class Unusable(Exception):
+    """Nothing can be measured here; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The GPU, as the driver describes it."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    multiprocessors: int
+    capability: str
+    cuda_version: int
+    compute_mode: int
+
+    @property
+    def kind(self) -> str:
+        """A short name for file names: h100, a10, rtx-4090."""
+        words = re.sub(r"[^a-z0-9]+", " ", self.name.lower()).split()
+        plain = [word for word in words if word not in {"nvidia", "geforce", "tesla"}]
+        model = next((word for word in plain if re.fullmatch(r"[a-z]{1,2}[0-9]{1,4}[a-z]?", word)), None)
+        return model or "-".join(plain[:2]) or "gpu"
+
+
+@dataclass
+class Host:
+    """One run of the bench on one machine; a context manager that ends the clock's process and the files in memory."""
+
+    built: Built
+    scale: Scale
+    simulated: bool
+    device: Device = field(init=False)
+    directory: Path = field(init=False)
+    environment: dict[str, str] = field(init=False)
+    rate: float = 1.0
+    """Loop iterations per microsecond of the device."""
+    units_ns: dict[int, int] = field(default_factory=dict)
+    """How long a kernel named for a duration really takes, alone."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the rows have learnt for the calibration of the simulated GPU, by name."""
+    _clock: Asked | None = None
+
+    def __enter__(self) -> Self:
+        self.directory = Path(tempfile.mkdtemp(prefix="sharepod-gpu-", dir="/dev/shm"))
+        try:
+            self.environment = self._bare_environment()
+            self.device = self._describe()
+            self._clock = Asked([*self.probe("clock")], self.environment)
+            self._clock.read_line()
+            resolution = self._clock.ask("sample")["resolution_ns"]
+            self.facts["device_clock_resolution_ns"] = resolution
+            self.calibrate()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._clock is not None:
+            self._clock.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def end_strays(self) -> None:
+        """End the children that a row which was cut off may have left: they would disturb the next one."""
+        try:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+        except OSError:
+            return
+        for pid in map(int, children):
+            if self._clock is not None and pid == self._clock.pid:
+                continue
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+
+    def _bare_environment(self) -> dict[str, str]:
+        own = ("SIMGPU_", "SHAREPOD_", "CUPTI_", "CENSUS_", "CUDA_INJECTION")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        environment.pop("LD_PRELOAD", None)
+        # Indices as NVML has them, so that device 0 is the same for everybody.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        if self.simulated:
+            environment |= self.simulation("host")
+        return environment
+
+    def simulation(self, name: str, log_kernels: int = 0) -> dict[str, str]:
+        """Return the variables of a simulated GPU of its own; nothing on a real machine."""
+        if not self.simulated:
+            return {}
+        variables = {
+            "LD_LIBRARY_PATH": str(ROOT / "simgpu" / "lib"),
+            "SIMGPU_STATE": str(self.directory / f"{name}.gpu"),
+            "SIMGPU_DEVICES": "1xH200",
+        }
+        return variables | ({"SIMGPU_LOG_KERNELS": str(log_kernels)} if log_kernels else {})
+
+    def _describe(self) -> Device:
+        if self.simulated and not (ROOT / "simgpu" / "lib" / "libcuda.so.1").exists():
+            raise Unusable("the simulated GPU is not built: run make build")
+        told = ask_once(self.probe("info"), self.environment)
+        device = Device(**{name: told[name] for name in Device.__dataclass_fields__})
+        if device.compute_mode != 0:
+            raise Unusable(
+                f"{device.name} is in compute mode {device.compute_mode}, in which processes cannot share it: "
+                "ask its administrator for the default mode"
+            )
+        return device
+
+    def probe(self, mode: str, **options: object) -> list[str]:
+        """Return the command of a probe."""
+        fixed = {"rate": f"{self.rate:.6f}", **({"simulated": 1} if self.simulated else {})}
+        return [str(self.built.probe), mode, *(f"{name}={value}" for name, value in {**fixed, **options}.items())]
+
+    def ask(self, mode: str, *, timeout_s: float = 60.0, **options: object) -> Mapping[str, Any]:
+        """Run a probe bare, to its end, and return what it found."""
+        return ask_once(self.probe(mode, **options), self.environment, timeout_s)
+
+    def calibrate(self) -> None:
+        """Learn how fast the device is: the loop's rate and what the named durations come to."""
+        found = self.ask("calibrate", unit="500us", units=",".join(UNITS))
+        if self.rate != 1.0 and not self.simulated:
+            self.facts["device_speed_change_percent"] = (found["rate"] / self.rate - 1) * 100
+        self.rate = float(found["rate"])
+        self.units_ns = {int(unit): int(ns) for unit, ns in found["units"].items()}
+
+    def work_ns(self, unit_ns: int) -> int:
+        """Return how long a kernel named for `unit_ns` takes alone."""
+        return self.units_ns.get(unit_ns, unit_ns)
+
+    def tick(self) -> Tick:
+        """Read both clocks at one instant. The device should be idle."""
+        assert self._clock is not None
+        told = self._clock.ask("sample")
+        return Tick(told["host_ns"], told["device_ns"])
+
+    def free_bytes(self) -> int:
+        """Return the device memory that is free."""
+        assert self._clock is not None
+        return int(self._clock.ask("sample")["free_bytes"])
+
+    @property
+    def machine(self) -> str:
+        """A name for this kind of machine, without its host name."""
+        return machine("dry-run" if self.simulated else self.device.kind)

@@ -1,0 +1,56 @@
+/*
+ * The probe's own kernels, as PTX text that the driver compiles at load, so that no CUDA toolkit is needed.
+ *
+ * work    a fixed number of loop iterations in every block, so that work is work: sliced out or slowed, it takes
+ *         longer. The first thread of each block stamps %globaltimer, the device's clock, at begin and end, into the
+ *         log: the device's own record of what ran when, comparable between processes.
+ * ticks   writes %globaltimer to host memory again and again: maps the device's clock to the host's.
+ * slices  spins until a time and logs every gap in its own progress: when the context was off the device.
+ *
+ * On the simulated device kernels compute nothing and last as long as their names say (`work_500us`).
+ */
+#ifndef SHAREPOD_GPU_KERNELS_H
+#define SHAREPOD_GPU_KERNELS_H
+
+#include "driver.h"
+
+/* The log in device memory: this header, then one slot per kernel (or gap). All zero at first. */
+struct log_header {
+  uint32_t tickets; /* blocks that have ended; work kernels of one stream run one after the other */
+  uint32_t sink;    /* keeps the compiler from folding the loop away */
+  uint32_t gaps;
+  uint32_t reserved;
+  uint64_t started, ended; /* of a slices kernel */
+  uint64_t reserved_line[4];
+};
+struct log_slot {
+  uint64_t
+      not_started; /* ~the least start of its blocks: atomics can only take the greatest, and zero is memory's state */
+  uint64_t ended;  /* the greatest end */
+};
+_Static_assert(sizeof(struct log_header) == 64 && sizeof(struct log_slot) == 16, "the PTX has these numbers");
+
+struct log {
+  device_pointer address;
+  uint32_t capacity; /* slots; kernels past it are counted, not logged */
+};
+
+struct kernel {
+  void *function;
+  uint64_t unit_ns;
+  uint32_t iterations, blocks, threads;
+};
+
+void load_kernels(const uint64_t *units_ns, size_t count);
+void *find_kernel(const char *prefix, uint64_t unit_ns);
+
+struct log make_log(uint32_t capacity);
+/* Forget what is logged; the stream must be idle. */
+void clear_log(const struct log *log);
+/* The header and the slots, copied to the host; `*slots` is the caller's to free. */
+struct log_header read_log(const struct log *log, struct log_slot **slots);
+
+/* Launch a work kernel; 0 or the driver's error. */
+int launch_work(const struct kernel *kernel, const struct log *log, void *stream);
+
+#endif

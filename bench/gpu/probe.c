@@ -1,0 +1,247 @@
+/*
+ * probe: the programs of the hardware bench in one: driver-API clients that know nothing of shares, whose kernels log
+ * themselves on the device's clock.
+ *
+ *     probe MODE [option=value ...]
+ *
+ *     info        the device
+ *     clock       for each line on stdin: how the device's clock maps to the host's, and the memory that is free
+ *     calibrate   loop iterations per microsecond (`rate`), and how long kernels of `units` then take, alone
+ *     saturate    keep `depth` groups of `group` launches in flight; graph=M launches graphs of M kernels
+ *     sync        launch `burst` kernels, synchronise, stay away for `gap`; again
+ *     periodic    every `period`: `work` of device time in kernels of `unit`, then synchronise; prints latencies
+ *     cost        the host's time per launch, in `count` batches of `group` empty launches
+ *     mix         `count` rounds of everything that counts as a launch: kernels, a graph, a memset, a copy
+ *     slices      one kernel for `work` that logs when it was off the device
+ *     calls       the host's time of driver calls, batches of `group`
+ *     signals     how long after the end of a kernel the host knows, by each way to know
+ *     budget      throughput of kernels of `unit` with at most each of `units` in flight
+ *     capture     captures in every mode while another thread launches: the errors
+ *     memory      fill the memory that is free, to the last byte, by every kind of allocation; `count` rounds
+ *     hold        hold `bytes` of device memory, and check it when told to go on
+ *     checkpoint  lock, checkpoint, restore and unlock process `pid`, timed
+ *
+ * A program whose kernels are logged writes the log to the file `path`: three 64-bit words a kernel: when its launch
+ * had returned (host, ns; 0 unknown), its begin and its end (device, ns).
+ *
+ * Times take a suffix: ns, us, ms, s. With wait=1 it prints "ready" when its context stands and reads "START STOP"
+ * (CLOCK_MONOTONIC ns) from stdin. simulated=1: kernels last as long as their names say and log nothing. The last line
+ * is one JSON object. Exit 0, or 1 with the failing call on stderr.
+ */
+#define _GNU_SOURCE
+#include "probe.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+struct options options = {.unit_ns = 500000,
+                          .work_ns = 1000000,
+                          .period_ns = 50000000,
+                          .seconds_ns = 1000000000,
+                          .depth = 8,
+                          .group = 1,
+                          .burst = 1,
+                          .threads = 32,
+                          .rate = 1};
+
+static volatile sig_atomic_t stopped;
+static int multiprocessors;
+
+bool running(void) {
+  return !stopped && now_ns() < options.stop_ns;
+}
+
+/* ---- options ---- */
+
+static uint64_t parse_time(const char *text) {
+  static const struct {
+    const char *suffix;
+    uint64_t ns;
+  } suffixes[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}};
+  char *end;
+  double value = strtod(text, &end);
+  for (size_t i = 0; end != text && i < sizeof suffixes / sizeof *suffixes; i++)
+    if (!strcmp(end, suffixes[i].suffix))
+      return (uint64_t)(value * (double)suffixes[i].ns + 0.5);
+  die("`%s` is not a time: give ns, us, ms or s", text);
+}
+
+static uint64_t parse_number(const char *text) {
+  char *end;
+  uint64_t value = strtoull(text, &end, 10);
+  if (end == text || *end)
+    die("`%s` is not a number", text);
+  return value;
+}
+
+static void parse_units(char *text) {
+  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
+    if (options.unit_count == UNITS_MAX)
+      die("more than %u units", UNITS_MAX);
+    options.units_ns[options.unit_count++] = parse_time(part);
+  }
+}
+
+static void parse(int count, char **arguments) {
+  const struct {
+    const char *name;
+    uint64_t *value;
+    bool time;
+  } known[] = {
+      {"unit", &options.unit_ns, true},
+      {"work", &options.work_ns, true},
+      {"period", &options.period_ns, true},
+      {"gap", &options.gap_ns, true},
+      {"seconds", &options.seconds_ns, true},
+      {"depth", &options.depth, false},
+      {"group", &options.group, false},
+      {"graph", &options.graph, false},
+      {"burst", &options.burst, false},
+      {"count", &options.count, false},
+      {"log", &options.log, false},
+      {"blocks", &options.blocks, false},
+      {"threads", &options.threads, false},
+      {"bytes", &options.bytes, false},
+      {"pid", &options.pid, false},
+      {"wait", &options.wait, false},
+      {"simulated", &options.simulated, false},
+  };
+  if (count < 2)
+    die("usage: probe MODE [option=value ...]");
+  options.mode = arguments[1];
+  for (int i = 2; i < count; i++) {
+    char *value = strchr(arguments[i], '=');
+    if (!value)
+      die("`%s` is not option=value", arguments[i]);
+    *value++ = 0;
+    size_t row = 0;
+    while (row < sizeof known / sizeof *known && strcmp(known[row].name, arguments[i]))
+      row++;
+    if (row < sizeof known / sizeof *known)
+      *known[row].value = known[row].time ? parse_time(value) : parse_number(value);
+    else if (!strcmp(arguments[i], "units"))
+      parse_units(value);
+    else if (!strcmp(arguments[i], "rate"))
+      options.rate = strtod(value, NULL);
+    else if (!strcmp(arguments[i], "path"))
+      options.path = value;
+    else
+      die("unknown option `%s`", arguments[i]);
+  }
+  if (!options.group || !options.unit_ns || options.threads < 1 || options.threads > 1024 || options.log > 1u << 24)
+    die("an option is out of range: group and unit at least 1, threads 1..1024, log at most %u", 1u << 24);
+}
+
+struct kernel kernel_of(uint64_t unit_ns) {
+  double iterations = (double)unit_ns * options.rate / 1000;
+  if (iterations > 4e9)
+    die("a kernel of %" PRIu64 " ns at %.0f iterations a microsecond does not fit", unit_ns, options.rate);
+  return (struct kernel){.function = find_kernel("work", unit_ns),
+                         .unit_ns = unit_ns,
+                         .iterations = (uint32_t)iterations,
+                         .blocks = options.blocks ? (uint32_t)options.blocks : (uint32_t)multiprocessors,
+                         .threads = (uint32_t)options.threads};
+}
+
+/* ---- the result ---- */
+
+void begin_result(uint64_t launches, uint64_t work_ns) {
+  printf("{\"mode\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
+         ", \"work_ns\": %" PRIu64,
+         options.mode, getpid(), options.start_ns, now_ns(), launches, work_ns);
+}
+
+void print_list(const char *name, const uint64_t *values, size_t count) {
+  printf(", \"%s\": [", name);
+  for (size_t i = 0; i < count; i++)
+    printf(i ? ", %" PRIu64 : "%" PRIu64, values[i]);
+  putchar(']');
+}
+
+static int ascending(const void *left, const void *right) {
+  uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+  return a < b ? -1 : a > b;
+}
+
+void print_quantiles(const char *name, uint64_t *values, size_t count) {
+  qsort(values, count, sizeof *values, ascending);
+  size_t last = count ? count - 1 : 0;
+  printf(", \"%s\": {\"p50_ns\": %" PRIu64 ", \"p99_ns\": %" PRIu64 ", \"max_ns\": %" PRIu64 ", \"count\": %zu}", name,
+         count ? values[last / 2] : 0, count ? values[last * 99 / 100] : 0, count ? values[last] : 0, count);
+}
+
+/* ---- the start ---- */
+
+static const struct {
+  const char *name;
+  void (*run)(void);
+  bool context;
+} modes[] = {
+    {"saturate", run_saturate, true}, {"sync", run_sync, true},
+    {"periodic", run_periodic, true}, {"cost", run_cost, true},
+    {"mix", run_mix, true},           {"info", run_info, false},
+    {"clock", run_clock, true},       {"calibrate", run_calibrate, true},
+    {"slices", run_slices, true},     {"calls", run_calls, true},
+    {"signals", run_signals, true},   {"budget", run_budget, true},
+    {"capture", run_capture, true},   {"memory", run_memory, true},
+    {"hold", run_hold, true},         {"checkpoint", run_checkpoint, false},
+};
+
+static void on_signal(int signal_number) {
+  (void)signal_number;
+  stopped = 1;
+}
+
+static void open_device(void) {
+  int device = 0;
+  open_context();
+  CALL(cuDeviceGet, &device, 0);
+  CALL(cuDeviceGetAttribute, &multiprocessors, ATTRIBUTE_SM_COUNT, device);
+  uint64_t wanted_ns[UNITS_MAX + 2] = {options.unit_ns, options.work_ns}, units_ns[UNITS_MAX + 2];
+  memcpy(wanted_ns + 2, options.units_ns, sizeof options.units_ns);
+  size_t count = 0;
+  for (size_t i = 0; i < options.unit_count + 2; i++) { /* each once: a name is defined once */
+    size_t known = 0;
+    while (known < count && units_ns[known] != wanted_ns[i])
+      known++;
+    if (known == count)
+      units_ns[count++] = wanted_ns[i];
+  }
+  load_kernels(units_ns, count);
+}
+
+void await_start(void) {
+  options.start_ns = now_ns();
+  options.stop_ns = options.start_ns + options.seconds_ns;
+  if (!options.wait)
+    return;
+  puts("ready");
+  fflush(stdout);
+  if (scanf("%" SCNu64 " %" SCNu64, &options.start_ns, &options.stop_ns) != 2)
+    die("no start and stop time on stdin");
+  sleep_until(options.start_ns);
+}
+
+int main(int count, char **arguments) {
+  parse(count, arguments);
+  size_t mode = 0;
+  while (mode < sizeof modes / sizeof *modes && strcmp(modes[mode].name, options.mode))
+    mode++;
+  if (mode == sizeof modes / sizeof *modes)
+    die("no mode `%s`", options.mode);
+  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+  sigaction(SIGTERM, &action, NULL);
+  prctl(PR_SET_TIMERSLACK, 1);
+  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
+  load_driver();
+  if (modes[mode].context)
+    open_device();
+  modes[mode].run();
+  puts("}");
+  return 0;
+}

@@ -1,0 +1,59 @@
+/* What the parts of the probe share: the options of this run, its stream and kernel, and how results are printed. */
+#ifndef SHAREPOD_GPU_PROBE_H
+#define SHAREPOD_GPU_PROBE_H
+
+#include "kernels.h"
+
+#define UNITS_MAX 16u
+
+struct options {
+  const char *mode;
+  uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
+  uint64_t depth, group, graph, burst, count, log, blocks, threads, bytes, pid, wait, simulated;
+  uint64_t units_ns[UNITS_MAX];
+  size_t unit_count;
+  double rate; /* loop iterations per microsecond of the device */
+  const char *path;
+  uint64_t start_ns, stop_ns;
+};
+extern struct options options;
+
+/* Ready: wait until told when to start, with wait=1; the work of a mode follows. */
+void await_start(void);
+/* Nobody has asked this program to stop, and its time is not up. */
+bool running(void);
+
+/* A work kernel of a duration, on every multiprocessor unless `blocks` says otherwise. */
+struct kernel kernel_of(uint64_t unit_ns);
+
+/* Print the common part of the result, without its closing brace. */
+void begin_result(uint64_t launches, uint64_t work_ns);
+void print_list(const char *name, const uint64_t *values, size_t count);
+/* The middle, and the nearest-rank percentile, of values that get sorted. */
+void print_quantiles(const char *name, uint64_t *values, size_t count);
+
+/* When the device's clock stands at 0, on the host's (CLOCK_MONOTONIC), and how fine the device's is. */
+struct clock_map {
+  uint64_t host_ns, device_ns, resolution_ns;
+};
+struct clock_map map_clock(void);
+
+/* The modes; see probe.c for what they do. */
+void run_saturate(void);
+void run_sync(void);
+void run_periodic(void);
+void run_cost(void);
+void run_mix(void);
+void run_info(void);
+void run_clock(void);
+void run_calibrate(void);
+void run_slices(void);
+void run_calls(void);
+void run_signals(void);
+void run_budget(void);
+void run_capture(void);
+void run_memory(void);
+void run_hold(void);
+void run_checkpoint(void);
+
+#endif

@@ -1,0 +1,96 @@
+"""Child processes that answer: one line in, one JSON line out; and probes that run once. Knows nothing of shares."""
+
+import json
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.programs import ProgramFailed
+
+ANSWER_TIMEOUT_S = 20.0
+
+
+def ask_once(command: Sequence[str], environment: Mapping[str, str], timeout_s: float = 60.0) -> dict[str, Any]:
+    """Run a probe to its end and return its last line. Raises ProgramFailed."""
+    try:
+        done = subprocess.run(
+            list(command), env=dict(environment), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ProgramFailed(f"`{_shown(command)}` has not ended after {timeout_s:.0f} s") from None
+    if done.returncode:
+        raise ProgramFailed(f"`{_shown(command)}`: exit {done.returncode}: {done.stderr.strip()[-500:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join([Path(command[0]).name, *command[1:]])
+
+
+class Asked:
+    """A process that answers every line with one JSON object; ends with its stdin."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        self._unread = b""
+
+    def __enter__(self) -> Self:
+        """Return the process; leaving the block ends it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read_line(self) -> str:
+        """Return its next line. Raises ProgramFailed when it ends or takes too long."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while b"\n" not in self._unread:
+            if not select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise ProgramFailed(f"`{_shown(self._command)}` has not answered for {ANSWER_TIMEOUT_S:.0f} s")
+            piece = self._process.stdout.read(65536)
+            if not piece:
+                assert self._process.stderr is not None
+                said = self._process.stderr.read().decode().strip()
+                raise ProgramFailed(f"`{_shown(self._command)}` has ended: {said or 'it printed nothing'}")
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Return the answer to a line. Raises ProgramFailed, also when the answer is an error."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        answer: dict[str, Any] = json.loads(self.read_line())
+        if "error" in answer:
+            raise ProgramFailed(f"`{_shown(self._command)}`: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End it: the end of its stdin first, SIGKILL if that is not enough."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(3)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()

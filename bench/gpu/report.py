@@ -1,0 +1,129 @@
+"""The report: rows of lines, printed and written as they come, so that a run which is cut off loses nothing."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MEASURED, FAILED, SKIPPED = "measured", "failed", "skipped"
+HEADINGS = ("what", "bar", "with SharePod", "", "without")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure, beside its bar if it has one."""
+
+    what: str
+    bar: str
+    result: str
+    met: bool | None = None
+    """None when there is no bar, only a measurement."""
+    bare: str = ""
+    """The same case without the hook: the device's own time slicing."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    excusable: bool = False
+    """It may be missed with a stated reason (design.md: the hand-off and what is of the hardware alone)."""
+
+    @property
+    def verdict(self) -> str:
+        """The word in the table."""
+        return "" if self.met is None else "met" if self.met else "MISSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the bench: what it gave, or why it gave nothing."""
+
+    key: str
+    title: str
+    state: str
+    seconds: float = 0.0
+    reason: str = ""
+    """Of a row that failed or was skipped."""
+    lines: Sequence[Line] = ()
+
+
+def milli(ns: float) -> str:
+    """Write nanoseconds as milliseconds."""
+    return f"{ns / 1e6:.1f} ms"
+
+
+def micro(ns: float) -> str:
+    """Write nanoseconds as microseconds."""
+    return f"{ns / 1e3:.1f} µs"
+
+
+@dataclass
+class Report:
+    """Everything that is known so far."""
+
+    machine: str
+    about: Mapping[str, Any]
+    """The device and the settings of the run."""
+    rows: list[Row] = field(default_factory=list)
+    calibration: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def missed(self) -> list[Line]:
+        """The bars that are missed and may not be."""
+        return [line for row in self.rows for line in row.lines if line.met is False and not line.excusable]
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows that were tried and gave nothing."""
+        return [row for row in self.rows if row.state == FAILED]
+
+    def as_json(self) -> str:
+        """Return one JSON document."""
+        document = {
+            "machine": self.machine,
+            **self.about,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "simgpu_calibration": self.calibration,
+        }
+        return json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n"
+
+    def markdown(self) -> str:
+        """Return the tables."""
+        cells = [HEADINGS]
+        for row in self.rows:
+            cells += [(line.what, line.bar, line.result, line.verdict, line.bare) for line in row.lines]
+            if row.state != MEASURED:
+                cells.append((row.title, "", f"{row.state}: {_one_line(row.reason)}", "", ""))
+        about = [f"* {name}: {_in_words(value)}" for name, value in self.about.items() if name != "scale"]
+        text = [f"# {self.machine}", "", *about, ""]
+        text += [*_table(cells), ""]
+        if self.calibration:
+            names = ("setting of simgpu", "now", "measured", "how")
+            values = [tuple(str(entry[name]) for name in names) for entry in self.calibration]
+            text += ["## simgpu calibration", "", *_table([names, *values]), ""]
+        return "\n".join(text)
+
+    def save(self, directory: Path) -> tuple[Path, Path]:
+        """Write the JSON and the table, whole or not at all; return their paths."""
+        directory.mkdir(parents=True, exist_ok=True)
+        paths = directory / f"{self.machine}.json", directory / f"{self.machine}.md"
+        for path, text in zip(paths, (self.as_json(), self.markdown()), strict=True):
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        return paths
+
+
+def _in_words(value: object) -> str:
+    return "; ".join(f"{name}: {part}" for name, part in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    printed = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    printed.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return printed
