@@ -22,6 +22,12 @@ static uint64_t bell_tag(int share) {
   return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8;
 }
 
+/* Decided first, told afterwards: a wake-up costs more than a decision. */
+static void unlock(struct sp_arbiter *arbiter) {
+  sp_turn_wake(arbiter);
+  pthread_mutex_unlock(&arbiter->lock);
+}
+
 static void step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
@@ -31,9 +37,10 @@ static void step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint6
 }
 
 static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
-  sp_bell_drain(&share->region); /* before the scan: what is rung for later rings again */
+  uint64_t rung = sp_bell_drain(&share->region); /* before the scan: what is rung for later rings again */
   uint64_t now_ns = sp_now_ns();
-  sp_slots_watch(arbiter, share, now_ns);
+  if (rung & ~share->watched) /* somebody new */
+    sp_slots_watch(arbiter, share, now_ns);
   step_share(arbiter, share, now_ns);
 }
 
@@ -44,10 +51,13 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     if (!share)
       continue;
     sp_region_heartbeat(&share->region, now_ns);
-    sp_slots_watch(arbiter, share, now_ns);
+    bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
+    if (look)
+      sp_slots_watch(arbiter, share, now_ns);
     for (uint32_t index = 0; index < share->member_count; index++) {
       struct sp_member *member = &share->members[index];
-      sp_turn_update(arbiter, member, now_ns);
+      if (look || member->holding || member->draining)
+        sp_turn_update(arbiter, member, now_ns);
       if (member->holding)
         sp_bill(member->device, now_ns); /* the account of a long turn stays current */
     }
@@ -80,6 +90,7 @@ static void *run(void *argument) {
   prctl(PR_SET_NAME, "sharepod-arbiter");
   prctl(PR_SET_TIMERSLACK, 1);
   struct epoll_event events[EVENTS];
+  uint64_t armed_ns = 0;
   pthread_mutex_lock(&arbiter->lock);
   while (!arbiter->stopping) {
     uint64_t now_ns = sp_now_ns();
@@ -102,16 +113,22 @@ static void *run(void *argument) {
       if (device_due_ns < due_ns)
         due_ns = device_due_ns;
     }
-    struct itimerspec timer = {
-        .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
-    timerfd_settime(arbiter->timer_fd, TFD_TIMER_ABSTIME, &timer, NULL);
-    pthread_mutex_unlock(&arbiter->lock);
+    sp_turn_wake(arbiter); /* before the timer is set: they have work to do */
+    if (due_ns != armed_ns) {
+      struct itimerspec timer = {
+          .it_value = {.tv_sec = (time_t)(due_ns / 1000000000u), .tv_nsec = (long)(due_ns % 1000000000u)}};
+      timerfd_settime(arbiter->timer_fd, TFD_TIMER_ABSTIME, &timer, NULL);
+      armed_ns = due_ns;
+    }
+    unlock(arbiter);
     int count = epoll_wait(arbiter->epoll_fd, events, EVENTS, -1);
+    if (sp_now_ns() >= armed_ns)
+      armed_ns = 0; /* the timer has run out */
     pthread_mutex_lock(&arbiter->lock);
     for (int index = 0; index < count; index++)
       handle(arbiter, &events[index]);
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   return NULL;
 }
 
@@ -176,7 +193,7 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
   if (arbiter->running) {
     pthread_mutex_lock(&arbiter->lock);
     arbiter->stopping = true;
-    pthread_mutex_unlock(&arbiter->lock);
+    unlock(arbiter);
     poke(arbiter);
     pthread_join(arbiter->thread, NULL);
   }
@@ -214,7 +231,7 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
     sp_policy_init(&device->policy);
     arbiter->device_count++;
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   return handle;
 }
 
@@ -223,7 +240,7 @@ int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int hea
     return -ENODEV;
   pthread_mutex_lock(&arbiter->lock);
   arbiter->devices[device].healthy = healthy != 0;
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   poke(arbiter);
   return 0;
 }
@@ -265,12 +282,14 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   if (word & 1u) { /* adopted with its gate open: that turn drains like any other */
     member->turn = word;
     member->draining = true;
-    member->granted_ns = member->closed_ns = member->requested_ns = now_ns;
+    member->closed_ns = member->requested_ns = now_ns;
+    member->granted_ns = member->grant->granted_ns < now_ns ? member->grant->granted_ns : now_ns;
     member->deadline_ns = now_ns;
     member->bound_ns = now_ns + SP_DRAIN_MAX_NS;
     member->reason = SP_REASON_QUANTUM;
     device->draining++;
     sp_grant_close(member->grant, 0);
+    sp_grant_wake(member->grant);
   } else {
     sp_grant_close(member->grant, 0); /* a fresh region's word must become one that no process can hold */
     sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
@@ -327,9 +346,10 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     arbiter->ticked_ns = 0; /* look at it at once: an adopted one may have waiters */
   } else if (share) {
     leave_devices(arbiter, share, now_ns);
+    sp_turn_wake(arbiter);
     free_share(share);
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   poke(arbiter);
   return error ? error : handle;
 }
@@ -356,7 +376,7 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
     if (member->holding)
       member->deadline_ns = sp_now_ns();
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   poke(arbiter);
   return error;
 }
@@ -375,7 +395,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
     }
     step_share(arbiter, found, now_ns);
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   poke(arbiter);
   return found ? 0 : -ENOENT;
 }
@@ -391,9 +411,10 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     let_go(found);
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
     arbiter->shares[share] = NULL;
+    sp_turn_wake(arbiter);
     free_share(found);
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   poke(arbiter);
   return found ? 0 : -ENOENT;
 }
@@ -419,7 +440,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
     if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy)
       usage->state = SP_IDLE;
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   return error;
 }
 
@@ -440,7 +461,7 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
       process->memory_used_bytes += said.memory_used_bytes;
     }
   }
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   return found ? (int)count : -ENOENT;
 }
 
@@ -451,7 +472,7 @@ int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_
   uint32_t count = 0;
   while (next < arbiter->turn_count && count < capacity)
     turns[count++] = arbiter->turns[next++ % SP_TURNS_KEPT];
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   return (int)count;
 }
 
@@ -463,6 +484,6 @@ int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *cha
   *charged_ns = arbiter->devices[device].charged_ns;
   *decisions = arbiter->devices[device].decisions;
   *decision_ns = arbiter->devices[device].decision_ns;
-  pthread_mutex_unlock(&arbiter->lock);
+  unlock(arbiter);
   return 0;
 }

@@ -81,6 +81,7 @@ class Inventory:
         self._events: Any = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._names: dict[int, str] = {}
         try:
             self._handles = self._list()
             self.driver_version = _text(pynvml.nvmlSystemGetDriverVersion())
@@ -166,20 +167,24 @@ class Inventory:
 
     def look(self, xids: dict[str, list[int]] | None = None) -> tuple[DeviceLook, ...]:
         """Look at every device now; `xids` are the events since the last look."""
-        return tuple(self._look_at(item, tuple((xids or {}).get(item.parent_uuid, ()))) for item in self._handles)
+        looks = tuple(self._look_at(item, tuple((xids or {}).get(item.parent_uuid, ()))) for item in self._handles)
+        self._names = {process.pid: process.name for look in looks for process in look.processes}
+        return looks
 
-    @staticmethod
-    def _look_at(item: _Handle, xids: tuple[int, ...]) -> DeviceLook:
+    def _look_at(self, item: _Handle, xids: tuple[int, ...]) -> DeviceLook:
         try:
             _, used = _memory(item.handle)
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(item.handle)
         except pynvml.NVMLError as error:
             return DeviceLook(item.info.uuid, error=f"NVML: {error}", xids=xids)
         processes = tuple(
-            DeviceProcess(process.pid, _process_name(process.pid), int(process.usedGpuMemory or 0))
-            for process in running
+            DeviceProcess(process.pid, self._name(process.pid), int(process.usedGpuMemory or 0)) for process in running
         )
         return DeviceLook(item.info.uuid, "", used, processes, xids, _needs_reset(item.parent))
+
+    def _name(self, pid: int) -> str:
+        """Return a process's name; one that was there at the last look is not asked for again."""
+        return self._names.get(pid) or _process_name(pid)
 
     def close(self) -> None:
         """Stop looking and close NVML; a thread that hangs inside NVML is left to end with the process."""

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sharepod.agent")
 
-TICK_S: Final = 0.25
-SAVE_TICKS: Final = 4
+TICK_S: Final = 0.5
+SAVE_TICKS: Final = 2
 """Ticks between two checkpoints: one a second."""
 STOP_GRACE_S: Final = 0.5
 EXIT_FAILURE: Final = 1

@@ -21,13 +21,15 @@
 #define SP_SHARES_MAX       1024
 #define SP_NODE_DEVICES_MAX 64
 #define SP_TURNS_KEPT       65536
+#define SP_WAKES_MAX        64
 
-#define SP_TICK_NS           100000000u /* heartbeat, safety scan */
-#define SP_BUDGET_ALONE_NS   50000000u  /* predicted work in flight while nobody else waits */
-#define SP_BUDGET_SHARED_NS  1000000u   /* … while others wait */
-#define SP_BUDGET_LATENCY_NS 200000u    /* … beside a latency share */
-#define SP_PAIR_NS           16000000u  /* two units may be in flight when both end within this */
-#define SP_PAIR_LATENCY_NS   1100000u   /* … beside a latency share */
+#define SP_TICK_NS           100000000u  /* heartbeat, safety scan */
+#define SP_BUDGET_ALONE_NS   50000000u   /* predicted work in flight while nobody else waits */
+#define SP_BUDGET_SHARED_NS  1000000u    /* … while others wait */
+#define SP_BUDGET_LATENCY_NS 200000u     /* … beside a latency share */
+#define SP_PAIR_NS           16000000u   /* two units may be in flight when both end within this */
+#define SP_PAIR_LATENCY_NS   1100000u    /* … beside a latency share */
+#define SP_WATCH_NS          1000000000u /* how often a share that does not ring is looked at all the same */
 #define SP_DRAIN_MIN_NS      20000000u
 #define SP_DRAIN_MAX_NS      100000000u
 #define SP_STUCK_NS          10000000u  /* the turn of a share whose drain is late and that waits */
@@ -70,6 +72,7 @@ struct sp_member {
   int policy;     /* index in the device's policy */
   struct sp_terms terms;
   struct sp_view view; /* as last scanned */
+  uint64_t scanned_ns; /* when that was */
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
@@ -93,6 +96,8 @@ struct sp_share {
   int handle;
   struct sp_region_owner region;
   uint64_t claimed;         /* slots in use, as last read */
+  uint64_t watched;         /* of them, those with a pidfd */
+  uint64_t watched_ns;      /* when that was last gone through */
   int pidfds[SP_SLOTS_MAX]; /* -1: none */
   int32_t pids[SP_SLOTS_MAX];
   uint64_t orphaned_ns[SP_SLOTS_MAX]; /* claimed, but nobody held the lock since */
@@ -127,6 +132,8 @@ struct sp_arbiter {
   struct sp_share *shares[SP_SHARES_MAX];
   uint64_t turn_count;
   struct sp_turn *turns; /* ring of SP_TURNS_KEPT */
+  uint32_t wake_count;
+  struct sp_grant *wakes[SP_WAKES_MAX]; /* who has to hear of what was decided: after the decision */
 };
 
 /* slots.c */
@@ -145,6 +152,8 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
 /* Close, drain, grant: whatever is due on the device. */
 void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
+/* Wake those whose grants have changed. Before the lock is given back, and before a share is freed. */
+void sp_turn_wake(struct sp_arbiter *arbiter);
 /* The turn is over whatever the slots say: the share is being released. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* When the device wants to be stepped next; UINT64_MAX: on an event. */

@@ -167,14 +167,15 @@ class Node:
         return tuple(result)
 
     def tick(self) -> None:
-        """Take one sample for the rates and publish the status; called a few times a second."""
-        self._registry.sample(time.monotonic_ns())
-        self.published = self.status()
+        """Take one sample for the rates and publish the status; called twice a second."""
+        now_ns = time.monotonic_ns()
+        self.published = NodeStatus(now_ns, self._registry.sample(now_ns), self._device_statuses())
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
         """Take one look of the inventory into account: health, and processes without a share."""
         now_ns = time.monotonic_ns()
-        owned = {process.pid for status in self.statuses() for process in status.processes}
+        # A tick old at most, which the grace time of foreign processes covers.
+        owned = {process.pid for status in self.published.shares for process in status.processes}
         for look in looks:
             self._looks[look.uuid] = look
             before = self._health[look.uuid]
@@ -232,20 +233,20 @@ class Node:
                 self.release(share.id, reason="owner ended while no agent ran")
 
     def save(self) -> None:
-        """Write the checkpoint; remove it when there is no share."""
-        statuses = self.statuses()
+        """Write the checkpoint as of the published status; remove it when there is no share."""
+        statuses = self.published.shares
         if statuses:
             checkpoint.write(self._state_directory, checkpoint.dump(statuses, self._boot))
         else:
             checkpoint.remove(self._state_directory)
 
     def _changed(self) -> None:
-        self.save()
         self.published = self.status()
+        self.save()
 
     def close(self) -> None:
         """Write the last checkpoint and open the gates; shares and regions stay for the next agent."""
-        self.save()
+        self._changed()
         self._owners.close()
         self._arbiter.close()
 

@@ -220,23 +220,29 @@ class Registry:
     def release(self, reference: str, now_ns: int) -> ShareStatus:
         """End a share: its gates open, its directory goes. Returns its last account."""
         entry = self._entry(reference)
-        last = self._status(entry, now_ns)
+        last = self._status(entry, self._usages(entry), now_ns)
         self._arbiter.remove_share(entry.handle)
         del self._entries[entry.share.id]
         shutil.rmtree(entry.share.directory, ignore_errors=True)
         return last
 
-    def sample(self, now_ns: int) -> None:
-        """Add one sample to every account, for the rates."""
+    def sample(self, now_ns: int) -> tuple[ShareStatus, ...]:
+        """Add one sample to every account, for the rates; return the status of all shares as of then."""
+        statuses: list[ShareStatus] = []
         for entry in self._entries.values():
-            for term, account in enumerate(entry.accounts):
-                account.add(now_ns, self._arbiter.read_usage(entry.handle, term).used_ns)
+            usages = self._usages(entry)
+            for account, usage in zip(entry.accounts, usages, strict=True):
+                account.add(now_ns, usage.used_ns)
+            statuses.append(self._status(entry, usages, now_ns))
+        return tuple(statuses)
 
     def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
         """Return the named shares (all, when none is named), oldest first. Raises UnknownShare."""
         wanted = {self.find(reference).id for reference in references}
         return tuple(
-            self._status(entry, now_ns) for entry in self._entries.values() if not wanted or entry.share.id in wanted
+            self._status(entry, self._usages(entry), now_ns)
+            for entry in self._entries.values()
+            if not wanted or entry.share.id in wanted
         )
 
     def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
@@ -284,12 +290,12 @@ class Registry:
     def _replace(self, entry: _Entry, share: Share) -> None:
         entry.share = share
 
-    def _status(self, entry: _Entry, now_ns: int) -> ShareStatus:
+    def _usages(self, entry: _Entry) -> list[Usage]:
+        return [self._arbiter.read_usage(entry.handle, term) for term in range(len(entry.accounts))]
+
+    def _status(self, entry: _Entry, read: Sequence[Usage], now_ns: int) -> ShareStatus:
         usages: list[DeviceUsage] = []
-        for term, (held, account, carried) in enumerate(
-            zip(entry.share.devices, entry.accounts, entry.carried, strict=True)
-        ):
-            usage = self._arbiter.read_usage(entry.handle, term)
+        for held, account, carried, usage in zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True):
             second = account.rate_millipercent(now_ns, usage.used_ns, SECOND_NS)
             minute = account.rate_millipercent(now_ns, usage.used_ns, MINUTE_NS)
             if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):

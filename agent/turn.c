@@ -16,6 +16,17 @@
 #define OVERLAP_NS     30000u   /* aimed at: a launch a little early costs nothing, a late one leaves the device idle */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
+static void wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
+  if (arbiter->wake_count == SP_WAKES_MAX)
+    sp_turn_wake(arbiter);
+  arbiter->wakes[arbiter->wake_count++] = grant;
+}
+
+void sp_turn_wake(struct sp_arbiter *arbiter) {
+  while (arbiter->wake_count) /* the last first: an open comes after the close that made room for it */
+    sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);
+}
+
 static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
   for (int index = 0; index < device->policy.top; index++) {
     const struct sp_member *other = device->members[index];
@@ -67,7 +78,7 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
 }
 
 /* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
-static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
+static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   struct pressure now = pressure_on(device, holder, now_ns);
   uint32_t flags = holder->grant->flags;
@@ -83,7 +94,7 @@ static void set_pressure(struct sp_node_device *device, uint64_t now_ns) {
   }
   sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
   if (now.flags > flags || now.budget_ns < budget_ns)
-    sp_grant_wake(holder->grant);
+    wake_later(arbiter, holder->grant);
 }
 
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
@@ -172,6 +183,8 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
+  } else {
+    wake_later(arbiter, member->grant); /* its keeper has work to do; who has nothing on the device need not know */
   }
 }
 
@@ -206,6 +219,7 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   device->holder = member;
   struct pressure pressure = pressure_on(device, member, now_ns);
   member->turn = sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
+  wake_later(arbiter, member->grant);
 }
 
 /* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
@@ -241,7 +255,9 @@ static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
 static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   const struct sp_view *view = &holder->view;
-  sp_slots_scan(holder, now_ns); /* it parks without a bell while nobody waits */
+  /* It parks without a bell while nobody waits. */
+  if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
+    sp_slots_scan(holder, now_ns);
   bool contended = others_wait(device, holder);
   if (holder->share->paused) {
     sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
@@ -258,7 +274,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
       sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
   }
   if (device->holder)
-    set_pressure(device, now_ns);
+    set_pressure(arbiter, device, now_ns);
 }
 
 /* May the next share be granted although somebody still drains? */

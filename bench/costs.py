@@ -162,7 +162,9 @@ def arbiter(scale: Scale) -> list[Line]:
         for place, program in enumerate(programs):
             program.go(start_ns + place * period_ms * 1_000_000 // SHARES, end_ns)
         time.sleep(1.3)
-        first = (_cpu_s(node.agent_pid), len(node.turns()), *_decisions(node.socket), time.monotonic())
+        # The processor time is read last, then first: asking for the turns is not the arbiter's work.
+        turns_before = len(node.turns())
+        first = (_cpu_s(node.agent_pid), turns_before, *_decisions(node.socket), time.monotonic())
         time.sleep(scale.short_s)
         last = (_cpu_s(node.agent_pid), len(node.turns()), *_decisions(node.socket), time.monotonic())
         for program in programs:

@@ -132,8 +132,8 @@ def hand_offs(kernels: Iterable[Kernel]) -> list[HandOff]:
     return found
 
 
-def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held]) -> list[Kernel]:
-    """Return the kernels that started while their owner held no turn on their device."""
+def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held], slack_ns: int = 0) -> list[Kernel]:
+    """Return the kernels that started outside every turn of their owner, by more than `slack_ns` after its end."""
     held: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for turn in turns:
         held[turn.owner, turn.device].append((turn.granted_ns, turn.drained_ns))
@@ -143,7 +143,7 @@ def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held]) -> list[Kern
     for kernel in kernels:
         spans = held.get((kernel.owner, kernel.device), [])
         place = bisect.bisect_right(spans, (kernel.started_ns, math.inf)) - 1
-        if place < 0 or kernel.started_ns > spans[place][1]:
+        if place < 0 or kernel.started_ns > spans[place][1] + slack_ns:
             outside.append(kernel)
     return outside
 

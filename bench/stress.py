@@ -22,9 +22,18 @@ from bench import figures
 from bench.figures import Kernel
 from bench.node import Node, Terms
 from bench.programs import Program, ProgramFailed, load_command, storm_command
+from sharepod.cli.turns import Turn
 
 IDLE_BOUND_NS = 150_000_000
 """A device that idles longer than this beside a waiting program has lost a wake-up: the drain bound is 100 ms."""
+CLOCK_NS = 1000
+"""A turn's end is the device's time mapped to the host's clock: this good. A launch needs 3 µs to reach the device, so
+one that slipped out of its turn starts later than this."""
+AROUND_NS = 5_000_000
+EXIT_NS = 2_000_000
+"""A killed process may launch for this long until the signal has reached it."""
+DEATH_NS = 30_000_000
+"""The simulated device runs the work of a dead process for up to about 10 ms longer, its exit included."""
 END_TIMEOUT_S = 20.0
 ROUND_S = 4.0
 LOG_KERNELS = 1_000_000
@@ -76,7 +85,7 @@ class Round:
         self._node, self._dice, self._devices, self._directory = node, dice, devices, directory
         self._members: list[Member] = []
         self._passed: dict[str, int] = {}
-        self._kills: list[int] = []
+        self._kills: list[tuple[int, str]] = []
         self._words: list[Path] = []
         self._stop_ns = time.monotonic_ns() + round(ROUND_S * 1e9)
 
@@ -134,11 +143,11 @@ class Round:
             self._start(member, load_command("spin", options))
 
     def _kill(self) -> None:
-        living = [p for m in self._members for p in m.programs if p.running()]
+        living = [(m.name, p) for m in self._members for p in m.programs if p.running()]
         if len(living) < 3:
             return
-        victim = self._dice.choice(living)
-        self._kills.append(time.monotonic_ns())
+        owner, victim = self._dice.choice(living)
+        self._kills.append((time.monotonic_ns(), owner))
         victim.kill()
         self._release_rings()
 
@@ -172,20 +181,31 @@ class Round:
     def _judge(self, verdict: Verdict) -> Verdict:
         kernels, usage = self._node.kernels(), self._node.usage()
         verdict += Verdict(kernels=len(kernels), episodes=sum(map(self._episodes, self._members)))
+        turns = self._node.held()
         outside: dict[str, list[Kernel]] = {}
-        for kernel in figures.outside_turns(kernels, self._node.held()):
-            outside.setdefault(kernel.owner, []).append(kernel)
+        for kernel in figures.outside_turns(kernels, turns, CLOCK_NS):
+            if not self._left_behind(kernel):
+                outside.setdefault(kernel.owner, []).append(kernel)
         for owner, found in outside.items():
             deliberate = sum(device.passed for device in usage[owner].devices)
             verdict += Verdict(passed=min(deliberate, len(found)))
             if len(found) > deliberate:
                 first = found[0]
-                verdict += Verdict(
-                    outside=(f"{owner}: {len(found)} kernels outside its turns, {deliberate} passed; {first}",)
-                )
+                text = f"{owner}: {len(found)} kernels outside its turns, {deliberate} passed; {first}"
+                text += _around(first, kernels, self._node.turns())
+                verdict += Verdict(outside=(text,))
         for member in self._members:
             verdict += self._waits(member, kernels)
         return verdict
+
+    def _left_behind(self, kernel: Kernel) -> bool:
+        """Whether the device had not noticed yet that the process which had launched this in its turn was killed."""
+        return any(
+            owner == kernel.owner
+            and kernel.submitted_ns <= kill + EXIT_NS
+            and kill <= kernel.started_ns <= kill + DEATH_NS
+            for kill, owner in self._kills
+        )
 
     @staticmethod
     def _episodes(member: Member) -> int:
@@ -202,11 +222,27 @@ class Round:
             waits = list(zip(slow[::2], slow[1::2], strict=True))
             for began, ended in figures.lost_wake_ups(own, waits, IDLE_BOUND_NS):
                 text = f"{member.name} waited {(ended - began) / 1e6:.0f} ms from {began} beside an idle device"
-                if any(began <= kill <= ended for kill in self._kills):
+                if any(began <= kill <= ended for kill, _ in self._kills):
                     verdict += Verdict(lost_turns=(text,))
                 else:
                     verdict += Verdict(lost_wake_ups=(text,))
         return verdict
+
+
+def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) -> str:
+    """Tell what happened on all devices around a kernel's start, in microseconds before and after it."""
+    low, high = kernel.started_ns - AROUND_NS, kernel.started_ns + AROUND_NS
+    lines = [
+        (turn.granted_ns, f"{turn.share} turn until {turn.closed_ns} {turn.reason}, drained {turn.drained_ns} {turn}")
+        for turn in turns
+        if turn.drained_ns > low and turn.granted_ns < high
+    ]
+    lines += [
+        (k.started_ns, f"{k.owner} kernel on {k.device} until {k.ended_ns}, submitted {k.submitted_ns}")
+        for k in kernels
+        if k.ended_ns > low and k.started_ns < high
+    ]
+    return "".join(f"\n  {begin} {what}" for begin, what in sorted(lines))
 
 
 def stress(seconds: float, seed: int) -> Verdict:

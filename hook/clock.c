@@ -14,6 +14,8 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   uint64_t looked_ns = device->progressed_ns;
   sp_store(&device->progressed_ns, now_ns);
   float elapsed_ms = 0;
+  if (__atomic_exchange_n(&clock->stale, false, __ATOMIC_ACQUIRE))
+    clock->event = NULL;
   bool chained = clock->event && clock->context == marker->lane->context && driver->cuEventElapsedTime &&
                  driver->cuEventElapsedTime(&elapsed_ms, clock->event, marker->event) == CUDA_SUCCESS;
   clock->context = marker->lane->context;
@@ -26,7 +28,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
     sp_store(&device->began_ns, now_ns);
     return;
   }
-  clock->device_ns += (int64_t)((double)elapsed_ms * 1e6);
+  clock->device_ns += (int64_t)((double)elapsed_ms * 1e6 + 0.5); /* rounded: thousands of these are added up */
   int64_t offset_ns = (int64_t)now_ns - clock->device_ns;
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];

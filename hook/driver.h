@@ -34,7 +34,6 @@
   X(cuEventSynchronize, "cuEventSynchronize", "cuEventSynchronize", (CUevent))                                         \
   X(cuEventQuery, "cuEventQuery", "cuEventQuery", (CUevent))                                                           \
   X(cuEventElapsedTime, "cuEventElapsedTime_v2", "cuEventElapsedTime", (float *, CUevent, CUevent))                    \
-  X(cuEventDestroy, "cuEventDestroy_v2", "cuEventDestroy", (CUevent))                                                  \
   X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", "cuStreamCreateWithPriority",                            \
     (CUstream *, unsigned int, int))                                                                                   \
   X(cuStreamDestroy, "cuStreamDestroy_v2", "cuStreamDestroy", (CUstream))                                              \

@@ -95,6 +95,7 @@ struct sp_device {
   uint64_t began_ns;      /* when what is in flight began to run: then, or at its launch into an empty device */
   uint64_t longest_ns;    /* longest unit seen */
   struct sp_clock {
+    bool stale; /* a context has gone: start the scale anew */
     CUcontext context;
     CUevent event;        /* the last finished marker's */
     int64_t device_ns;    /* its time on a scale of our own: sums of elapsed times */

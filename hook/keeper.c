@@ -201,6 +201,7 @@ static void *run(void *argument) {
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), counted_ns = 0;
+  bool believed = false; /* what a synchronise says has been acted on */
   while (sp_load(&sp_guest.attached)) {
     /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
@@ -231,7 +232,13 @@ static void *run(void *argument) {
     }
     bool contended = sp_grant_flags(device->grant) & SP_GRANT_CONTENDED;
     uint64_t launches = sp_threads_launches(device->index);
-    if (launches != launches_seen) { /* the program is launching: look again, ever less often */
+    if (launches != launches_seen && sp_load(&device->synced) && !believed) {
+      believed = true; /* it has waited for its work: no need to watch whether it goes on launching */
+      launches_seen = launches;
+      idle_since_ns = 0;
+    } else if (launches != launches_seen) { /* the program is launching: look again, ever less often */
+      sp_store(&device->synced, 0);
+      believed = false;
       uint64_t longest_ns = contended ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
       look_ns = launches_seen ? look_ns * 2 : LOOK_MIN_NS;
       if (look_ns > longest_ns)
@@ -259,6 +266,7 @@ static void *run(void *argument) {
       if (now_ns - idle_since_ns >= linger) {
         park(device, turn, launches, contended);
         sp_store(&device->synced, 0);
+        believed = false;
         idle_since_ns = 0;
       } else {
         sleep_until_kicked(device, word, kick, linger - (now_ns - idle_since_ns));

@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <string.h>
 
 #include "guest.h"
 
@@ -37,22 +38,19 @@ static bool lane_matches(const struct sp_lane *lane, const struct sp_device *dev
   return !default_stream(stream) || (lane->context == context && lane->per_thread == per_thread);
 }
 
+/* The events of a dead context went with it. */
 static void drop_events(struct sp_lane *lane) {
-  const struct sp_driver *driver = sp_driver();
-  for (uint32_t index = 0; index < SP_LANE_EVENTS; index++) {
-    /* Events of a dead context went with it. */
-    if (lane->events[index] && !lane->dead && driver->cuEventDestroy)
-      driver->cuEventDestroy(lane->events[index]);
-    lane->events[index] = NULL;
-  }
+  memset(lane->events, 0, sizeof lane->events);
   lane->last_event = NULL;
   lane->next_event = 0;
 }
 
-static struct sp_lane *free_lane(void) {
+/* A lane of a living context stays with it: its events are that context's, and the keeper's clock may hold one. */
+static struct sp_lane *free_lane(const void *context) {
   for (uint32_t index = 0; index < SP_LANES_MAX; index++) {
     struct sp_lane *lane = &lanes[index];
-    if (index < lane_count && (lane->live || lane->outstanding || sp_load(&lane->pending_ns)))
+    if (index < lane_count &&
+        (lane->live || lane->outstanding || sp_load(&lane->pending_ns) || (lane->context != context && !lane->dead)))
       continue;
     if (index >= lane_count) {
       if (pthread_mutex_init(&lane->lock, NULL))
@@ -82,8 +80,8 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
   for (uint32_t index = 0; index < lane_count && !lane; index++) /* another thread may have been faster */
     if (lane_matches(&lanes[index], device, stream, per_thread, owner, context))
       lane = &lanes[index];
-  if (!lane && (lane = free_lane())) {
-    if (lane->context != context || lane->dead)
+  if (!lane && (lane = free_lane(context))) {
+    if (lane->dead)
       drop_events(lane);
     sp_store(&lane->device, device); /* the keeper scans lanes that are being set up */
     lane->context = context;
@@ -230,8 +228,11 @@ void sp_lanes_forget(void *stream, void *context) {
       pthread_mutex_unlock(&lane->lock);
     }
     pthread_mutex_unlock(&table_lock);
-    if (context)
+    if (context) {
       await_keeper(lane);
+      __atomic_store_n(&lane->device->clock.stale, true,
+                       __ATOMIC_RELEASE); /* another context may get the same address */
+    }
   }
   __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
 }

@@ -221,7 +221,7 @@ void sp_region_ring(struct sp_region *region) {
     /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
      * unless the program had one pending itself. */
     static const struct timespec at_once;
-    static const char bell = 1;
+    const uint8_t bell = (uint8_t)region->slot_index; /* so that the agent knows whether we are new to it */
     sigset_t pipe_signal, before, pending;
     sigemptyset(&pipe_signal);
     sigaddset(&pipe_signal, SIGPIPE);
@@ -485,7 +485,6 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair
   sp_grant_set(grant, budget_ns, pair_ns, flags);
   store_relaxed64(&grant->granted_ns, now_ns);
   store_release(&grant->word, word); /* pairs with sp_grant_word: budget and flags are there when the gate is open */
-  sp_grant_wake(grant);
   return word;
 }
 
@@ -496,7 +495,6 @@ uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   store_release(&grant->flags, flags);
   store_release(&grant->word, word);
   full_fence(); /* pairs with sp_slot_enter */
-  sp_grant_wake(grant);
   return word;
 }
 
@@ -548,8 +546,14 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
 }
 
-void sp_bell_drain(const struct sp_region_owner *owner) {
-  char buffer[4096];
-  while (read(owner->bell_fd, buffer, sizeof buffer) == (ssize_t)sizeof buffer) {
-  }
+uint64_t sp_bell_drain(const struct sp_region_owner *owner) {
+  uint8_t buffer[4096];
+  uint64_t rung = 0;
+  ssize_t got;
+  do {
+    got = read(owner->bell_fd, buffer, sizeof buffer);
+    for (ssize_t index = 0; index < got; index++)
+      rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);
+  } while (got == (ssize_t)sizeof buffer);
+  return rung;
 }
