@@ -303,6 +303,7 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
     if (!member->device || member->policy < 0)
       continue;
     sp_turn_drop(arbiter, member, now_ns);
+    sp_member_count(member, false);
     member->device->members[member->policy] = NULL;
     sp_policy_remove(&member->device->policy, member->policy, now_ns);
   }
@@ -370,6 +371,7 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &found->members[index];
     write_terms(member, &terms[index]);
+    sp_member_count(member, true);
     sp_policy_update(&member->device->policy, member->policy, terms[index].request_millipercent,
                      terms[index].limit_millipercent, terms[index].share_class, sp_now_ns());
     /* A turn that was granted under the old terms is judged anew. */
@@ -390,6 +392,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
     for (uint32_t index = 0; index < found->member_count; index++) {
       struct sp_member *member = &found->members[index];
       sp_policy_pause(&member->device->policy, member->policy, paused != 0, now_ns);
+      sp_member_count(member, true);
       if (!member->holding)
         sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_PAIR_NS, paused ? SP_GRANT_PAUSED : 0);
     }

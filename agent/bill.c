@@ -23,11 +23,6 @@ static void charge(struct sp_node_device *device, struct sp_member *member, uint
   sp_policy_charge(&device->policy, member->policy, used_ns, now_ns);
 }
 
-/* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end. */
-static bool alone_in_drain(const struct sp_member *member) {
-  return member->draining && !member->cogranted;
-}
-
 /* How much of a span passed before the holder's first launch. */
 static uint64_t not_begun(struct sp_member *member, uint64_t from_ns, uint64_t until_ns) {
   uint64_t free_until_ns = member->granted_ns + SP_FREE_NS;
@@ -42,6 +37,25 @@ static uint64_t not_begun(struct sp_member *member, uint64_t from_ns, uint64_t u
   return free_until_ns > from_ns ? free_until_ns - from_ns : 0;
 }
 
+/* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end, and
+ * so do those whose drain is late. */
+static uint32_t find_payers(const struct sp_node_device *device, struct sp_member *payers[SP_POLICY_SHARES]) {
+  uint32_t count = 0;
+  bool exclusive = false;
+  for (int index = 0; device->draining && index < device->policy.top; index++) {
+    const struct sp_member *member = device->members[index];
+    exclusive = exclusive || (member && member->draining && !member->cogranted);
+  }
+  for (int index = 0; device->draining && index < device->policy.top; index++) {
+    struct sp_member *member = device->members[index];
+    if (member && member->draining && (!member->cogranted || !exclusive))
+      payers[count++] = member;
+  }
+  if (device->holder && !exclusive)
+    payers[count++] = device->holder;
+  return count;
+}
+
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   if (until_ns <= device->billed_until_ns)
     return;
@@ -49,20 +63,7 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   uint64_t from_ns = device->billed_until_ns;
   device->billed_until_ns = until_ns;
   struct sp_member *payers[SP_POLICY_SHARES];
-  uint32_t count = 0;
-  bool exclusive = false;
-  if (device->draining)
-    for (int index = 0; index < device->policy.top; index++)
-      if (device->members[index] && alone_in_drain(device->members[index]))
-        exclusive = true;
-  for (int index = 0; index < device->policy.top; index++) {
-    struct sp_member *member = device->members[index];
-    if (!member || (!member->holding && !member->draining))
-      continue;
-    if (exclusive && !alone_in_drain(member))
-      continue;
-    payers[count++] = member;
-  }
+  uint32_t count = find_payers(device, payers);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_member *member = payers[index];
     uint64_t part_ns = elapsed_ns / count;

@@ -71,8 +71,9 @@ struct sp_member {
   uint32_t index; /* in the region */
   int policy;     /* index in the device's policy */
   struct sp_terms terms;
-  struct sp_view view; /* as last scanned */
-  uint64_t scanned_ns; /* when that was */
+  struct sp_view view;                                    /* as last scanned */
+  uint64_t scanned_ns;                                    /* when that was */
+  bool counted_waiting, counted_latency, counted_present; /* what it adds to its device's counts */
   /* the turn; valid while holding or draining */
   bool holding;
   bool draining;
@@ -82,7 +83,6 @@ struct sp_member {
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t turn_charged_ns;
   uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
-  uint64_t ended_ns;       /* the last turn's end */
   uint64_t idle_ns;        /* of view.idle_ns, already left out of the bill */
   uint32_t reason;
   uint64_t waiting_ns;                       /* since when the wait is counted; 0 = not waiting */
@@ -114,7 +114,13 @@ struct sp_node_device {
   struct sp_policy policy;
   struct sp_member *members[SP_POLICY_SHARES]; /* by policy index */
   struct sp_member *holder;                    /* the open grant */
-  uint32_t draining;                           /* closed, not drained */
+  /* what the members add up to, kept by sp_member_count: a step need not ask all of them */
+  uint32_t waiting, latency_waiting, latency_present;
+  struct { /* the last two different members whose turns ended */
+    const struct sp_member *member;
+    uint64_t ended_ns;
+  } recent[2];
+  uint32_t draining; /* closed, not drained */
   uint64_t billed_until_ns;
   uint64_t lead_ns;  /* so long before a residue's predicted end the next share is granted; learned */
   uint64_t retry_ns; /* when a limit lets somebody run; UINT64_MAX */
@@ -140,6 +146,8 @@ struct sp_arbiter {
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot);
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
+/* Bring the device's counts up to date. After any change of view, pause, class or claims; `there` false: it leaves. */
+void sp_member_count(struct sp_member *member, bool there);
 void sp_slots_close(struct sp_share *share);
 
 /* bill.c */

@@ -11,6 +11,20 @@
 #define READ_NS   10000000u
 #define ORPHAN_NS 1000000000u /* a claim whose lock nobody holds for this long is a dead process's */
 
+static void count(uint32_t *total, bool *counted, bool counts) {
+  *total += (uint32_t)counts - (uint32_t)*counted;
+  *counted = counts;
+}
+
+void sp_member_count(struct sp_member *member, bool there) {
+  struct sp_node_device *device = member->device;
+  bool latency = there && member->terms.share_class == SP_CLASS_LATENCY;
+  bool waits = there && member->view.waiting && !member->share->paused;
+  count(&device->waiting, &member->counted_waiting, waits);
+  count(&device->latency_waiting, &member->counted_latency, waits && latency);
+  count(&device->latency_present, &member->counted_present, latency && member->share->claimed);
+}
+
 static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
   int32_t pid = sp_slot_owner(&share->region, slot);
   if (pid <= 0) {
@@ -49,6 +63,8 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
     claimed = 0;
   }
   share->claimed = claimed;
+  for (uint32_t index = 0; index < share->member_count; index++)
+    sp_member_count(&share->members[index], true);
   for (uint64_t rest = claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
     if (share->pidfds[slot] < 0)
@@ -73,6 +89,8 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   }
   sp_slot_clear(&share->region, slot);
   share->claimed &= ~((uint64_t)1 << slot);
+  for (uint32_t index = 0; index < share->member_count; index++)
+    sp_member_count(&share->members[index], true);
 }
 
 void sp_slots_close(struct sp_share *share) {
@@ -153,6 +171,7 @@ void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
     add_slot(member, (uint32_t)__builtin_ctzll(rest), &view, now_ns);
   member->view = view;
   member->scanned_ns = now_ns;
+  sp_member_count(member, true);
   member->usage.launches = view.launches + member->retired_launches;
   member->usage.passed = view.passed + member->retired_passed;
   member->usage.memory_used_bytes = view.memory_used_bytes;

@@ -14,6 +14,7 @@
 #define LEAD_MIN_NS    20000u
 #define LEAD_MAX_NS    400000u
 #define OVERLAP_NS     30000u   /* aimed at: a launch a little early costs nothing, a late one leaves the device idle */
+#define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
 static void wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
@@ -28,31 +29,28 @@ void sp_turn_wake(struct sp_arbiter *arbiter) {
 }
 
 static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
-  for (int index = 0; index < device->policy.top; index++) {
-    const struct sp_member *other = device->members[index];
-    if (other && other != member && other->view.waiting && !other->share->paused)
-      return true;
-  }
-  return false;
+  return device->waiting > (uint32_t)member->counted_waiting;
 }
 
 /* Somebody else had a turn a moment ago and will want one soon: what is queued now delays that. */
 static bool others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
-  for (int index = 0; index < device->policy.top; index++) {
-    const struct sp_member *other = device->members[index];
-    if (other && other != member && other->share->claimed && other->ended_ns && now_ns - other->ended_ns < SP_RECENT_NS)
+  for (int index = 0; index < 2; index++) {
+    const struct sp_member *other = device->recent[index].member;
+    if (other && other != member && other->share->claimed && now_ns - device->recent[index].ended_ns < SP_RECENT_NS)
       return true;
   }
   return false;
 }
 
+static void remember_end(struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
+  if (device->recent[0].member != member)
+    device->recent[1] = device->recent[0];
+  device->recent[0].member = member;
+  device->recent[0].ended_ns = now_ns;
+}
+
 static bool beside_latency(const struct sp_node_device *device, const struct sp_member *member) {
-  for (int index = 0; index < device->policy.top; index++) {
-    const struct sp_member *other = device->members[index];
-    if (other && other != member && other->terms.share_class == SP_CLASS_LATENCY && other->share->claimed)
-      return true;
-  }
-  return false;
+  return device->latency_present > (uint32_t)member->counted_present;
 }
 
 /* What a grant tells the gate about the others on the device. */
@@ -85,7 +83,8 @@ static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *devi
   uint64_t budget_ns = holder->grant->budget_ns;
   if (now.flags == flags && now.budget_ns == budget_ns)
     return;
-  sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
+  if (!device->draining)
+    sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
   if (now.flags > flags) {
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
@@ -121,7 +120,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     drained_ns = now_ns;
   sp_bill(device, drained_ns);
   record_turn(arbiter, member, drained_ns);
-  member->ended_ns = now_ns;
+  remember_end(device, member, now_ns);
   if (device->holder)
     device->holder->predecessor_ns = drained_ns;
   member->draining = false;
@@ -192,6 +191,9 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
   if (member->draining)
     finish(arbiter, member, now_ns, now_ns);
+  for (int index = 0; index < 2; index++)
+    if (member->device->recent[index].member == member)
+      member->device->recent[index].member = NULL;
 }
 
 static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
@@ -241,6 +243,8 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
 }
 
 static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
+  if (!device->latency_waiting)
+    return false;
   for (int index = 0; index < device->policy.top; index++) {
     const struct sp_member *other = device->members[index];
     if (other && other != device->holder && other->view.waiting && !other->share->paused &&
@@ -332,8 +336,9 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
   if (!device->holder) {
     device->retry_ns = UINT64_MAX;
     if (!device->draining || drained_enough(arbiter, device, now_ns)) {
+      /* The choice wants the account of who drains; its very end may lie a little back without our knowing yet. */
       if (device->draining)
-        sp_bill(device, now_ns);
+        sp_bill(device, now_ns - TOLD_NS);
       struct sp_member *late = stuck(device, now_ns);
       struct sp_choice choice = {.share = -1, .retry_ns = UINT64_MAX};
       if (!late)

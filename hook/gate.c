@@ -21,7 +21,7 @@
 #define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
 #define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
 #define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
-#define LONG_NS         1000000u   /* a unit whose end is told at its launch */
+#define LONG_NS         200000u    /* a unit whose end is told at its launch */
 #define MARKERS         4u         /* a lane's unmarked work stays below the budget divided by this */
 #define REMEASURE       256u       /* one launch in so many of a unit is measured alone in mixed streams */
 
@@ -76,19 +76,15 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     }
   }
   pthread_mutex_unlock(&device->turn_lock);
-  if (entered) {
-    sp_keeper_start(device);
-    sp_keeper_kick(device);
-  }
   return entered;
 }
 
 /* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it). */
-static bool wait_for_turn(struct sp_device *device) {
+static bool wait_for_turn(struct sp_device *device, bool *entered) {
   sp_keeper_pause(device);
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
-    enter_turn(device, word);
+    *entered = enter_turn(device, word);
     return false; /* the caller looks again */
   }
   sp_slot_wait_begin(device->slot);
@@ -211,6 +207,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   struct sp_unit *unit = sp_unit_find(key);
   uint64_t patience_ns = PROGRESS_NS, predicted_ns;
+  bool entered = false;
   for (;;) {
     predicted_ns = sp_load(&unit->predicted_ns);
     if (sp_unlikely(!predicted_ns))
@@ -235,13 +232,14 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
       break;
     }
     __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-    if (wait_for_turn(device)) {
+    if (wait_for_turn(device, &entered)) {
       announce(thread, device);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;
     }
   }
   pass->device = device;
+  pass->entered = entered;
   pass->lane = lane;
   pass->unit = unit;
   pass->predicted_ns = predicted_ns ? predicted_ns : 1;
@@ -288,6 +286,10 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
       sp_lane_mark(lane);
   }
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  if (sp_unlikely(pass->entered)) { /* not before the launch: a wake-up takes longer than one */
+    sp_keeper_start(device);
+    sp_keeper_kick(device);
+  }
   if (sp_unlikely(is_long) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
     foretell(device, before_ns);
 }

@@ -27,6 +27,7 @@ struct sp_pass {
   struct sp_lane *lane;     /* the stream's state */
   struct sp_unit *unit;     /* the prediction row of this function and grid */
   uint64_t predicted_ns;    /* what was added to the work in flight */
+  bool entered;             /* the first of its turn: the keeper has to hear of it */
 };
 
 /* The identity under which durations are learned: a function with its grid and block, or an executable graph. */

@@ -156,10 +156,11 @@ static void drain(struct sp_device *device, uint32_t turn) {
     sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
+  /* The end of the work, however late we are to see it: the arbiter knows when it closed the grant. */
   uint64_t finished_ns = device->finished_ns, now_ns = sp_now_ns();
-  if (in_flight_ns == 0 || finished_ns > now_ns)
-    finished_ns = now_ns;
-  if (say_drained(device, turn, finished_ns))
+  if (finished_ns < device->report.entered_ns)
+    finished_ns = device->report.entered_ns;
+  if (say_drained(device, turn, finished_ns < now_ns ? finished_ns : now_ns))
     sp_region_ring(&sp_guest.region);
 }
 
@@ -184,11 +185,16 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
     sp_region_ring(&sp_guest.region);
 }
 
-static uint64_t linger_ns(struct sp_device *device) {
-  uint64_t gap_ns = sp_load(&device->gap_ns);
+/* The program will not come back within a linger: it has waited for its work, and no thread of it is just
+ * being told that it may launch. */
+static bool leaves(const struct sp_device *device) {
+  return !sp_load(&device->gate_waiters) && sp_load(&device->synced);
+}
+
+static uint64_t linger_ns(const struct sp_device *device, bool contended) {
+  uint64_t gap_ns = sp_load(&device->gap_ns), linger = 2 * gap_ns;
   if (gap_ns > LINGER_MAX_NS)
-    return sp_load(&device->synced) ? 0 : LINGER_MIN_NS;
-  uint64_t linger = 2 * gap_ns;
+    return contended && leaves(device) ? 0 : LINGER_MIN_NS;
   return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
 }
 
@@ -201,7 +207,7 @@ static void *run(void *argument) {
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), counted_ns = 0;
-  bool believed = false; /* what a synchronise says has been acted on */
+  bool believed = false; /* that it leaves: once per piece of work */
   while (sp_load(&sp_guest.attached)) {
     /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
@@ -232,8 +238,8 @@ static void *run(void *argument) {
     }
     bool contended = sp_grant_flags(device->grant) & SP_GRANT_CONTENDED;
     uint64_t launches = sp_threads_launches(device->index);
-    if (launches != launches_seen && sp_load(&device->synced) && !believed) {
-      believed = true; /* it has waited for its work: no need to watch whether it goes on launching */
+    if (launches != launches_seen && contended && !believed && leaves(device)) {
+      believed = true; /* no need to watch whether it goes on launching */
       launches_seen = launches;
       idle_since_ns = 0;
     } else if (launches != launches_seen) { /* the program is launching: look again, ever less often */
@@ -259,7 +265,7 @@ static void *run(void *argument) {
       if (queue_empty(device))
         sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
     } else {
-      uint64_t now_ns = sp_now_ns(), linger = linger_ns(device);
+      uint64_t now_ns = sp_now_ns(), linger = linger_ns(device, contended);
       if (!idle_since_ns)
         idle_since_ns = now_ns;
       look_ns = LOOK_MIN_NS;

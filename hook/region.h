@@ -216,8 +216,8 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
 void sp_region_close(struct sp_region_owner *owner);
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
-/* Open: the next odd word. Close: the next even one, then a full fence. The new word is returned. Nobody hears of it, or
- * of a change of flags or budget, before sp_grant_wake. */
+/* Open: the next odd word. Close: the next even one, then a full fence. The new word is returned. Nobody hears of it,
+ * or of a change of flags or budget, before sp_grant_wake. */
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns);
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
@@ -231,7 +231,8 @@ uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error);
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
 /* Clear a slot whose process is gone. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
-/* Read away everything in the bell. Returns the slots that say they rang it, as a bit mask: a hint, a tenant may lie. */
+/* Read away everything in the bell. Returns the slots that say they rang it, as a bit mask: a hint, a tenant may lie.
+ */
 uint64_t sp_bell_drain(const struct sp_region_owner *owner);
 
 #endif
