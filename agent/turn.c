@@ -85,7 +85,7 @@ static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *devi
     return;
   if (!device->draining)
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (now.flags > flags) {
+  if (now.flags > flags && !holder->late) { /* a late one's turn is short, and it needs all of it */
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)

@@ -20,6 +20,7 @@
 #define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
 #define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
 #define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
+#define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
 #define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
 #define LONG_NS         200000u    /* a unit whose end is told at its launch */
 #define MARKERS         4u         /* a lane's unmarked work stays below the budget divided by this */
@@ -112,41 +113,46 @@ enum progress {
   STUCK, /* nothing for too long: let the launch pass, what runs may be spinning for it */
 };
 
-/* Wait until less work is in flight. */
-static enum progress wait_for_progress(struct sp_device *device, struct sp_lane *lane, uint64_t predicted_ns,
-                                       uint64_t *patience_ns) {
+/* Wait until less work is in flight. The patience of a thread runs on across turns: what it waits for may need longer
+ * than one, or this very launch. */
+static enum progress wait_for_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
+                                       uint64_t predicted_ns) {
   if (sp_load(&lane->pending_ns))
     sp_lane_mark(lane); /* so that there is progress to be told of */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
-  /* What is in flight may rightly take as long as predicted, from the last progress on; the patience starts then. */
   uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
-  uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
-  uint64_t expected_ns = end_ns > now_ns ? end_ns - now_ns : 0;
-  if (expected_ns > 100000000u) {
-    expected_ns = 100000000u;
-  }
   if (in_flight_ns == 0)
     return STUCK; /* nothing marked (the driver refused): nothing to wait for */
-  uint64_t timeout_ns = expected_ns + *patience_ns;
+  if (thread->progress_seen != progress || !thread->patience_ns) {
+    thread->progress_seen = progress;
+    thread->patience_ns = PROGRESS_NS;
+    thread->passed_ns = 0;
+  }
+  /* What is in flight may rightly take as long as predicted; the patience starts then. */
+  uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
+  if (end_ns > now_ns + EXPECTED_MAX_NS)
+    end_ns = now_ns + EXPECTED_MAX_NS;
+  uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
   bool follows = predicted_ns && one_in_flight(in_flight_ns, predicted_ns);
-  if (follows) {
-    if (expected_ns <= FOLLOW_NS)
-      return NEAR;
-    timeout_ns = expected_ns - FOLLOW_NS;
-  }
-  __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
-    futex_wait_private(&device->progress, progress, timeout_ns);
-  __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress) {
-    *patience_ns = PROGRESS_NS;
-    return MADE;
-  }
   if (follows)
-    return NEAR;
-  if (*patience_ns < PROGRESS_MAX_NS)
-    *patience_ns *= 2;
-  return STUCK;
+    until_ns = end_ns - FOLLOW_NS;
+  if (until_ns > now_ns) {
+    __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
+      futex_wait_private(&device->progress, progress, until_ns - now_ns);
+    __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
+      return MADE;
+  }
+  return follows ? NEAR : STUCK;
+}
+
+/* The launch passes without progress. */
+static void pass_stuck(struct sp_device *device, struct sp_thread *thread) {
+  __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+  thread->passed_ns = sp_now_ns();
+  if (thread->patience_ns < PROGRESS_MAX_NS)
+    thread->patience_ns *= 2;
 }
 
 /* What an unknown unit counts for: two may be in flight beside others. */
@@ -206,7 +212,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
   if (sp_unlikely(!lane))
     return;
   struct sp_unit *unit = sp_unit_find(key);
-  uint64_t patience_ns = PROGRESS_NS, predicted_ns;
+  uint64_t predicted_ns;
   bool entered = false;
   for (;;) {
     predicted_ns = sp_load(&unit->predicted_ns);
@@ -219,7 +225,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
         break;
       }
       __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-      enum progress progress = wait_for_progress(device, lane, sp_load(&unit->predicted_ns), &patience_ns);
+      enum progress progress = wait_for_progress(device, thread, lane, sp_load(&unit->predicted_ns));
       if (progress == MADE)
         continue;
       announce(thread, device);
@@ -228,7 +234,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
         continue; /* the turn ended while we waited: that is another wait */
       }
       if (progress == STUCK)
-        __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+        pass_stuck(device, thread);
       break;
     }
     __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);

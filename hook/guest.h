@@ -113,6 +113,10 @@ struct sp_thread {
   uint32_t lane_generation;
   bool lane_per_thread;
   uint64_t launches[SP_DEVICES_MAX];
+  /* the patience of a launch that the budget holds back */
+  uint32_t progress_seen;
+  uint64_t patience_ns;
+  uint64_t passed_ns;
 };
 
 struct sp_guest {
