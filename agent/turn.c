@@ -63,6 +63,8 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
                                    uint64_t now_ns) {
   bool contended = others_wait(device, member);
   struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
+  if (member->terms.limit_millipercent < SP_POLICY_WHOLE)
+    pressure.flags |= SP_GRANT_LIMITED;
   /* A limit's quanta are short even alone. */
   if (contended || member->terms.limit_millipercent < SP_POLICY_WHOLE || others_recent(device, member, now_ns)) {
     pressure.budget_ns = SP_BUDGET_SHARED_NS;

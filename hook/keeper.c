@@ -236,7 +236,8 @@ static void *run(void *argument) {
       idle_since_ns = 0;
       continue;
     }
-    bool contended = sp_grant_flags(device->grant) & SP_GRANT_CONTENDED;
+    uint32_t flags = sp_grant_flags(device->grant);
+    bool contended = flags & SP_GRANT_CONTENDED;
     uint64_t launches = sp_threads_launches(device->index);
     if (launches != launches_seen && contended && !believed && leaves(device)) {
       believed = true; /* no need to watch whether it goes on launching */
@@ -245,7 +246,7 @@ static void *run(void *argument) {
     } else if (launches != launches_seen) { /* the program is launching: look again, ever less often */
       sp_store(&device->synced, 0);
       believed = false;
-      uint64_t longest_ns = contended ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
+      uint64_t longest_ns = contended || flags & SP_GRANT_LIMITED ? LOOK_CONTENDED_NS : LOOK_ALONE_NS;
       look_ns = launches_seen ? look_ns * 2 : LOOK_MIN_NS;
       if (look_ns > longest_ns)
         look_ns = longest_ns;

@@ -66,6 +66,7 @@ struct sp_header {
 /* sp_grant.flags */
 #define SP_GRANT_CONTENDED 1u /* others wait for this device: give the turn back when idle */
 #define SP_GRANT_PAUSED    2u /* paused by an operator: stays closed even when the agent is gone */
+#define SP_GRANT_LIMITED   4u /* idle time counts even when nobody waits: notice it soon */
 
 struct sp_grant {
   char uuid[SP_UUID_BYTES];      /* the device, as NVML prints it, NUL-padded */
