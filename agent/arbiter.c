@@ -22,8 +22,7 @@ static uint64_t bell_tag(int share) {
   return (uint64_t)TAG_BELL << 62 | (uint64_t)share << 8;
 }
 
-/* Decided first, told afterwards: a wake-up costs more than a decision. */
-static void unlock(struct sp_arbiter *arbiter) {
+void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
   sp_turn_wake(arbiter);
   pthread_mutex_unlock(&arbiter->lock);
 }
@@ -120,7 +119,7 @@ static void *run(void *argument) {
       timerfd_settime(arbiter->timer_fd, TFD_TIMER_ABSTIME, &timer, NULL);
       armed_ns = due_ns;
     }
-    unlock(arbiter);
+    sp_arbiter_unlock(arbiter);
     int count = epoll_wait(arbiter->epoll_fd, events, EVENTS, -1);
     if (sp_now_ns() >= armed_ns)
       armed_ns = 0; /* the timer has run out */
@@ -128,7 +127,7 @@ static void *run(void *argument) {
     for (int index = 0; index < count; index++)
       handle(arbiter, &events[index]);
   }
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   return NULL;
 }
 
@@ -193,7 +192,7 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
   if (arbiter->running) {
     pthread_mutex_lock(&arbiter->lock);
     arbiter->stopping = true;
-    unlock(arbiter);
+    sp_arbiter_unlock(arbiter);
     poke(arbiter);
     pthread_join(arbiter->thread, NULL);
   }
@@ -231,7 +230,7 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
     sp_policy_init(&device->policy);
     arbiter->device_count++;
   }
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   return handle;
 }
 
@@ -240,7 +239,7 @@ int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int hea
     return -ENODEV;
   pthread_mutex_lock(&arbiter->lock);
   arbiter->devices[device].healthy = healthy != 0;
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   poke(arbiter);
   return 0;
 }
@@ -350,18 +349,18 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     sp_turn_wake(arbiter);
     free_share(share);
   }
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   poke(arbiter);
   return error ? error : handle;
 }
 
-static struct sp_share *share_of(const struct sp_arbiter *arbiter, int share) {
+struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share) {
   return share >= 0 && share < SP_SHARES_MAX ? arbiter->shares[share] : NULL;
 }
 
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count) {
   pthread_mutex_lock(&arbiter->lock);
-  struct sp_share *found = share_of(arbiter, share);
+  struct sp_share *found = sp_share_of(arbiter, share);
   int error = found ? check_terms(arbiter, terms, term_count) : -ENOENT;
   if (!error && term_count != found->member_count)
     error = -EINVAL;
@@ -378,14 +377,14 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
     if (member->holding)
       member->deadline_ns = sp_now_ns();
   }
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   poke(arbiter);
   return error;
 }
 
 int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
   pthread_mutex_lock(&arbiter->lock);
-  struct sp_share *found = share_of(arbiter, share);
+  struct sp_share *found = sp_share_of(arbiter, share);
   uint64_t now_ns = sp_now_ns();
   if (found && found->paused != (paused != 0)) {
     found->paused = paused != 0;
@@ -398,14 +397,14 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
     }
     step_share(arbiter, found, now_ns);
   }
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   poke(arbiter);
   return found ? 0 : -ENOENT;
 }
 
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   pthread_mutex_lock(&arbiter->lock);
-  struct sp_share *found = share_of(arbiter, share);
+  struct sp_share *found = sp_share_of(arbiter, share);
   if (found) {
     found->paused = false;
     leave_devices(arbiter, found, sp_now_ns());
@@ -417,76 +416,7 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     sp_turn_wake(arbiter);
     free_share(found);
   }
-  unlock(arbiter);
+  sp_arbiter_unlock(arbiter);
   poke(arbiter);
   return found ? 0 : -ENOENT;
-}
-
-int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage) {
-  pthread_mutex_lock(&arbiter->lock);
-  struct sp_share *found = share_of(arbiter, share);
-  int error = !found ? -ENOENT : term >= found->member_count ? -EINVAL : 0;
-  if (!error) {
-    struct sp_member *member = &found->members[term];
-    uint64_t now_ns = sp_now_ns();
-    sp_slots_scan(member, now_ns);
-    if (member->holding)
-      sp_bill(member->device, now_ns);
-    *usage = member->usage;
-    if (member->waiting_ns)
-      usage->waited_ns += now_ns - member->waiting_ns;
-    usage->state = found->paused          ? SP_PAUSED
-                   : member->draining     ? SP_DRAINING
-                   : member->holding      ? SP_HOLDING
-                   : member->view.waiting ? SP_WAITING
-                                          : SP_IDLE;
-    if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy)
-      usage->state = SP_IDLE;
-  }
-  unlock(arbiter);
-  return error;
-}
-
-int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity) {
-  pthread_mutex_lock(&arbiter->lock);
-  struct sp_share *found = share_of(arbiter, share);
-  uint32_t count = 0;
-  for (uint32_t slot = 0; found && slot < SP_SLOTS_MAX && count < capacity; slot++) {
-    if (!(found->claimed >> slot & 1))
-      continue;
-    struct sp_process *process = &processes[count++];
-    *process = (struct sp_process){.pid = found->pids[slot], .slot = slot};
-    for (uint32_t index = 0; index < found->member_count; index++) {
-      struct sp_slot_device said;
-      if (sp_slot_read(&found->region, slot, index, &said))
-        continue;
-      process->launches += said.launches;
-      process->memory_used_bytes += said.memory_used_bytes;
-    }
-  }
-  unlock(arbiter);
-  return found ? (int)count : -ENOENT;
-}
-
-int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity) {
-  pthread_mutex_lock(&arbiter->lock);
-  uint64_t oldest = arbiter->turn_count > SP_TURNS_KEPT ? arbiter->turn_count - SP_TURNS_KEPT : 0;
-  uint64_t next = after > oldest ? after : oldest; /* sequences start at 1: turn n lies at n - 1 */
-  uint32_t count = 0;
-  while (next < arbiter->turn_count && count < capacity)
-    turns[count++] = arbiter->turns[next++ % SP_TURNS_KEPT];
-  unlock(arbiter);
-  return (int)count;
-}
-
-int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
-                           uint64_t *decision_ns) {
-  if (device < 0 || (uint32_t)device >= arbiter->device_count)
-    return -ENODEV;
-  pthread_mutex_lock(&arbiter->lock);
-  *charged_ns = arbiter->devices[device].charged_ns;
-  *decisions = arbiter->devices[device].decisions;
-  *decision_ns = arbiter->devices[device].decision_ns;
-  unlock(arbiter);
-  return 0;
 }

@@ -6,6 +6,8 @@
  *   slots.c    what the tenants' slots say, and who is alive
  *   turn.c     open, close, drain: the life of a turn
  *   bill.c     who pays for the time that passes
+ *   report.c   what is told of all that
+ *   region_files.c  the files of a share's region
  */
 #ifndef SHAREPOD_NODE_H
 #define SHAREPOD_NODE_H
@@ -141,6 +143,11 @@ struct sp_arbiter {
   uint32_t wake_count;
   struct sp_grant *wakes[SP_WAKES_MAX]; /* who has to hear of what was decided: after the decision */
 };
+
+/* arbiter.c */
+struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share); /* NULL: there is none */
+/* Decided first, told afterwards: a wake-up costs more than a decision. */
+void sp_arbiter_unlock(struct sp_arbiter *arbiter);
 
 /* slots.c */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */

@@ -10,16 +10,7 @@
 
 #include <string.h>
 
-#define MS    1000000ull
-#define WHOLE SP_POLICY_WHOLE
-
-#define QUANTUM_MIN_NS (2 * MS)
-#define QUANTUM_MAX_NS (50 * MS)
-/* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
-#define QUANTUM_NS         (10 * MS)
-#define QUANTUM_LATENCY_NS (5 * MS)
-/* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
-#define ROUND_NS (100 * MS)
+#include "policy_rates.h"
 
 /* An idle share saves at most its request over this time. Design allows 200 ms; with less than 100 ms nobody waits
  * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
@@ -31,28 +22,10 @@
 #define LIMIT_PERIOD_NS (20 * MS)
 /* Co-granted holders are charged within this time of each other; a bill further beyond what has passed is wrong. */
 #define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
-/* Request 0 has no weight of its own; among the leftovers it counts as 1 %. */
-#define LEFTOVER_WEIGHT_MP 1000u
 
 /* A larger step or charge saturates every account anyway; the cut keeps ns x millipercent far from 2^63. */
 #define STEP_MAX_NS (1000000 * MS)
 #define FINITE      ((int64_t)(STEP_MAX_NS * WHOLE))
-
-static uint64_t min_u64(uint64_t a, uint64_t b) {
-  return a < b ? a : b;
-}
-static uint64_t max_u64(uint64_t a, uint64_t b) {
-  return a > b ? a : b;
-}
-static uint64_t clamp_u64(uint64_t x, uint64_t low, uint64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
-static int64_t min_i64(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-static int64_t max_i64(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
 
 /* `ns` at `rate_mp`, in account units. */
 static int64_t earned(uint64_t ns, uint32_t rate_mp) {
@@ -70,15 +43,6 @@ static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
 
 static bool is_known(const struct sp_policy *policy, int share) {
   return share >= 0 && share < policy->top && policy->shares[share].present;
-}
-
-static bool is_active(const struct sp_policy_share *s) {
-  return s->present && (s->holding || (s->waiting && !s->paused));
-}
-
-/* Takes part in the surplus; the others get what even these leave. */
-static bool takes_surplus(const struct sp_policy_share *s) {
-  return s->share_class != SP_CLASS_BATCH && s->request_mp > 0;
 }
 
 static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
@@ -114,114 +78,6 @@ static uint64_t quantum(const struct sp_policy *policy, const struct sp_policy_s
 /* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
 static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
   return earned(quantum(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
-}
-
-/* ------------------------------------------------------------------------------------------------- rates */
-
-/* Who shares the same part of what the guarantees leave, in this order. */
-enum tier { TIER_SURPLUS, TIER_INDEBTED, TIER_LEFTOVER, TIER_COUNT };
-
-static enum tier tier_of(const struct sp_policy_share *s) {
-  if (!takes_surplus(s))
-    return TIER_LEFTOVER;
-  return s->debt > 0 ? TIER_INDEBTED : TIER_SURPLUS;
-}
-
-static uint32_t weight_of(const struct sp_policy_share *s) {
-  return s->request_mp > LEFTOVER_WEIGHT_MP || takes_surplus(s) ? s->request_mp : LEFTOVER_WEIGHT_MP;
-}
-
-/* Shares out `left` millipercent over one tier in proportion to weight, nobody above its limit. Each pass either fills
- * at least one share up to its limit, or is the last. Returns what nobody in the tier may use. */
-static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t left) {
-  while (left > 0) {
-    uint64_t weights = 0;
-    for (int i = 0; i < policy->top; i++) {
-      const struct sp_policy_share *s = &policy->shares[i];
-      if (is_active(s) && tier_of(s) == tier && s->target_mp < s->limit_mp)
-        weights += weight_of(s);
-    }
-    if (weights == 0)
-      return left;
-    uint32_t filled = 0;
-    for (int i = 0; i < policy->top; i++) {
-      struct sp_policy_share *s = &policy->shares[i];
-      if (!is_active(s) || tier_of(s) != tier || s->target_mp >= s->limit_mp)
-        continue;
-      uint32_t room = s->limit_mp - s->target_mp;
-      if ((uint64_t)left * weight_of(s) >= (uint64_t)room * weights) {
-        s->target_mp = s->limit_mp;
-        filled += room;
-      }
-    }
-    /* Rounding in the test above is exact, so the rooms of those filled never exceed what was left. */
-    left -= filled;
-    if (filled > 0)
-      continue;
-    uint32_t before = left;
-    for (int i = 0; i < policy->top; i++) {
-      struct sp_policy_share *s = &policy->shares[i];
-      if (!is_active(s) || tier_of(s) != tier || s->target_mp >= s->limit_mp)
-        continue;
-      uint32_t part = (uint32_t)((uint64_t)before * weight_of(s) / weights);
-      s->target_mp += part;
-      left -= part;
-    }
-    return 0; /* at most one millipercent per share is lost to rounding */
-  }
-  return 0;
-}
-
-static uint32_t effective_request(const struct sp_policy_share *s) {
-  return s->debt > 0 ? s->request_mp / 2 : s->request_mp;
-}
-
-/* A round of turns: shares x base quantum, the base at least half the longest unit, for a turn lasts at least a unit. A
- * whole unit would be too much: with work in flight at its end, such a turn lasts two. */
-static uint64_t work_out_round(const struct sp_policy *policy) {
-  uint64_t base_ns = QUANTUM_NS;
-  uint64_t unit_ns = 0;
-  for (int i = 0; i < policy->top; i++) {
-    const struct sp_policy_share *s = &policy->shares[i];
-    if (s->present && s->share_class == SP_CLASS_LATENCY && !s->paused)
-      base_ns = QUANTUM_LATENCY_NS;
-    if (is_active(s))
-      unit_ns = max_u64(unit_ns, s->longest_unit_ns);
-  }
-  uint64_t turns = max_u64(policy->active, 2); /* alone: a turn of two base quanta */
-  base_ns = min_u64(base_ns, max_u64(ROUND_NS / turns, QUANTUM_MIN_NS));
-  base_ns = max_u64(base_ns, min_u64(unit_ns / 2, QUANTUM_MAX_NS));
-  return turns * base_ns;
-}
-
-static void work_out_rates(struct sp_policy *policy) {
-  uint64_t requests = 0;
-  policy->active = 0;
-  for (int i = 0; i < policy->top; i++) {
-    const struct sp_policy_share *s = &policy->shares[i];
-    if (is_active(s)) {
-      policy->active++;
-      requests += effective_request(s);
-    }
-  }
-  uint32_t left = WHOLE;
-  for (int i = 0; i < policy->top; i++) {
-    struct sp_policy_share *s = &policy->shares[i];
-    s->guarantee_mp = 0;
-    if (is_active(s)) {
-      uint64_t request = effective_request(s);
-      s->guarantee_mp = (uint32_t)(requests > WHOLE ? request * WHOLE / requests : request);
-      left -= s->guarantee_mp;
-    }
-    s->target_mp = s->guarantee_mp;
-  }
-  for (int tier = 0; tier < TIER_COUNT; tier++)
-    left = fill_tier(policy, (enum tier)tier, left);
-  policy->targets_mp = 0;
-  for (int i = 0; i < policy->top; i++)
-    policy->targets_mp += policy->shares[i].target_mp;
-  policy->round_ns = work_out_round(policy);
-  policy->stale = false;
 }
 
 /* ---------------------------------------------------------------------------------------------- accounts */
@@ -268,7 +124,7 @@ static void repay(struct sp_policy *policy, struct sp_policy_share *s, uint64_t 
 /* Brings all accounts from updated_ns to now_ns at the rates of that time. */
 static void advance(struct sp_policy *policy, uint64_t now_ns) {
   if (policy->stale)
-    work_out_rates(policy);
+    sp_policy_rates(policy);
   if (now_ns <= policy->updated_ns)
     return;
   uint64_t elapsed_ns = min_u64(now_ns - policy->updated_ns, STEP_MAX_NS);
@@ -383,7 +239,7 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
   advance(policy, now_ns);
   if (policy->stale)
-    work_out_rates(policy);
+    sp_policy_rates(policy);
   settle(policy);
   policy->decisions++;
   struct sp_policy_share *best = NULL;
@@ -430,7 +286,7 @@ uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns)
     return QUANTUM_MIN_NS;
   advance(policy, now_ns);
   if (policy->stale)
-    work_out_rates(policy);
+    sp_policy_rates(policy);
   const struct sp_policy_share *s = &policy->shares[share];
   if (!is_below_request(s, s->credit) && request_waits(policy))
     return QUANTUM_MIN_NS;
@@ -568,7 +424,7 @@ uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_un
   struct sp_policy_share *s = &policy->shares[share];
   if (s->longest_unit_ns != longest_unit_ns) {
     s->longest_unit_ns = longest_unit_ns;
-    policy->round_ns = work_out_round(policy);
+    policy->round_ns = sp_policy_round(policy);
   }
   return quantum(policy, s);
 }

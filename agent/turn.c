@@ -178,7 +178,9 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     bound_ns = SP_DRAIN_MAX_NS;
   /* What was late before is not waited for again. */
   member->bound_ns = member->late ? now_ns : now_ns + bound_ns;
-  /* After the close and its fence: what we read now is final, or busy. */
+  /* After the close and its fence: what we read now is final, or busy. The claims too: a process that is new to us may
+   * have found the gate open. */
+  sp_slots_watch(arbiter, member->share, now_ns);
   sp_slots_scan(member, now_ns);
   learn_lead(device, member);
   if (!member->view.busy) {

@@ -63,7 +63,10 @@ class Node:
         log_kernels: int = 0,
         agent_settings: Mapping[str, str] | None = None,
         gpu_settings: Mapping[str, str] | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
+        # `preload`: what programs get in place of the hook (an instrumented build of it).
+        self._preload = ":".join(preload)
         self._directory = Path(tempfile.mkdtemp(prefix="sharepod-bench-", dir="/dev/shm"))
         self._hook = hook
         self.socket = self._directory / "run" / "agent.sock"
@@ -170,7 +173,8 @@ class Node:
             owner_pid=0,
         )
         registration = self.client.register(ask)
-        return program_environment(self.environment, registration.environment, registration.hook_path)
+        hook = self._preload or registration.hook_path
+        return program_environment(self.environment, registration.environment, hook)
 
     def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
         """Start one more program of `owner`; it is ready, and waits for its `go`."""

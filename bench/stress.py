@@ -245,12 +245,16 @@ def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) ->
     return "".join(f"\n  {begin} {what}" for begin, what in sorted(lines))
 
 
-def stress(seconds: float, seed: int) -> Verdict:
-    """Run rounds until `seconds` are over; the same seed gives the same shares and programs."""
+def stress(seconds: float, seed: int, preload: Sequence[str] = ()) -> Verdict:
+    """Run rounds until `seconds` are over; the same seed gives the same shares and programs.
+
+    `preload` is what the programs get in place of the hook.
+    """
     dice, verdict, began = random.Random(seed), Verdict(), time.monotonic()
     while time.monotonic() - began < seconds and not verdict.faults:
         devices = dice.choice([1, 2])
-        with Node(f"{devices}xH200", log_kernels=LOG_KERNELS, agent_settings={"overcommit": "true"}) as node:
+        settings = {"overcommit": "true"}
+        with Node(f"{devices}xH200", log_kernels=LOG_KERNELS, agent_settings=settings, preload=preload) as node:
             verdict += Round(node, dice, devices, node.directory).run()
     return verdict
 

@@ -209,7 +209,17 @@ static void await_keeper(const struct sp_lane *lane) {
   }
 }
 
+/* Wait, for 100 ms at most, until the keeper has seen the end of the lane's work. */
+static void await_work(const struct sp_lane *lane) {
+  for (int look = 0; look < 2000 && __atomic_load_n(&lane->outstanding, __ATOMIC_ACQUIRE); look++)
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
 void sp_lanes_forget(void *stream, void *context) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext current = NULL;
+  if (context && driver->cuCtxGetCurrent)
+    driver->cuCtxGetCurrent(&current);
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
@@ -217,8 +227,10 @@ void sp_lanes_forget(void *stream, void *context) {
       continue;
     if (!context && default_stream(lane->stream))
       continue;
-    if (!context && sp_load(&lane->pending_ns))
+    if (sp_load(&lane->pending_ns) && (!context || current == context)) /* an event is made in the current context */
       sp_lane_mark(lane);
+    if (context)
+      await_work(lane); /* as the driver will: what runs on is on the device, and the turn is not drained */
     pthread_mutex_lock(&table_lock);
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
     if (context) {
@@ -230,8 +242,8 @@ void sp_lanes_forget(void *stream, void *context) {
     pthread_mutex_unlock(&table_lock);
     if (context) {
       await_keeper(lane);
-      __atomic_store_n(&lane->device->clock.stale, true,
-                       __ATOMIC_RELEASE); /* another context may get the same address */
+      /* Another context may get the same address. */
+      __atomic_store_n(&lane->device->clock.stale, true, __ATOMIC_RELEASE);
     }
   }
   __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);

@@ -9,7 +9,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -75,8 +74,7 @@ static int open_in(const char *directory, const char *name, int flags) {
   return fd < 0 ? -errno : fd;
 }
 
-/* 0 when the header is one that this code can serve. */
-static int check_header(const struct sp_header *header) {
+int sp_header_check(const struct sp_header *header) {
   if (header->magic != SP_MAGIC || header->abi != SP_ABI)
     return -EPROTO;
   if (header->header_size != sizeof(struct sp_header) || header->grant_size != sizeof(struct sp_grant))
@@ -141,7 +139,7 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   }
   close(terms_fd);
   if (!error)
-    error = check_header(terms);
+    error = sp_header_check(terms);
   if (!error) {
     region->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
     if (region->slots_fd < 0)
@@ -167,8 +165,10 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
     region->slots = (struct sp_slot *)((char *)slots + sizeof(struct sp_slots_header));
     error = claim_slot(region);
   }
-  if (!error)
+  if (!error) {
+    sp_region_ring(region); /* the agent learns who we are before we launch */
     return 0;
+  }
   if (slots != MAP_FAILED)
     munmap(slots, SP_SLOTS_BYTES);
   if (terms != MAP_FAILED)
@@ -351,120 +351,6 @@ void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t by
 }
 
 /* ---- the agent's side ---- */
-
-static int create_file(const char *path, mode_t mode, size_t bytes) {
-  int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
-  if (fd < 0)
-    return -errno;
-  /* fchmod: the mode must not depend on the umask. fallocate: a full tmpfs is an error here, not a SIGBUS later. */
-  int error = fchmod(fd, mode) || fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
-  if (error) {
-    close(fd);
-    return error;
-  }
-  return fd;
-}
-
-static int adopt_or_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count, bool *adopted) {
-  char path[PATH_MAX];
-  int error = path_of(path, directory, SP_TERMS_FILE);
-  if (error)
-    return error;
-  int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  *adopted = fd >= 0;
-  if (fd < 0) {
-    if (errno != ENOENT)
-      return -errno;
-    char fresh[PATH_MAX];
-    error = path_of(fresh, directory, SP_TERMS_FILE ".new");
-    if (error)
-      return error;
-    fd = create_file(fresh, 0644, SP_TERMS_BYTES);
-    if (fd < 0)
-      return fd;
-    struct sp_header header = {.magic = SP_MAGIC,
-                               .abi = SP_ABI,
-                               .header_size = sizeof(struct sp_header),
-                               .grant_size = sizeof(struct sp_grant),
-                               .grant_count = grant_count,
-                               .slot_size = sizeof(struct sp_slot),
-                               .slot_count = SP_SLOTS_MAX};
-    error = path_of(path, directory, SP_SLOTS_FILE);
-    int slots_fd = error ? error : create_file(path, 0666, SP_SLOTS_BYTES);
-    if (slots_fd >= 0)
-      close(slots_fd);
-    error = slots_fd < 0 ? slots_fd : path_of(path, directory, SP_BELL_FILE);
-    if (!error && (mkfifo(path, 0622) || chmod(path, 0622)))
-      error = -errno;
-    if (!error && pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
-      error = -EIO;
-    /* `terms` appears last and whole: a process that finds it finds everything. */
-    if (!error)
-      error = path_of(path, directory, SP_TERMS_FILE);
-    if (!error && rename(fresh, path))
-      error = -errno;
-    if (error) {
-      unlink(fresh);
-      close(fd);
-      return error;
-    }
-  }
-  struct stat status;
-  void *terms = MAP_FAILED;
-  if (fstat(fd, &status) || status.st_size < (off_t)SP_TERMS_BYTES)
-    error = -EPROTO;
-  else if ((terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
-    error = -errno;
-  close(fd);
-  if (!error)
-    error = check_header(terms);
-  if (!error && ((struct sp_header *)terms)->grant_count != grant_count)
-    error = -EPROTO;
-  if (error) {
-    if (terms != MAP_FAILED)
-      munmap(terms, SP_TERMS_BYTES);
-    return error;
-  }
-  owner->header = terms;
-  owner->grants = (struct sp_grant *)((char *)terms + sizeof(struct sp_header));
-  return 0;
-}
-
-int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count) {
-  memset(owner, 0, sizeof *owner);
-  owner->slots_fd = owner->bell_fd = -1;
-  if (grant_count == 0 || grant_count > SP_DEVICES_MAX)
-    return -EINVAL;
-  bool adopted = false;
-  int error = adopt_or_create(owner, directory, grant_count, &adopted);
-  if (!error) {
-    owner->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
-    if (owner->slots_fd < 0)
-      error = owner->slots_fd;
-  }
-  if (!error) {
-    /* O_RDWR: the FIFO never reports hang-up, and opening it does not wait for a writer. */
-    owner->bell_fd = open_in(directory, SP_BELL_FILE, O_RDWR | O_NONBLOCK);
-    if (owner->bell_fd < 0)
-      error = owner->bell_fd;
-  }
-  if (error) {
-    sp_region_close(owner);
-    return error;
-  }
-  return adopted ? 1 : 0;
-}
-
-void sp_region_close(struct sp_region_owner *owner) {
-  if (owner->header)
-    munmap(owner->header, SP_TERMS_BYTES);
-  if (owner->slots_fd >= 0)
-    close(owner->slots_fd);
-  if (owner->bell_fd >= 0)
-    close(owner->bell_fd);
-  memset(owner, 0, sizeof *owner);
-  owner->slots_fd = owner->bell_fd = -1;
-}
 
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns) {
   store_relaxed64(&owner->header->heartbeat_ns, now_ns);

@@ -145,6 +145,8 @@ _Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_s
 #define SP_SLOTS_BYTES (sizeof(struct sp_slots_header) + sizeof(struct sp_slot) * SP_SLOTS_MAX)
 
 uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
+/* 0 when the header is one that this code can serve, else -EPROTO. */
+int sp_header_check(const struct sp_header *header);
 
 /* ---- the tenant's side: no allocation, no locale, errno untouched ---- */
 
@@ -202,7 +204,7 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
 
-/* ---- the agent's side ---- */
+/* ---- the agent's side; the files are made in agent/region_files.c ---- */
 
 struct sp_region_owner {
   struct sp_header *header; /* writable mapping of `terms` */

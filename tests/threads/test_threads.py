@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "tests/threads/threads.c",
     *[f"hook/{name}.c" for name in ("gate", "lane", "keeper", "predict", "thread", "clock", "attach", "region")],
-    *[f"agent/{name}.c" for name in ("arbiter", "slots", "turn", "bill", "policy")],
+    *[
+        f"agent/{name}.c"
+        for name in ("arbiter", "slots", "turn", "bill", "report", "policy", "policy_rates", "region_files")
+    ],
 ]
 SANITIZERS = {
     "thread": ["-fsanitize=thread", "-Wno-tsan"],  # fences are not modelled; the words they order are atomics

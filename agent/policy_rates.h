@@ -1,0 +1,48 @@
+/* What policy.c and policy_rates.c share: who is active, and how long turns are. For these two files alone. */
+#ifndef SHAREPOD_POLICY_RATES_H
+#define SHAREPOD_POLICY_RATES_H
+
+#include "policy.h"
+
+#define MS    1000000ull
+#define WHOLE SP_POLICY_WHOLE
+
+#define QUANTUM_MIN_NS (2 * MS)
+#define QUANTUM_MAX_NS (50 * MS)
+/* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
+#define QUANTUM_NS         (10 * MS)
+#define QUANTUM_LATENCY_NS (5 * MS)
+/* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
+#define ROUND_NS (100 * MS)
+
+static inline uint64_t min_u64(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+static inline uint64_t max_u64(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
+static inline uint64_t clamp_u64(uint64_t x, uint64_t low, uint64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+static inline int64_t min_i64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+static inline int64_t max_i64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+static inline bool is_active(const struct sp_policy_share *s) {
+  return s->present && (s->holding || (s->waiting && !s->paused));
+}
+
+/* Takes part in the surplus; the others get what even these leave. */
+static inline bool takes_surplus(const struct sp_policy_share *s) {
+  return s->share_class != SP_CLASS_BATCH && s->request_mp > 0;
+}
+
+/* Work out guarantees, targets and the round from the terms of the active shares. */
+void sp_policy_rates(struct sp_policy *policy);
+/* The round alone: after a change of units. */
+uint64_t sp_policy_round(const struct sp_policy *policy);
+
+#endif

@@ -1,0 +1,73 @@
+/* What the arbiter tells: accounts, processes, turns, and its own cost. Called from other threads. */
+#include <errno.h>
+
+#include "node.h"
+
+int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int error = !found ? -ENOENT : term >= found->member_count ? -EINVAL : 0;
+  if (!error) {
+    struct sp_member *member = &found->members[term];
+    uint64_t now_ns = sp_now_ns();
+    sp_slots_scan(member, now_ns);
+    if (member->holding)
+      sp_bill(member->device, now_ns);
+    *usage = member->usage;
+    if (member->waiting_ns)
+      usage->waited_ns += now_ns - member->waiting_ns;
+    usage->state = found->paused          ? SP_PAUSED
+                   : member->draining     ? SP_DRAINING
+                   : member->holding      ? SP_HOLDING
+                   : member->view.waiting ? SP_WAITING
+                                          : SP_IDLE;
+    if (usage->state == SP_HOLDING && member->view.entered && !member->view.busy)
+      usage->state = SP_IDLE;
+  }
+  sp_arbiter_unlock(arbiter);
+  return error;
+}
+
+int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  uint32_t count = 0;
+  for (uint32_t slot = 0; found && slot < SP_SLOTS_MAX && count < capacity; slot++) {
+    if (!(found->claimed >> slot & 1))
+      continue;
+    struct sp_process *process = &processes[count++];
+    *process = (struct sp_process){.pid = found->pids[slot], .slot = slot};
+    for (uint32_t index = 0; index < found->member_count; index++) {
+      struct sp_slot_device said;
+      if (sp_slot_read(&found->region, slot, index, &said))
+        continue;
+      process->launches += said.launches;
+      process->memory_used_bytes += said.memory_used_bytes;
+    }
+  }
+  sp_arbiter_unlock(arbiter);
+  return found ? (int)count : -ENOENT;
+}
+
+int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity) {
+  pthread_mutex_lock(&arbiter->lock);
+  uint64_t oldest = arbiter->turn_count > SP_TURNS_KEPT ? arbiter->turn_count - SP_TURNS_KEPT : 0;
+  uint64_t next = after > oldest ? after : oldest; /* sequences start at 1: turn n lies at n - 1 */
+  uint32_t count = 0;
+  while (next < arbiter->turn_count && count < capacity)
+    turns[count++] = arbiter->turns[next++ % SP_TURNS_KEPT];
+  sp_arbiter_unlock(arbiter);
+  return (int)count;
+}
+
+int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
+                           uint64_t *decision_ns) {
+  if (device < 0 || (uint32_t)device >= arbiter->device_count)
+    return -ENODEV;
+  pthread_mutex_lock(&arbiter->lock);
+  *charged_ns = arbiter->devices[device].charged_ns;
+  *decisions = arbiter->devices[device].decisions;
+  *decision_ns = arbiter->devices[device].decision_ns;
+  sp_arbiter_unlock(arbiter);
+  return 0;
+}

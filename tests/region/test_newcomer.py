@@ -1,0 +1,109 @@
+"""A process that the arbiter has not heard of finds its share's gate open and launches: its work counts too."""
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sharepod.agent.native import NativeArbiter
+from sharepod.agent.share import ShareClass, Terms
+
+UUID = "GPU-11111111-1111-1111-1111-111111111111"
+SLOT_BYTES = 64 + 16 * 128
+WORD_AT = 128 + 64  # of the first grant, in `terms`
+
+
+class Tenant:
+    """A share's processes, played by hand: what they write into the region, and when they ring."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._slots = (directory / "slots").open("r+b", buffering=0)
+
+    def word(self) -> int:
+        """Return the grant's word: odd is open."""
+        content = (self._directory / "terms").read_bytes()
+        word: int = struct.unpack_from("<I", content, WORD_AT)[0]
+        return word
+
+    def claim(self, slot: int) -> None:
+        self._write(slot, b"\1")
+
+    def wait(self, slot: int, waiting: int) -> None:
+        self._write(self._device(slot), struct.pack("<IIQ", waiting, 0, time.monotonic_ns()))
+
+    def say(self, slot: int, held: int, drained: int) -> int:
+        """Say which turn is held and which is drained; return when."""
+        now_ns = time.monotonic_ns()
+        fields = struct.pack("<IIIIQQ", 2, held, drained, 0, now_ns if drained else 0, now_ns)
+        self._write(self._device(slot) + 64, fields)
+        return now_ns
+
+    def ring(self, slot: int) -> None:
+        bell = os.open(self._directory / "bell", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(bell, bytes([slot]))
+        os.close(bell)
+
+    def close(self) -> None:
+        self._slots.close()
+
+    def _write(self, at: int, data: bytes) -> None:
+        self._slots.seek(at)
+        self._slots.write(data)
+
+    @staticmethod
+    def _device(slot: int) -> int:
+        return 64 + slot * SLOT_BYTES + 64
+
+
+@pytest.fixture
+def arbiter() -> Iterator[NativeArbiter]:
+    """A running arbiter."""
+    arbiter = NativeArbiter()
+    yield arbiter
+    arbiter.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for a condition, 5 s at most."""
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+@pytest.mark.realtime
+def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_work_in_it(
+    arbiter: NativeArbiter, tmp_path: Path
+) -> None:
+    device = arbiter.add_device(UUID)
+    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
+    handles, tenants = {}, {}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        handles[name] = arbiter.add_share(str(tmp_path / name), [(device, terms)], ShareClass.STANDARD, [])
+        tenants[name] = Tenant(tmp_path / name)
+    first, second = tenants["first"], tenants["second"]
+    first.claim(0)
+    first.wait(0, 1)
+    first.ring(0)
+    until(lambda: first.word() % 2 == 1)
+    turn = first.word()
+    first.wait(0, 0)
+    first.say(0, turn, turn)  # the process that rang has launched, finished and parked
+    first.claim(1)
+    first.say(1, turn, 0)  # the newcomer has found the gate open: it did not need to ring
+    second.claim(0)
+    second.wait(0, 1)
+    second.ring(0)
+    until(lambda: first.word() != turn)
+    drained_ns = first.say(1, turn, turn)
+    first.ring(1)
+    until(lambda: any(t.share == handles["first"] for t in arbiter.read_turns(0, 100)))
+    for tenant in tenants.values():
+        tenant.close()
+    (ended,) = (t for t in arbiter.read_turns(0, 100) if t.share == handles["first"])
+    assert ended.drained_ns >= drained_ns
