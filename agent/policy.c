@@ -100,7 +100,7 @@ static void cap_accounts(const struct sp_policy *policy, struct sp_policy_share 
     s->lag = min_i64(s->lag, FINITE);
     return;
   }
-  s->bucket = min_i64(s->bucket, bucket_capacity(policy, s));
+  s->bucket = min_i64(s->bucket, is_limited(s) ? bucket_capacity(policy, s) : FINITE); /* it costs a division */
   if (is_active(s)) {
     /* A target of 0 may only mean that the rates are stale; lag that it cannot earn does no harm. */
     s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));

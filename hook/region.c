@@ -305,10 +305,28 @@ void sp_slot_wait_end(struct sp_slot_device *slot) {
   __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
 }
 
+/* What a torn copy does not satisfy. */
+static uint32_t check_of(const uint64_t words[7]) {
+  uint64_t hash = 0x9e3779b97f4a7c15u;
+  for (int index = 0; index < 7; index++) {
+    hash = (hash ^ words[index]) * 0x9ddfea08eb382d69u;
+    hash ^= hash >> 29;
+  }
+  return (uint32_t)(hash >> 32);
+}
+
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report) {
+  const uint64_t words[7] = {(uint64_t)report->drained_turn << 32 | report->held_turn,
+                             report->drained_ns,
+                             report->entered_ns,
+                             report->residue_until_ns,
+                             report->idle_ns,
+                             report->launches,
+                             (uint64_t)report->longest_unit_us << 32 | report->passed};
   uint32_t sequence = slot->sequence; /* one writer at a time: the caller holds the turn lock */
   store_relaxed(&slot->sequence, sequence | 1u);
-  __atomic_thread_fence(__ATOMIC_RELEASE); /* pairs with the two preads in sp_slot_read */
+  __atomic_thread_fence(__ATOMIC_RELEASE);
+  store_relaxed(&slot->check, check_of(words)); /* pairs with sp_slot_read: a copy of old and new fields fails it */
   store_relaxed(&slot->held_turn, report->held_turn);
   store_relaxed(&slot->drained_turn, report->drained_turn);
   store_relaxed64(&slot->drained_ns, report->drained_ns);
@@ -395,11 +413,14 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
     ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
     if (got != (ssize_t)sizeof *out)
       return got < 0 ? -errno : -EIO;
-    uint32_t again;
-    got = pread(owner->slots_fd, &again, sizeof again, offset + (off_t)offsetof(struct sp_slot_device, sequence));
-    if (got != (ssize_t)sizeof again)
-      return got < 0 ? -errno : -EIO;
-    if (again == out->sequence && !(again & 1u))
+    const uint64_t words[7] = {(uint64_t)out->drained_turn << 32 | out->held_turn,
+                               out->drained_ns,
+                               out->entered_ns,
+                               out->residue_until_ns,
+                               out->idle_ns,
+                               out->launches,
+                               (uint64_t)out->longest_unit_us << 32 | out->passed};
+    if (out->check == check_of(words) || out->sequence == 0) /* 0: nothing was ever written */
       return 0;
   }
   return 1;

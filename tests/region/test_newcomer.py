@@ -3,7 +3,7 @@
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,15 @@ from sharepod.agent.share import ShareClass, Terms
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
 SLOT_BYTES = 64 + 16 * 128
 WORD_AT = 128 + 64  # of the first grant, in `terms`
+
+
+def check_of(words: Sequence[int]) -> int:
+    """Return the check word of a report: the hash in region.c."""
+    value = 0x9E3779B97F4A7C15
+    for word in words:
+        value = (value ^ word) * 0x9DDFEA08EB382D69 % 2**64
+        value ^= value >> 29
+    return value >> 32
 
 
 class Tenant:
@@ -38,8 +47,9 @@ class Tenant:
     def say(self, slot: int, held: int, drained: int) -> int:
         """Say which turn is held and which is drained; return when."""
         now_ns = time.monotonic_ns()
-        fields = struct.pack("<IIIIQQ", 2, held, drained, 0, now_ns if drained else 0, now_ns)
-        self._write(self._device(slot) + 64, fields)
+        words = (drained << 32 | held, now_ns if drained else 0, now_ns, 0, 0, 0, 0)
+        head = struct.pack("<IIII", 2, held, drained, check_of(words))
+        self._write(self._device(slot) + 64, head + struct.pack("<6Q", *words[1:]))
         return now_ns
 
     def ring(self, slot: int) -> None:
