@@ -305,11 +305,9 @@ void sp_gate_synced(void) {
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
-  /* The keeper verifies by itself; this only wakes it early enough to hand the turn on at once. */
-  if (device && (sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))) {
-    sp_store(&device->synced, 1);
-    sp_keeper_kick(device);
-  }
+  uint32_t flags = device ? sp_grant_flags(device->grant) : 0;
+  if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))
+    sp_keeper_synced(device, flags & SP_GRANT_CONTENDED);
 }
 
 void sp_gate_context_changed(void) {

@@ -166,6 +166,8 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker);
 /* keeper.c */
 void sp_keeper_start(struct sp_device *device);
 void sp_keeper_kick(struct sp_device *device);
+/* A thread has waited for its work while idle time counts: the turn may be given back at once. */
+void sp_keeper_synced(struct sp_device *device, bool contended);
 /* A launch comes after a pause: learn how long the program pauses. */
 void sp_keeper_pause(struct sp_device *device);
 

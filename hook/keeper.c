@@ -178,9 +178,8 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
     return;
   }
   /* Idle time that kept others out is charged; idle time that nobody wanted is not. */
-  uint64_t now_ns = sp_now_ns();
-  uint64_t drained_ns =
-      contended || !device->finished_ns || device->finished_ns > now_ns ? now_ns : device->finished_ns;
+  uint64_t now_ns = sp_now_ns(), finished_ns = sp_load(&device->finished_ns);
+  uint64_t drained_ns = contended || !finished_ns || finished_ns > now_ns ? now_ns : finished_ns;
   if (say_drained(device, turn, drained_ns) && contended)
     sp_region_ring(&sp_guest.region);
 }
@@ -196,6 +195,21 @@ static uint64_t linger_ns(const struct sp_device *device, bool contended) {
   if (gap_ns > LINGER_MAX_NS)
     return contended && leaves(device) ? 0 : LINGER_MIN_NS;
   return linger < LINGER_MIN_NS ? LINGER_MIN_NS : linger > LINGER_MAX_NS ? LINGER_MAX_NS : linger;
+}
+
+void sp_keeper_synced(struct sp_device *device, bool contended) {
+  int saved = errno;
+  uint64_t launches = sp_threads_launches(device->index);
+  uint32_t turn = sp_load(&device->entered);
+  sp_store(&device->synced, 1);
+  /* The keeper was woken by the same end of work. If it has been here already it would have to be woken once more. */
+  if (contended && turn && linger_ns(device, true) == 0 && queue_empty(device) && !sp_lanes_pending(device)) {
+    park(device, turn, launches, true);
+    sp_store(&device->synced, 0);
+  } else {
+    sp_keeper_kick(device);
+  }
+  errno = saved;
 }
 
 static void *run(void *argument) {
