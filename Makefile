@@ -31,7 +31,7 @@ test: build ## Run the whole test suite (PYTEST_ARGS adds arguments)
 check: build ## Check types, style, imports, protocol, spelling and C warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p sharepod
+	$(BIN)/mypy -p sharepod -p bench
 	$(BIN)/lint-imports
 	if compgen -G 'proto/*.proto' >/dev/null; then $(BIN)/buf lint; fi
 	git ls-files -z '*.c' '*.h' | xargs -0 --no-run-if-empty $(BIN)/clang-format --dry-run -Werror

@@ -145,7 +145,7 @@ class LintC(Command):
     def run(self) -> None:
         """Compile each source alone."""
         generated = ("agent/_native*.c",)
-        for source in sources("hook/*.c", "agent/*.c", "simgpu/*.c", "tests/**/*.c", without=generated):
+        for source in sources("hook/*.c", "agent/*.c", "simgpu/*.c", "bench/**/*.c", "tests/**/*.c", without=generated):
             flags = HOOK_CFLAGS if source.startswith("hook/") else []
             command = [*CC, *CFLAGS, *flags, "-Werror", *INCLUDES, "-c", "-o", "/dev/null", source]
             if subprocess.run(command, check=False).returncode:
