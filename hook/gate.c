@@ -23,7 +23,7 @@
 #define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
 #define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
 #define LONG_NS         200000u    /* a unit whose end is told at its launch */
-#define MARKERS         4u         /* a lane's unmarked work stays below the budget divided by this */
+#define MARKERS         8u         /* a lane's unmarked work stays below the budget divided by this */
 #define REMEASURE       256u       /* one launch in so many of a unit is measured alone in mixed streams */
 
 static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
