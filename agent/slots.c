@@ -8,7 +8,7 @@
 
 #include "node.h"
 
-#define READ_NS   10000000u
+#define READ_NS   10000000u   /* reading a slot takes no longer */
 #define ORPHAN_NS 1000000000u /* a claim whose lock nobody holds for this long is a dead process's */
 
 static void count(uint32_t *total, bool *counted, bool counts) {
@@ -126,6 +126,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
       view->waiting_since_ns = since_ns;
   }
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
+  uint64_t granted_ns = member->granted_ns < now_ns ? member->granted_ns : now_ns;
   if (holds) {
     if (said.drained_turn != member->turn) {
       view->busy = true;
@@ -135,15 +136,13 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
       if (residue_ns > view->residue_until_ns)
         view->residue_until_ns = residue_ns;
     } else {
-      uint64_t drained_ns =
-          clamp_ns(member, said.drained_ns, member->granted_ns < now_ns ? member->granted_ns : now_ns, now_ns);
+      uint64_t drained_ns = clamp_ns(member, said.drained_ns, granted_ns, now_ns);
       if (drained_ns > view->drained_ns)
         view->drained_ns = drained_ns;
     }
     if (!view->entered || said.idle_ns < view->idle_ns)
       view->idle_ns = said.idle_ns;
-    uint64_t entered_ns =
-        clamp_ns(member, said.entered_ns, member->granted_ns < now_ns ? member->granted_ns : now_ns, now_ns);
+    uint64_t entered_ns = clamp_ns(member, said.entered_ns, granted_ns, now_ns);
     if (!view->entered || entered_ns < view->entered_ns)
       view->entered_ns = entered_ns;
     view->entered = true;

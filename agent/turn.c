@@ -17,6 +17,10 @@
 #define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
+static uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 static void wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
   if (arbiter->wake_count == SP_WAKES_MAX)
     sp_turn_wake(arbiter);
@@ -81,20 +85,20 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
 static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
   struct pressure now = pressure_on(device, holder, now_ns);
-  uint32_t flags = holder->grant->flags;
+  uint32_t flags = holder->grant->flags, raised = now.flags & ~flags;
   uint64_t budget_ns = holder->grant->budget_ns;
   if (now.flags == flags && now.budget_ns == budget_ns)
     return;
   if (!device->draining)
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (now.flags > flags && !holder->late) { /* a late one's turn is short, and it needs all of it */
+  if (raised & SP_GRANT_CONTENDED && !holder->late) { /* a late one's turn is short, and it needs all of it */
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
-  if (now.flags > flags || now.budget_ns < budget_ns)
+  if (raised || now.budget_ns < budget_ns)
     wake_later(arbiter, holder->grant);
 }
 
@@ -137,14 +141,11 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
 static void learn_lead(struct sp_node_device *device, const struct sp_member *member) {
   if (!member->predecessor_ns || !member->view.entered || member->late)
     return;
-  int64_t late_ns = (int64_t)(member->view.entered_ns - member->predecessor_ns) + (int64_t)OVERLAP_NS;
-  if (late_ns > (int64_t)SP_LEAD_NS) /* one slow wake-up says little */
-    late_ns = SP_LEAD_NS;
-  if (late_ns < -(int64_t)SP_LEAD_NS)
-    late_ns = -(int64_t)SP_LEAD_NS;
-  int64_t lead_ns = (int64_t)device->lead_ns + late_ns / 8;
-  device->lead_ns =
-      lead_ns<(int64_t)LEAD_MIN_NS ? LEAD_MIN_NS : lead_ns>(int64_t) LEAD_MAX_NS ? LEAD_MAX_NS : (uint64_t)lead_ns;
+  /* Shifted, so that early and late are both above 0; one slow wake-up says little. */
+  uint64_t entered_ns = member->view.entered_ns + OVERLAP_NS + SP_LEAD_NS;
+  uint64_t late_ns = entered_ns > member->predecessor_ns ? entered_ns - member->predecessor_ns : 0;
+  late_ns = clamp_u64(late_ns, 0, 2 * SP_LEAD_NS);
+  device->lead_ns = clamp_u64(device->lead_ns + late_ns / 8 - SP_LEAD_NS / 8, LEAD_MIN_NS, LEAD_MAX_NS);
 }
 
 /* The drain is late: others run beside it from here on. So may the share itself again: what does not end may be
@@ -171,11 +172,8 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->closed_ns = now_ns;
   device->holder = NULL;
   device->draining++;
-  uint64_t bound_ns = member->view.longest_unit_ns + member->view.longest_unit_ns / 2;
-  if (bound_ns < SP_DRAIN_MIN_NS)
-    bound_ns = SP_DRAIN_MIN_NS;
-  if (bound_ns > SP_DRAIN_MAX_NS)
-    bound_ns = SP_DRAIN_MAX_NS;
+  uint64_t unit_ns = member->view.longest_unit_ns;
+  uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
   /* What was late before is not waited for again. */
   member->bound_ns = member->late ? now_ns : now_ns + bound_ns;
   /* After the close and its fence: what we read now is final, or busy. The claims too: a process that is new to us may

@@ -9,19 +9,17 @@
  * Prints one JSON object: {"hops_ns": [...]}, the time from giver to taker of every round.
  */
 #define _GNU_SOURCE
-#include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "program.h"
 
 #define ROUNDS_MAX 100000ul
 
@@ -32,12 +30,6 @@ struct page {
   _Alignas(64) uint64_t given_ns;       /* published by `middle`, then `taker` (release, acquire) */
   uint64_t hops_ns[ROUNDS_MAX];
 };
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void await(_Atomic uint32_t *word, uint32_t value) {
   uint32_t seen;

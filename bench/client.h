@@ -1,19 +1,11 @@
 /*
- * client: what the programs of this directory share as clients of the driver. They find it as real programs do (dlopen,
- * then cuGetProcAddress) and know nothing of shares. Included once per program; an error of the driver ends it.
+ * client: what the programs of this directory share as clients of the driver. They know nothing of shares. Included
+ * once per program; an error of the driver ends it.
  */
 #ifndef SHAREPOD_BENCH_CLIENT_H
 #define SHAREPOD_BENCH_CLIENT_H
 
-#include <dlfcn.h>
-#include <inttypes.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "program.h"
 
 #define CUDA_VERSION         12000
 #define STREAM_NON_BLOCKING  1u
@@ -80,26 +72,6 @@ struct array_descriptor {
 DRIVER(DECLARE)
 DRIVER_OPTIONAL(DECLARE)
 
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void sleep_until(uint64_t time_ns) {
-  struct timespec time = {.tv_sec = (time_t)(time_ns / 1000000000u), .tv_nsec = (long)(time_ns % 1000000000u)};
-  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
-}
-
-static void __attribute__((noreturn, format(printf, 1, 2))) die(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
-  va_end(arguments);
-  exit(1);
-}
-
 static void check(int result, const char *call) {
   if (result == SUCCESS)
     return;
@@ -111,27 +83,10 @@ static void check(int result, const char *call) {
 #define CALL(name, ...) (name ? check(name(__VA_ARGS__), #name) : die("the driver lacks " #name))
 
 static void load_driver(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (!library)
-    die("%s", dlerror());
-  int (*get_v2)(const char *, void **, int, uint64_t, int *) = NULL;
-  int (*get_v1)(const char *, void **, int, uint64_t) = NULL;
-  *(void **)&get_v2 = dlsym(library, "cuGetProcAddress_v2");
-  *(void **)&get_v1 = dlsym(library, "cuGetProcAddress");
-  if (!get_v2 && !get_v1)
-    die("the driver has no cuGetProcAddress");
-  void *address;
-  int status, result;
-#define FIND(name, arguments)                                                                                          \
-  address = NULL;                                                                                                      \
-  result = get_v2 ? get_v2(#name, &address, CUDA_VERSION, 0, &status) : get_v1(#name, &address, CUDA_VERSION, 0);      \
-  *(void **)&name = result == SUCCESS ? address : NULL;
-#define REQUIRE(name, arguments)                                                                                       \
-  FIND(name, arguments)                                                                                                \
-  if (!name)                                                                                                           \
-    die("the driver lacks " #name);
-  DRIVER(REQUIRE)
-  DRIVER_OPTIONAL(FIND)
+#define ONE_REQUIRED(name, arguments) REQUIRE(name, #name);
+#define ONE_OPTIONAL(name, arguments) FIND(name, #name);
+  DRIVER(ONE_REQUIRED)
+  DRIVER_OPTIONAL(ONE_OPTIONAL)
 }
 
 /* The kernel of a duration, named for it: the simulated device goes by the name, in the largest unit that divides it.

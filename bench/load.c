@@ -72,27 +72,6 @@ static bool running(void) {
 
 /* ---- options ---- */
 
-static uint64_t parse_time(const char *text) {
-  static const struct {
-    const char *suffix;
-    uint64_t ns;
-  } suffixes[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}};
-  char *end;
-  double value = strtod(text, &end);
-  for (size_t i = 0; end != text && i < sizeof suffixes / sizeof *suffixes; i++)
-    if (!strcmp(end, suffixes[i].suffix))
-      return (uint64_t)(value * (double)suffixes[i].ns + 0.5);
-  die("`%s` is not a time: give ns, us, ms or s", text);
-}
-
-static uint64_t parse_number(const char *text) {
-  char *end;
-  uint64_t value = strtoull(text, &end, 10);
-  if (end == text || *end)
-    die("`%s` is not a number", text);
-  return value;
-}
-
 static void parse_devices(char *text) {
   options.device_count = 0;
   for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
@@ -103,11 +82,7 @@ static void parse_devices(char *text) {
 }
 
 static void parse(int count, char **arguments) {
-  struct {
-    const char *name;
-    uint64_t *value;
-    bool time;
-  } known[] = {
+  const struct option known[] = {
       {"unit", &options.unit_ns, true}, {"work", &options.work_ns, true},       {"period", &options.period_ns, true},
       {"gap", &options.gap_ns, true},   {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
       {"group", &options.group, false}, {"streams", &options.streams, false},   {"graph", &options.graph, false},
@@ -118,16 +93,10 @@ static void parse(int count, char **arguments) {
     die("usage: load MODE [option=value ...]");
   options.mode = arguments[1];
   for (int i = 2; i < count; i++) {
-    char *value = strchr(arguments[i], '=');
+    char *value = parse_option(known, sizeof known / sizeof *known, arguments[i]);
     if (!value)
-      die("`%s` is not option=value", arguments[i]);
-    *value++ = 0;
-    size_t row = 0;
-    while (row < sizeof known / sizeof *known && strcmp(known[row].name, arguments[i]))
-      row++;
-    if (row < sizeof known / sizeof *known)
-      *known[row].value = known[row].time ? parse_time(value) : parse_number(value);
-    else if (!strcmp(arguments[i], "devices"))
+      continue;
+    if (!strcmp(arguments[i], "devices"))
       parse_devices(value);
     else if (!strcmp(arguments[i], "words"))
       options.words = value;
@@ -199,20 +168,6 @@ static void begin_result(void) {
          ", \"work_ns\": %" PRIu64,
          options.mode, getpid(), options.start_ns, now_ns(), launches,
          launches * options.unit_ns * (options.graph ? options.graph : 1));
-}
-
-static void print_list(const char *name, const uint64_t *values, size_t count) {
-  printf(", \"%s\": [", name);
-  for (size_t i = 0; i < count; i++)
-    printf(i ? ", %" PRIu64 : "%" PRIu64, values[i]);
-  putchar(']');
-}
-
-static void *allocate(size_t count, size_t size) {
-  void *memory = calloc(count, size);
-  if (!memory)
-    die("no memory for %zu values", count);
-  return memory;
 }
 
 /* ---- modes ---- */

@@ -26,7 +26,7 @@ class ProgramFailed(Exception):
 def build(source: str, output: str, *flags: str) -> Path:
     """Compile `source` of this directory to build/bench/`output` unless that is newer; return its path."""
     code, program = SOURCES / source, CACHE / output
-    newest = max(path.stat().st_mtime for path in (code, SOURCES / "client.h"))
+    newest = max(path.stat().st_mtime for path in (code, *SOURCES.glob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
         program.parent.mkdir(parents=True, exist_ok=True)
         partial = program.with_name(f"{program.name}.{os.getpid()}")

@@ -115,13 +115,17 @@ static bool leave_turn(struct sp_device *device, bool patient) {
   return left;
 }
 
-/* Say that the turn is drained, unless a thread has entered again. */
-static bool say_drained(struct sp_device *device, uint32_t turn, uint64_t drained_ns) {
+/* Say that the turn is drained, unless a thread has entered again: as of the end of its work, however late we are to
+ * see it, or as of now when the idle time since kept others out. */
+static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   pthread_mutex_lock(&device->turn_lock);
   bool same = device->report.held_turn == turn && !sp_load(&device->entered);
   if (same) {
+    uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
+    if (finished_ns < device->report.entered_ns) /* nothing has run in this turn */
+      finished_ns = device->report.entered_ns;
     device->report.drained_turn = turn;
-    device->report.drained_ns = drained_ns;
+    device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
     device->report.residue_until_ns = 0;
     publish(device);
   }
@@ -156,11 +160,7 @@ static void drain(struct sp_device *device, uint32_t turn) {
     sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
-  /* The end of the work, however late we are to see it: the arbiter knows when it closed the grant. */
-  uint64_t finished_ns = device->finished_ns, now_ns = sp_now_ns();
-  if (finished_ns < device->report.entered_ns)
-    finished_ns = device->report.entered_ns;
-  if (say_drained(device, turn, finished_ns < now_ns ? finished_ns : now_ns))
+  if (say_drained(device, turn, false)) /* the arbiter knows when it closed the grant, and bills at least up to then */
     sp_region_ring(&sp_guest.region);
 }
 
@@ -177,10 +177,7 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
     pthread_mutex_unlock(&device->turn_lock);
     return;
   }
-  /* Idle time that kept others out is charged; idle time that nobody wanted is not. */
-  uint64_t now_ns = sp_now_ns(), finished_ns = sp_load(&device->finished_ns);
-  uint64_t drained_ns = contended || !finished_ns || finished_ns > now_ns ? now_ns : finished_ns;
-  if (say_drained(device, turn, drained_ns) && contended)
+  if (say_drained(device, turn, contended) && contended)
     sp_region_ring(&sp_guest.region);
 }
 

@@ -12,6 +12,23 @@
         .hidden sp_dlopen_mask
         .text
 
+/* Call a function of ours between the program's call and the real one: the two arguments stay. */
+        .macro  call_ours function
+        pushq   %rdi
+        .cfi_adjust_cfa_offset 8
+        pushq   %rsi
+        .cfi_adjust_cfa_offset 8
+        subq    $8, %rsp                /* the callee's stack is 16-byte aligned */
+        .cfi_adjust_cfa_offset 8
+        call    \function
+        addq    $8, %rsp
+        .cfi_adjust_cfa_offset -8
+        popq    %rsi
+        .cfi_adjust_cfa_offset -8
+        popq    %rdi
+        .cfi_adjust_cfa_offset -8
+        .endm
+
 /* void *dlsym(void *handle, const char *name) */
         .globl  dlsym
         .type   dlsym, @function
@@ -28,19 +45,7 @@ dlsym:
         jne     .Lnext
         cmpb    $'u', 1(%rsi)
         jne     .Lnext
-        pushq   %rdi
-        .cfi_adjust_cfa_offset 8
-        pushq   %rsi
-        .cfi_adjust_cfa_offset 8
-        subq    $8, %rsp                /* the callee's stack is 16-byte aligned */
-        .cfi_adjust_cfa_offset 8
-        call    sp_filter
-        addq    $8, %rsp
-        .cfi_adjust_cfa_offset -8
-        popq    %rsi
-        .cfi_adjust_cfa_offset -8
-        popq    %rdi
-        .cfi_adjust_cfa_offset -8
+        call_ours sp_filter
         testq   %rax, %rax
         jz      .Lnext
         ret                             /* one of our wrappers */
@@ -50,19 +55,7 @@ dlsym:
         jz      .Lfirst
         jmp     *%rax
 .Lfirst:
-        pushq   %rdi
-        .cfi_adjust_cfa_offset 8
-        pushq   %rsi
-        .cfi_adjust_cfa_offset 8
-        subq    $8, %rsp
-        .cfi_adjust_cfa_offset 8
-        call    sp_resolve
-        addq    $8, %rsp
-        .cfi_adjust_cfa_offset -8
-        popq    %rsi
-        .cfi_adjust_cfa_offset -8
-        popq    %rdi
-        .cfi_adjust_cfa_offset -8
+        call_ours sp_resolve
         movq    sp_chain_dlsym(%rip), %rax
         testq   %rax, %rax
         jz      .Lnone                  /* no loader that we know: as if nothing were found */
@@ -86,19 +79,7 @@ dlopen:
         andl    sp_dlopen_mask(%rip), %esi
         jmp     *%rax
 .Lopen_first:
-        pushq   %rdi
-        .cfi_adjust_cfa_offset 8
-        pushq   %rsi
-        .cfi_adjust_cfa_offset 8
-        subq    $8, %rsp
-        .cfi_adjust_cfa_offset 8
-        call    sp_resolve
-        addq    $8, %rsp
-        .cfi_adjust_cfa_offset -8
-        popq    %rsi
-        .cfi_adjust_cfa_offset -8
-        popq    %rdi
-        .cfi_adjust_cfa_offset -8
+        call_ours sp_resolve
         movq    sp_chain_dlopen(%rip), %rax
         testq   %rax, %rax
         jnz     .Lopen

@@ -39,7 +39,7 @@ class Built:
 
 
 def _compile(output: Path, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str]) -> Path:
-    directories = {source.parent for source in sources}
+    directories = {HERE.parent, *(source.parent for source in sources)}
     depends = [*sources, *(path for one in directories for path in _headers(one))]
     newest = max(path.stat().st_mtime for path in depends)
     if output.exists() and output.stat().st_mtime > newest:

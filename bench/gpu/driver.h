@@ -1,15 +1,15 @@
 /*
- * The driver as the probe sees it: the functions it calls, found as real programs find them (dlopen, then
- * cuGetProcAddress), and what to do when one fails: say its name and its error, and end.
+ * The driver as the probe sees it: the functions it calls, and what to do when one fails: say its name and its error,
+ * and end.
  *
  * Only entry points that have been stable for years are here; a mode that needs a newer one says so.
  */
 #ifndef SHAREPOD_GPU_DRIVER_H
 #define SHAREPOD_GPU_DRIVER_H
 
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
+
+#include "../program.h"
 
 #define CUDA_VERSION         12080 /* the interface asked for; an older driver answers with what it has */
 #define STREAM_NON_BLOCKING  1u
@@ -148,10 +148,6 @@ void check(int result, const char *call);
 /* The same where the error is the result. */
 #define TRY(name, ...) (driver.name ? driver.name(__VA_ARGS__) : ERROR_NOT_SUPPORTED)
 
-void die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
-uint64_t now_ns(void); /* CLOCK_MONOTONIC */
-void sleep_until(uint64_t time_ns);
-void *allocate(size_t count, size_t size);
 /* A pinned host buffer, and its address on the device. */
 void *mapped(size_t bytes, device_pointer *address);
 

@@ -58,27 +58,6 @@ bool running(void) {
 
 /* ---- options ---- */
 
-static uint64_t parse_time(const char *text) {
-  static const struct {
-    const char *suffix;
-    uint64_t ns;
-  } suffixes[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}};
-  char *end;
-  double value = strtod(text, &end);
-  for (size_t i = 0; end != text && i < sizeof suffixes / sizeof *suffixes; i++)
-    if (!strcmp(end, suffixes[i].suffix))
-      return (uint64_t)(value * (double)suffixes[i].ns + 0.5);
-  die("`%s` is not a time: give ns, us, ms or s", text);
-}
-
-static uint64_t parse_number(const char *text) {
-  char *end;
-  uint64_t value = strtoull(text, &end, 10);
-  if (end == text || *end)
-    die("`%s` is not a number", text);
-  return value;
-}
-
 static void parse_units(char *text) {
   for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
     if (options.unit_count == UNITS_MAX)
@@ -88,11 +67,7 @@ static void parse_units(char *text) {
 }
 
 static void parse(int count, char **arguments) {
-  const struct {
-    const char *name;
-    uint64_t *value;
-    bool time;
-  } known[] = {
+  const struct option known[] = {
       {"unit", &options.unit_ns, true},
       {"work", &options.work_ns, true},
       {"period", &options.period_ns, true},
@@ -115,16 +90,10 @@ static void parse(int count, char **arguments) {
     die("usage: probe MODE [option=value ...]");
   options.mode = arguments[1];
   for (int i = 2; i < count; i++) {
-    char *value = strchr(arguments[i], '=');
+    char *value = parse_option(known, sizeof known / sizeof *known, arguments[i]);
     if (!value)
-      die("`%s` is not option=value", arguments[i]);
-    *value++ = 0;
-    size_t row = 0;
-    while (row < sizeof known / sizeof *known && strcmp(known[row].name, arguments[i]))
-      row++;
-    if (row < sizeof known / sizeof *known)
-      *known[row].value = known[row].time ? parse_time(value) : parse_number(value);
-    else if (!strcmp(arguments[i], "units"))
+      continue;
+    if (!strcmp(arguments[i], "units"))
       parse_units(value);
     else if (!strcmp(arguments[i], "rate"))
       options.rate = strtod(value, NULL);
@@ -154,13 +123,6 @@ void begin_result(uint64_t launches, uint64_t work_ns) {
   printf("{\"mode\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
          ", \"work_ns\": %" PRIu64,
          options.mode, getpid(), options.start_ns, now_ns(), launches, work_ns);
-}
-
-void print_list(const char *name, const uint64_t *values, size_t count) {
-  printf(", \"%s\": [", name);
-  for (size_t i = 0; i < count; i++)
-    printf(i ? ", %" PRIu64 : "%" PRIu64, values[i]);
-  putchar(']');
 }
 
 static int ascending(const void *left, const void *right) {

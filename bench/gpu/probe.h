@@ -28,7 +28,6 @@ struct kernel kernel_of(uint64_t unit_ns);
 
 /* Print the common part of the result, without its closing brace. */
 void begin_result(uint64_t launches, uint64_t work_ns);
-void print_list(const char *name, const uint64_t *values, size_t count);
 /* The middle, and the nearest-rank percentile, of values that get sorted. */
 void print_quantiles(const char *name, uint64_t *values, size_t count);
 
