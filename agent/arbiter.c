@@ -277,18 +277,8 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   device->members[member->policy] = member;
   write_terms(member, terms);
   memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
-  uint32_t word = sp_grant_word(member->grant);
-  if (word & 1u) { /* adopted with its gate open: that turn drains like any other */
-    member->turn = word;
-    member->draining = true;
-    member->closed_ns = member->requested_ns = now_ns;
-    member->granted_ns = member->grant->granted_ns < now_ns ? member->grant->granted_ns : now_ns;
-    member->deadline_ns = now_ns;
-    member->bound_ns = now_ns + SP_DRAIN_MAX_NS;
-    member->reason = SP_REASON_QUANTUM;
-    device->draining++;
-    sp_grant_close(member->grant, 0);
-    sp_grant_wake(member->grant);
+  if (sp_grant_word(member->grant) & 1u) {
+    sp_turn_adopt(member, now_ns);
   } else {
     sp_grant_close(member->grant, 0); /* a fresh region's word must become one that no process can hold */
     sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);

@@ -42,15 +42,11 @@ static uint64_t not_begun(struct sp_member *member, uint64_t from_ns, uint64_t u
 static uint32_t find_payers(const struct sp_node_device *device, struct sp_member *payers[SP_POLICY_SHARES]) {
   uint32_t count = 0;
   bool exclusive = false;
-  for (int index = 0; device->draining && index < device->policy.top; index++) {
-    const struct sp_member *member = device->members[index];
-    exclusive = exclusive || (member && member->draining && !member->cogranted);
-  }
-  for (int index = 0; device->draining && index < device->policy.top; index++) {
-    struct sp_member *member = device->members[index];
-    if (member && member->draining && (!member->cogranted || !exclusive))
-      payers[count++] = member;
-  }
+  for (uint32_t index = 0; index < device->draining; index++)
+    exclusive = exclusive || !device->drains[index]->cogranted;
+  for (uint32_t index = 0; index < device->draining; index++)
+    if (!device->drains[index]->cogranted || !exclusive)
+      payers[count++] = device->drains[index];
   if (device->holder && !exclusive)
     payers[count++] = device->holder;
   return count;

@@ -122,7 +122,9 @@ struct sp_node_device {
     const struct sp_member *member;
     uint64_t ended_ns;
   } recent[2];
-  uint32_t draining; /* closed, not drained */
+  /* Closed, not drained, the oldest first. Nearly always none or one. */
+  struct sp_member *drains[SP_POLICY_SHARES];
+  uint32_t draining;
   uint64_t billed_until_ns;
   uint64_t lead_ns;  /* so long before a residue's predicted end the next share is granted; learned */
   uint64_t retry_ns; /* when a limit lets somebody run; UINT64_MAX */
@@ -167,6 +169,8 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
 /* Close, drain, grant: whatever is due on the device. */
 void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
+/* A region with its gate open from an earlier agent: that turn drains like any other. */
+void sp_turn_adopt(struct sp_member *member, uint64_t now_ns);
 /* Wake those whose grants have changed. Before the lock is given back, and before a share is freed. */
 void sp_turn_wake(struct sp_arbiter *arbiter);
 /* The turn is over whatever the slots say: the share is being released. */

@@ -10,36 +10,8 @@
 
 #include <string.h>
 
+#include "policy_accounts.h"
 #include "policy_rates.h"
-
-/* An idle share saves at most its request over this time. Design allows 200 ms; with less than 100 ms nobody waits
- * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
-#define SAVED_NS (80 * MS)
-/* Lag within this time of target is ordinary rounding; an overrun beyond it is debt. */
-#define LAG_NS      (200 * MS)
-#define DEBT_MAX_NS (10000 * MS)
-/* The on-off period of a share that is held back by its limit alone. */
-#define LIMIT_PERIOD_NS (20 * MS)
-/* Co-granted holders are charged within this time of each other; a bill further beyond what has passed is wrong. */
-#define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
-
-/* A larger step or charge saturates every account anyway; the cut keeps ns x millipercent far from 2^63. */
-#define STEP_MAX_NS (1000000 * MS)
-#define FINITE      ((int64_t)(STEP_MAX_NS * WHOLE))
-
-/* `ns` at `rate_mp`, in account units. */
-static int64_t earned(uint64_t ns, uint32_t rate_mp) {
-  return (int64_t)(ns * rate_mp);
-}
-
-/* value x rate / whole, without overflow; rates are below 2^17, so nearly always without the slow division. */
-static int64_t scaled(int64_t value, uint32_t rate, uint32_t whole) {
-  const int64_t fits = (int64_t)1 << 46;
-  if (value < fits && value > -fits)
-    return value * (int64_t)rate / (int64_t)whole;
-  __int128 result = (__int128)value * rate / whole;
-  return result > FINITE ? FINITE : result < -FINITE ? -FINITE : (int64_t)result;
-}
 
 static bool is_known(const struct sp_policy *policy, int share) {
   return share >= 0 && share < policy->top && policy->shares[share].present;
@@ -49,172 +21,8 @@ static bool is_below_request(const struct sp_policy_share *s, int64_t credit) {
   return s->request_mp > 0 && credit >= 0;
 }
 
-static bool is_limited(const struct sp_policy_share *s) {
-  return s->limit_mp < WHOLE;
-}
-
-/* What the bucket must hold before a turn is granted: enough that a share alone runs limit x period, then pauses. */
-static int64_t bucket_threshold(const struct sp_policy_share *s) {
-  return scaled(earned(LIMIT_PERIOD_NS, s->limit_mp), WHOLE - s->limit_mp, WHOLE);
-}
-
-/* Two such turns; among others also what it earns while they take theirs, or waiting for them would lower its limit. */
-static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  int64_t burst = 2 * bucket_threshold(s);
-  return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
-}
-
 static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
-  return !is_limited(s) || bucket >= bucket_threshold(s);
-}
-
-/* Proportional to the target: a share with a small one gets its turn once a round, too, only a shorter one. A share
- * with a large target takes its part in several turns between those of others, which keeps every short window exact. */
-static uint64_t quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  uint64_t longest_ns = policy->active > 1 ? max_u64(policy->round_ns / policy->active, QUANTUM_NS) : QUANTUM_MAX_NS;
-  return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, longest_ns);
-}
-
-/* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
-static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  return earned(quantum(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
-}
-
-/* ---------------------------------------------------------------------------------------------- accounts */
-
-/* How much a waiting share may be behind: the bound of the lag, or two rounds where units make rounds longer. */
-static uint64_t lag_bound_ns(const struct sp_policy *policy) {
-  return max_u64(LAG_NS, 2 * policy->round_ns);
-}
-
-/* The rate at which credit is earned. Alone, a share may use the whole device and owes nothing for it. */
-static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  return policy->active == 1 ? WHOLE : s->guarantee_mp;
-}
-
-/* Upper bounds. Not during a turn: what the holder has used is not charged yet, so its accounts only look full. */
-static void cap_accounts(const struct sp_policy *policy, struct sp_policy_share *s) {
-  if (s->holding) { /* only kept finite, should a caller never charge */
-    s->bucket = min_i64(s->bucket, FINITE);
-    s->credit = min_i64(s->credit, FINITE);
-    s->lag = min_i64(s->lag, FINITE);
-    return;
-  }
-  s->bucket = min_i64(s->bucket, is_limited(s) ? bucket_capacity(policy, s) : FINITE); /* it costs a division */
-  if (is_active(s)) {
-    /* A target of 0 may only mean that the rates are stale; lag that it cannot earn does no harm. */
-    s->credit = min_i64(s->credit, earned(lag_bound_ns(policy), s->request_mp));
-    if (s->target_mp > 0)
-      s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
-  } else {
-    s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
-    s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
-  }
-}
-
-/* Half of the request repays debt while the share is active (work_out_rates halved it), all of it while it idles. */
-static void repay(struct sp_policy *policy, struct sp_policy_share *s, uint64_t elapsed_ns) {
-  s->debt -= earned(elapsed_ns, is_active(s) ? s->request_mp - s->request_mp / 2 : s->request_mp);
-  if (s->debt <= 0) {
-    s->debt = 0;
-    policy->stale = true;
-  }
-}
-
-/* Brings all accounts from updated_ns to now_ns at the rates of that time. */
-static void advance(struct sp_policy *policy, uint64_t now_ns) {
-  if (policy->stale)
-    sp_policy_rates(policy);
-  if (now_ns <= policy->updated_ns)
-    return;
-  uint64_t elapsed_ns = min_u64(now_ns - policy->updated_ns, STEP_MAX_NS);
-  policy->updated_ns = now_ns;
-  policy->entitled = min_i64(policy->entitled + earned(elapsed_ns, policy->targets_mp), FINITE);
-  for (int i = 0; i < policy->top; i++) {
-    struct sp_policy_share *s = &policy->shares[i];
-    if (!s->present)
-      continue;
-    s->bucket += earned(elapsed_ns, s->limit_mp);
-    if (is_active(s)) {
-      s->credit += earned(elapsed_ns, credit_rate(policy, s));
-      s->lag += earned(elapsed_ns, s->target_mp);
-    } else if (!s->paused && s->debt == 0) {
-      s->credit += earned(elapsed_ns, s->request_mp);
-      s->lag += earned(elapsed_ns, s->request_mp);
-    }
-    if (s->debt > 0)
-      repay(policy, s, elapsed_ns);
-    cap_accounts(policy, s);
-  }
-}
-
-/* Time to which the active shares were entitled and which nobody was charged for went into hand-offs: all of them give
- * it back at their rates. The sum is signed: when co-granted holders are charged one after the other, the later charge
- * returns what the earlier one took too much. */
-static void give_back_loss(struct sp_policy *policy, int64_t charged) {
-  int64_t loss = max_i64(policy->entitled - charged, -LOSS_RETURNED_MAX);
-  policy->entitled = 0;
-  if (policy->targets_mp == 0)
-    return;
-  for (int i = 0; i < policy->top; i++) {
-    struct sp_policy_share *s = &policy->shares[i];
-    if (!is_active(s))
-      continue;
-    /* What a share could not earn because its account was full, it does not lose either. */
-    int64_t lag_floor = min_i64(s->lag, -earned(lag_bound_ns(policy), s->target_mp));
-    int64_t credit_floor = min_i64(s->credit, -longest_turn(policy, s));
-    s->lag = max_i64(s->lag - scaled(loss, s->target_mp, policy->targets_mp), lag_floor);
-    s->credit = max_i64(s->credit - scaled(loss, credit_rate(policy, s), policy->targets_mp), credit_floor);
-    cap_accounts(policy, s);
-  }
-}
-
-/* Lower bounds of a share that has just been charged. */
-static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
-  int64_t turn = longest_turn(policy, s);
-  /* What it used of the surplus costs it nothing later: it never owes its guarantee more than one turn. */
-  s->credit = max_i64(s->credit, -turn);
-  int64_t floor = -max_i64(turn, earned(LAG_NS, s->target_mp));
-  if (s->lag >= floor)
-    return;
-  if (s->request_mp > 0) {
-    policy->stale = policy->stale || s->debt == 0;
-    s->debt = min_i64(s->debt + (floor - s->lag), earned(DEBT_MAX_NS, WHOLE));
-  }
-  s->lag = floor;
-}
-
-/* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
-static int compare_behind(const struct sp_policy_share *a, const struct sp_policy_share *b) {
-  /* lag / target by cross multiplication; a target of 0 (leftovers) counts as the smallest rate. */
-  __int128 left = (__int128)a->lag * (b->target_mp ? b->target_mp : 1);
-  __int128 right = (__int128)b->lag * (a->target_mp ? a->target_mp : 1);
-  return (left > right) - (left < right);
-}
-
-/* Cancels the lag common to all active shares, so that least <= 0 <= most: if all are behind, the device did not give
- * that time; if all are ahead, they used time that nobody else wanted, and owe nothing for it. */
-static void settle(struct sp_policy *policy) {
-  const struct sp_policy_share *least = NULL;
-  const struct sp_policy_share *most = NULL;
-  for (int i = 0; i < policy->top; i++) {
-    const struct sp_policy_share *s = &policy->shares[i];
-    if (!is_active(s) || s->target_mp == 0)
-      continue;
-    if (least == NULL || compare_behind(s, least) < 0)
-      least = s;
-    if (most == NULL || compare_behind(s, most) > 0)
-      most = s;
-  }
-  if (least == NULL || (least->lag <= 0 && most->lag >= 0))
-    return;
-  int64_t common = least->lag > 0 ? least->lag : most->lag;
-  uint32_t rate = least->lag > 0 ? least->target_mp : most->target_mp;
-  for (int i = 0; i < policy->top; i++) {
-    struct sp_policy_share *s = &policy->shares[i];
-    if (is_active(s))
-      s->lag = max_i64(s->lag - scaled(common, s->target_mp, rate), -FINITE);
-  }
+  return !is_limited(s) || bucket >= sp_account_threshold(s);
 }
 
 /* ------------------------------------------------------------------------------------------------ choice */
@@ -231,25 +39,25 @@ static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_
   uint32_t rule_b = rule_of(b);
   if (rule_a != rule_b)
     return rule_a < rule_b;
-  int behind = compare_behind(a, b);
+  int behind = sp_accounts_compare(a, b);
   return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
-  advance(policy, now_ns);
+  sp_accounts_advance(policy, now_ns);
   if (policy->stale)
     sp_policy_rates(policy);
-  settle(policy);
+  sp_accounts_settle(policy);
   policy->decisions++;
   struct sp_policy_share *best = NULL;
-  for (int i = 0; i < policy->top; i++) {
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     struct sp_policy_share *s = &policy->shares[i];
-    if (!s->present || !s->waiting || s->holding || s->paused)
+    if (s->holding || !s->waiting || s->paused)
       continue;
-    cap_accounts(policy, s);
+    sp_accounts_cap(policy, s);
     if (!limit_allows(s, s->bucket)) {
-      uint64_t missing = (uint64_t)(bucket_threshold(s) - s->bucket);
+      uint64_t missing = (uint64_t)(sp_account_threshold(s) - s->bucket);
       uint64_t refill_ns = (missing + s->limit_mp - 1) / s->limit_mp;
       choice.retry_ns = min_u64(choice.retry_ns, policy->updated_ns + refill_ns);
     } else if (best == NULL || goes_before(s, best)) {
@@ -260,7 +68,7 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   if (best == NULL)
     return choice;
   choice.retry_ns = UINT64_MAX;
-  choice.quantum_ns = quantum(policy, best);
+  choice.quantum_ns = sp_account_quantum(policy, best);
   if (is_limited(best)) /* the bucket goes on filling during the turn, so it lasts bucket / (100 % - limit) */
     choice.quantum_ns = min_u64(choice.quantum_ns, (uint64_t)best->bucket / (WHOLE - best->limit_mp));
   choice.rule = rule_of(best);
@@ -272,10 +80,9 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
 
 /* Somebody waits who is below its request and may run. */
 static bool request_waits(const struct sp_policy *policy) {
-  for (int i = 0; i < policy->top; i++) {
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     const struct sp_policy_share *s = &policy->shares[i];
-    if (s->present && s->waiting && !s->holding && !s->paused && is_below_request(s, s->credit) &&
-        limit_allows(s, s->bucket))
+    if (s->waiting && !s->holding && !s->paused && is_below_request(s, s->credit) && limit_allows(s, s->bucket))
       return true;
   }
   return false;
@@ -284,13 +91,13 @@ static bool request_waits(const struct sp_policy *policy) {
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
-  advance(policy, now_ns);
+  sp_accounts_advance(policy, now_ns);
   if (policy->stale)
     sp_policy_rates(policy);
   const struct sp_policy_share *s = &policy->shares[share];
   if (!is_below_request(s, s->credit) && request_waits(policy))
     return QUANTUM_MIN_NS;
-  return quantum(policy, s);
+  return sp_account_quantum(policy, s);
 }
 
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
@@ -316,6 +123,17 @@ void sp_policy_init(struct sp_policy *policy) {
   policy->stale = true;
 }
 
+/* After any change of terms, presence or pause. */
+static void look_for_latency(struct sp_policy *policy) {
+  policy->latency_present = false;
+  for (int i = 0; i < policy->top; i++) {
+    const struct sp_policy_share *s = &policy->shares[i];
+    if (s->present && s->share_class == SP_CLASS_LATENCY && !s->paused)
+      policy->latency_present = true;
+  }
+  policy->stale = true;
+}
+
 static void set_terms(struct sp_policy_share *s, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class) {
   s->limit_mp = limit_mp < 1 ? 1 : limit_mp > WHOLE ? WHOLE : limit_mp;
   s->request_mp = request_mp > s->limit_mp ? s->limit_mp : request_mp;
@@ -324,18 +142,19 @@ static void set_terms(struct sp_policy_share *s, uint32_t request_mp, uint32_t l
 
 int sp_policy_add(struct sp_policy *policy, uint32_t request_mp, uint32_t limit_mp, uint32_t share_class,
                   uint64_t now_ns) {
-  advance(policy, now_ns);
+  sp_accounts_advance(policy, now_ns);
   for (int i = 0; i < SP_POLICY_SHARES; i++) {
     struct sp_policy_share *s = &policy->shares[i];
     if (s->present)
       continue;
     memset(s, 0, sizeof *s);
     s->present = true;
+    s->updated_ns = policy->updated_ns;
     set_terms(s, request_mp, limit_mp, share_class);
-    s->bucket = bucket_threshold(s);
+    s->bucket = sp_account_threshold(s);
     if (policy->top <= i)
       policy->top = i + 1;
-    policy->stale = true;
+    look_for_latency(policy);
     return i;
   }
   return -1;
@@ -345,77 +164,68 @@ void sp_policy_update(struct sp_policy *policy, int share, uint32_t request_mp, 
                       uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
-  advance(policy, now_ns);
   struct sp_policy_share *s = &policy->shares[share];
+  sp_accounts_bring(policy, s, now_ns);
   bool was_limited = is_limited(s);
   set_terms(s, request_mp, limit_mp, share_class);
   if (!was_limited) /* the bucket of an unlimited share means nothing */
-    s->bucket = bucket_threshold(s);
+    s->bucket = sp_account_threshold(s);
   if (s->request_mp == 0)
     s->debt = 0;
-  cap_accounts(policy, s);
-  policy->stale = true;
+  sp_accounts_cap(policy, s);
+  look_for_latency(policy);
 }
 
 void sp_policy_remove(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
-  advance(policy, now_ns);
+  sp_accounts_advance(policy, now_ns);
   memset(&policy->shares[share], 0, sizeof policy->shares[share]);
+  sp_accounts_sort(policy, share);
   while (policy->top > 0 && !policy->shares[policy->top - 1].present)
     policy->top--;
-  policy->stale = true;
+  look_for_latency(policy);
 }
 
 void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].paused == paused)
     return;
-  advance(policy, now_ns);
-  policy->shares[share].paused = paused;
+  struct sp_policy_share *s = &policy->shares[share];
+  sp_accounts_bring(policy, s, now_ns);
+  s->paused = paused;
+  sp_accounts_sort(policy, share);
   if (paused)
-    cap_accounts(policy, &policy->shares[share]);
-  policy->stale = true;
+    sp_accounts_cap(policy, s);
+  look_for_latency(policy);
 }
 
 void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns) {
   if (!is_known(policy, share) || policy->shares[share].waiting == waiting)
     return;
-  advance(policy, now_ns);
   struct sp_policy_share *s = &policy->shares[share];
+  sp_accounts_bring(policy, s, now_ns);
   s->waiting = waiting;
+  sp_accounts_sort(policy, share);
   if (waiting)
     s->waiting_since_ns = policy->updated_ns;
   else
-    cap_accounts(policy, s);
-  if (!s->holding)
-    policy->stale = true;
+    sp_accounts_cap(policy, s);
 }
 
 void sp_policy_charge(struct sp_policy *policy, int share, uint64_t used_ns, uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
-  advance(policy, now_ns);
-  struct sp_policy_share *s = &policy->shares[share];
-  used_ns = min_u64(used_ns, STEP_MAX_NS);
-  int64_t charged = earned(used_ns, WHOLE);
-  give_back_loss(policy, charged);
-  s->used_ns += used_ns;
-  policy->used_ns += used_ns;
-  s->credit -= charged;
-  s->lag -= charged;
-  /* A limit is repaid in full, however long the unit was; the bound only keeps the account finite. */
-  s->bucket = max_i64(s->bucket - charged, -FINITE);
-  bound_overrun(policy, s);
+  sp_accounts_bring(policy, &policy->shares[share], now_ns);
+  sp_accounts_charge(policy, &policy->shares[share], used_ns);
 }
 
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share) || !policy->shares[share].holding)
     return;
-  advance(policy, now_ns);
+  sp_accounts_advance(policy, now_ns);
   policy->shares[share].holding = false;
-  cap_accounts(policy, &policy->shares[share]);
-  if (!is_active(&policy->shares[share]))
-    policy->stale = true;
+  sp_accounts_sort(policy, share);
+  sp_accounts_cap(policy, &policy->shares[share]);
 }
 
 uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_unit_ns) {
@@ -426,7 +236,7 @@ uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_un
     s->longest_unit_ns = longest_unit_ns;
     policy->round_ns = sp_policy_round(policy);
   }
-  return quantum(policy, s);
+  return sp_account_quantum(policy, s);
 }
 
 /* -------------------------------------------------------------------------------------------- validation */
@@ -438,7 +248,7 @@ static bool share_is_valid(const struct sp_policy *policy, const struct sp_polic
     return false;
   if (!policy->stale && (s->guarantee_mp > s->target_mp || s->target_mp > s->limit_mp))
     return false;
-  if (!policy->stale && !is_active(s) && s->target_mp > 0)
+  if (!is_active(s) && s->target_mp > 0)
     return false;
   return s->used_ns <= policy->used_ns;
 }
@@ -450,6 +260,8 @@ bool sp_policy_valid(const struct sp_policy *policy) {
     return false;
   for (int i = 0; i < SP_POLICY_SHARES; i++) {
     const struct sp_policy_share *s = &policy->shares[i];
+    if (is_active(s) != (next_active(policy, i) == i))
+      return false;
     if (!s->present)
       continue;
     if (i >= policy->top || !share_is_valid(policy, s))

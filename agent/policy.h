@@ -23,8 +23,9 @@
 #include <stdint.h>
 
 /* cdef begin: the block between the markers is read by bench/model/policy.py for cffi */
-#define SP_POLICY_SHARES 128    /* per device */
-#define SP_POLICY_WHOLE  100000 /* 100 % in millipercent */
+#define SP_POLICY_SHARES       128    /* per device */
+#define SP_POLICY_SHARES_WORDS 2      /* of 64 bits: one bit a share */
+#define SP_POLICY_WHOLE        100000 /* 100 % in millipercent */
 
 enum sp_class { SP_CLASS_LATENCY = 0, SP_CLASS_STANDARD = 1, SP_CLASS_BATCH = 2 };
 
@@ -54,7 +55,8 @@ struct sp_policy_share {
   uint32_t guarantee_mp; /* request, scaled when the active requests exceed 100 %, halved while in debt */
   uint32_t target_mp;    /* guarantee + its part of the surplus, never above the limit */
 
-  /* Accounts, ns x millipercent. */
+  /* Accounts, ns x millipercent. Those of a share that is not active stand at updated_ns. */
+  uint64_t updated_ns;
   int64_t credit; /* guaranteed minus used: >= 0 is "below its request" */
   int64_t lag;    /* target minus used: the choice within a rule goes by lag / target_mp, "time behind its target" */
   int64_t debt;   /* overrun past the bound of the lag, >= 0; repaid out of half the request */
@@ -67,14 +69,16 @@ struct sp_policy_share {
 
 struct sp_policy {
   struct sp_policy_share shares[SP_POLICY_SHARES];
-  int top;             /* shares[top..] are absent */
-  uint64_t updated_ns; /* accounts stand at this time */
-  uint64_t round_ns;   /* in which every active share should get a turn, see docs/policy.md */
-  uint32_t active;     /* shares waiting or holding */
-  uint32_t targets_mp; /* sum of target_mp over them, <= 100000 */
-  int64_t entitled;    /* sum of targets accrued since the last charge: what is not charged was lost to hand-off */
-  bool stale;          /* the active set or the terms changed: rates must be worked out again */
-  uint64_t used_ns;    /* everything charged to anyone */
+  int top;                                     /* shares[top..] are absent */
+  uint64_t active_set[SP_POLICY_SHARES_WORDS]; /* bit i: shares[i] is active; an event costs nothing for the others */
+  bool latency_present;                        /* a latency share that is not paused, active or not */
+  uint64_t updated_ns;                         /* the accounts of the active shares stand at this time */
+  uint64_t round_ns;                           /* in which every active share should get a turn, see docs/policy.md */
+  uint32_t active;                             /* shares waiting or holding */
+  uint32_t targets_mp;                         /* sum of target_mp over them, <= 100000 */
+  int64_t entitled; /* sum of targets accrued since the last charge: what is not charged was lost to hand-off */
+  bool stale;       /* the active set or the terms changed: rates must be worked out again */
+  uint64_t used_ns; /* everything charged to anyone */
   uint64_t decisions;
 };
 

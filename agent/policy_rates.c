@@ -25,17 +25,17 @@ static uint32_t weight_of(const struct sp_policy_share *s) {
 static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t left) {
   while (left > 0) {
     uint64_t weights = 0;
-    for (int i = 0; i < policy->top; i++) {
+    for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
       const struct sp_policy_share *s = &policy->shares[i];
-      if (is_active(s) && tier_of(s) == tier && s->target_mp < s->limit_mp)
+      if (tier_of(s) == tier && s->target_mp < s->limit_mp)
         weights += weight_of(s);
     }
     if (weights == 0)
       return left;
     uint32_t filled = 0;
-    for (int i = 0; i < policy->top; i++) {
+    for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
       struct sp_policy_share *s = &policy->shares[i];
-      if (!is_active(s) || tier_of(s) != tier || s->target_mp >= s->limit_mp)
+      if (tier_of(s) != tier || s->target_mp >= s->limit_mp)
         continue;
       uint32_t room = s->limit_mp - s->target_mp;
       if ((uint64_t)left * weight_of(s) >= (uint64_t)room * weights) {
@@ -48,9 +48,9 @@ static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t lef
     if (filled > 0)
       continue;
     uint32_t before = left;
-    for (int i = 0; i < policy->top; i++) {
+    for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
       struct sp_policy_share *s = &policy->shares[i];
-      if (!is_active(s) || tier_of(s) != tier || s->target_mp >= s->limit_mp)
+      if (tier_of(s) != tier || s->target_mp >= s->limit_mp)
         continue;
       uint32_t part = (uint32_t)((uint64_t)before * weight_of(s) / weights);
       s->target_mp += part;
@@ -68,15 +68,10 @@ static uint32_t effective_request(const struct sp_policy_share *s) {
 /* A round of turns: shares x base quantum, the base at least half the longest unit, for a turn lasts at least a unit. A
  * whole unit would be too much: with work in flight at its end, such a turn lasts two. */
 uint64_t sp_policy_round(const struct sp_policy *policy) {
-  uint64_t base_ns = QUANTUM_NS;
+  uint64_t base_ns = policy->latency_present ? QUANTUM_LATENCY_NS : QUANTUM_NS;
   uint64_t unit_ns = 0;
-  for (int i = 0; i < policy->top; i++) {
-    const struct sp_policy_share *s = &policy->shares[i];
-    if (s->present && s->share_class == SP_CLASS_LATENCY && !s->paused)
-      base_ns = QUANTUM_LATENCY_NS;
-    if (is_active(s))
-      unit_ns = max_u64(unit_ns, s->longest_unit_ns);
-  }
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
+    unit_ns = max_u64(unit_ns, policy->shares[i].longest_unit_ns);
   uint64_t turns = max_u64(policy->active, 2); /* alone: a turn of two base quanta */
   base_ns = min_u64(base_ns, max_u64(ROUND_NS / turns, QUANTUM_MIN_NS));
   base_ns = max_u64(base_ns, min_u64(unit_ns / 2, QUANTUM_MAX_NS));
@@ -86,31 +81,25 @@ uint64_t sp_policy_round(const struct sp_policy *policy) {
 void sp_policy_rates(struct sp_policy *policy) {
   uint64_t requests = 0;
   policy->active = 0;
-  for (int i = 0; i < policy->top; i++) {
-    const struct sp_policy_share *s = &policy->shares[i];
-    if (is_active(s)) {
-      policy->active++;
-      requests += effective_request(s);
-    }
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    policy->active++;
+    requests += effective_request(&policy->shares[i]);
   }
   uint32_t left = WHOLE;
   bool present[TIER_COUNT] = {false};
-  for (int i = 0; i < policy->top; i++) {
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     struct sp_policy_share *s = &policy->shares[i];
-    s->guarantee_mp = 0;
-    if (is_active(s)) {
-      present[tier_of(s)] = true;
-      uint64_t request = effective_request(s);
-      s->guarantee_mp = (uint32_t)(requests > WHOLE ? request * WHOLE / requests : request);
-      left -= s->guarantee_mp;
-    }
+    present[tier_of(s)] = true;
+    uint64_t request = effective_request(s);
+    s->guarantee_mp = (uint32_t)(requests > WHOLE ? request * WHOLE / requests : request);
     s->target_mp = s->guarantee_mp;
+    left -= s->guarantee_mp;
   }
   for (int tier = 0; tier < TIER_COUNT; tier++)
     if (present[tier])
       left = fill_tier(policy, (enum tier)tier, left);
   policy->targets_mp = 0;
-  for (int i = 0; i < policy->top; i++)
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
     policy->targets_mp += policy->shares[i].target_mp;
   policy->round_ns = sp_policy_round(policy);
   policy->stale = false;

@@ -1,4 +1,4 @@
-/* What policy.c and policy_rates.c share: who is active, and how long turns are. For these two files alone. */
+/* Who is active, at which rates, and how long turns are. For the policy*.c files alone. */
 #ifndef SHAREPOD_POLICY_RATES_H
 #define SHAREPOD_POLICY_RATES_H
 
@@ -33,6 +33,19 @@ static inline int64_t max_i64(int64_t a, int64_t b) {
 
 static inline bool is_active(const struct sp_policy_share *s) {
   return s->present && (s->holding || (s->waiting && !s->paused));
+}
+
+/* The active shares, one after the other: for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
+ */
+static inline int next_active(const struct sp_policy *policy, int from) {
+  for (int word = from / 64; word < SP_POLICY_SHARES / 64; word++) {
+    uint64_t rest = policy->active_set[word];
+    if (word == from / 64)
+      rest &= ~(uint64_t)0 << (from % 64);
+    if (rest)
+      return word * 64 + __builtin_ctzll(rest);
+  }
+  return -1;
 }
 
 /* Takes part in the surplus; the others get what even these leave. */

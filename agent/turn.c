@@ -118,6 +118,23 @@ static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, ui
   member->usage.turns++;
 }
 
+static void add_drain(struct sp_member *member) {
+  struct sp_node_device *device = member->device;
+  member->draining = true;
+  device->drains[device->draining++] = member;
+}
+
+static void remove_drain(struct sp_member *member) {
+  struct sp_node_device *device = member->device;
+  uint32_t index = 0;
+  while (device->drains[index] != member)
+    index++;
+  device->draining--;
+  for (; index < device->draining; index++)
+    device->drains[index] = device->drains[index + 1];
+  member->draining = false;
+}
+
 static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (drained_ns < device->billed_until_ns)
@@ -129,8 +146,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   remember_end(device, member, now_ns);
   if (device->holder)
     device->holder->predecessor_ns = drained_ns;
-  member->draining = false;
-  device->draining--;
+  remove_drain(member);
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
   sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
   if (!member->cogranted)
@@ -166,12 +182,11 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   sp_bill(device, now_ns);
   sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
   member->holding = false;
-  member->draining = true;
+  add_drain(member);
   member->cogranted = false;
   member->reason = reason;
   member->closed_ns = now_ns;
   device->holder = NULL;
-  device->draining++;
   uint64_t unit_ns = member->view.longest_unit_ns;
   uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
   /* What was late before is not waited for again. */
@@ -187,6 +202,18 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   } else {
     wake_later(arbiter, member->grant); /* its keeper has work to do; who has nothing on the device need not know */
   }
+}
+
+void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
+  member->turn = sp_grant_word(member->grant);
+  member->closed_ns = member->requested_ns = now_ns;
+  member->granted_ns = member->grant->granted_ns < now_ns ? member->grant->granted_ns : now_ns;
+  member->deadline_ns = now_ns;
+  member->bound_ns = now_ns + SP_DRAIN_MAX_NS;
+  member->reason = SP_REASON_QUANTUM;
+  add_drain(member);
+  sp_grant_close(member->grant, 0);
+  sp_grant_wake(member->grant);
 }
 
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
@@ -206,8 +233,7 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   if (member->draining) { /* its own late turn: the new one goes on where that is */
     sp_bill(device, now_ns);
     record_turn(arbiter, member, now_ns);
-    member->draining = false;
-    device->draining--;
+    remove_drain(member);
   }
   member->holding = true;
   member->cogranted = false;
@@ -285,9 +311,9 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
 
 /* May the next share be granted although somebody still drains? */
 static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  for (int index = 0; index < device->policy.top; index++) {
-    struct sp_member *member = device->members[index];
-    if (!member || !member->draining || member->cogranted)
+  for (uint32_t index = device->draining; index-- > 0;) { /* downwards: an update may end a drain */
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted)
       continue;
     if (now_ns >= member->bound_ns) {
       cogrant(member, now_ns);
@@ -305,9 +331,9 @@ static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *de
 
 /* A successor was granted early and the residue outlived its prediction: from here on they share the time. */
 static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
-  for (int index = 0; index < device->policy.top; index++) {
-    struct sp_member *member = device->members[index];
-    if (!member || !member->draining || member->cogranted)
+  for (uint32_t index = 0; index < device->draining; index++) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted)
       continue;
     if (now_ns < member->bound_ns &&
         (!member->view.residue_until_ns || now_ns < member->view.residue_until_ns + OVERLAP_MAX_NS))
@@ -320,9 +346,9 @@ static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
  * and so may never be the policy's choice again (its limit's bucket stays empty). It gets a short turn all the same. */
 static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *longest = NULL;
-  for (int index = 0; device->draining && index < device->policy.top; index++) {
-    struct sp_member *member = device->members[index];
-    if (member && member->draining && member->cogranted && member->view.waiting && !member->share->paused &&
+  for (uint32_t index = 0; index < device->draining; index++) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted && member->view.waiting && !member->share->paused &&
         now_ns >= member->bound_ns + SP_STUCK_AFTER_NS && (!longest || member->bound_ns < longest->bound_ns))
       longest = member;
   }
@@ -377,19 +403,19 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
   uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
   const struct sp_member *holder = device->holder;
   if (holder) {
-    if (!holder->view.entered && holder->granted_ns + SP_ENTER_NS < due_ns)
+    bool contended = others_wait(device, holder); /* else the tick is soon enough */
+    if (contended && !holder->view.entered)
       due_ns = holder->granted_ns + SP_ENTER_NS + 1;
-    bool watched = holder->terms.limit_millipercent < SP_POLICY_WHOLE || others_wait(device, holder);
-    if (watched && holder->deadline_ns < due_ns)
+    if ((contended || holder->terms.limit_millipercent < SP_POLICY_WHOLE) && holder->deadline_ns < due_ns)
       due_ns = holder->deadline_ns;
   }
-  for (int index = 0; device->draining && index < device->policy.top; index++) {
-    const struct sp_member *member = device->members[index];
-    if (member && member->draining && member->cogranted && member->view.waiting && !holder &&
-        member->bound_ns + SP_STUCK_AFTER_NS < due_ns)
-      due_ns = member->bound_ns + SP_STUCK_AFTER_NS;
-    if (!member || !member->draining || member->cogranted)
+  for (uint32_t index = 0; index < device->draining; index++) {
+    const struct sp_member *member = device->drains[index];
+    if (member->cogranted) {
+      if (member->view.waiting && !holder && member->bound_ns + SP_STUCK_AFTER_NS < due_ns)
+        due_ns = member->bound_ns + SP_STUCK_AFTER_NS;
       continue;
+    }
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
     if (residue_ns && !holder && others_wait(device, member))
       next_ns = residue_ns > device->lead_ns ? residue_ns - device->lead_ns : 0;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define LOOK_EVERY_NS 5000000
+#define LOOK_EVERY_NS 50000000
 #define EVENT_XID     8ull
 
 typedef struct event_set {

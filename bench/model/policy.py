@@ -55,12 +55,12 @@ def load() -> tuple[Any, Any]:
     ffi.cdef(cdef_block((AGENT / "policy.h").read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory(prefix="sharepod-policy-") as directory:
         # Beside its output: a compiler that writes object files by relative path stays in the directory.
-        for name in ("policy.c", "policy.h", "policy_rates.c", "policy_rates.h"):
-            shutil.copy(AGENT / name, directory)
+        for path in AGENT.glob("policy*.[ch]"):
+            shutil.copy(path, directory)
         ffi.set_source(
             "_sharepod_policy",
             '#include "policy.h"',
-            sources=[str(Path(directory) / name) for name in ("policy.c", "policy_rates.c")],
+            sources=[str(path) for path in Path(directory).glob("policy*.c")],
             include_dirs=[directory],
             extra_compile_args=["-std=c11", "-O2"],
         )
