@@ -82,7 +82,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage);
-/* Up to `capacity` live processes of the share; returns how many. */
+/* Up to `capacity` live processes of the share, as of the last sp_arbiter_read_usage; returns how many. */
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
 /* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */
 int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity);

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sharepod.agent.device import DeviceProcess
     from sharepod.agent.share import DeviceUuid
 
-GRACE_NS: Final = 2_000_000_000
-"""Shorter than the 5 s within which a process must be found, longer than two looks."""
+GRACE_NS: Final = 1_500_000_000
+"""Longer than a program takes to claim its slot; less than a look, so that the second look, within 5 s, finds it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIBRARY_NAME: Final = "libnvidia-ml.so.1"
-LOOK_INTERVAL_S: Final = 1.0
+LOOK_INTERVAL_S: Final = 2.0
 _RECOVERY_NONE: Final = 0
 _RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
@@ -133,7 +133,7 @@ class Inventory:
                 pynvml.nvmlDeviceRegisterEvents(parent, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def start(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
-        """Look every second on a thread of its own; `deliver` is called there."""
+        """Look every two seconds, and at every Xid, on a thread of its own; `deliver` is called there."""
         self._thread = threading.Thread(target=self._run, args=(deliver,), name="nvml", daemon=True)
         self._thread.start()
 

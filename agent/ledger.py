@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from itertools import pairwise
 from typing import Final
@@ -52,11 +51,15 @@ class Account:
 
         `used_ns` is the counter at `now_ns`. The window begins at the sample nearest before its start.
         """
-        samples = [*self._coarse, *self._fine]
-        if not samples:
+        if not self._fine:
             return 0
-        at = max(0, bisect_right(samples, (now_ns - window_ns, 1 << 63)) - 1)
-        since_ns, before_ns = samples[at]
+        start_ns = now_ns - window_ns
+        samples = self._coarse if self._coarse and start_ns < self._fine[0][0] else self._fine
+        since_ns, before_ns = samples[0]
+        for sample in samples:  # a few: the fine ones span two windows of a second, the coarse ones begin a minute ago
+            if sample[0] > start_ns:
+                break
+            since_ns, before_ns = sample
         if now_ns <= since_ns or used_ns < before_ns:
             return 0
         rate = round((used_ns - before_ns) * WHOLE_MILLIPERCENT / (now_ns - since_ns))

@@ -25,7 +25,7 @@ class Arbiter(Protocol):
         """Add a device by its NVML UUID."""
 
     def set_device_health(self, device: Handle, healthy: bool) -> None:
-        """Tell whether work can run on the device; an unhealthy one grants everything at once."""
+        """Tell whether work can run on the device; for the record, launches on a lost one fail at once."""
 
     def add_share(
         self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
@@ -45,7 +45,7 @@ class Arbiter(Protocol):
         """Return the account of the share on its `term`-th device."""
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
-        """Return the live processes of the share."""
+        """Return the live processes of the share, as of the last `read_usage`."""
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         """Return up to `capacity` finished turns with a sequence above `after`, oldest first."""
@@ -72,7 +72,6 @@ class NativeArbiter:
         self._ffi = native.ffi
         self._lib = native.lib
         self.region_abi_version: int = self._lib.SP_ABI
-        self._processes_max: int = self._lib.SP_SLOTS_MAX
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -147,10 +146,9 @@ class NativeArbiter:
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """See Arbiter."""
-        found = self._ffi.new("struct sp_process[]", self._processes_max)
-        count = _check(
-            self._lib.sp_arbiter_read_processes(self._arbiter, share, found, self._processes_max), "read processes"
-        )
+        capacity = self._lib.SP_SLOTS_MAX
+        found = self._ffi.new("struct sp_process[]", capacity)
+        count = _check(self._lib.sp_arbiter_read_processes(self._arbiter, share, found, capacity), "read processes")
         return tuple(Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in found[0:count])
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:

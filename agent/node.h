@@ -105,6 +105,7 @@ struct sp_share {
   uint64_t orphaned_ns[SP_SLOTS_MAX]; /* claimed, but nobody held the lock since */
   uint64_t slot_launches[SP_SLOTS_MAX][SP_DEVICES_MAX];
   uint32_t slot_passed[SP_SLOTS_MAX][SP_DEVICES_MAX];
+  uint64_t slot_memory_bytes[SP_SLOTS_MAX][SP_DEVICES_MAX];
   uint32_t member_count;
   struct sp_member members[SP_DEVICES_MAX];
 };

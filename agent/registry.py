@@ -46,6 +46,8 @@ _SLOTS_NAME: Final = "slots"
 """SP_SLOTS_FILE of hook/region.h."""
 _REMEMBERED_PER_HANDLE: Final = 64
 """Released shares whose names are kept for traces, per handle of the arbiter."""
+_NOTHING: Final = Usage()
+"""The account of earlier agents of a share that had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Registry:
                 f"region of the share cannot be created: {os.strerror(error.errno or 0)}: "
                 f"check space and files in {self._directory}"
             ) from error
-        self._enter(share, handle, (Usage(),) * len(devices), now_ns)
+        self._enter(share, handle, (_NOTHING,) * len(devices), now_ns)
         return share
 
     def adopt(self, record: Record, now_ns: int) -> None:
@@ -362,6 +364,8 @@ def _carried(record: Record) -> tuple[Usage, ...]:
 
 def _sum(carried: Usage, usage: Usage) -> Usage:
     """Add the counters of earlier agents to those of this one; gauges are of now."""
+    if carried is _NOTHING:
+        return usage
     return replace(
         usage,
         used_ns=carried.used_ns + usage.used_ns,

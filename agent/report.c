@@ -38,11 +38,8 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
     struct sp_process *process = &processes[count++];
     *process = (struct sp_process){.pid = found->pids[slot], .slot = slot};
     for (uint32_t index = 0; index < found->member_count; index++) {
-      struct sp_slot_device said;
-      if (sp_slot_read(&found->region, slot, index, &said))
-        continue;
-      process->launches += said.launches;
-      process->memory_used_bytes += said.memory_used_bytes;
+      process->launches += found->slot_launches[slot][index];
+      process->memory_used_bytes += found->slot_memory_bytes[slot][index];
     }
   }
   sp_arbiter_unlock(arbiter);

@@ -86,6 +86,7 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     share->members[index].retired_passed += share->slot_passed[slot][index];
     share->slot_launches[slot][index] = 0;
     share->slot_passed[slot][index] = 0;
+    share->slot_memory_bytes[slot][index] = 0;
   }
   sp_slot_clear(&share->region, slot);
   share->claimed &= ~((uint64_t)1 << slot);
@@ -154,9 +155,10 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
   view->launches += share->slot_launches[slot][member->index];
   view->passed += share->slot_passed[slot][member->index];
   if (said.memory_used_bytes < (uint64_t)1 << 50)
-    view->memory_used_bytes += said.memory_used_bytes;
+    share->slot_memory_bytes[slot][member->index] = said.memory_used_bytes;
   else
     member->usage.faults++;
+  view->memory_used_bytes += share->slot_memory_bytes[slot][member->index];
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
   if (unit_ns > 10000000000u)
     unit_ns = 10000000000u;
