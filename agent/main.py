@@ -47,6 +47,8 @@ TICK_S: Final = 0.5
 SAVE_TICKS: Final = 2
 """Ticks between two checkpoints: one a second."""
 STOP_GRACE_S: Final = 0.5
+PLANNED_STOP_GRACE_S: Final = 0.02
+"""What calls under way get before the gates open: a stream that watches usage never ends by itself."""
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -209,7 +211,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
         await _tick_until(stopping, node)
         log.info("agent stopping", extra={"shares": len(node.statuses())})
     finally:
-        await server.stop(STOP_GRACE_S if not stopping.is_set() else 0.05)
+        await server.stop(PLANNED_STOP_GRACE_S if stopping.is_set() else STOP_GRACE_S)
         socket_path.unlink(missing_ok=True)
 
 

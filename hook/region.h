@@ -43,8 +43,9 @@
 #define SP_SLOTS_FILE "slots"
 #define SP_BELL_FILE  "bell"
 
-/* The agent writes heartbeat_ns at least every 100 ms; a hook that sees none for this long opens its gates. */
-#define SP_STALE_NS 1000000000u
+/* The agent writes heartbeat_ns at least every 100 ms; a hook that sees none for this long opens its gates. It looks
+ * every 100 ms, so the gates of a crashed agent are open within 1 s. */
+#define SP_STALE_NS 900000000u
 
 /* sp_header.flags */
 #define SP_HEADER_CLOSED 1u /* node policy `closed`: without a usable region CUDA must not start */

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from agent_process import wait_until
 
 from sharepod.proto import v1_pb2 as pb
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from agent_process import MakeAgent, RunningAgent
 
+MS = 1_000_000
 PROGRAM = Path(__file__).with_name("gpu_program.py")
 
 
@@ -101,6 +103,40 @@ def test_a_paused_program_stands_still_and_goes_on_when_resumed(agent: RunningAg
         assert usage(agent, "a").used_ns == paused.used_ns
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="a"))
         wait_until(lambda: usage(agent, "a").used_ns > paused.used_ns + 100_000_000)
+
+
+def opened_ns(agent: RunningAgent, signal_number: int) -> int:
+    """End the agent beneath a share whose gate is closed 99 % of the time and a paused one, which must stay so.
+
+    Returns how long after the signal the first begins to run as it likes.
+    """
+    with (
+        program(metered(agent.register(1, 1, device="0"))),
+        program(metered(agent.register(50, name="paused", device="1"))),
+        Truth(f"{agent.directory}/simgpu") as truth,
+    ):
+        agent.stub.PauseShare(pb.PauseShareRequest(share="paused"))
+        next(agent.stub.WatchUsage(pb.WatchUsageRequest()))  # somebody watches, as the cluster does
+        time.sleep(0.3)
+        paused_busy_ns = truth.contexts(1)[0].busy_ns
+        signalled_ns = time.monotonic_ns()
+        agent.stop(signal_number)
+        time.sleep(1.5)
+        starts_ns = [kernel.started_ns for kernel in truth.kernels(0) if kernel.started_ns > signalled_ns]
+        assert truth.contexts(1)[0].busy_ns == paused_busy_ns
+    # Limited, ten kernels of 500 µs take 500 ms.
+    free = [first for first, tenth in zip(starts_ns, starts_ns[9:], strict=False) if tenth - first < 50 * MS]
+    assert free
+    return free[0] - signalled_ns
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("number", "bar_ms"), [(signal.SIGTERM, 50), (signal.SIGKILL, 1000)])
+def test_gates_open_within_50_ms_of_a_planned_stop_and_1_s_of_a_crash(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, number: int, bar_ms: int
+) -> None:
+    monkeypatch.setenv("SIMGPU_LOG_KERNELS", "100000")
+    assert min(opened_ns(make_agent().start(), number) for _ in range(2)) <= bar_ms * MS
 
 
 def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: RunningAgent) -> None:
