@@ -61,7 +61,6 @@ class Node:
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._foreign = foreign.ForeignProcesses(monitoring)
         self._boot = checkpoint.boot_id()
-        self._released = 0
         self.published = self.status()
         """The last status, for readers on other threads (the metrics): replaced whole, never changed."""
 
@@ -107,7 +106,6 @@ class Node:
         """End a share and return its last account."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
-        self._released += 1
         used_ns = sum(held.usage.used_ns for held in last.usages)
         log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
         self._changed()

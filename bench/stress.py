@@ -84,7 +84,6 @@ class Round:
     def __init__(self, node: Node, dice: random.Random, devices: int, directory: Path) -> None:
         self._node, self._dice, self._devices, self._directory = node, dice, devices, directory
         self._members: list[Member] = []
-        self._passed: dict[str, int] = {}
         self._kills: list[tuple[int, str]] = []
         self._words: list[Path] = []
         self._stop_ns = time.monotonic_ns() + round(ROUND_S * 1e9)

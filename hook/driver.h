@@ -18,12 +18,9 @@
   X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", "cuCtxPushCurrent", (CUcontext))                                          \
   X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", "cuCtxPopCurrent", (CUcontext *))                                           \
   X(cuCtxGetDevice, "cuCtxGetDevice", "cuCtxGetDevice", (CUdevice *))                                                  \
-  X(cuCtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", "cuCtxGetStreamPriorityRange", (int *, int *))         \
-  X(cuDriverGetVersion, "cuDriverGetVersion", "cuDriverGetVersion", (int *))                                           \
   X(cuDeviceGet, "cuDeviceGet", "cuDeviceGet", (CUdevice *, int))                                                      \
   X(cuDeviceGetCount, "cuDeviceGetCount", "cuDeviceGetCount", (int *))                                                 \
   X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", "cuDeviceGetUuid", (CUuuid *, CUdevice))                                    \
-  X(cuDeviceGetAttribute, "cuDeviceGetAttribute", "cuDeviceGetAttribute", (int *, int, CUdevice))                      \
   X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))         \
   X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", (CUdevice))                \
   X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxGetState",                            \
@@ -32,34 +29,14 @@
   X(cuEventRecord, "cuEventRecord", "cuEventRecord", (CUevent, CUstream))                                              \
   X(cuEventRecord_ptsz, "cuEventRecord_ptsz", "cuEventRecord_ptsz", (CUevent, CUstream))                               \
   X(cuEventSynchronize, "cuEventSynchronize", "cuEventSynchronize", (CUevent))                                         \
-  X(cuEventQuery, "cuEventQuery", "cuEventQuery", (CUevent))                                                           \
   X(cuEventElapsedTime, "cuEventElapsedTime_v2", "cuEventElapsedTime", (float *, CUevent, CUevent))                    \
-  X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", "cuStreamCreateWithPriority",                            \
-    (CUstream *, unsigned int, int))                                                                                   \
-  X(cuStreamDestroy, "cuStreamDestroy_v2", "cuStreamDestroy", (CUstream))                                              \
-  X(cuStreamQuery, "cuStreamQuery", "cuStreamQuery", (CUstream))                                                       \
-  X(cuStreamSynchronize, "cuStreamSynchronize", "cuStreamSynchronize", (CUstream))                                     \
-  X(cuStreamWaitEvent, "cuStreamWaitEvent", "cuStreamWaitEvent", (CUstream, CUevent, unsigned int))                    \
   X(cuStreamIsCapturing, "cuStreamIsCapturing", "cuStreamIsCapturing", (CUstream, int *))                              \
   X(cuStreamIsCapturing_ptsz, "cuStreamIsCapturing_ptsz", "cuStreamIsCapturing_ptsz", (CUstream, int *))               \
   X(cuStreamGetCtx, "cuStreamGetCtx", "cuStreamGetCtx", (CUstream, CUcontext *))                                       \
-  X(cuStreamGetCtx_ptsz, "cuStreamGetCtx_ptsz", "cuStreamGetCtx_ptsz", (CUstream, CUcontext *))                        \
-  X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", "cuStreamWriteValue32",                                           \
-    (CUstream, CUdeviceptr, uint32_t, unsigned int))                                                                   \
-  X(cuStreamWriteValue32_ptsz, "cuStreamWriteValue32_v2_ptsz", "cuStreamWriteValue32_ptsz",                            \
-    (CUstream, CUdeviceptr, uint32_t, unsigned int))                                                                   \
   X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", "cuThreadExchangeStreamCaptureMode",       \
     (int *))                                                                                                           \
-  X(cuMemAlloc, "cuMemAlloc_v2", "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                             \
-  X(cuMemFree, "cuMemFree_v2", "cuMemFree_v2", (CUdeviceptr))                                                          \
   X(cuMemFreeAsync, "cuMemFreeAsync", "cuMemFreeAsync", (CUdeviceptr, CUstream))                                       \
   X(cuMemFreeAsync_ptsz, "cuMemFreeAsync_ptsz", "cuMemFreeAsync_ptsz", (CUdeviceptr, CUstream))                        \
-  X(cuMemGetInfo, "cuMemGetInfo_v2", "cuMemGetInfo_v2", (size_t *, size_t *))                                          \
-  X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", "cuDeviceTotalMem_v2", (size_t *, CUdevice))                              \
-  X(cuMemHostAlloc, "cuMemHostAlloc", "cuMemHostAlloc", (void **, size_t, unsigned int))                               \
-  X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", "cuMemHostGetDevicePointer_v2",                         \
-    (CUdeviceptr *, void *, unsigned int))                                                                             \
-  X(cuMemFreeHost, "cuMemFreeHost", "cuMemFreeHost", (void *))                                                         \
   X(cuPointerGetAttribute, "cuPointerGetAttribute", "cuPointerGetAttribute", (void *, int, CUdeviceptr))
 
 struct sp_driver {

@@ -47,9 +47,6 @@
  * every 100 ms, so the gates of a crashed agent are open within 1 s. */
 #define SP_STALE_NS 900000000u
 
-/* sp_header.flags */
-#define SP_HEADER_CLOSED 1u /* node policy `closed`: without a usable region CUDA must not start */
-
 struct sp_header {
   uint64_t magic;
   uint32_t abi;
@@ -58,7 +55,7 @@ struct sp_header {
   uint32_t grant_count; /* devices of this share, 1..SP_DEVICES_MAX; never changes */
   uint32_t slot_size;   /* sizeof(struct sp_slot) */
   uint32_t slot_count;  /* SP_SLOTS_MAX */
-  uint32_t flags;
+  uint32_t flags;       /* none yet */
   uint32_t reserved[7];
   uint64_t heartbeat_ns; /* the agent was alive at this time; 0 after a planned stop or release: gates are open */
   uint64_t reserved_line[7];

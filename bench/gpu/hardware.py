@@ -19,10 +19,6 @@ from bench.programs import Program
 BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")
 
 
-def _p50(found: Mapping[str, Any], name: str) -> float:
-    return float(found[name].get("p50_ns", 0))
-
-
 # ---- slices ----
 
 

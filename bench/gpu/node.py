@@ -4,7 +4,6 @@ The same node without the hook is the baseline: the device's own time slicing. W
 log, never from the arbiter.
 """
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -239,8 +238,3 @@ class Node:
         names = {share: name for name, share in self._shares.items()}
         told: Iterable[Sequence[Any]] = self._arbiter.ask("turns 0")["turns"]
         return [Turn(names[t[1]], t[2], t[3], t[4], t[6]) for t in told]
-
-
-def with_options(load: Load, **options: object) -> Load:
-    """Return the load with further options."""
-    return dataclasses.replace(load, options={**load.options, **options})
