@@ -86,7 +86,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
 /* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */
 int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity);
-/* Device time not charged to anyone since start, and decisions made: device-wide counters. */
+/* Of the whole device, since start: time charged to shares, decisions made, time that they took. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns);
 /* cdef end */

@@ -72,7 +72,7 @@ def _reason(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device:
     if status.share.paused:
         return f"paused by an operator: `sharepod resume {status.share.title}` lets it run"
     if not device.healthy:
-        return f"its device is unhealthy ({device.health_reason}): every launch passes and meets the driver's own error"
+        return f"its device is unhealthy ({device.health_reason}): its launches meet the driver's own error"
     if state is ShareState.WAITING:
         return _reason_waiting(terms, usage, names, status.share.share_class)
     if state is ShareState.HOLDING:

@@ -76,7 +76,7 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
     Row("sharepod_share_launches_total", "Launches that passed the gate.", lambda h: h.usage.usage.launches),
     Row(
         "sharepod_share_passed_launches_total",
-        "Launches that passed a closed gate deliberately (no progress for 2 ms, or a stale agent).",
+        "Launches that passed deliberately (no progress for 2 ms past the predicted end, or no agent).",
         lambda h: h.usage.usage.passed,
     ),
     Row(

@@ -136,7 +136,7 @@ extern struct sp_guest sp_guest;
 struct sp_device *sp_device_current(void); /* of the calling thread's context; NULL: not metered */
 
 /* thread.c */
-struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered, counted as passed */
+struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered */
 uint32_t sp_thread_index(const struct sp_thread *thread);
 bool sp_threads_inside(uint32_t device_index); /* call after sp_barrier */
 uint64_t sp_threads_launches(uint32_t device_index);

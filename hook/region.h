@@ -69,7 +69,7 @@ struct sp_header {
 struct sp_grant {
   char uuid[SP_UUID_BYTES];      /* the device, as NVML prints it, NUL-padded */
   uint64_t memory_limit_bytes;   /* 0: no cap */
-  uint32_t request_millipercent; /* for `doctor` and for the programs' own view */
+  uint32_t request_millipercent; /* the terms, for whoever looks into the region; the gate does not */
   uint32_t limit_millipercent;
   /* second line: what the gate reads at every launch */
   uint32_t word;      /* the turn: odd = open; also the futex that waiters sleep on */
