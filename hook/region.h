@@ -117,26 +117,48 @@ struct sp_slot {
 
 #define SP_ASSERT_OFFSET(type, field, offset)                                                                          \
   _Static_assert(offsetof(struct type, field) == (offset), "ABI 1: " #type "." #field)
+SP_ASSERT_OFFSET(sp_header, magic, 0);
 SP_ASSERT_OFFSET(sp_header, abi, 8);
+SP_ASSERT_OFFSET(sp_header, header_size, 12);
+SP_ASSERT_OFFSET(sp_header, grant_size, 16);
 SP_ASSERT_OFFSET(sp_header, grant_count, 20);
+SP_ASSERT_OFFSET(sp_header, slot_size, 24);
+SP_ASSERT_OFFSET(sp_header, slot_count, 28);
 SP_ASSERT_OFFSET(sp_header, flags, 32);
 SP_ASSERT_OFFSET(sp_header, heartbeat_ns, 64);
 _Static_assert(sizeof(struct sp_header) == 128, "ABI 1: sp_header");
+SP_ASSERT_OFFSET(sp_grant, uuid, 0);
 SP_ASSERT_OFFSET(sp_grant, memory_limit_bytes, 48);
+SP_ASSERT_OFFSET(sp_grant, request_millipercent, 56);
+SP_ASSERT_OFFSET(sp_grant, limit_millipercent, 60);
 SP_ASSERT_OFFSET(sp_grant, word, 64);
+SP_ASSERT_OFFSET(sp_grant, flags, 68);
 SP_ASSERT_OFFSET(sp_grant, budget_ns, 72);
 SP_ASSERT_OFFSET(sp_grant, pair_ns, 80);
+SP_ASSERT_OFFSET(sp_grant, granted_ns, 88);
 SP_ASSERT_OFFSET(sp_grant, share_class, 96);
 _Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
+SP_ASSERT_OFFSET(sp_slot_device, waiting, 0);
 SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
 SP_ASSERT_OFFSET(sp_slot_device, memory_used_bytes, 16);
 SP_ASSERT_OFFSET(sp_slot_device, sequence, 64);
+SP_ASSERT_OFFSET(sp_slot_device, held_turn, 68);
+SP_ASSERT_OFFSET(sp_slot_device, drained_turn, 72);
+SP_ASSERT_OFFSET(sp_slot_device, check, 76);
 SP_ASSERT_OFFSET(sp_slot_device, drained_ns, 80);
+SP_ASSERT_OFFSET(sp_slot_device, entered_ns, 88);
+SP_ASSERT_OFFSET(sp_slot_device, residue_until_ns, 96);
+SP_ASSERT_OFFSET(sp_slot_device, idle_ns, 104);
 SP_ASSERT_OFFSET(sp_slot_device, launches, 112);
 SP_ASSERT_OFFSET(sp_slot_device, passed, 120);
+SP_ASSERT_OFFSET(sp_slot_device, longest_unit_us, 124);
 _Static_assert(sizeof(struct sp_slot_device) == 128, "ABI 1: sp_slot_device");
-SP_ASSERT_OFFSET(sp_slot, devices, 64);
+SP_ASSERT_OFFSET(sp_slots_header, claimed, 0);
 _Static_assert(sizeof(struct sp_slots_header) == SP_SLOTS_MAX, "ABI 1: sp_slots_header");
+SP_ASSERT_OFFSET(sp_slot, index, 0);
+SP_ASSERT_OFFSET(sp_slot, pid, 4);
+SP_ASSERT_OFFSET(sp_slot, claimed_ns, 8);
+SP_ASSERT_OFFSET(sp_slot, devices, 64);
 _Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_slot");
 
 #define SP_TERMS_BYTES (sizeof(struct sp_header) + sizeof(struct sp_grant) * SP_DEVICES_MAX)
