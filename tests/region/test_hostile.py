@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from report import HEADER_BYTES, SLOT_BYTES, WORD_AT, device_at, report
 
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import ShareClass, Terms
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
-SLOTS_BYTES = 64 + 64 * (64 + 16 * 128)
-FIRST_SLOT_DEVICE = 64 + 64
+SLOTS_BYTES = HEADER_BYTES + 64 * SLOT_BYTES
 
 
 @pytest.fixture
@@ -37,28 +37,59 @@ def ring(directory: Path) -> None:
     os.close(bell)
 
 
+def lie(dice: random.Random, word: int) -> bytes:
+    """Return what a tenant may say of itself in both lines of its slot: well formed, and true in no part."""
+
+    def time_ns() -> int:
+        now_ns = time.monotonic_ns()
+        return dice.choice([0, 1, now_ns, now_ns - 10**9, now_ns + 10**9, 2**63, 2**64 - 1, dice.getrandbits(64)])
+
+    def turn() -> int:
+        return dice.choice([word, word, word, 0, word + 1, dice.getrandbits(32)]) % 2**32
+
+    waiting = dice.choice([0, 1, 1, 2**20, 2**32 - 1])
+    memory = dice.choice([0, 2**40, 2**50, 2**64 - 1])
+    first = struct.pack("<IIQQ5Q", waiting, 0, time_ns(), memory, *(0,) * 5)
+    times = (time_ns(), time_ns(), time_ns(), time_ns())
+    return first + report(turn(), turn(), times, dice.getrandbits(64), dice.getrandbits(64))
+
+
 @pytest.mark.realtime
 def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: NativeArbiter, tmp_path: Path) -> None:
     device = arbiter.add_device(UUID)
     liar, honest = (add_share(arbiter, tmp_path / name, device) for name in ("liar", "honest"))
-    random_bytes = random.Random(7)
-    elapsed_ns = time.monotonic_ns()
-    with (tmp_path / "liar" / "slots").open("r+b", buffering=0) as slots:
-        for round_number in range(400):
+    dice = random.Random(7)
+    began_ns = time.monotonic_ns()
+    with (
+        (tmp_path / "liar" / "slots").open("r+b", buffering=0) as slots,
+        (tmp_path / "honest" / "slots").open("r+b", buffering=0) as honest_slots,
+    ):
+        for number in range(800):
+            honest_slots.seek(0)  # it only ever waits, so that the liar's turns end
+            honest_slots.write(b"\1")
+            honest_slots.seek(device_at(0))
+            honest_slots.write(struct.pack("<IIQ", 1, 0, time.monotonic_ns()))
             slots.seek(0)
-            slots.write(bytes(random_bytes.choice([0, 1, 255]) for _ in range(64)))
-            slots.seek(64)
-            slots.write(random_bytes.randbytes(SLOTS_BYTES - 64))
-            if round_number % 2:  # a plausible sequence word, so that the rest is read
-                slots.seek(FIRST_SLOT_DEVICE + 64)
-                slots.write(struct.pack("<I", 2))
+            slots.write(bytes(dice.choice([0, 1, 255]) for _ in range(64)))
+            if number % 4 == 0:  # noise: no report in it is whole
+                slots.seek(HEADER_BYTES)
+                slots.write(dice.randbytes(SLOTS_BYTES - HEADER_BYTES))
+            word = struct.unpack_from("<I", (tmp_path / "liar" / "terms").read_bytes(), WORD_AT)[0]
+            for slot in range(0, 64, 1 + number % 4):
+                slots.seek(device_at(slot))
+                slots.write(lie(dice, word))
             ring(tmp_path / "liar")
+            ring(tmp_path / "honest")
             time.sleep(0.002)
-    elapsed_ns = time.monotonic_ns() - elapsed_ns
+    ended_ns = time.monotonic_ns()
     lies, truth = arbiter.read_usage(liar, 0), arbiter.read_usage(honest, 0)
+    assert lies.turns > 20  # so it was believed far enough to hold the device
     assert lies.faults > 0
-    assert truth.faults == 0
-    assert lies.used_ns + truth.used_ns <= elapsed_ns * 1.01 + 1_000_000
+    assert (truth.faults, truth.launches, truth.memory_used_bytes) == (0, 0, 0)
+    assert lies.used_ns + truth.used_ns <= (ended_ns - began_ns) * 1.01 + 1_000_000
+    for turn in arbiter.read_turns(0, 10_000):
+        assert began_ns <= turn.granted_ns <= turn.closed_ns <= turn.drained_ns <= ended_ns + 1_000_000
+        assert turn.charged_ns <= turn.drained_ns - turn.granted_ns
 
 
 @pytest.mark.realtime

@@ -3,26 +3,16 @@
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from report import WORD_AT, device_at, report
 
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import ShareClass, Terms
 
 UUID = "GPU-11111111-1111-1111-1111-111111111111"
-SLOT_BYTES = 64 + 16 * 128
-WORD_AT = 128 + 64  # of the first grant, in `terms`
-
-
-def check_of(words: Sequence[int]) -> int:
-    """Return the check word of a report: the hash in region.c."""
-    value = 0x9E3779B97F4A7C15
-    for word in words:
-        value = (value ^ word) * 0x9DDFEA08EB382D69 % 2**64
-        value ^= value >> 29
-    return value >> 32
 
 
 class Tenant:
@@ -42,14 +32,12 @@ class Tenant:
         self._write(slot, b"\1")
 
     def wait(self, slot: int, waiting: int) -> None:
-        self._write(self._device(slot), struct.pack("<IIQ", waiting, 0, time.monotonic_ns()))
+        self._write(device_at(slot), struct.pack("<IIQ", waiting, 0, time.monotonic_ns()))
 
     def say(self, slot: int, held: int, drained: int) -> int:
         """Say which turn is held and which is drained; return when."""
         now_ns = time.monotonic_ns()
-        words = (drained << 32 | held, now_ns if drained else 0, now_ns, 0, 0, 0, 0)
-        head = struct.pack("<IIII", 2, held, drained, check_of(words))
-        self._write(self._device(slot) + 64, head + struct.pack("<6Q", *words[1:]))
+        self._write(device_at(slot) + 64, report(held, drained, (now_ns if drained else 0, now_ns, 0, 0)))
         return now_ns
 
     def ring(self, slot: int) -> None:
@@ -63,10 +51,6 @@ class Tenant:
     def _write(self, at: int, data: bytes) -> None:
         self._slots.seek(at)
         self._slots.write(data)
-
-    @staticmethod
-    def _device(slot: int) -> int:
-        return 64 + slot * SLOT_BYTES + 64
 
 
 @pytest.fixture
