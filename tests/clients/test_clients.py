@@ -1,23 +1,62 @@
-"""Programs on other people's libraries run unmodified on the simulated driver, with and without the hook."""
+"""Programs on other people's libraries run unmodified on the simulated driver: bare, under the hook, in a share."""
 
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_gpu import MakeSimgpu
 
+from sharepod.agent.native import NativeArbiter
+from sharepod.agent.share import ShareClass, Terms, Usage
+
 HERE = Path(__file__).parent
 H200_BYTES = 143771 << 20
 
 
-@pytest.fixture(params=["without the hook", "with the hook"])
-def env(request: pytest.FixtureRequest, make_simgpu: MakeSimgpu, repo_root: Path) -> dict[str, str]:
-    """Two H200s and an A10, and the hook preloaded in half of the tests: without a region it passes all through."""
-    preload = {"LD_PRELOAD": str(repo_root / "hook" / "libsharepod.so")} if request.param == "with the hook" else {}
-    return {**make_simgpu("2xH200,1xA10").env, **preload}
+@dataclass(frozen=True)
+class Place:
+    """Where a client runs: its environment, and what the account of its share says, if it is in one."""
+
+    env: dict[str, str]
+    account: Callable[[], Usage] | None = None
+
+
+@pytest.fixture(params=["without the hook", "with the hook", "in a share"])
+def place(request: pytest.FixtureRequest, make_simgpu: MakeSimgpu, repo_root: Path, tmp_path: Path) -> Iterator[Place]:
+    """Two H200s and an A10; the hook, which without a region passes all through; a share of the first device."""
+    env = make_simgpu("2xH200,1xA10").env
+    if request.param == "without the hook":
+        yield Place(env)
+        return
+    env["LD_PRELOAD"] = str(repo_root / "hook" / "libsharepod.so")
+    if request.param == "with the hook":
+        yield Place(env)
+        return
+    arbiter = NativeArbiter()
+    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
+    device = arbiter.add_device("GPU-53474750-0000-0000-8000-000000000000")
+    share = arbiter.add_share(str(tmp_path), [(device, terms)], ShareClass.STANDARD, [])
+    yield Place(env | {"SHAREPOD_REGION": str(tmp_path)}, lambda: arbiter.read_usage(share, 0))
+    arbiter.close()
+
+
+def check_account(place: Place, kernels_ns: int) -> None:
+    """In a share, the gate has seen the kernels and they are billed; nothing had to pass it by force."""
+    if place.account is None:
+        return
+    deadline = time.monotonic() + 5
+    while (account := place.account()).processes:  # the arbiter hears of its end
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert account.launches >= 20
+    assert account.used_ns >= kernels_ns
+    assert (account.passed, account.faults, account.memory_used_bytes) == (0, 0, 0)
 
 
 def run(script: str, env: dict[str, str]) -> dict[str, Any]:
@@ -29,8 +68,8 @@ def run(script: str, env: dict[str, str]) -> dict[str, Any]:
     return seen
 
 
-def test_cuda_bindings_runs_unmodified(env: dict[str, str]) -> None:
-    seen = run("bindings_client.py", env)
+def test_cuda_bindings_runs_unmodified(place: Place) -> None:
+    seen = run("bindings_client.py", place.env)
     assert seen["devices"] == 3
     assert seen["name"] == "NVIDIA H200"
     assert seen["total"] == H200_BYTES
@@ -39,13 +78,15 @@ def test_cuda_bindings_runs_unmodified(env: dict[str, str]) -> None:
     assert "CUDA_ERROR_NOT_FOUND" in seen["missing_symbol"]
     assert "CUDA_ERROR_OUT_OF_MEMORY" in seen["too_much"]
     assert 10.0 <= seen["elapsed_ms"] < 30.0  # 20 kernels of 500 us, in order, and the launch of the first
+    check_account(place, 10_000_000)
 
 
-def test_numba_cuda_runs_unmodified(env: dict[str, str]) -> None:
-    seen = run("numba_client.py", env)
+def test_numba_cuda_runs_unmodified(place: Place) -> None:
+    seen = run("numba_client.py", place.env)
     assert seen["devices"] == 3
     assert seen["name"] == "NVIDIA H200"
     assert seen["capability"] == [9, 0]
     assert seen["total"] == H200_BYTES
     assert seen["copied"], "arrays did not come back as they were sent"
     assert 6.0 <= seen["elapsed_ms"] < 20.0  # 20 kernels of 300 us
+    check_account(place, 6_000_000)

@@ -65,7 +65,7 @@ def test_a_program_without_a_usable_region_obeys_the_policy_of_the_node(
     directory.mkdir()
     arbiter = NativeArbiter()
     terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    device = arbiter.add_device("GPU-53474750-0000-8000-0000-000000000000")
+    device = arbiter.add_device("GPU-53474750-0000-0000-8000-000000000000")
     arbiter.add_share(str(directory), [(device, terms)], ShareClass.STANDARD, [])
     arbiter.close()
     whole = start(environment, directory, "closed")
