@@ -1,6 +1,6 @@
-"""NVIDIA's own library, which needs no GPU to answer which address a name has: each answer is exact under the hook.
+"""NVIDIA's own libraries, which need no GPU to answer which address a name has: each answer is exact under the hook.
 
-The library is taken from the system, or unpacked from Debian's non-free component for the time of the test. It is used
+They are taken from the system, or unpacked from Debian's non-free component for the time of the test. They are used
 here and never shipped.
 """
 
@@ -17,8 +17,8 @@ HOOKED = {symbol.name for symbol in read_symbols()}
 VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
 
-def unpack_from_debian(directory: Path) -> Path | None:
-    """Fetch and unpack libcuda1 from the non-free component of the Debian mirror that apt uses; leave apt as it is."""
+def unpack_from_debian(directory: Path, package: str, library: str) -> Path | None:
+    """Fetch and unpack a library from the non-free component of the Debian mirror that apt uses; leave apt as it is."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return None
     fields = "$(SITE) $(CODENAME) $(ORIGIN)"
@@ -39,28 +39,39 @@ def unpack_from_debian(directory: Path) -> Path | None:
         "Dir::Etc::sourceparts=/dev/null",
     ]
     apt += ["-o", f"Dir::State::lists={directory}/lists", "-o", "APT::Sandbox::User=root"]
-    for command in (["update"], ["download", "libcuda1"]):
+    for command in (["update"], ["download", package]):
         try:
             subprocess.run([*apt, *command], cwd=directory, check=True, capture_output=True, timeout=60)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return None
-    packages = list(directory.glob("libcuda1_*.deb"))
+    packages = list(directory.glob(f"{package}_*.deb"))
     if not packages or run(["dpkg-deb", "-x", packages[0], directory / "tree"]).returncode != 0:
         return None
-    return next((path for path in (directory / "tree").rglob("libcuda.so.*") if not path.is_symlink()), None)
+    return next((path for path in (directory / "tree").rglob(f"{library}.*") if not path.is_symlink()), None)
+
+
+def real_library(directory: Path, library: str, package: str) -> Path:
+    """Return the path of one of NVIDIA's libraries, whatever its version."""
+    installed = [*sorted(Path("/usr/lib").glob(f"*-linux-gnu/{library}.1")), Path(f"/usr/lib64/{library}.1")]
+    for path in installed:
+        if path.exists():
+            return path.resolve()
+    found = unpack_from_debian(directory, package, library)
+    if found is None:
+        pytest.skip(f"NVIDIA's {library}.1 is not here and cannot be fetched (Debian non-free package {package})")
+    return found
 
 
 @pytest.fixture(scope="module")
 def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the path of NVIDIA's libcuda, whatever its version."""
-    installed = [*sorted(Path("/usr/lib").glob("*-linux-gnu/libcuda.so.1")), Path("/usr/lib64/libcuda.so.1")]
-    for path in installed:
-        if path.exists():
-            return path.resolve()
-    found = unpack_from_debian(tmp_path_factory.mktemp("nonfree"))
-    if found is None:
-        pytest.skip("NVIDIA's libcuda.so.1 is not here and cannot be fetched (Debian non-free package libcuda1)")
-    return found
+    """NVIDIA's libcuda."""
+    return real_library(tmp_path_factory.mktemp("nonfree"), "libcuda.so", "libcuda1")
+
+
+@pytest.fixture(scope="module")
+def real_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NVIDIA's libnvidia-ml."""
+    return real_library(tmp_path_factory.mktemp("nonfree"), "libnvidia-ml.so", "libnvidia-ml1")
 
 
 def answers(
@@ -127,12 +138,46 @@ def test_every_address_of_the_simulated_driver_is_exact(lab: Lab, simgpu: dict[s
     check_every_address(lab, driver, simgpu)
 
 
-def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
+def driver_version(driver: Path) -> int:
+    """Return the CUDA version of a driver."""
     script = (
         "import ctypes, sys; version = ctypes.c_int()\n"
         "ctypes.CDLL(sys.argv[1]).cuDriverGetVersion(ctypes.byref(version)); print(version.value)"
     )
-    version = int(run([sys.executable, "-c", script, real_driver], clean_environment()).stdout)
-    newer = {symbol.name for symbol in read_symbols() if symbol.since > version}
+    return int(run([sys.executable, "-c", script, driver], clean_environment()).stdout)
+
+
+def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
+    newer = {symbol.name for symbol in read_symbols() if symbol.since > driver_version(real_driver)}
     gone = {"cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"}  # a driver may drop what CUDA 2 had
     assert HOOKED - exports(real_driver) <= newer | gone
+
+
+ADDRESSES = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+at = [ctypes.cast(library[name], ctypes.c_void_p).value for name in sys.stdin.read().split()]
+print([address - at[0] for address in at])
+"""
+
+
+def test_the_management_library_is_left_as_it_is(lab: Lab, real_nvml: Path) -> None:
+    names = "\n".join(sorted(exports(real_nvml)))
+
+    def addresses(env: dict[str, str]) -> str:
+        command = [sys.executable, "-c", ADDRESSES, str(real_nvml)]
+        done = subprocess.run(command, input=names, capture_output=True, text=True, env=env, timeout=60, check=True)
+        return done.stdout
+
+    plain = addresses(clean_environment())
+    assert plain.count(",") > 200
+    assert addresses(clean_environment() | {"LD_PRELOAD": str(lab.hook)}) == plain
+
+
+def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_driver: Path, real_nvml: Path) -> None:
+    simgpu = Path(__file__).resolve().parents[2] / "simgpu"
+    rows = re.findall(r"^[XO]\(\w+, (\d+), ([\w, ]+)\)$", (simgpu / "symbols.def").read_text(), re.MULTILINE)
+    since = {name: int(version) for version, names in rows for name in names.split(", ")}
+    added = {name for name in exports(simgpu / "lib" / "libcuda.so.1") - exports(real_driver) if name.startswith("cu")}
+    assert [name for name in sorted(added) if since[name] <= driver_version(real_driver)] == []
+    assert exports(simgpu / "lib" / "libnvidia-ml.so.1") <= exports(real_nvml)
