@@ -179,5 +179,9 @@ def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_d
     rows = re.findall(r"^[XO]\(\w+, (\d+), ([\w, ]+)\)$", (simgpu / "symbols.def").read_text(), re.MULTILINE)
     since = {name: int(version) for version, names in rows for name in names.split(", ")}
     added = {name for name in exports(simgpu / "lib" / "libcuda.so.1") - exports(real_driver) if name.startswith("cu")}
-    assert [name for name in sorted(added) if since[name] <= driver_version(real_driver)] == []
+    version = driver_version(real_driver)
+    assert [name for name in sorted(added) if since[name] <= version] == []
+    if version <= 12020:  # newer functions may be missing, older ones not: they say that they are not simulated
+        left_out = exports(real_driver) - exports(simgpu / "lib" / "libcuda.so.1")
+        assert {name for name in left_out if name.startswith("cu") and not name.startswith("cudbg")} <= {"cuEGLApiInit"}
     assert exports(simgpu / "lib" / "libnvidia-ml.so.1") <= exports(real_nvml)

@@ -1,10 +1,11 @@
 """Devices as a program sees them, names as cuGetProcAddress answers them, handles that are no longer good."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulated_gpu import MakeSimgpu
+from simulated_gpu import REPO_ROOT, MakeSimgpu
 
 from sharepod.simgpu.truth import Truth
 
@@ -141,3 +142,22 @@ def test_what_is_not_simulated_says_so_and_is_logged(make_simgpu: MakeSimgpu, ru
     log = tmp_path / "log"
     assert run(make_simgpu(SIMGPU_LOG=str(log)), "start(); print(cuda.cuMemPoolCreate(None, None))") == "801\n"
     assert log.read_text() == "simgpu: not simulated: cuMemPoolCreate\n"
+
+
+def test_every_function_that_is_not_simulated_says_so_and_never_crashes(
+    make_simgpu: MakeSimgpu, run: Run, tmp_path: Path
+) -> None:
+    rows = (REPO_ROOT / "simgpu" / "unsupported.def").read_text()
+    names = re.findall(r"^X\((\w+)\)$", rows, re.MULTILINE)
+    assert len(names) > 250
+    log = tmp_path / "log"
+    output = run(
+        make_simgpu(SIMGPU_LOG=str(log)),
+        """
+        start()
+        print({cuda[name](*[c_uint64(64 + n) for n in range(8)]) for name in sys.argv[1:]})
+        """,
+        *names,
+    )
+    assert output == "{801}\n"
+    assert log.read_text().splitlines() == [f"simgpu: not simulated: {name}" for name in names]
