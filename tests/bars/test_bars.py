@@ -69,4 +69,12 @@ def test_a_latency_share_beside_batch_stays_near_its_solo_latency() -> None:
 
 
 def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
-    assert [line for line in memory.caps(TEST) if line.met is False] == []
+    lines = memory.caps(TEST)
+    assert [line for line in lines if line.met is False] == []
+    exact = [line.what.split(": ")[1].split(",")[0] for line in lines if line.met and "memory cap" in line.what]
+    assert set(exact) >= {"linear", "managed", "pitched", "async"}
+
+
+def test_a_trainer_keeps_nearly_all_beside_shares_that_mostly_idle() -> None:
+    kept = [float(line.result) for _ in range(RUNS) for line in neighbours.trainer(TEST)]
+    assert figures.median(kept) >= 0.8
