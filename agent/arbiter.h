@@ -1,7 +1,7 @@
 /*
  * The arbiter: the node-local scheduler that grants turns on all devices of the node.
  *
- * One native thread, an epoll loop: doorbells in, grants out. It reads tenants' slots with pread, asks the policy
+ * One native thread, an epoll loop: bells in, grants out. It reads tenants' slots with pread, asks the policy
  * (policy.c) who is next, bills on CLOCK_MONOTONIC, and never takes Python's GIL. Every function here may be called
  * from any thread; each takes the arbiter's lock for microseconds. Integers are ns and bytes. Functions return 0 or a
  * handle >= 0, or -errno.
