@@ -223,11 +223,13 @@ void sp_lanes_forget(void *stream, void *context) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
-    if (!lane->live || (context ? (void *)lane->context != context : lane->stream != stream))
+    /* Of a context also those whose stream is gone already: the keeper may still wait for their last marker. */
+    if (context ? (void *)lane->context != context || sp_load(&lane->dead) : !lane->live || lane->stream != stream)
       continue;
     if (!context && default_stream(lane->stream))
       continue;
-    if (sp_load(&lane->pending_ns) && (!context || current == context)) /* an event is made in the current context */
+    /* An event is made in the current context, and recorded into a stream that is there. */
+    if (lane->live && sp_load(&lane->pending_ns) && (!context || current == context))
       sp_lane_mark(lane);
     if (context)
       await_work(lane); /* as the driver will: what runs on is on the device, and the turn is not drained */

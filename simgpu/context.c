@@ -17,6 +17,8 @@ struct context *current_context(void) {
 }
 
 CUresult context_error(const struct context *context) {
+  if (context->slot == SG_NONE) /* another thread has ended it */
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return (CUresult)shared_of(context)->lost_error;
 }
 

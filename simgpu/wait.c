@@ -157,11 +157,15 @@ static CUresult wait_for(struct context *context, const uint64_t *done, uint64_t
 }
 
 CUresult wait_lane(struct context *context, uint32_t lane, uint64_t count) {
+  if (context->slot == SG_NONE)
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   struct sg_lane *shared = &shared_of(context)->lanes[lane];
   return wait_for(context, &shared->completed, count, lane, shared->submitted_ns);
 }
 
 CUresult wait_event(struct context *context, uint32_t event, uint64_t seq) {
+  if (context->slot == SG_NONE)
+    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   struct sg_event *shared = &shared_of(context)->events[event];
   return wait_for(context, &shared->completed, seq, shared->lane, shared->mark_ns);
 }
