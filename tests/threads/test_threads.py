@@ -15,7 +15,17 @@ SOURCES = [
     *[f"hook/{name}.c" for name in ("gate", "lane", "keeper", "predict", "thread", "clock", "attach", "region")],
     *[
         f"agent/{name}.c"
-        for name in ("arbiter", "slots", "turn", "bill", "report", "policy", "policy_accounts", "policy_rates", "region_files")
+        for name in (
+            "arbiter",
+            "slots",
+            "turn",
+            "bill",
+            "report",
+            "policy",
+            "policy_accounts",
+            "policy_rates",
+            "region_files",
+        )
     ],
 ]
 SANITIZERS = {
