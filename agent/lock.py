@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 NAME: Final = "agent.lock"
+ALREADY_RUNS: Final = "an agent already runs in"
+"""How the error of the second agent begins; `sharepod run --private` waits for the first one then."""
 
 
 class HostLock:
@@ -29,7 +31,7 @@ class HostLock:
         self._names: list[socket.socket] = []
 
     def __enter__(self) -> Self:
-        """Take the place. Raises AgentUnavailable when another agent has it."""
+        """Take the place. Raises AgentUnavailable when another agent has it, FileNotFoundError without the directory."""
         while self._file < 0:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -38,7 +40,7 @@ class HostLock:
                 pid = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 os.close(file)
                 raise AgentUnavailable(
-                    f"an agent already runs in {self._path.parent} (pid {pid}): use it, or stop it with `kill {pid}`"
+                    f"{ALREADY_RUNS} {self._path.parent} (pid {pid}): use it, or stop it with `kill {pid}`"
                 ) from None
             # The holder may have removed the file between our open and our lock: then the lock is on nothing.
             if self._is_current(file):

@@ -103,8 +103,7 @@ class Agent:
     def open(self) -> tuple[Node, Inventory]:
         """Take the host's place and build the node. Raises a ShareError and leaves nothing behind."""
         settings = self._settings
-        _prepare_runtime_directory(settings)
-        lock = self._stack.enter_context(HostLock(Path(settings.runtime_directory)))
+        lock = self._take_place()
         self._stack.callback(self._remove_unused)
         _prepare_others(settings)
         if settings.simulate:
@@ -126,6 +125,13 @@ class Agent:
         if settings.metrics_listen:
             self._stack.callback(metrics.serve(node, settings.metrics_listen))
         return node, inventory
+
+    def _take_place(self) -> HostLock:
+        while True:
+            # An agent that ends removes the directory: it may do so between our look at it and our lock in it.
+            with contextlib.suppress(FileNotFoundError):
+                _prepare_runtime_directory(self._settings)
+                return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory)))
 
     def _identity(self, driver_version: str, region_abi_version: int) -> Identity:
         settings = self._settings

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.lock import ALREADY_RUNS
 from sharepod.agent.settings import SOCKET_NAME, default_runtime_directory
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sharepod.cli.client import Client
 
 _START_TIMEOUT_S: Final = 20.0
-_OTHER_STARTS_S: Final = 1.0
+_OTHER_STARTS_S: Final = 0.5
 _LOOK_S: Final = 0.02
 _NODE_SOCKET: Final = Path("/run/sharepod") / SOCKET_NAME
 """Where the agent of the whole node listens, when root runs one."""
@@ -43,11 +44,23 @@ def connect(path: str) -> Client:
 
 
 def ensure_agent(path: str, simulate: str | None) -> None:
-    """Return when an agent listens at `path`; start a private one, which ends with its last share, if none does."""
+    """Return when an agent listens at `path`; start a private one, which ends with its last share, if none does.
+
+    Raises CliError when there is none after some seconds.
+    """
     if listens(path):
         return
     if Path(path).name != SOCKET_NAME:
         raise UsageError(f"--socket {path} cannot be a private agent's: name it DIRECTORY/{SOCKET_NAME}")
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while cause := _start_agent(path, simulate, deadline):
+        # The one that has the place is about to listen (two commands started one each), or ends and will be gone.
+        if not cause.startswith(ALREADY_RUNS) or time.monotonic() > deadline:
+            raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)
+
+
+def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
+    """Start a private agent; return why none listens, "" when one does, ours or another's."""
     command = [sys.executable, "-m", "sharepod.cli.private", str(Path(path).absolute())]
     ended, alive = os.pipe()
     with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor
@@ -64,22 +77,21 @@ def ensure_agent(path: str, simulate: str | None) -> None:
             )
         finally:
             os.close(alive)
-        _wait_until_it_listens(path, ended)
-        if not listens(path):
-            log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
-            cause = lines[-1].removeprefix("sharepod agent: ")
-            raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)
+        _wait_until_it_listens(path, ended, deadline)
+        if listens(path):
+            return ""
+        log.seek(0)
+        lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
+        return lines[-1].removeprefix("sharepod agent: ")
 
 
-def _wait_until_it_listens(path: str, ended: int) -> None:
-    """Return when an agent listens, or when none will: `ended` is readable and nobody else starts one either."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
+def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:
+    """Return when an agent listens, or when this one will not: `ended` is readable and no other one listens either."""
     over = False
     while not listens(path) and time.monotonic() < deadline:
         if not over and select.select([ended], [], [], _LOOK_S)[0]:
             # Two commands may have started one each; the second ends at once, and the first is about to listen.
-            over, deadline = True, time.monotonic() + _OTHER_STARTS_S
+            over, deadline = True, min(deadline, time.monotonic() + _OTHER_STARTS_S)
         elif over:
             time.sleep(_LOOK_S)
 

@@ -7,6 +7,7 @@ process; a thread looks whether directories of shares are left, and stops the ag
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 _FIRST_SHARE_S: Final = 30.0
-"""How long to wait for the first share."""
+"""How long to wait for the first share, while the command that wants it is there."""
 _LOOK_S: Final = 0.5
 _EMPTY_LOOKS: Final = 4
 """The last share is gone when so many looks in a row see none: programs that follow each other find the agent."""
@@ -24,6 +25,7 @@ _EMPTY_LOOKS: Final = 4
 def main() -> int:
     """Detach and serve until no share is left; return the agent's exit code."""
     socket_path, *simulate = sys.argv[1:]
+    launcher = os.pidfd_open(os.getppid())
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -32,19 +34,19 @@ def main() -> int:
     from sharepod.agent.settings import SHARES_NAME
 
     runtime = Path(socket_path).parent
-    threading.Thread(target=_stop_when_empty, args=(runtime / SHARES_NAME,), daemon=True).start()
+    threading.Thread(target=_stop_when_empty, args=(runtime / SHARES_NAME, launcher), daemon=True).start()
     flags = ["--runtime-directory", str(runtime), "--log-level", "warning", "--metrics-listen", "off"]
     return agent_main([*flags, *(["--simulate", simulate[0]] if simulate else [])])
 
 
-def _stop_when_empty(shares: Path) -> None:
+def _stop_when_empty(shares: Path, launcher: int) -> None:
     first_deadline = time.monotonic() + _FIRST_SHARE_S
     empty = 0
     while empty < _EMPTY_LOOKS:
         time.sleep(_LOOK_S)
         if shares.is_dir() and any(shares.iterdir()):
             first_deadline, empty = 0.0, 0
-        elif time.monotonic() > first_deadline:
+        elif time.monotonic() > first_deadline or select.select([launcher], [], [], 0)[0]:
             empty += 1
     os.kill(os.getpid(), signal.SIGTERM)
 

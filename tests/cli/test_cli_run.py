@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sharepod.agent.lock import HostLock
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED
 
 if TYPE_CHECKING:
@@ -243,6 +244,26 @@ def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(ho
         child.terminate()
         assert child.communicate() == ("", "")
     assert until(lambda: leftovers(host.directory) == [])
+
+
+def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: Host) -> None:
+    host.directory.mkdir(mode=0o700)
+    flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true"]
+    with HostLock(host.directory):
+        child = host.start(*flags)
+        # Longer than an agent on a busy machine needs to start or to end.
+        time.sleep(3)
+        assert child.poll() is None
+    assert child.communicate(timeout=20) == ("", "")
+    assert child.returncode == 0
+
+
+def test_a_private_agent_whose_command_was_killed_ends_without_a_share(host: Host) -> None:
+    child = host.start("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true")
+    assert until(lambda: (host.directory / "agent.lock").exists())
+    child.kill()
+    child.communicate()
+    assert until(lambda: leftovers(host.directory) == [], 8)
 
 
 def test_a_private_agent_that_cannot_start_says_why_in_one_line(host: Host) -> None:
