@@ -6,6 +6,7 @@ boot is recognised by its boot id and ignored.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, fields
@@ -81,7 +82,11 @@ def parse(text: str, boot: str) -> tuple[Record, ...]:
             return tuple(_record(item) for item in loaded["shares"]) if loaded["boot_id"] == boot else ()
     except (ValueError, KeyError, TypeError, AttributeError, ShareError) as error:
         cause = repr(error)
-    raise WrongState(f"checkpoint is unreadable ({cause}): its shares are given up, start their programs anew")
+    raise _unreadable(cause)
+
+
+def _unreadable(cause: str) -> WrongState:
+    return WrongState(f"checkpoint is unreadable ({cause}): its shares are given up, start their programs anew")
 
 
 def _record(item: Mapping[str, Any]) -> Record:
@@ -103,11 +108,17 @@ def _usage(item: Mapping[str, Any]) -> Usage:
 def write(directory: Path, text: str) -> None:
     """Replace the checkpoint in `directory` so that a reader finds the old or the new one, never a part."""
     fresh = directory / f"{NAME}.new"
-    with open(fresh, "w", encoding="utf-8", opener=_private) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(directory / NAME)
+    try:
+        with open(fresh, "w", encoding="utf-8", opener=_private) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(directory / NAME)
+    except OSError:
+        # On a full disk a part of it would keep what the next one needs.
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
 
 
 def _private(path: str, flags: int) -> int:
@@ -115,11 +126,13 @@ def _private(path: str, flags: int) -> int:
 
 
 def read(directory: Path) -> str | None:
-    """Return the checkpoint's text, None when there is none."""
+    """Return the checkpoint's text, None when there is none. Raises WrongState when it cannot be read."""
     try:
         return (directory / NAME).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(repr(error)) from None
 
 
 def remove(directory: Path) -> None:

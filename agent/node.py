@@ -7,6 +7,7 @@ neither of them.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ class Node:
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._foreign = foreign.ForeignProcesses(monitoring)
         self._boot = checkpoint.boot_id()
+        self._save_failure = ""
         self.published = self.status()
         """The last status, for readers on other threads (the metrics): replaced whole, never changed."""
 
@@ -231,12 +233,26 @@ class Node:
                 self.release(share.id, reason="owner ended while no agent ran")
 
     def save(self) -> None:
-        """Write the checkpoint as of the published status; remove it when there is no share."""
-        statuses = self.published.shares
-        if statuses:
-            checkpoint.write(self._state_directory, checkpoint.dump(statuses, self._boot))
+        """Write the checkpoint as of the published status; remove it when there is no share.
+
+        One that cannot be written (a full disk) is told once, and tried again with the next: shares do not depend on it.
+        """
+        statuses, failure = self.published.shares, ""
+        try:
+            if statuses:
+                checkpoint.write(self._state_directory, checkpoint.dump(statuses, self._boot))
+            else:
+                checkpoint.remove(self._state_directory)
+        except OSError as error:
+            failure = os.strerror(error.errno or 0)
+        if failure == self._save_failure:
+            return
+        self._save_failure = failure
+        if failure:
+            cause = f"{failure}: until there is room, a new agent adopts the shares of the last checkpoint only"
+            log.error("checkpoint not written", extra={"directory": str(self._state_directory), "cause": cause})
         else:
-            checkpoint.remove(self._state_directory)
+            log.info("checkpoint written again", extra={"directory": str(self._state_directory)})
 
     def _changed(self) -> None:
         self.published = self.status()

@@ -147,8 +147,8 @@ class Registry:
             labels=dict(ask.labels),
         )
         directory = Path(share.directory)
-        directory.mkdir()
         try:
+            directory.mkdir()
             # Other users' programs reach their own share by its unguessable name; nobody but us lists or writes here.
             directory.chmod(0o711)
             handle = self._arbiter.add_share(share.directory, self._terms(devices), share.share_class, ())

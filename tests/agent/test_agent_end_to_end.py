@@ -301,6 +301,38 @@ def test_a_broken_checkpoint_does_not_stop_the_agent(agent: RunningAgent) -> Non
     assert "checkpoint is unreadable" in agent.log()
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", None], ids=["no-text", "directory"])
+def test_a_checkpoint_that_cannot_be_read_does_not_stop_the_agent(make_agent: MakeAgent, content: bytes | None) -> None:
+    agent = make_agent()
+    agent.directory.mkdir(mode=0o700)
+    path = agent.directory / "checkpoint.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    assert agent.start().shares() == []
+    assert agent.stop() == 0
+    assert "checkpoint is unreadable" in agent.log()
+
+
+def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agent: RunningAgent) -> None:
+    in_the_way = agent.directory / "checkpoint.json.new"
+    in_the_way.mkdir()
+    agent.register(30, name="a")
+    agent.register(30, name="b")
+    time.sleep(2.5)  # two checkpoints
+    assert [share.name for share in agent.shares()] == ["a", "b"]
+    in_the_way.rmdir()
+    wait_until(lambda: "checkpoint written again" in agent.log())
+    assert agent.log().count("checkpoint not written") == 1
+    in_the_way.mkdir()
+    assert agent.stop() == 0
+    assert "Traceback" not in agent.log()
+
+
+def test_a_share_that_finds_no_place_for_its_directory_is_refused_in_words(agent: RunningAgent) -> None:
+    (agent.directory / "shares").rmdir()
+    with pytest.raises(grpc.RpcError, match="region of the share cannot be created: No such file or directory"):
+        agent.register(30)
+
+
 def test_a_stop_by_sigint_is_a_planned_stop(agent: RunningAgent) -> None:
     assert agent.stop(signal.SIGINT) == 0
     assert not agent.directory.exists()
