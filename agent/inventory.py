@@ -70,11 +70,19 @@ def _process_name(pid: int) -> str:
 class Inventory:
     """NVML, from construction to `close`. `devices` never changes: a device that fails stays and becomes unhealthy."""
 
-    def __init__(self) -> None:
-        """Open NVML and list the devices. Raises AgentUnavailable when there is no driver or no device."""
+    def __init__(self, simulate: str = "") -> None:
+        """Open NVML and list the devices; `simulate` names simulated ones, for the error.
+
+        Raises AgentUnavailable when there is no driver or no device.
+        """
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
+            if simulate:
+                raise AgentUnavailable(
+                    f"devices {simulate} cannot be simulated: NVML says {error}: "
+                    "give known ones like 2xH200, and a writable $SIMGPU_STATE if it is set"
+                ) from None
             raise AgentUnavailable(
                 f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
             ) from None

@@ -31,7 +31,7 @@ class HostLock:
         self._names: list[socket.socket] = []
 
     def __enter__(self) -> Self:
-        """Take the place. Raises AgentUnavailable when another agent has it, FileNotFoundError without the directory."""
+        """Take the place. Raises AgentUnavailable when another agent has it, OSError when there is no directory."""
         while self._file < 0:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:

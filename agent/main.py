@@ -12,12 +12,13 @@ import grp
 import importlib.metadata
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -26,7 +27,7 @@ import grpc
 
 from sharepod import hook, simgpu
 from sharepod.agent import logs, metrics
-from sharepod.agent.errors import SettingsError, ShareError
+from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
 from sharepod.agent.native import NativeArbiter
@@ -49,6 +50,8 @@ SAVE_TICKS: Final = 2
 STOP_GRACE_S: Final = 0.5
 PLANNED_STOP_GRACE_S: Final = 0.02
 """What calls under way get before the gates open: a stream that watches usage never ends by itself."""
+OPEN_FILES_MIN: Final = 256
+"""Below it a few shares exhaust the limit, and an agent that cannot accept a connection answers nobody."""
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
 
@@ -62,6 +65,19 @@ def simulated_environment(settings: Settings) -> dict[str, str]:
         "SIMGPU_DEVICES": settings.simulate,
         "SIMGPU_STATE": os.environ.get("SIMGPU_STATE", f"{settings.runtime_directory}/simgpu"),
     }
+
+
+def _prepare_process() -> None:
+    """Take as many open files as we may, and no umask from our starter. Raises AgentUnavailable."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES_MIN:
+        raise AgentUnavailable(
+            f"the limit of open files is {hard}, at least {OPEN_FILES_MIN} are needed: "
+            "raise it with ulimit -n 4096, or LimitNOFILE= in the agent's unit"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Every mode is given where a file is made.
+    os.umask(0o022)
 
 
 def _prepare_runtime_directory(settings: Settings) -> None:
@@ -88,8 +104,9 @@ def _prepare_others(settings: Settings) -> None:
     try:
         Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
         Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(settings.socket_path).unlink(missing_ok=True)
     except OSError as error:
-        raise SettingsError(f"directory {error.filename}: {error.strerror}: choose another") from None
+        raise SettingsError(f"{error.filename}: {error.strerror}: remove it, or choose another directory") from None
 
 
 class Agent:
@@ -109,7 +126,7 @@ class Agent:
         if settings.simulate:
             os.environ.update({key: self._environment[key] for key in ("SIMGPU_DEVICES", "SIMGPU_STATE")})
             load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
-        inventory = Inventory()
+        inventory = Inventory(settings.simulate)
         self._stack.callback(inventory.close)
         for info in inventory.devices:
             lock.claim_device(f"{self._environment.get('SIMGPU_STATE', '')}/{info.uuid}", info.index)
@@ -190,7 +207,13 @@ async def _serve(agent: Agent, settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     try:
-        node, inventory = agent.open()
+        try:
+            node, inventory = agent.open()
+        except OSError as error:
+            raise AgentUnavailable(
+                f"{error.filename or settings.runtime_directory}: {error.strerror}: "
+                "put it right, or choose another --runtime-directory"
+            ) from None
         await _answer(node, inventory, settings, stopping)
     finally:
         agent.close()
@@ -200,7 +223,6 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
     """Serve gRPC until `stopping` is set."""
     loop = asyncio.get_running_loop()
     socket_path = Path(settings.socket_path)
-    socket_path.unlink(missing_ok=True)
     server = grpc.aio.server()
     rpc.add_NodeServiceServicer_to_server(NodeService(node), server)
     server.add_insecure_port(f"unix:{socket_path}")
@@ -239,6 +261,7 @@ def run_agent(settings: Settings) -> int:
     """
     logs.set_up(settings.log_format, settings.log_level)
     try:
+        _prepare_process()
         asyncio.run(_serve(Agent(settings), settings))
     except ShareError as error:
         sys.stderr.write(f"sharepod agent: {error}\n")
@@ -246,9 +269,15 @@ def run_agent(settings: Settings) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, as every other error of the agent."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}: see `{self.prog} --help`\n")
+
+
 def parse_arguments(arguments: Sequence[str]) -> Settings:
     """Return the settings from command-line arguments, the environment and the configuration file."""
-    parser = argparse.ArgumentParser(prog="sharepod agent", description="The node's backend.", allow_abbrev=False)
+    parser = _Parser(prog="sharepod agent", description="The node's backend.", allow_abbrev=False)
     parser.add_argument("--config", help="YAML file with settings ($SHAREPOD_CONFIG)")
     for name in setting_names():
         flag = "--" + name.replace("_", "-")

@@ -235,7 +235,7 @@ class Node:
     def save(self) -> None:
         """Write the checkpoint as of the published status; remove it when there is no share.
 
-        One that cannot be written (a full disk) is told once, and tried again with the next: shares do not depend on it.
+        One that cannot be written (a full disk) is told once and tried again with the next: no share depends on it.
         """
         statuses, failure = self.published.shares, ""
         try:

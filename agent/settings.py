@@ -42,6 +42,8 @@ MONITORING: Final = (
 )  # fmt: skip
 
 _SIMULATE: Final = re.compile(r"[1-9][0-9]?x[A-Za-z0-9-]+(,[1-9][0-9]?x[A-Za-z0-9-]+)*")
+_SOCKET_PATH_MAX: Final = 107
+"""sockaddr_un.sun_path, less the byte that ends it."""
 _ADDRESS: Final = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):(\d{1,5})")
 
 
@@ -140,6 +142,16 @@ def _on_tmpfs(path: Path) -> bool:
         if inside and len(point) >= len(best[0]):
             best = (point, kind)
     return best[1] in ("tmpfs", "ramfs")
+
+
+def _check_socket_path(path: str) -> None:
+    """Raise SettingsError when `path` is longer than the name of a unix socket may be."""
+    length = len(os.fsencode(path))
+    if length > _SOCKET_PATH_MAX:
+        raise SettingsError(
+            f"socket {path} is {length} bytes long, the kernel's limit is {_SOCKET_PATH_MAX}: "
+            "choose a shorter runtime directory"
+        )
 
 
 def default_runtime_directory(environment: Mapping[str, str]) -> str:
@@ -289,6 +301,7 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], c
                 break
     runtime = str(values.get("runtime_directory") or default_runtime_directory(environment))
     state = str(values.get("state_directory") or runtime)
+    _check_socket_path(f"{runtime}/{SOCKET_NAME}")
     return Settings(**{**values, "runtime_directory": runtime, "state_directory": state})  # type: ignore[arg-type]
 
 

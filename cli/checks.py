@@ -68,7 +68,7 @@ def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> 
     yield check_hook(hook_path)
     yield check_driver(node.environment if node else {}, simulated=node.simulated if node else False)
     yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
-    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if node is not None:
         yield from check_devices(node)
 
@@ -162,12 +162,15 @@ def check_tmpfs(directory: Path, mounts: str) -> Check:
     return Check("tmpfs", OK, f"{directory} is on {kind}")
 
 
-def check_open_files(soft: int) -> Check:
-    """Check the limit of open files: an agent of this user needs about three per process and two per share."""
-    if soft != resource.RLIM_INFINITY and soft < 1024:
+def check_open_files(hard: int) -> Check:
+    """Check the limit of open files: an agent of this user needs about three per process and two per share.
+
+    The agent takes what its hard limit allows.
+    """
+    if hard != resource.RLIM_INFINITY and hard < 1024:
         remedy = "raise it: ulimit -n 4096, or LimitNOFILE= in the agent's unit"
-        return Check("open files", WARN, f"the limit is {soft}: too few for an agent with many programs", remedy)
-    return Check("open files", OK, "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}")
+        return Check("open files", WARN, f"the limit is {hard}: too few for an agent with many programs", remedy)
+    return Check("open files", OK, "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
 
 
 def check_devices(node: Node) -> Iterator[Check]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -351,10 +353,12 @@ def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent:
 @pytest.mark.parametrize(
     ("flags", "code", "text"),
     [
-        (["--polcy", "open"], 2, "unrecognized arguments: --polcy open"),
+        (["--polcy", "open"], 2, "sharepod agent: unrecognized arguments: --polcy open: see `sharepod agent --help`"),
+        (["--simulate", "1xH20"], 1, "devices 1xH20 cannot be simulated: NVML says "),
+        (["--runtime-directory", f"/dev/shm/{'x' * 100}"], 2, "bytes long, the kernel's limit is 107: choose a short"),
         (["--policy", "maybe"], 2, "sharepod agent: --policy is 'maybe': give open or closed"),
         (["--config", "/nowhere"], 2, "configuration /nowhere: No such file or directory: name a readable file"),
-        (["--state-directory", "/proc/nowhere"], 2, "sharepod agent: directory /proc/nowhere: "),
+        (["--state-directory", "/proc/nowhere"], 2, "sharepod agent: /proc/nowhere: "),
         (
             ["--runtime-directory", "/proc/nowhere"],
             2,
@@ -370,8 +374,57 @@ def test_a_wrong_start_says_what_and_how_to_put_it_right(
     _, output = process.communicate(timeout=10)
     assert process.returncode == code
     assert text in output
-    assert "Traceback" not in output
+    assert output.count("\n") == 1
     assert not agent.directory.exists()
+
+
+@pytest.mark.parametrize("name", ["agent.sock", "agent.lock", "shares"])
+def test_what_is_in_the_way_of_a_start_is_named(make_agent: MakeAgent, name: str) -> None:
+    agent = make_agent()
+    in_the_way = agent.directory / name
+    if name == "shares":
+        agent.directory.mkdir(mode=0o700)
+        in_the_way.touch()
+    else:
+        in_the_way.mkdir(parents=True)
+    process = agent.spawn()
+    _, output = process.communicate(timeout=10)
+    assert process.returncode in (1, 2)
+    assert str(in_the_way) in output
+    assert output.count("\n") == 1
+
+
+def test_the_agent_takes_the_open_files_it_may_have_and_refuses_too_few(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        agent.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(agent.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert agent.stop() == 0
+    few = subprocess.run(
+        ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-m", "sharepod.agent.main", *agent.flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert few.returncode == 1
+    assert few.stderr.startswith("sharepod agent: the limit of open files is 64, at least 256 are needed: raise it")
+    assert few.stderr.count("\n") == 1
+
+
+def test_the_umask_of_the_starter_does_not_take_the_shares_away(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    before = os.umask(0o177)
+    try:
+        agent.start()
+    finally:
+        os.umask(before)
+    directory = agent.directory / "shares"
+    assert directory.stat().st_mode & 0o777 == 0o711
+    assert agent.directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
