@@ -204,7 +204,11 @@ def _open_socket_to(settings: Settings) -> None:
 async def _serve(agent: Agent, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    stops = [signal.SIGTERM, signal.SIGINT]
+    # The terminal is gone; under nohup, which has it ignored, that is no reason to stop.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        stops.append(signal.SIGHUP)
+    for number in stops:
         loop.add_signal_handler(number, stopping.set)
     try:
         try:
@@ -255,7 +259,7 @@ async def _tick_until(stopping: asyncio.Event, node: Node) -> None:
 
 
 def run_agent(settings: Settings) -> int:
-    """Run the agent until SIGTERM or SIGINT. Returns the exit code: 0, or 1 when it could not start.
+    """Run the agent until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 1 when it could not start.
 
     A planned stop opens the gates and keeps the shares of running programs for the next agent.
     """

@@ -335,9 +335,22 @@ def test_a_share_that_finds_no_place_for_its_directory_is_refused_in_words(agent
         agent.register(30)
 
 
-def test_a_stop_by_sigint_is_a_planned_stop(agent: RunningAgent) -> None:
-    assert agent.stop(signal.SIGINT) == 0
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_stop_by_ctrl_c_or_a_closed_terminal_is_a_planned_stop(agent: RunningAgent, number: int) -> None:
+    assert agent.stop(number) == 0
     assert not agent.directory.exists()
+
+
+def test_an_agent_under_nohup_outlives_its_terminal(make_agent: MakeAgent) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        agent = make_agent().start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.kill(agent.pid, signal.SIGHUP)
+    time.sleep(0.5)
+    assert agent.shares() == []
+    assert agent.stop() == 0
 
 
 def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent: MakeAgent) -> None:
