@@ -42,7 +42,7 @@ MONITORING: Final = (
 )  # fmt: skip
 
 _SIMULATE: Final = re.compile(r"[1-9][0-9]?x[A-Za-z0-9-]+(,[1-9][0-9]?x[A-Za-z0-9-]+)*")
-_SOCKET_PATH_MAX: Final = 107
+SOCKET_PATH_MAX: Final = 107
 """sockaddr_un.sun_path, less the byte that ends it."""
 _ADDRESS: Final = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):(\d{1,5})")
 
@@ -147,9 +147,9 @@ def _on_tmpfs(path: Path) -> bool:
 def _check_socket_path(path: str) -> None:
     """Raise SettingsError when `path` is longer than the name of a unix socket may be."""
     length = len(os.fsencode(path))
-    if length > _SOCKET_PATH_MAX:
+    if length > SOCKET_PATH_MAX:
         raise SettingsError(
-            f"socket {path} is {length} bytes long, the kernel's limit is {_SOCKET_PATH_MAX}: "
+            f"socket {path} is {length} bytes long, the kernel's limit is {SOCKET_PATH_MAX}: "
             "choose a shorter runtime directory"
         )
 

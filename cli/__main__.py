@@ -1,6 +1,19 @@
-"""`python -m sharepod.cli`: the command without its script."""
+"""The entry of the process: the `sharepod` command and `python -m sharepod.cli`.
 
-from sharepod.cli.main import main
+Everything else is imported from inside, so that a Ctrl-C in that tenth of a second leaves no trace either.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        from sharepod.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

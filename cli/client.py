@@ -61,7 +61,7 @@ def check_agent(socket_path: str) -> None:
                     errors.EXIT_NO_AGENT,
                 ) from None
             cause = {errno.ENOENT: "there is no such socket", errno.ECONNREFUSED: "nobody listens (it has stopped)"}
-            raise no_agent(socket_path, cause.get(error.errno or 0, str(error))) from None
+            raise no_agent(socket_path, cause.get(error.errno or 0, error.strerror or str(error))) from None
 
 
 class Client:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.lock import ALREADY_RUNS
-from sharepod.agent.settings import SOCKET_NAME, default_runtime_directory
+from sharepod.agent.settings import SOCKET_NAME, SOCKET_PATH_MAX, default_runtime_directory
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 
 if TYPE_CHECKING:
@@ -26,12 +26,31 @@ _NODE_SOCKET: Final = Path("/run/sharepod") / SOCKET_NAME
 
 
 def socket_path(given: str | None) -> str:
-    """Return the agent's socket: the one given, else this user's, else the node's if only that one is there."""
-    if given:
-        return given
+    """Return the agent's socket: the one given, else this user's, else the node's if only that one is there.
+
+    Raises UsageError when it is too long.
+    """
+    path = given or _default_socket()
+    if (length := len(os.fsencode(path))) > SOCKET_PATH_MAX:
+        raise UsageError(
+            f"socket {path} is {length} bytes long, the kernel's limit is {SOCKET_PATH_MAX}: choose a shorter path"
+        )
+    return path
+
+
+def _default_socket() -> str:
     directory = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY") or default_runtime_directory(os.environ)
     own = Path(directory) / SOCKET_NAME
-    return str(_NODE_SOCKET if not own.exists() and _NODE_SOCKET.exists() else own)
+    return str(_NODE_SOCKET if not _is_there(own) and _is_there(_NODE_SOCKET) else own)
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether something is at `path`. Where this user may not look it is: connecting then says what to do."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def connect(path: str) -> Client:

@@ -5,12 +5,17 @@ rich obeys NO_COLOR by itself and writes no colour to a pipe.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sharepod.cli.errors import CliError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -46,11 +51,49 @@ def _plain(value: object) -> object:
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
+def check_writable(path: Path) -> None:
+    """Raise CliError unless a file can be written at `path`: before the work whose result it takes, not after."""
+    place = path if path.exists() else path.parent
+    cause = "it is a directory" if path.is_dir() else "" if place.exists() else f"{place} is not there"
+    if not cause and not os.access(place, os.W_OK):
+        cause = "permission denied"
+    if cause:
+        raise CliError(f"cannot write {path}: {cause}: choose another file")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file. Raises CliError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}: choose another file") from None
+
+
 def note(text: str) -> None:
     """Print one line to stderr: what happens, beside the output proper."""
     sys.stderr.write(f"sharepod: {text}\n")
 
 
 def error_line(text: str) -> None:
-    """Print one error line to stderr."""
-    sys.stderr.write(f"error: {' '.join(text.split())}\n")
+    """Print one error line to stderr; when that fails too, the exit code says the rest."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {' '.join(text.split())}\n")
+
+
+def open_streams() -> None:
+    """Open what the caller has closed, onto nothing: no file or socket of ours may become an output.
+
+    The descriptors close on exec, so that the program of `sharepod run` finds its own as closed as they were.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - a stream
+
+
+def flush() -> None:
+    """Write what is still buffered. After an OSError nothing is tried again: the interpreter would, at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise

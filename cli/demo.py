@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sharepod.cli.errors import CliError
+from sharepod.cli.console import check_writable
+from sharepod.cli.ending import end_in_order
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +40,9 @@ def demo(
     """
     from sharepod.cli.stage import Part, open_stage
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_in_order()
+    if picture is not None:
+        check_writable(picture)
     parts = [Part(*row) for row in _PROGRAMS]
     devices = _SIMULATED if simulate or not _real_gpu() else None
     with open_stage(devices) as stage:
@@ -110,7 +111,7 @@ class Act:
 
 def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: bool) -> None:
     from sharepod.cli import tables
-    from sharepod.cli.console import note, show
+    from sharepod.cli.console import note, show, write_file
     from sharepod.cli.picture import svg
     from sharepod.cli.turns import Window
 
@@ -125,10 +126,7 @@ def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: boo
     show(f"\nThe turns as the third joins, {_PICTURE_NS // 1_000_000} ms:")
     show(_picture(turns, window))
     if picture is not None:
-        try:
-            picture.write_text(svg(turns, window, "Turns on one GPU: 50 %, 30 % and a late 20 %"), encoding="utf-8")
-        except OSError as error:
-            raise CliError(f"cannot write {picture}: {error.strerror}: choose another file") from None
+        write_file(picture, svg(turns, window, "Turns on one GPU: 50 %, 30 % and a late 20 %"))
         note(f"the picture is in {picture}")
 
 

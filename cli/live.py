@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 
 from sharepod.cli.console import console
+from sharepod.cli.ending import end_in_order
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,12 +25,18 @@ def watch(draw: Callable[[], RenderableType], interval_s: float) -> None:
     if not console().is_terminal:
         console().print(draw())
         return
-    with single_keys() as wait_for_key, Live(draw(), console=console(), screen=True, auto_refresh=False) as live:
+    end_in_order()
+    live = Live(draw(), console=console(), screen=True, auto_refresh=False)
+    with single_keys() as wait_for_key:
         try:
+            live.start(refresh=True)
             while wait_for_key(interval_s) not in ("q", "Q", "\x04"):
                 live.update(draw(), refresh=True)
         except KeyboardInterrupt:
             return
+        finally:
+            # Its own `with` would not give the screen back when a signal ends us before the first picture is out.
+            live.stop()
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from sharepod.cli import control, view
-from sharepod.cli.console import error_line
+from sharepod.cli.console import error_line, flush, open_streams
 from sharepod.cli.demo import demo
 from sharepod.cli.doctor import doctor
-from sharepod.cli.errors import CliError
+from sharepod.cli.errors import EXIT_FAILURE, CliError
 from sharepod.cli.run import run
 
 app = typer.Typer(
@@ -95,14 +95,24 @@ def _usage_line(error: typer.TyperException) -> str:
 
 def main() -> None:
     """Run the command; exit 2 for usage, the error's own code for what the user can put right."""
+    open_streams()
     try:
         code = app(standalone_mode=False, prog_name="sharepod")
+        flush()
     except CliError as error:
         error_line(str(error))
         code = error.exit_code
     except typer.TyperException as error:
-        error_line(_usage_line(error))
+        # Without a message it is the help, which has been printed.
+        if error.format_message():
+            error_line(_usage_line(error))
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except BrokenPipeError:
+        code = EXIT_FAILURE  # whoever read has seen enough
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        error_line(f"{where}{error.strerror or error}: check space, limits and permissions")
+        code = EXIT_FAILURE
     sys.exit(code if isinstance(code, int) else 0)

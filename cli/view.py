@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sharepod.cli.connect import connect, socket_path
-from sharepod.cli.console import note, show, show_json
-from sharepod.cli.errors import CliError
+from sharepod.cli.console import check_writable, note, show, show_json, write_file
 from sharepod.cli.options import Output, OutputOption, ShareName, Socket
 
 if TYPE_CHECKING:
@@ -79,16 +78,15 @@ def trace(
     """
     from sharepod.cli.trace import chrome_trace
 
+    if str(output) != "-":
+        check_writable(output)
     with connect(socket_path(socket)) as client:
         turns = record(client, seconds) if seconds else client.turns_after(0)
     text = json.dumps(chrome_trace(turns))
     if str(output) == "-":
         sys.stdout.write(f"{text}\n")
         return
-    try:
-        output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"cannot write {output}: {error.strerror}: choose another file") from None
+    write_file(output, text + "\n")
     note(f"{len(turns)} turns in {output}; open it in ui.perfetto.dev")
 
 

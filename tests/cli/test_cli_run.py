@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -273,6 +275,38 @@ def test_a_private_agent_that_cannot_start_says_why_in_one_line(host: Host) -> N
     assert answer.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_top_gives_the_terminal_back_when_it_is_ended(node: Host, number: int) -> None:
+    master, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    env = {**node.env, "TERM": "xterm"}
+    top = subprocess.Popen(node.command("top"), stdin=terminal, stdout=terminal, stderr=terminal, env=env)
+    shown = b""
+    while b"DEVICE" not in shown:
+        shown += os.read(master, 4096)
+    top.send_signal(number)
+    assert top.wait(10) == 128 + number
+    assert termios.tcgetattr(terminal) == before
+    os.set_blocking(master, False)
+    with contextlib.suppress(BlockingIOError):
+        shown += os.read(master, 4096)
+    assert shown.rfind(b"\x1b[?1049l") > shown.rfind(b"\x1b[?1049h")
+    os.close(terminal)
+    os.close(master)
+
+
+@pytest.mark.parametrize("verb", [["ps"], ["ps", "-o", "json"], ["--help"], ["trace", "-o", "-"]])
+def test_an_output_that_takes_nothing_is_one_line_and_a_closed_one_none(node: Host, verb: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            node.command(*verb), env=node.env, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert answer.returncode == 1
+    assert answer.stderr == "error: No space left on device: check space, limits and permissions\n"
+    closed = ["sh", "-c", '"$@" <&- >&-', "sh", *node.command(*verb)]
+    assert subprocess.run(closed, env=node.env, stderr=subprocess.PIPE, text=True, check=False).stderr == ""
+
+
 def test_two_saturating_programs_get_70_and_30_of_the_device(node: Host) -> None:
     program = [sys.executable, str(PROGRAM), "--seconds", "30"]
     pair = {name: node.start(*run(*program, gpu=gpu, name=name)) for name, gpu in (("a", "70"), ("b", "30"))}
@@ -313,12 +347,13 @@ def test_the_demo_shows_its_result_and_leaves_nothing(host: Host) -> None:
     assert {path.name for path in set(Path("/dev/shm").iterdir()) - before if "sharepod-demo" in path.name} == set()
 
 
-def test_the_demo_cleans_up_when_it_is_interrupted(host: Host) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_demo_cleans_up_when_it_is_interrupted(host: Host, number: int) -> None:
     before = set(Path("/dev/shm").glob("sharepod-demo-*"))
     child = host.start("demo", "--simulate", "--seconds", "60")
     assert until(lambda: set(Path("/dev/shm").glob("sharepod-demo-*")) > before, 20)
     time.sleep(1.5)
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=20)
-    assert child.returncode == 130
+    child.send_signal(number)
+    assert child.communicate(timeout=20)[1] == ""
+    assert child.returncode == 128 + number
     assert set(Path("/dev/shm").glob("sharepod-demo-*")) == before

@@ -6,11 +6,12 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import pytest
 
+from sharepod.cli import connect
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_REFUSED, EXIT_USAGE
 from sharepod.proto import v1_pb2 as pb
 
@@ -52,6 +53,39 @@ def test_top_without_a_terminal_prints_devices_and_shares_once(sharepod: Sharepo
 def test_top_says_what_to_do_when_there_is_no_share(sharepod: Sharepod, agent: Agent) -> None:
     agent.shares = []
     assert "sharepod run --gpu 30" in sharepod("top").out
+
+
+def test_a_socket_that_cannot_be_one_is_told_as_such(sharepod: Sharepod) -> None:
+    answer = sharepod("ps", "--socket", f"/{'x' * 300}")
+    assert answer.code == EXIT_USAGE
+    assert "is 301 bytes long, the kernel's limit is 107: choose a shorter path" in answer.err
+
+
+def test_a_directory_that_may_not_be_entered_holds_an_agent_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.delenv("SHAREPOD_SOCKET", raising=False)
+    monkeypatch.setenv("SHAREPOD_RUNTIME_DIRECTORY", "/run/other")
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert connect.socket_path(None) == "/run/other/agent.sock"
+
+
+@pytest.mark.parametrize("place", ["/nowhere/turns.json", "/tmp"])
+def test_a_trace_that_cannot_be_written_is_refused_before_it_is_recorded(
+    sharepod: Sharepod, agent: Agent, place: str
+) -> None:
+    answer = sharepod("trace", "--seconds", "60", "-o", place)
+    assert (answer.code, agent.asked) == (1, [])
+    assert answer.err.startswith(f"error: cannot write {place}: ")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [(), ("run",)])
+def test_no_argument_at_all_is_answered_with_the_help_alone(sharepod: Sharepod, verb: tuple[str, ...]) -> None:
+    answer = sharepod(*verb)
+    assert (answer.code, answer.err) == (EXIT_USAGE, "")
+    assert "Usage: sharepod" in answer.out
 
 
 def test_explain_says_why_and_names_the_holder(sharepod: Sharepod, agent: Agent) -> None:

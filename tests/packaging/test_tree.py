@@ -41,7 +41,7 @@ def test_constraints_hold_names_and_exact_versions_only(repo_root: Path) -> None
 
 def test_the_command_is_installed() -> None:
     scripts = {entry.name: entry.value for entry in distribution("sharepod").entry_points}
-    assert scripts == {"sharepod": "sharepod.cli.main:main"}
+    assert scripts == {"sharepod": "sharepod.cli.__main__:main"}
 
 
 def test_make_alone_says_what_can_be_made(repo_root: Path) -> None:
