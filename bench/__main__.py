@@ -4,16 +4,17 @@ Progress goes to stderr, the table to stdout, everything to bench/results/<machi
 (the hand-off may be: design.md allows it with a measured reason).
 """
 
-import argparse
 import dataclasses
 import sys
 import time
 from collections.abc import Callable
 
 from bench import costs, memory, neighbours, pauses, rivals, shares, table
-from bench.programs import machine
+from bench.entry import Parser, run
+from bench.programs import ProgramFailed, machine
 from bench.scale import FULL, QUICK, Scale
 from bench.table import Line
+from sharepod.cli.errors import CliError
 
 ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "share": shares.measure,
@@ -32,7 +33,7 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
 
 def main() -> int:
     """Run what was asked for; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = Parser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter runs: about three minutes, coarser figures")
     parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")
     parser.add_argument("--no-baselines", action="store_true", help="leave out the runs without the hook")
@@ -59,4 +60,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, ProgramFailed, CliError, OSError)

@@ -10,7 +10,6 @@ shares wait for each other inside kernels; shares join and leave, and processes 
 * deadlocks (a program that does not end): 0.
 """
 
-import argparse
 import random
 import sys
 import time
@@ -19,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import figures
+from bench.entry import Parser, duration, run
 from bench.figures import Kernel
 from bench.node import Node, Terms
 from bench.programs import Program, ProgramFailed, load_command, storm_command
+from sharepod.cli.errors import CliError
 from sharepod.cli.turns import Turn
 
 IDLE_BOUND_NS = 150_000_000
@@ -260,8 +261,8 @@ def stress(seconds: float, seed: int, preload: Sequence[str] = ()) -> Verdict:
 
 def main() -> int:
     """Print what was found; exit 1 on a fault."""
-    parser = argparse.ArgumentParser(prog="python -m bench.stress", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="how long to run")
+    parser = Parser(prog="python -m bench.stress", description=__doc__)
+    parser.add_argument("--seconds", type=duration, default=60, help="how long to run")
     parser.add_argument("--seed", type=int, default=None, help="to run the same again")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
@@ -276,4 +277,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, ProgramFailed, CliError, OSError)

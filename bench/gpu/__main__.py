@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bench.entry import Parser, duration, run
 from bench.gpu import calibration, census, checkpoint, costs, hardware, memory, neighbours, pauses, saturated
 from bench.gpu.build import ROOT, BuildFailed, build
 from bench.gpu.host import Host, Unusable
@@ -166,11 +167,11 @@ def _percent(host: Host) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python3 -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")
-    parser.add_argument("--minutes", type=float, default=7.5, help="the whole run, building included (default 7.5)")
+    parser.add_argument("--minutes", type=duration, default=7.5, help="the whole run, building included (default 7.5)")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="where the files go")
     parser.add_argument("--simulated", action="store_true", help="a dry run on the simulated GPU, after `make build`")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
@@ -182,8 +183,8 @@ def main() -> int:
     options = _parse()
     ends = time.monotonic() + options.minutes * 60
     signal.signal(signal.SIGALRM, _ring)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
+        options.results.mkdir(parents=True, exist_ok=True)
         _say("building ...", end=" ")
         built = build()
         _say("ok")
@@ -204,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,12 +1,12 @@
 """`python -m bench.model [-o json]`: our policy beside a model of Gemini's, in virtual time."""
 
-import argparse
 import json
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.entry import Parser, run
 from bench.model.scenarios import SCENARIOS, Scenario
 
 
@@ -45,7 +45,7 @@ def show(rows: list[Row]) -> None:
 
 def main() -> int:
     """Print the comparison; exit status 1 when Gemini is better anywhere."""
-    parser = argparse.ArgumentParser(prog="python -m bench.model", description=__doc__)
+    parser = Parser(prog="python -m bench.model", description=__doc__)
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="for people or machines")
     options = parser.parse_args()
     rows = [compare(scenario) for scenario in SCENARIOS]
@@ -57,4 +57,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

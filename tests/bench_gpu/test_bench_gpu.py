@@ -47,7 +47,7 @@ def test_every_row_is_measured_and_written_on_the_simulated_gpu(repo_root: Path,
 def test_a_row_that_cannot_be_measured_in_time_is_reported_and_the_files_are_there(
     repo_root: Path, tmp_path: Path
 ) -> None:
-    done = bench_gpu(repo_root, "--simulated", "--minutes", "0", "--only", "duty", "--results", str(tmp_path))
+    done = bench_gpu(repo_root, "--simulated", "--minutes", "0.001", "--only", "duty", "--results", str(tmp_path))
     (written,) = tmp_path.glob("*.json")
     (row,) = json.loads(written.read_text(encoding="utf-8"))["rows"]
     assert (row["state"], row["reason"]) == ("skipped", "no time left")

@@ -1,0 +1,54 @@
+"""How every `python -m bench…` begins and ends: one line for a wrong flag, and nothing left when a signal ends it."""
+
+import argparse
+import math
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}: see `{self.prog} --help`\n")
+
+
+def duration(text: str) -> float:
+    """Read a time for which something runs. Raises ArgumentTypeError unless it is above zero and finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: give a number above 0")
+    return value
+
+
+def run(main: Callable[[], int], *failures: type[Exception]) -> NoReturn:
+    """Exit with `main`'s code, with 128 + number when a signal ends it, with 1 and one line on one of `failures`.
+
+    A signal runs what `with` and `finally` promise: programs, agents and files in memory go. What the caller ignores
+    (nohup) stays ignored.
+    """
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+    try:
+        code = main()
+    except failures as error:
+        print(f"cannot go on: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    # A second one would cut off the tidying up.
+    for other in _SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
