@@ -118,6 +118,7 @@ class Stage:
 def open_stage(simulate: str | None) -> Iterator[Stage]:
     """Give a stage; when it is left, whatever happened, its programs, agent and files are gone."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-demo-", dir="/dev/shm"))
+    directory.chmod(0o700)  # whatever the umask took
     extra = {"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}
     agent: int | None = None
     try:
