@@ -45,7 +45,8 @@ static bool agent_gone(void) {
 static bool enter_turn(struct sp_device *device, uint32_t word) {
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
-  if (!entered) {
+  /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
+  if (!entered && sp_grant_word(device->grant) == word) {
     struct sp_report *report = &device->report;
     struct sp_report before = *report;
     /* Back from a drain inside the same turn: the time between is idle time of this process. */
@@ -82,7 +83,6 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
 
 /* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it). */
 static bool wait_for_turn(struct sp_device *device, bool *entered) {
-  sp_keeper_pause(device);
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
     *entered = enter_turn(device, word);
@@ -213,7 +213,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   struct sp_unit *unit = sp_unit_find(key);
   uint64_t predicted_ns;
-  bool entered = false;
+  bool entered = false, asked = false;
   for (;;) {
     predicted_ns = sp_load(&unit->predicted_ns);
     if (sp_unlikely(!predicted_ns))
@@ -238,6 +238,9 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
       break;
     }
     __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+    if (!asked) /* the wait for a turn is no pause of the program's */
+      sp_keeper_pause(device);
+    asked = true;
     if (wait_for_turn(device, &entered)) {
       announce(thread, device);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
