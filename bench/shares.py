@@ -34,7 +34,7 @@ def saturating(request: float, unit: str, **options: object) -> Load:
 
 def _tiny(request: float) -> Load:
     # An event per 16 launches: one per launch would make the host the bottleneck, and the case device-bound no more.
-    return saturating(request, "5us", depth=8, group=16)
+    return saturating(request, "5us", depth=50, group=16)
 
 
 CASES = (

@@ -4,8 +4,10 @@ One process of one share on one device. Each actor is a small program whose step
 gate.c, keeper.c, region.c and turn.c. Here every store is seen at once; `test_turn_model.py` has the stores that are
 seen late. Checked in every state that can be reached:
 
-* safety: no thread sleeps at a grant that has changed; while the arbiter takes the turn for drained, no launch of this process starts and none is on the device;
-* progress: a way leads to the end, where every launch has been made (or the last turn is over) and the device is free.
+* safety: no thread sleeps at a grant that has changed; while the arbiter takes the turn for drained, no launch of this
+  process starts and none is on the device;
+* progress: a way leads to the end, where every launch has been made (or the last turn is over) and the device is
+  free.
 
 `Without` takes one measure away at a time: the model must then fail, or it would prove nothing. Deliberate passes (a
 deadline, a co-grant) are not modelled: they may run outside a turn.
@@ -95,7 +97,7 @@ class Gate:
 
     # ---- launching threads
 
-    def thread_steps(self, state: State, index: int) -> Iterator[State]:
+    def thread_steps(self, state: State, index: int) -> Iterator[State]:  # noqa: C901 - a program, step by step
         """Yield what thread `index` can do."""
         thread = state.threads[index]
 
@@ -157,7 +159,7 @@ class Gate:
         for new in self._keeper_steps(state):
             yield replace(new, keeper_turn=0, keeper_launches=0) if new.keeper == "look" else new
 
-    def _keeper_steps(self, state: State) -> Iterator[State]:
+    def _keeper_steps(self, state: State) -> Iterator[State]:  # noqa: C901 - as above
         holding = state.held != 0 and state.drained != state.held
         turn = state.keeper_turn
         match state.keeper:
