@@ -9,11 +9,15 @@
 
 #include "node.h"
 
-/* A grant takes some 100 us to become a launch: so much before the residue ends the next share is granted. Learned per
- * device from how late (or early) the first launches come. */
+/* A grant takes some 100 us to become a launch, now and then much longer: so much before the residue ends the next
+ * share is granted. Learned per device, so that one first launch in LATE_ONE_IN comes late: a late one leaves the
+ * device idle for all of its lateness, an early one costs a switch in the middle of the residue at worst (about 0.2 of
+ * 2 ms). */
 #define LEAD_MIN_NS    20000u
-#define LEAD_MAX_NS    400000u
-#define OVERLAP_NS     30000u   /* aimed at: a launch a little early costs nothing, a late one leaves the device idle */
+#define LEAD_MAX_NS    1000000u
+#define LEAD_STEP_NS   2000u
+#define LATE_ONE_IN    10u
+#define ENTER_NS       5000u    /* from the entry of a turn to its first launch at the driver */
 #define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
@@ -157,11 +161,9 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
 static void learn_lead(struct sp_node_device *device, const struct sp_member *member) {
   if (!member->predecessor_ns || !member->view.entered || member->late)
     return;
-  /* Shifted, so that early and late are both above 0; one slow wake-up says little. */
-  uint64_t entered_ns = member->view.entered_ns + OVERLAP_NS + SP_LEAD_NS;
-  uint64_t late_ns = entered_ns > member->predecessor_ns ? entered_ns - member->predecessor_ns : 0;
-  late_ns = clamp_u64(late_ns, 0, 2 * SP_LEAD_NS);
-  device->lead_ns = clamp_u64(device->lead_ns + late_ns / 8 - SP_LEAD_NS / 8, LEAD_MIN_NS, LEAD_MAX_NS);
+  bool late = member->view.entered_ns + ENTER_NS > member->predecessor_ns;
+  uint64_t lead_ns = device->lead_ns + (late ? (LATE_ONE_IN - 1) * LEAD_STEP_NS : 0) - (late ? 0 : LEAD_STEP_NS);
+  device->lead_ns = clamp_u64(lead_ns, LEAD_MIN_NS, LEAD_MAX_NS);
 }
 
 /* The drain is late: others run beside it from here on. So may the share itself again: what does not end may be
