@@ -28,13 +28,17 @@ class Case:
 
 
 def saturating(request: float, unit: str, **options: object) -> Load:
-    """Return a load that always has work in flight."""
+    """Return a load that always has work in flight.
+
+    `depth` groups of `group` launches, at least 4 ms and fewer than the 1,024 launches that a driver queues: what is
+    queued bridges the pauses of the host, or the host would be the bottleneck.
+    """
     return Load(Terms(request), "saturate", {"unit": unit, **options})
 
 
 def _tiny(request: float) -> Load:
-    # An event per 16 launches: one per launch would make the host the bottleneck, and the case device-bound no more.
-    return saturating(request, "5us", depth=50, group=16)
+    # An event per 64 launches: one per launch would make the host the bottleneck, and the case device-bound no more.
+    return saturating(request, "5us", depth=15, group=64)
 
 
 CASES = (
@@ -51,8 +55,8 @@ CASES = (
         "8 shares 5–20 %, kernels 5 µs – 20 ms",
         {
             "a": _tiny(20),
-            "b": saturating(20, "50us", depth=8, group=4),
-            "c": saturating(15, "200us"),
+            "b": saturating(20, "50us", depth=25, group=4),
+            "c": saturating(15, "200us", depth=25),
             "d": saturating(15, "500us"),
             "e": saturating(10, "1ms"),
             "f": saturating(10, "2ms"),

@@ -147,6 +147,12 @@ static enum progress wait_for_progress(struct sp_device *device, struct sp_threa
   return follows ? NEAR : STUCK;
 }
 
+/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
+static void count_pass(struct sp_device *device) {
+  if (device)
+    __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+}
+
 /* The launch passes without progress. */
 static void pass_stuck(struct sp_device *device, struct sp_thread *thread) {
   __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
@@ -197,7 +203,11 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
   if (sp_unlikely(!sp_load(&sp_guest.attached)))
     return;
   struct sp_thread *thread = sp_thread_self();
-  if (sp_unlikely(!thread || sp_load(&thread->inside)))
+  if (sp_unlikely(!thread)) {
+    count_pass(sp_device_current());
+    return;
+  }
+  if (sp_unlikely(sp_load(&thread->inside)))
     return; /* the driver called itself through us */
   struct sp_device *device = thread->device;
   if (sp_unlikely(!device || !sp_guest.single_device)) {
@@ -209,8 +219,10 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
   if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
     return;
   struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
-  if (sp_unlikely(!lane))
+  if (sp_unlikely(!lane)) {
+    count_pass(device);
     return;
+  }
   struct sp_unit *unit = sp_unit_find(key);
   uint64_t predicted_ns;
   bool entered = false, asked = false;
