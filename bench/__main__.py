@@ -17,6 +17,7 @@ from bench.table import Line
 from sharepod.cli.errors import CliError
 
 ROWS: dict[str, Callable[[Scale], list[Line]]] = {
+    "machine": costs.machine,
     "share": shares.measure,
     "stall": pauses.joining,
     "limit": pauses.limits,

@@ -22,6 +22,20 @@ TURNS_PER_S = 500
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
+# ---- the machine ----
+
+
+def machine(scale: Scale) -> list[Line]:
+    """Measure how late bare wake-ups are on this machine, nothing else running: no row below can be better."""
+    hops = chain_ns(scale.short_s * 600, 500)
+    late = sum(hop > 1_000_000 for hop in hops) / len(hops)
+    figures_ = f"{micro(figures.median(hops))} / {micro(figures.percentile(hops, 99))} / {max(hops) / 1e6:.1f} ms"
+    return [
+        Line("machine", "the machine alone: a bare futex chain, p50 / p99 / longest", "", figures_, None),
+        Line("machine", "the machine alone: such chains that take more than 1 ms", "", f"{late:.2%}", None),
+    ]
+
+
 # ---- per launch ----
 
 
