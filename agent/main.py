@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.agent")
 
 TICK_S: Final = 0.5
-SAVE_TICKS: Final = 2
-"""Ticks between two checkpoints: one a second."""
+PUBLISH_TICKS: Final = 2
+"""Ticks between two checkpoints and published states: one a second."""
 STOP_GRACE_S: Final = 0.5
 PLANNED_STOP_GRACE_S: Final = 0.02
 """What calls under way get before the gates open: a stream that watches usage never ends by itself."""
@@ -252,10 +252,10 @@ async def _tick_until(stopping: asyncio.Event, node: Node) -> None:
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), TICK_S)
-        node.tick()
+        node.sample()
         ticks += 1
-        if ticks % SAVE_TICKS == 0:
-            node.save()
+        if ticks % PUBLISH_TICKS == 0:
+            node.publish()
 
 
 def run_agent(settings: Settings) -> int:

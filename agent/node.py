@@ -85,7 +85,7 @@ class Node:
                 self._registry.release(share.id, time.monotonic_ns())
                 raise
         log.info("share registered", extra=_fields(share))
-        self._changed()
+        self.publish()
         return self._one(share)
 
     def environment(self, share: Share) -> dict[str, str]:
@@ -101,7 +101,7 @@ class Node:
         """Change the terms of a live share. Raises a ShareError and changes nothing."""
         share = self._registry.update(reference, changes, share_class)
         log.info("share updated", extra=_fields(share))
-        self._changed()
+        self.publish()
         return self._one(share)
 
     def release(self, reference: str, *, reason: str = "released") -> ShareStatus:
@@ -110,14 +110,14 @@ class Node:
         self._owners.forget(last.share.id)
         used_ns = sum(held.usage.used_ns for held in last.usages)
         log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
-        self._changed()
+        self.publish()
         return last
 
     def pause(self, reference: str, *, paused: bool) -> ShareStatus:
         """Close a share's gates, or let it run again."""
         share = self._registry.pause(reference, paused=paused)
         log.info("share paused" if paused else "share resumed", extra=_fields(share))
-        self._changed()
+        self.publish()
         return self._one(share)
 
     def statuses(self, references: Iterable[str] = ()) -> tuple[ShareStatus, ...]:
@@ -166,15 +166,19 @@ class Node:
             )
         return tuple(result)
 
-    def tick(self) -> None:
-        """Take one sample for the rates and publish the status; called twice a second."""
-        now_ns = time.monotonic_ns()
-        self.published = NodeStatus(now_ns, self._registry.sample(now_ns), self._device_statuses())
+    def sample(self) -> None:
+        """Take one sample for the rates; called twice a second."""
+        self._registry.sample(time.monotonic_ns())
+
+    def publish(self) -> None:
+        """Publish the status as of now and write it to the checkpoint; at every change and once a second."""
+        self.published = self.status()
+        self._save()
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
         """Take one look of the inventory into account: health, and processes without a share."""
         now_ns = time.monotonic_ns()
-        # A tick old at most, which the grace time of foreign processes covers.
+        # A second old at most, which the grace time of foreign processes covers.
         owned = {process.pid for status in self.published.shares for process in status.processes}
         for look in looks:
             self._looks[look.uuid] = look
@@ -216,7 +220,7 @@ class Node:
             self._adopt_one(record)
         for name in self._registry.remove_orphans():
             log.warning("directory without a share removed", extra={"share": name})
-        self._changed()
+        self.publish()
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
         share = record.share
@@ -232,7 +236,7 @@ class Node:
             except ShareError:
                 self.release(share.id, reason="owner ended while no agent ran")
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Write the checkpoint as of the published status; remove it when there is no share.
 
         One that cannot be written (a full disk) is told once and tried again with the next: no share depends on it.
@@ -254,13 +258,9 @@ class Node:
         else:
             log.info("checkpoint written again", extra={"directory": str(self._state_directory)})
 
-    def _changed(self) -> None:
-        self.published = self.status()
-        self.save()
-
     def close(self) -> None:
         """Write the last checkpoint and open the gates; shares and regions stay for the next agent."""
-        self._changed()
+        self.publish()
         self._owners.close()
         self._arbiter.close()
 

@@ -228,15 +228,11 @@ class Registry:
         shutil.rmtree(entry.share.directory, ignore_errors=True)
         return last
 
-    def sample(self, now_ns: int) -> tuple[ShareStatus, ...]:
-        """Add one sample to every account, for the rates; return the status of all shares as of then."""
-        statuses: list[ShareStatus] = []
+    def sample(self, now_ns: int) -> None:
+        """Add one sample to every account, for the rates."""
         for entry in self._entries.values():
-            usages = self._usages(entry)
-            for account, usage in zip(entry.accounts, usages, strict=True):
+            for account, usage in zip(entry.accounts, self._usages(entry), strict=True):
                 account.add(now_ns, usage.used_ns)
-            statuses.append(self._status(entry, usages, now_ns))
-        return tuple(statuses)
 
     def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
         """Return the named shares (all, when none is named), oldest first. Raises UnknownShare."""
