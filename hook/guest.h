@@ -55,7 +55,7 @@ struct sp_lane {
   void *stream;                   /* the handle that the launching thread used */
   bool per_thread;                /* record with the _ptsz twin */
   uint32_t owner_thread;          /* per-thread streams: index of the thread's record + 1; else 0 */
-  bool live;                      /* found by lookups */
+  bool live;                      /* found by lookups; else its stream may be gone: nothing is recorded */
   bool dead;                      /* its context is gone: events must not be touched */
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;

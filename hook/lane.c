@@ -138,7 +138,7 @@ bool sp_lane_mark(struct sp_lane *lane) {
   bool marked = false;
   CUevent *event = &lane->events[lane->next_event];
   /* Two events stay out of reuse: the left edge of the oldest span and the one to come. */
-  if (!lane->dead && sp_load(&lane->outstanding) < SP_LANE_EVENTS - 2 &&
+  if (lane->live && !lane->dead && sp_load(&lane->outstanding) < SP_LANE_EVENTS - 2 &&
       (*event || driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS)) {
     struct sp_marker marker = {.lane = lane, .event = *event};
     marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0; /* not counting this one */
@@ -215,6 +215,15 @@ static void await_work(const struct sp_lane *lane) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
+/* The last chance of the lane's work to be marked: wait, for 100 ms at most, while every event is behind work. */
+static void mark_last(struct sp_lane *lane) {
+  for (int look = 0; look < 2000 && sp_load(&lane->pending_ns) && !sp_lane_mark(lane); look++) {
+    if (!sp_load(&lane->outstanding))
+      return; /* not for want of an event: the driver refuses */
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+}
+
 void sp_lanes_forget(void *stream, void *context) {
   const struct sp_driver *driver = sp_driver();
   CUcontext current = NULL;
@@ -229,18 +238,17 @@ void sp_lanes_forget(void *stream, void *context) {
     if (!context && default_stream(lane->stream))
       continue;
     /* An event is made in the current context, and recorded into a stream that is there. */
-    if (lane->live && sp_load(&lane->pending_ns) && (!context || current == context))
-      sp_lane_mark(lane);
+    if (lane->live && (!context || current == context))
+      mark_last(lane);
     if (context)
       await_work(lane); /* as the driver will: what runs on is on the device, and the turn is not drained */
     pthread_mutex_lock(&table_lock);
+    pthread_mutex_lock(&lane->lock); /* a marker that is being recorded is in the stream before the stream goes */
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
-    if (context) {
-      pthread_mutex_lock(&lane->lock);
+    if (context)
       __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
-      sp_store(&lane->pending_ns, 0);
-      pthread_mutex_unlock(&lane->lock);
-    }
+    sp_store(&lane->pending_ns, 0); /* what could not be marked: nothing will tell when it ends */
+    pthread_mutex_unlock(&lane->lock);
     pthread_mutex_unlock(&table_lock);
     if (context) {
       await_keeper(lane);
