@@ -346,16 +346,12 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
     if (lane && sp_load(&lane->pending_ns))
       sp_lane_mark(lane);
   }
-  __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
+  sp_lanes_capture_begin(stream);
 }
 
 void sp_gate_capture_end(void *stream, bool per_thread) {
-  (void)stream;
   (void)per_thread;
-  uint32_t captures = sp_load(&sp_guest.captures);
-  while (captures && !__atomic_compare_exchange_n(&sp_guest.captures, &captures, captures - 1, false, __ATOMIC_SEQ_CST,
-                                                  __ATOMIC_RELAXED)) {
-  }
+  sp_lanes_capture_end(stream);
 }
 
 void sp_gate_forget_stream(void *stream) {

@@ -47,6 +47,7 @@ struct sp_lane {
   _Alignas(64) uint64_t pending_ns; /* predicted work launched since the last marker */
   struct sp_unit *batch_unit;       /* what it is, NULL when nothing is pending */
   uint32_t batch_launches;
+  uint32_t captures; /* of sp_guest.captures: begun in this stream and not ended */
   bool batch_mixed;
   /* the rest is guarded by lock */
   pthread_mutex_t lock;
@@ -150,6 +151,9 @@ void sp_unit_learn(struct sp_unit *unit, uint32_t launches, uint64_t elapsed_ns)
 /* lane.c */
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread);
 bool sp_lane_capturing(void *stream, bool per_thread);
+/* Captures are counted, and how many began in each stream that can go. */
+void sp_lanes_capture_begin(void *stream);
+void sp_lanes_capture_end(void *stream);
 /* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused). */
 bool sp_lane_mark(struct sp_lane *lane);
 /* Record markers in every lane of the device that has pending work. */

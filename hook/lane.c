@@ -91,6 +91,7 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
     sp_store(&lane->batch_launches, 0);
+    sp_store(&lane->captures, 0);
     sp_store(&lane->dead, false);
     __atomic_store_n(&lane->live, true, __ATOMIC_RELEASE);
   }
@@ -108,6 +109,37 @@ bool sp_lane_capturing(void *stream, bool per_thread) {
     result = driver->cuStreamIsCapturing(stream, &status);
   /* 906: the legacy stream while a capture that it would join is open. Any touch would invalidate it. */
   return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static bool decrement(uint32_t *count) {
+  uint32_t before = sp_load(count);
+  while (before &&
+         !__atomic_compare_exchange_n(count, &before, before - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+  }
+  return before != 0;
+}
+
+/* The lane of a handle, of whatever context; NULL for the default streams, which outlive every capture. */
+static struct sp_lane *lane_of_handle(const void *stream) {
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count && !default_stream(stream); index++)
+    if (__atomic_load_n(&lanes[index].live, __ATOMIC_ACQUIRE) && lanes[index].stream == stream)
+      return &lanes[index];
+  return NULL;
+}
+
+void sp_lanes_capture_begin(void *stream) {
+  struct sp_lane *lane = lane_of_handle(stream);
+  __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
+  if (lane)
+    __atomic_fetch_add(&lane->captures, 1, __ATOMIC_RELAXED);
+}
+
+void sp_lanes_capture_end(void *stream) {
+  struct sp_lane *lane = lane_of_handle(stream);
+  if (lane)
+    decrement(&lane->captures);
+  decrement(&sp_guest.captures);
 }
 
 /* Record into the lane's stream; from another thread, a thread's own stream is reached through the legacy stream,
@@ -248,6 +280,9 @@ void sp_lanes_forget(void *stream, void *context) {
     if (context)
       __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
     sp_store(&lane->pending_ns, 0); /* what could not be marked: nothing will tell when it ends */
+    /* A capture ends with its stream. A context may stay after all (a release of a primary one), and its captures. */
+    while (!context && decrement(&lane->captures))
+      decrement(&sp_guest.captures);
     pthread_mutex_unlock(&lane->lock);
     pthread_mutex_unlock(&table_lock);
     if (context) {
