@@ -61,6 +61,7 @@ static void map_devices(void) {
   for (uint32_t index = 0; index < sp_guest.device_count; index++) {
     struct sp_device *device = &sp_guest.devices[index];
     device->index = index;
+    device->bit = 1u << index;
     device->ordinal = -1;
     device->grant = &sp_guest.region.grants[index];
     device->slot = &sp_guest.region.slot->devices[index];

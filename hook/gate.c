@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -177,8 +178,9 @@ static inline bool fits(const struct sp_device *device, const struct sp_lane *la
   return one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
 }
 
-static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
-  sp_store(&thread->inside, device->index + 1);
+/* `held`: the devices that the thread has been let into already, for this same launch. */
+static inline void announce(struct sp_thread *thread, const struct sp_device *device, uint32_t held) {
+  sp_store(&thread->inside, held | device->bit);
   if (sp_unlikely(sp_load(&sp_guest.no_membarrier)))
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
   else
@@ -196,6 +198,58 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
   thread->lane_per_thread = per_thread;
   thread->lane_generation = generation;
   return thread->lane;
+}
+
+/* Inlined into each of its callers: for one device `held` is the constant 0. */
+static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
+                                                        struct sp_device *device, struct sp_lane *lane, uint64_t key,
+                                                        uint32_t held) {
+  struct sp_unit *unit = sp_unit_find(key);
+  uint64_t predicted_ns;
+  bool entered = false, asked = false;
+  for (;;) {
+    predicted_ns = sp_load(&unit->predicted_ns);
+    if (sp_unlikely(!predicted_ns))
+      predicted_ns = unknown_ns(device);
+    announce(thread, device, held);
+    uint32_t word = sp_grant_word(device->grant);
+    if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
+      if (sp_likely(fits(device, lane, predicted_ns))) {
+        break;
+      }
+      __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+      enum progress progress = wait_for_progress(device, thread, lane, sp_load(&unit->predicted_ns));
+      if (progress == MADE)
+        continue;
+      announce(thread, device, held);
+      if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
+        __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+        continue; /* the turn ended while we waited: that is another wait */
+      }
+      if (progress == STUCK)
+        pass_stuck(device, thread);
+      break;
+    }
+    __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+    if (!asked) /* the wait for a turn is no pause of the program's */
+      sp_keeper_pause(device);
+    asked = true;
+    if (wait_for_turn(device, &entered)) {
+      announce(thread, device, held);
+      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+      break;
+    }
+  }
+  pass->device = device;
+  pass->entered = entered;
+  pass->lane = lane;
+  pass->unit = unit;
+  pass->predicted_ns = predicted_ns ? predicted_ns : 1;
+  uint32_t launches = sp_load(&unit->launches) + 1;
+  sp_store(&unit->launches, launches);
+  if (sp_unlikely(!sp_load(&unit->predicted_ns)) ||
+      sp_unlikely(launches % REMEASURE == 0 && sp_load(&lane->batch_unit) != unit))
+    sp_lane_mark(lane); /* the left edge: this launch is measured alone */
 }
 
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
@@ -223,52 +277,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     count_pass(device);
     return;
   }
-  struct sp_unit *unit = sp_unit_find(key);
-  uint64_t predicted_ns;
-  bool entered = false, asked = false;
-  for (;;) {
-    predicted_ns = sp_load(&unit->predicted_ns);
-    if (sp_unlikely(!predicted_ns))
-      predicted_ns = unknown_ns(device);
-    announce(thread, device);
-    uint32_t word = sp_grant_word(device->grant);
-    if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
-      if (sp_likely(fits(device, lane, predicted_ns))) {
-        break;
-      }
-      __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-      enum progress progress = wait_for_progress(device, thread, lane, sp_load(&unit->predicted_ns));
-      if (progress == MADE)
-        continue;
-      announce(thread, device);
-      if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
-        __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-        continue; /* the turn ended while we waited: that is another wait */
-      }
-      if (progress == STUCK)
-        pass_stuck(device, thread);
-      break;
-    }
-    __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-    if (!asked) /* the wait for a turn is no pause of the program's */
-      sp_keeper_pause(device);
-    asked = true;
-    if (wait_for_turn(device, &entered)) {
-      announce(thread, device);
-      __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
-      break;
-    }
-  }
-  pass->device = device;
-  pass->entered = entered;
-  pass->lane = lane;
-  pass->unit = unit;
-  pass->predicted_ns = predicted_ns ? predicted_ns : 1;
-  uint32_t launches = sp_load(&unit->launches) + 1;
-  sp_store(&unit->launches, launches);
-  if (sp_unlikely(!sp_load(&unit->predicted_ns)) ||
-      sp_unlikely(launches % REMEASURE == 0 && sp_load(&lane->batch_unit) != unit))
-    sp_lane_mark(lane); /* the left edge: this launch is measured alone */
+  enter(pass, thread, device, lane, key, 0);
 }
 
 /* A long unit has been launched and others wait: say when it will end, so that the arbiter knows at the moment it
@@ -285,6 +294,28 @@ static void foretell(struct sp_device *device, uint64_t before_ns) {
   pthread_mutex_unlock(&device->turn_lock);
 }
 
+/* The launch is in the driver's hands: it counts for the lane, before the announce is taken back. */
+static inline __attribute__((always_inline)) void account(const struct sp_pass *pass, struct sp_thread *thread) {
+  struct sp_device *device = pass->device;
+  struct sp_lane *lane = pass->lane;
+  struct sp_unit *unit = sp_load(&lane->batch_unit);
+  if (!unit)
+    sp_store(&lane->batch_unit, pass->unit);
+  else if (sp_unlikely(unit != pass->unit))
+    sp_store(&lane->batch_mixed, true);
+  sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + 1);
+  uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
+  sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
+  if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
+      sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
+    sp_lane_mark(lane);
+}
+
+static void wake_keeper(struct sp_device *device) {
+  sp_keeper_start(device);
+  sp_keeper_kick(device);
+}
+
 void sp_gate_leave(struct sp_pass *pass, int result) {
   struct sp_device *device = pass->device;
   if (!device)
@@ -292,27 +323,98 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   struct sp_thread *thread = sp_thread_self();
   bool is_long = pass->predicted_ns >= LONG_NS && result == CUDA_SUCCESS;
   uint64_t before_ns = is_long ? sp_device_in_flight(device) : 0;
-  if (sp_likely(result == CUDA_SUCCESS)) {
-    struct sp_lane *lane = pass->lane;
-    struct sp_unit *unit = sp_load(&lane->batch_unit);
-    if (!unit)
-      sp_store(&lane->batch_unit, pass->unit);
-    else if (sp_unlikely(unit != pass->unit))
-      sp_store(&lane->batch_mixed, true);
-    sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + 1);
-    uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
-    sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
-    if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
-        sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
-      sp_lane_mark(lane);
-  }
+  if (sp_likely(result == CUDA_SUCCESS))
+    account(pass, thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-  if (sp_unlikely(pass->entered)) { /* not before the launch: a wake-up takes longer than one */
-    sp_keeper_start(device);
-    sp_keeper_kick(device);
-  }
+  if (sp_unlikely(pass->entered)) /* not before the launch: a wake-up takes longer than one */
+    wake_keeper(device);
   if (sp_unlikely(is_long) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
     foretell(device, before_ns);
+}
+
+/* Make the stream's context the current one: events are made there, and it says which device this is. */
+static bool push_context_of(void *stream) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext context = NULL;
+  return driver->cuStreamGetCtx && driver->cuCtxPushCurrent && driver->cuCtxPopCurrent &&
+         driver->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
+}
+
+static void pop_context(void) {
+  CUcontext context;
+  sp_driver()->cuCtxPopCurrent(&context);
+}
+
+/* The device and the lane of one part; no device: it is not metered. `taken`: the driver refuses two parts of one
+ * device, and waiting for a turn while holding it would be waiting for ourselves. */
+static void find_part(struct sp_pass *pass, struct sp_thread *thread, void *stream, uint32_t taken) {
+  pass->device = NULL;
+  if ((sp_load(&sp_guest.captures) && sp_lane_capturing(stream, false)) || !push_context_of(stream))
+    return;
+  struct sp_device *device = sp_device_current();
+  pass->lane = device && !(taken & device->bit) ? sp_lane_find(device, thread, stream, false) : NULL;
+  pass->device = pass->lane ? device : NULL;
+  pop_context();
+}
+
+/* The part to wait for next: its device comes first by name among those that are left. The order is the same in every
+ * process, whatever each calls its devices, so two of them never wait for each other. */
+static uint32_t next_part(const struct sp_pass *passes, uint32_t count, uint32_t entered) {
+  uint32_t next = count;
+  for (uint32_t index = 0; index < count; index++)
+    if (passes[index].device && !(entered & 1u << index) &&
+        (next == count ||
+         memcmp(passes[index].device->grant->uuid, passes[next].device->grant->uuid, SP_UUID_BYTES) < 0))
+      next = index;
+  return next;
+}
+
+void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count) {
+  struct sp_thread *thread = sp_load(&sp_guest.attached) ? sp_thread_self() : NULL;
+  bool metered = thread && !sp_load(&thread->inside);
+  uint32_t taken = 0;
+  for (uint32_t index = 0; index < count; index++) {
+    passes[index].device = NULL;
+    if (metered)
+      find_part(&passes[index], thread, parts[index].stream, taken);
+    if (passes[index].device)
+      taken |= passes[index].device->bit;
+  }
+  /* The devices let in so far stay announced while we wait for the next: a turn that ends there meanwhile is not
+   * drained before this launch, and the arbiter bounds how long that may take. */
+  uint32_t held = 0, entered = 0, index;
+  while ((index = next_part(passes, count, entered)) < count) {
+    struct sp_device *device = passes[index].device;
+    bool pushed = push_context_of(parts[index].stream);
+    enter(&passes[index], thread, device, passes[index].lane, parts[index].key, held);
+    if (pushed)
+      pop_context();
+    held |= device->bit;
+    entered |= 1u << index;
+    if (passes[index].entered) /* the launch may be long in coming: somebody must drain until then */
+      wake_keeper(device);
+  }
+}
+
+void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result) {
+  struct sp_thread *thread = NULL;
+  for (uint32_t index = 0; index < count; index++) {
+    if (!passes[index].device)
+      continue;
+    thread = sp_thread_self();
+    if (result != CUDA_SUCCESS)
+      continue;
+    bool pushed = push_context_of(parts[index].stream);
+    account(&passes[index], thread);
+    if (pushed)
+      pop_context();
+  }
+  if (!thread)
+    return;
+  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  for (uint32_t index = 0; index < count; index++)
+    if (passes[index].device)
+      wake_keeper(passes[index].device);
 }
 
 void sp_gate_synced(void) {

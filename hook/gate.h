@@ -45,6 +45,16 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
 /* The driver has been called; `result` is its CUresult. */
 void sp_gate_leave(struct sp_pass *pass, int result);
 
+/* One launch made of several kernels, each into a stream of another device: none may start before all may. At most
+ * SP_PARTS_MAX parts; between the two calls the driver is called once. */
+#define SP_PARTS_MAX 32
+struct sp_part {
+  void *stream;
+  uint64_t key;
+};
+void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count);
+void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result);
+
 /* The calling thread has just returned from a call that waited for all its work (a synchronise, a blocking copy). */
 void sp_gate_synced(void);
 

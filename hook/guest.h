@@ -72,6 +72,7 @@ struct sp_device {
   uint64_t marked_ns;    /* predicted work behind recorded markers, all time */
   uint64_t completed_ns; /* of that, behind finished markers */
   uint32_t index;        /* of the grant in the region */
+  uint32_t bit;          /* 1 << index: what a thread announces */
   /* futexes, private to the process */
   _Alignas(64) uint32_t kick; /* the keeper's: markers recorded, turn entered */
   uint32_t progress;          /* gate waiters': markers finished */
@@ -106,7 +107,7 @@ struct sp_device {
 };
 
 struct sp_thread {
-  _Alignas(64) uint32_t inside; /* device index + 1 while between gate and leave; the keeper reads it */
+  _Alignas(64) uint32_t inside; /* the bits of the devices that it is between gate and leave of; the keeper reads it */
   uint32_t used;
   struct sp_device *device; /* of the current context; NULL: look again */
   void *lane_stream;        /* the last lane and what it was found by */

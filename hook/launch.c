@@ -5,8 +5,6 @@
 #include "gate.h"
 #include "intercept.h"
 
-#define SP_MULTI_DEVICE_MAX 32 /* devices of one cooperative launch that are metered; more of them than in any host */
-
 static inline uint64_t pack_grid(unsigned int x, unsigned int y, unsigned int z) {
   return (uint64_t)x | (uint64_t)y << 32 | (uint64_t)z << 48; /* y and z are below 2^16 */
 }
@@ -73,22 +71,22 @@ COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 /* One call, one kernel per device: it has passed only when every device's gate has let it. */
 SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, unsigned int devices, unsigned int flags),
            (list, devices, flags)) {
-  struct sp_pass passes[SP_MULTI_DEVICE_MAX];
+  struct sp_pass passes[SP_PARTS_MAX];
+  struct sp_part parts[SP_PARTS_MAX];
   unsigned int metered = list == NULL ? 0 : devices;
-  if (metered > SP_MULTI_DEVICE_MAX) {
-    metered = SP_MULTI_DEVICE_MAX;
+  if (metered > SP_PARTS_MAX) {
+    metered = SP_PARTS_MAX; /* more than there are devices in any host */
   }
   for (unsigned int i = 0; i < metered; i++) {
     const CUDA_LAUNCH_PARAMS *one = &list[i];
-    sp_gate_enter(&passes[i], one->hStream, false,
-                  sp_unit_key(one->function, pack_grid(one->gridDimX, one->gridDimY, one->gridDimZ),
-                              pack_block(one->blockDimX, one->blockDimY, one->blockDimZ)));
+    parts[i].stream = one->hStream;
+    parts[i].key = sp_unit_key(one->function, pack_grid(one->gridDimX, one->gridDimY, one->gridDimZ),
+                               pack_block(one->blockDimX, one->blockDimY, one->blockDimZ));
   }
+  sp_gate_enter_all(passes, parts, metered);
   CUresult result;
   SP_CALL(result, real(list, devices, flags));
-  for (unsigned int i = metered; i > 0; i--) {
-    sp_gate_leave(&passes[i - 1], result);
-  }
+  sp_gate_leave_all(passes, parts, metered, result);
   return result;
 }
 

@@ -61,7 +61,7 @@ uint32_t sp_thread_index(const struct sp_thread *thread) {
 bool sp_threads_inside(uint32_t device_index) {
   uint32_t count = __atomic_load_n(&record_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
-    if (__atomic_load_n(&records[index].inside, __ATOMIC_ACQUIRE) == device_index + 1)
+    if (__atomic_load_n(&records[index].inside, __ATOMIC_ACQUIRE) >> device_index & 1u)
       return true;
   return false;
 }

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,24 +29,42 @@ def uuid(device: int) -> str:
     return f"GPU-53474750-0000-0000-8000-{device:012x}"
 
 
-def run_metered(gpu: SimulatedGpu, directory: Path, body: str, devices: tuple[int, ...] = (0,)) -> Metered:
-    """Run a program alone under a share whose terms name the devices in this order."""
+def run_together(gpu: SimulatedGpu, directory: Path, programs: Sequence[tuple[str, tuple[int, ...]]]) -> list[Metered]:
+    """Run programs at once, each under a share of its own whose terms name the devices in this order."""
     arbiter = NativeArbiter()
+    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
+    handles = {device: arbiter.add_device(uuid(device)) for device in sorted({n for _, own in programs for n in own})}
+    running, shares = [], []
     try:
-        handles = {device: arbiter.add_device(uuid(device)) for device in sorted(devices)}
-        terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-        asked = [(handles[device], terms) for device in devices]
-        share = arbiter.add_share(str(directory), asked, ShareClass.STANDARD, [])
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(DRIVER)!r})\nfrom driver import *\n{body}"],
-            env=gpu.env | {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(directory)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        usage = {device: arbiter.read_usage(share, term) for term, device in enumerate(devices)}
+        for number, (body, devices) in enumerate(programs):
+            region = directory / str(number)
+            region.mkdir()
+            asked = [(handles[device], terms) for device in devices]
+            shares.append(arbiter.add_share(str(region), asked, ShareClass.STANDARD, []))
+            text = f"import sys; sys.path.insert(0, {str(DRIVER)!r})\nfrom driver import *\n{body}"
+            env = gpu.env | {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(region)}
+            command = [sys.executable, "-c", text]
+            running.append(
+                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+        ended = [program.communicate(timeout=60) for program in running]
+        accounts = [
+            {device: arbiter.read_usage(share, term) for term, device in enumerate(devices)}
+            for share, (_, devices) in zip(shares, programs, strict=True)
+        ]
     finally:
+        for program in running:
+            program.kill()
+            program.communicate()
         arbiter.close()
-    assert done.returncode == 0, done.stderr
-    return Metered([usage[device] for device in sorted(usage)], done.stdout)
+    for program, (_, errors) in zip(running, ended, strict=True):
+        assert program.returncode == 0, errors
+    return [
+        Metered([usage[device] for device in sorted(usage)], output)
+        for usage, (output, _) in zip(accounts, ended, strict=True)
+    ]
+
+
+def run_metered(gpu: SimulatedGpu, directory: Path, body: str, devices: tuple[int, ...] = (0,)) -> Metered:
+    """Run one program alone."""
+    return run_together(gpu, directory, [(body, devices)])[0]

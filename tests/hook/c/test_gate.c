@@ -33,6 +33,19 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   test_log.left_with = (uint64_t)result;
 }
 
+void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count) {
+  for (uint32_t index = 0; index < count; index++) {
+    sp_gate_enter(&passes[index], parts[index].stream, false, parts[index].key);
+  }
+}
+
+void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result) {
+  (void)parts;
+  for (uint32_t index = 0; index < count; index++) {
+    sp_gate_leave(&passes[index], result);
+  }
+}
+
 void sp_gate_synced(void) {
   test_log.synced++;
 }
