@@ -44,7 +44,11 @@ enum {
   CU_EVENT_BLOCKING_SYNC = 1,
   CU_STREAM_CAPTURE_STATUS_NONE = 0,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+  CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+  CU_MEMORYTYPE_DEVICE = 2,
+  CU_MEMORYTYPE_ARRAY = 3,
+  CU_MEMORYTYPE_UNIFIED = 4, /* the address tells */
 };
 
 /* The argument of cuLaunchKernelEx; attributes are the driver's business. */
@@ -67,8 +71,49 @@ typedef struct {
   void **kernelParams;
 } CUDA_LAUNCH_PARAMS;
 
+/* What a copy of two or three dimensions is told by, in the interface of CUDA 3.2 and in the older one (_v1). */
+#define SP_COPY_SIDE_2D(side, address, size)                                                                           \
+  size side##XInBytes, side##Y;                                                                                        \
+  unsigned int side##MemoryType;                                                                                       \
+  const void *side##Host;                                                                                              \
+  address side##Device;                                                                                                \
+  void *side##Array;                                                                                                   \
+  size side##Pitch;
+#define SP_COPY_SIDE_3D(side, address, size)                                                                           \
+  size side##XInBytes, side##Y, side##Z, side##Level;                                                                  \
+  unsigned int side##MemoryType;                                                                                       \
+  const void *side##Host;                                                                                              \
+  address side##Device;                                                                                                \
+  void *side##Array;                                                                                                   \
+  void *side##Context; /* of the copies between devices; else reserved */                                              \
+  size side##Pitch, side##Height;
+typedef struct {
+  SP_COPY_SIDE_2D(src, CUdeviceptr, size_t)
+  SP_COPY_SIDE_2D(dst, CUdeviceptr, size_t)
+  size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+typedef struct {
+  SP_COPY_SIDE_2D(src, CUdeviceptr_v1, unsigned int)
+  SP_COPY_SIDE_2D(dst, CUdeviceptr_v1, unsigned int)
+  unsigned int WidthInBytes, Height;
+} CUDA_MEMCPY2D_v1;
+typedef struct {
+  SP_COPY_SIDE_3D(src, CUdeviceptr, size_t)
+  SP_COPY_SIDE_3D(dst, CUdeviceptr, size_t)
+  size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+typedef struct {
+  SP_COPY_SIDE_3D(src, CUdeviceptr_v1, unsigned int)
+  SP_COPY_SIDE_3D(dst, CUdeviceptr_v1, unsigned int)
+  unsigned int WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D_v1;
+
 _Static_assert(sizeof(void *) == 8, "the hook is 64-bit");
 _Static_assert(offsetof(CUlaunchConfig, hStream) == 32 && sizeof(CUlaunchConfig) == 56, "CUDA 11.8 ABI");
 _Static_assert(offsetof(CUDA_LAUNCH_PARAMS, hStream) == 40 && sizeof(CUDA_LAUNCH_PARAMS) == 56, "CUDA 9.0 ABI");
+_Static_assert(offsetof(CUDA_MEMCPY2D, dstMemoryType) == 72 && sizeof(CUDA_MEMCPY2D) == 128, "CUDA 3.2 ABI");
+_Static_assert(offsetof(CUDA_MEMCPY3D, dstMemoryType) == 120 && sizeof(CUDA_MEMCPY3D) == 200, "CUDA 3.2 ABI");
+_Static_assert(offsetof(CUDA_MEMCPY2D_v1, dstMemoryType) == 52 && sizeof(CUDA_MEMCPY2D_v1) == 96, "CUDA 2.0 ABI");
+_Static_assert(offsetof(CUDA_MEMCPY3D_v1, dstMemoryType) == 80 && sizeof(CUDA_MEMCPY3D_v1) == 144, "CUDA 2.0 ABI");
 
 #endif

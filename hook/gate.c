@@ -252,6 +252,10 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     sp_lane_mark(lane); /* the left edge: this launch is measured alone */
 }
 
+bool sp_gate_attached(void) {
+  return sp_load(&sp_guest.attached);
+}
+
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
   if (sp_unlikely(!sp_load(&sp_guest.attached)))

@@ -38,6 +38,9 @@ static inline uint64_t sp_unit_key(const void *handle, uint64_t grid, uint64_t b
   return key | 1u; /* 0 marks an empty row */
 }
 
+/* Whether there is a share: else nothing is metered. */
+bool sp_gate_attached(void);
+
 /* Pass the gate for one launch into `stream` (0, 1 and 2 are the driver's default streams; `per_thread` is true for
  * the _ptsz variants, where 0 means the calling thread's stream). */
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key);

@@ -1,9 +1,8 @@
 /*
- * Launches: kernels, executable graphs, memsets and copies inside a device. Each passes the gate, runs, and tells the
+ * Launches: kernels, executable graphs and memsets; copies are in copy.c. Each passes the gate, runs, and tells the
  * gate how it went. The gate decides what is metered (not a stream under capture, not a device without a share).
  */
-#include "gate.h"
-#include "intercept.h"
+#include "gated.h"
 
 static inline uint64_t pack_grid(unsigned int x, unsigned int y, unsigned int z) {
   return (uint64_t)x | (uint64_t)y << 32 | (uint64_t)z << 48; /* y and z are below 2^16 */
@@ -12,25 +11,6 @@ static inline uint64_t pack_grid(unsigned int x, unsigned int y, unsigned int z)
 static inline uint64_t pack_block(unsigned int x, unsigned int y, unsigned int z) {
   return (uint64_t)x | (uint64_t)y << 16 | (uint64_t)z << 32; /* x and y are at most 1024 */
 }
-
-/* A size as a class of sizes that take about the same time: the top three bits of it. */
-static inline uint64_t size_class(uint64_t bytes) {
-  if (bytes < 8) {
-    return bytes;
-  }
-  int low = 61 - __builtin_clzll(bytes);
-  return bytes >> low << low;
-}
-
-#define GATED(stream, per_thread, key, call)                                                                           \
-  do {                                                                                                                 \
-    struct sp_pass pass;                                                                                               \
-    CUresult result;                                                                                                   \
-    sp_gate_enter(&pass, (stream), (per_thread), (key));                                                               \
-    SP_CALL(result, (call));                                                                                           \
-    sp_gate_leave(&pass, result);                                                                                      \
-    return result;                                                                                                     \
-  } while (0)
 
 #define KERNEL(name, per_thread)                                                                                       \
   SP_WRAPPER(name,                                                                                                     \
@@ -111,25 +91,6 @@ SP_WRAPPER(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream str
   GATED(stream, false, sp_unit_key(f, pack_grid((unsigned int)width, (unsigned int)height, 1), 0),
         real(f, width, height, stream));
 }
-
-/* Copies and memsets have no function handle: the driver's function that does them is one. */
-#define KEY_OF(bytes) sp_unit_key((const void *)real, size_class(bytes), 0)
-
-#define COPY(name, address, size, per_thread)                                                                          \
-  SP_WRAPPER(name, (address target, address source, size bytes), (target, source, bytes)) {                            \
-    GATED(NULL, per_thread, KEY_OF(bytes), real(target, source, bytes));                                               \
-  }
-COPY(cuMemcpyDtoD, CUdeviceptr_v1, unsigned int, false)
-COPY(cuMemcpyDtoD_v2, CUdeviceptr, size_t, false)
-COPY(cuMemcpyDtoD_v2_ptds, CUdeviceptr, size_t, true)
-
-#define COPY_ASYNC(name, address, size, per_thread)                                                                    \
-  SP_WRAPPER(name, (address target, address source, size bytes, CUstream stream), (target, source, bytes, stream)) {   \
-    GATED(stream, per_thread, KEY_OF(bytes), real(target, source, bytes, stream));                                     \
-  }
-COPY_ASYNC(cuMemcpyDtoDAsync, CUdeviceptr_v1, unsigned int, false)
-COPY_ASYNC(cuMemcpyDtoDAsync_v2, CUdeviceptr, size_t, false)
-COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, size_t, true)
 
 #define SET(name, address, value_type, size, per_thread)                                                               \
   SP_WRAPPER(name, (address target, value_type value, size count), (target, value, count)) {                           \

@@ -24,6 +24,7 @@ INTERPOSITION = [
     "intercept.c",
     "lookup.c",
     "launch.c",
+    "copy.c",
     "sync.c",
     "lifecycle.c",
     "memory.c",

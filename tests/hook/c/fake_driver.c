@@ -41,6 +41,7 @@ EXPORT struct seen *fake_seen(const char *name) {
 }
 
 EXPORT int fake_current_device, fake_capture_status, fake_primary_active = 1, fake_retained;
+EXPORT unsigned int fake_memory_type = 2;
 EXPORT uint64_t fake_current_context = 0xc0, fake_next_address = 0x10000;
 EXPORT uint64_t fake_free_bytes = 3u << 30, fake_total_bytes = 0xf0000000u;
 
@@ -163,6 +164,15 @@ EXPORT int cuStreamIsCapturing(void *stream, int *status) {
 EXPORT int cuStreamIsCapturing_ptsz(void *stream, int *status);
 EXPORT int cuStreamIsCapturing_ptsz(void *stream, int *status) {
   return cuStreamIsCapturing(stream, status);
+}
+EXPORT int cuPointerGetAttribute(void *out, int attribute, uint64_t address);
+EXPORT int cuPointerGetAttribute(void *out, int attribute, uint64_t address) {
+  (void)address;
+  if (attribute != 2) {
+    return 1;
+  }
+  *(unsigned int *)out = fake_memory_type;
+  return 0;
 }
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active);
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active) {

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../../hook/cuda_abi.h"
+
 #ifndef RTLD_DEEPBIND /* glibc's alone */
 #define RTLD_DEEPBIND 0
 #endif
@@ -125,6 +127,24 @@ static any_function *find(const char *route, const struct row *row) {
   return (any_function *)dlsym(driver_handle(route), row->name);
 }
 
+/* A copy of two or three dimensions is from device memory to device memory: its first argument says so. */
+static void describe_copy(const char *name) {
+  int newer = strstr(name, "_v2") != NULL || strstr(name, "Peer") != NULL;
+  if (strncmp(name, "cuMemcpy2D", 10) == 0 && newer) {
+    CUDA_MEMCPY2D *box = (CUDA_MEMCPY2D *)scratch[0];
+    box->srcMemoryType = box->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  } else if (strncmp(name, "cuMemcpy2D", 10) == 0) {
+    CUDA_MEMCPY2D_v1 *box = (CUDA_MEMCPY2D_v1 *)scratch[0];
+    box->srcMemoryType = box->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  } else if (strncmp(name, "cuMemcpy3D", 10) == 0 && newer) {
+    CUDA_MEMCPY3D *box = (CUDA_MEMCPY3D *)scratch[0];
+    box->srcMemoryType = box->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  } else if (strncmp(name, "cuMemcpy3D", 10) == 0) {
+    CUDA_MEMCPY3D_v1 *box = (CUDA_MEMCPY3D_v1 *)scratch[0];
+    box->srcMemoryType = box->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  }
+}
+
 static void call(const char *route, const struct row *row) {
   struct seen *(*fake_seen)(const char *) = (struct seen * (*)(const char *)) dlsym(driver_handle(route), "fake_seen");
   struct gate_log *log = (struct gate_log *)dlsym(RTLD_DEFAULT, "test_log");
@@ -140,6 +160,7 @@ static void call(const char *route, const struct row *row) {
   if (strcmp(row->name, "cuLaunchKernelEx") == 0 || strcmp(row->name, "cuLaunchKernelEx_ptsz") == 0) {
     scratch[0][4] = 0x5000; /* config->hStream */
   }
+  describe_copy(row->name);
   if (log != NULL) {
     memset(log, 0, sizeof(*log));
   }
