@@ -223,7 +223,6 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
     struct sp_node_device *device = &arbiter->devices[handle];
     memcpy(device->uuid, uuid, strlen(uuid) + 1);
     device->handle = handle;
-    device->healthy = true;
     device->retry_ns = UINT64_MAX;
     device->lead_ns = SP_LEAD_NS;
     device->billed_until_ns = sp_now_ns();
@@ -232,16 +231,6 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
   }
   sp_arbiter_unlock(arbiter);
   return handle;
-}
-
-int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int healthy) {
-  if (device < 0 || (uint32_t)device >= arbiter->device_count)
-    return -ENODEV;
-  pthread_mutex_lock(&arbiter->lock);
-  arbiter->devices[device].healthy = healthy != 0;
-  sp_arbiter_unlock(arbiter);
-  poke(arbiter);
-  return 0;
 }
 
 static int check_terms(const struct sp_arbiter *arbiter, const struct sp_terms *terms, uint32_t count) {

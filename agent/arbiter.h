@@ -69,8 +69,6 @@ void sp_arbiter_free(struct sp_arbiter *arbiter);
 
 /* `uuid` as NVML prints it ("GPU-…" / "MIG-…"). Returns the device's handle. */
 int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid);
-/* For the record: launches on a lost device fail at once, so its turns pass quickly. */
-int sp_arbiter_set_device_health(struct sp_arbiter *arbiter, int device, int healthy);
 
 /* Create (or, when `directory` holds a live region, adopt) a share's region. `directory` must exist, owned by the
  * agent. `used_ns` (one per term, may be NULL) continues an earlier account. Returns the share's handle. */

@@ -24,9 +24,6 @@ class Arbiter(Protocol):
     def add_device(self, uuid: str) -> Handle:
         """Add a device by its NVML UUID."""
 
-    def set_device_health(self, device: Handle, healthy: bool) -> None:
-        """Tell whether work can run on the device; for the record, launches on a lost one fail at once."""
-
     def add_share(
         self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
     ) -> Handle:
@@ -83,10 +80,6 @@ class NativeArbiter:
     def add_device(self, uuid: str) -> Handle:
         """See Arbiter."""
         return Handle(_check(self._lib.sp_arbiter_add_device(self._arbiter, uuid.encode()), f"device {uuid}"))
-
-    def set_device_health(self, device: Handle, healthy: bool) -> None:
-        """See Arbiter."""
-        _check(self._lib.sp_arbiter_set_device_health(self._arbiter, device, int(healthy)), "device health")
 
     def _terms(self, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> Any:
         return self._ffi.new(

@@ -113,7 +113,6 @@ struct sp_share {
 struct sp_node_device {
   char uuid[SP_UUID_BYTES];
   int handle;
-  bool healthy;
   struct sp_policy policy;
   struct sp_member *members[SP_POLICY_SHARES]; /* by policy index */
   struct sp_member *holder;                    /* the open grant */

@@ -112,9 +112,11 @@ class Registry:
         return admission.rooms(self._devices, self.shares(), self._health)
 
     def set_health(self, device: DeviceUuid, reason: str) -> None:
-        """Tell whether work can run on a device; `reason` is empty when it can."""
+        """Tell whether work can run on a device; `reason` is empty when it can.
+
+        Only admission asks. The arbiter goes on as before: launches on a lost device fail at once, its turns are short.
+        """
         self._health[device] = reason
-        self._arbiter.set_device_health(self._handles[device], not reason)
 
     def register(
         self,

@@ -39,7 +39,6 @@ class MemoryArbiter:
 
     def __init__(self) -> None:
         self.devices: list[str] = []
-        self.health: dict[Handle, bool] = {}
         self.terms: dict[Handle, list[tuple[Handle, Terms]]] = {}
         self.classes: dict[Handle, ShareClass] = {}
         self.paused: dict[Handle, bool] = {}
@@ -53,9 +52,6 @@ class MemoryArbiter:
     def add_device(self, uuid: str) -> Handle:
         self.devices.append(uuid)
         return Handle(len(self.devices) - 1)
-
-    def set_device_health(self, device: Handle, healthy: bool) -> None:
-        self.health[device] = healthy
 
     def add_share(
         self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
