@@ -26,7 +26,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import logs, metrics
+from sharepod.agent import hook_file, logs, metrics
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
@@ -134,9 +134,12 @@ class Agent:
         close_arbiter = self._stack.enter_context(contextlib.ExitStack())
         close_arbiter.callback(arbiter.close)
         registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
-        identity = self._identity(inventory.driver_version, arbiter.region_abi_version)
+        hook_path = self._serve_hook()
+        identity = self._identity(inventory.driver_version, arbiter.region_abi_version, hook_path)
         node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
         node.adopt()
+        if not node.statuses():
+            hook_file.remove(Path(settings.runtime_directory), keep=hook_path)
         close_arbiter.pop_all()
         self._stack.callback(node.close)
         if settings.metrics_listen:
@@ -150,7 +153,15 @@ class Agent:
                 _prepare_runtime_directory(self._settings)
                 return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory)))
 
-    def _identity(self, driver_version: str, region_abi_version: int) -> Identity:
+    def _serve_hook(self) -> Path:
+        runtime, version = Path(self._settings.runtime_directory), importlib.metadata.version("sharepod")
+        path, cause = hook_file.serve(hook.LIBRARY, runtime, version)
+        if cause:
+            remedy = "stop the programs before an upgrade replaces it, or choose another --runtime-directory"
+            log.warning("hook served from the package", extra={"hook": str(path), "cause": cause, "remedy": remedy})
+        return path
+
+    def _identity(self, driver_version: str, region_abi_version: int, hook_path: Path) -> Identity:
         settings = self._settings
         features = ["adoption", "turns"]
         features += ["simulated"] if settings.simulate else []
@@ -165,18 +176,19 @@ class Agent:
             runtime_directory=settings.runtime_directory,
             policy=settings.policy,
             metrics_address=settings.metrics_listen,
-            hook_path=str(Path(hook.__file__).parent / "libsharepod.so"),
+            hook_path=str(hook_path),
             features=tuple(features),
             settings=shown(settings),
             environment=self._environment,
         )
 
     def _remove_unused(self) -> None:
-        """Remove our directories and the simulated devices when no share needs them."""
+        """Remove our directories, the hook and the simulated devices when no share needs them."""
         settings = self._settings
         runtime = Path(settings.runtime_directory)
         with contextlib.suppress(OSError):
             Path(settings.shares_directory).rmdir()
+            hook_file.remove(runtime)
             if settings.simulate and self._environment["SIMGPU_STATE"] == f"{runtime}/simgpu":
                 for path in runtime.glob("simgpu*"):
                     path.unlink()

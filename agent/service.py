@@ -191,6 +191,7 @@ class NodeService(rpc.NodeServiceServicer):
             settings=identity.settings,
             metrics_address=identity.metrics_address,
             environment=identity.environment,
+            hook_path=identity.hook_path,
         )
 
     async def WatchUsage(  # noqa: N802

@@ -60,12 +60,17 @@ class Check:
 
 
 def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
-    """Yield every check; `node` is the agent's answer, or None with the `refusal` that came instead."""
+    """Yield every check; `node` is the agent's answer, or None with the `refusal` that came instead.
+
+    `hook_path` is the hook of this installation, looked at where no agent says which one programs get.
+    """
     yield check_kernel(platform.release())
     yield check_pidfd()
     yield check_membarrier()
     yield check_agent(node, refusal)
-    yield check_hook(hook_path)
+    yield check_hook(Path(node.hook_path) if node and node.hook_path else hook_path)
+    if node is not None:
+        yield from check_served_hook(node)
     yield check_driver(node.environment if node else {}, simulated=node.simulated if node else False)
     yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -130,6 +135,14 @@ def check_hook(path: Path) -> Check:
         reason = "it hangs" if probe is None else probe.stderr.strip() or f"exit code {probe.returncode}"
         return Check("hook", FAIL, f"{path} does not load: {reason}", "rebuild it on this machine: make clean build")
     return Check("hook", OK, f"{path} loads")
+
+
+def check_served_hook(node: Node) -> Iterator[Check]:
+    """Warn of a hook that an upgrade would replace under the programs that have it mapped."""
+    if node.hook_path and not Path(node.hook_path).is_relative_to(node.runtime_directory):
+        text = f"served from the package: {node.runtime_directory} is mounted noexec"
+        remedy = "stop the programs before an upgrade replaces it, or choose another --runtime-directory"
+        yield Check("hook", WARN, text, remedy)
 
 
 def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:

@@ -187,6 +187,7 @@ class Client:
             runtime_directory=answer.runtime_directory,
             policy=answer.policy,
             environment=dict(answer.environment),
+            hook_path=answer.hook_path,
         )
 
     def _call(self, method: Callable[..., Response], request: object) -> Response:

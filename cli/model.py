@@ -133,6 +133,8 @@ class Node:
     runtime_directory: str
     policy: str
     environment: Mapping[str, str]
+    hook_path: str
+    """The hook that programs get; empty from an agent that does not say."""
 
     @property
     def simulated(self) -> bool:

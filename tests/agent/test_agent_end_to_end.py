@@ -20,6 +20,7 @@ from agent_process import wait_until
 
 from sharepod.agent.metrics import DEVICE_ROWS, INFO_NAME, NODE_ROWS, SHARE_ROWS, manual
 from sharepod.agent.share import DEVICES_MAX
+from sharepod.hook import LIBRARY
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -46,7 +47,12 @@ def test_a_share_lives_from_register_to_release_and_leaves_nothing(agent: Runnin
     assert answer.environment["SHAREPOD_REGION"] == share.directory
     assert answer.environment["CUDA_VISIBLE_DEVICES"] == share.devices[0].device_uuid
     assert Path(answer.environment["LD_LIBRARY_PATH"], "libnvidia-ml.so.1").exists()
-    assert answer.hook_path.endswith("/hook/libsharepod.so")
+    served = Path(answer.hook_path)
+    assert served.parent == agent.directory / "hook"
+    assert re.fullmatch(r"libsharepod-[0-9][^-]*-[0-9a-f]{12}\.so", served.name)
+    assert served.read_bytes() == LIBRARY.read_bytes()
+    assert (served.parent.stat().st_mode & 0o777, served.stat().st_mode & 0o777) == (0o711, 0o644)
+    assert agent.stub.GetNode(pb.GetNodeRequest()).hook_path == answer.hook_path
     (listed,) = agent.shares()
     assert (listed.id, listed.name, listed.labels["pod"]) == (share.id, "train", "p")
     assert (listed.devices[0].request_millipercent, listed.devices[0].limit_millipercent) == (30_000, 60_000)
@@ -391,11 +397,11 @@ def test_a_wrong_start_says_what_and_how_to_put_it_right(
     assert not agent.directory.exists()
 
 
-@pytest.mark.parametrize("name", ["agent.sock", "agent.lock", "shares"])
+@pytest.mark.parametrize("name", ["agent.sock", "agent.lock", "shares", "hook"])
 def test_what_is_in_the_way_of_a_start_is_named(make_agent: MakeAgent, name: str) -> None:
     agent = make_agent()
     in_the_way = agent.directory / name
-    if name == "shares":
+    if name in ("shares", "hook"):
         agent.directory.mkdir(mode=0o700)
         in_the_way.touch()
     else:
@@ -426,6 +432,28 @@ def test_the_agent_takes_the_open_files_it_may_have_and_refuses_too_few(make_age
     assert few.returncode == 1
     assert few.stderr.startswith("sharepod agent: the limit of open files is 64, at least 256 are needed: raise it")
     assert few.stderr.count("\n") == 1
+
+
+def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: RunningAgent) -> None:
+    answer = agent.register(30, name="a")
+    served = Path(answer.hook_path)
+    before = served.stat()
+    earlier = served.with_name("libsharepod-0.0.1-0123456789ab.so")
+    earlier.write_bytes(b"mapped by a program of the share")
+    assert agent.stop() == 0
+    assert earlier.exists()
+    agent.start()
+    assert agent.register(30, name="b").hook_path == answer.hook_path
+    assert (served.stat().st_ino, served.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert earlier.exists()
+    for name in ("a", "b"):
+        agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=name))
+    agent.stop(signal.SIGKILL)
+    served.with_name("libsharepod-0.0.2-0123456789ab.new").touch()
+    agent.start()
+    assert [path.name for path in served.parent.iterdir()] == [served.name]
+    assert agent.stop() == 0
+    assert not agent.directory.exists()
 
 
 def test_the_umask_of_the_starter_does_not_take_the_shares_away(make_agent: MakeAgent) -> None:

@@ -61,8 +61,8 @@ def test_a_driver_that_is_missing_names_the_simulated_one(tmp_path: Path) -> Non
         assert "--simulate" in check.remedy
 
 
-def node(*devices: Device) -> Node:
-    return Node("host", "0.1.0", 1, (), 7, devices, "580.1", "/run/sharepod", "open", {})
+def node(*devices: Device, hook_path: str = "/run/sharepod/hook/libsharepod-0.1.0-0123456789ab.so") -> Node:
+    return Node("host", "0.1.0", 1, (), 7, devices, "580.1", "/run/sharepod", "open", {}, hook_path)
 
 
 def device(*, healthy: bool = True, foreign: tuple[ForeignProcess, ...] = ()) -> Device:
@@ -74,6 +74,13 @@ def test_each_device_is_checked_for_health_and_strangers() -> None:
     found = checks.check_devices(node(device(), device(healthy=False), device(foreign=(stranger,))))
     assert [check.status for check in found] == ["OK", "FAIL", "WARN"]
     assert [check.status for check in checks.check_devices(node())] == ["FAIL"]
+
+
+def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:
+    assert list(checks.check_served_hook(node())) == []
+    (check,) = checks.check_served_hook(node(hook_path="/usr/lib/python3/sharepod/hook/libsharepod.so"))
+    assert check.status == checks.WARN
+    assert "noexec" in check.text
 
 
 def test_an_agent_of_another_version_is_a_warning(sharepod: Sharepod, agent: Agent) -> None:

@@ -1,0 +1,72 @@
+"""Serves the hook to programs: a copy in the runtime directory whose name carries version and content.
+
+Running programs have it mapped and hand its path to their children, so that a file once served is never overwritten:
+an upgrade serves another one beside it, and old ones go when no share is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.errors import AgentUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DIRECTORY_NAME: Final = "hook"
+_UNFINISHED: Final = ".new"
+
+
+def may_execute(directory: Path) -> bool:
+    """Tell whether programs may map code from `directory`: some hosts mount /run or /dev/shm with noexec."""
+    return not os.statvfs(directory).f_flag & os.ST_NOEXEC
+
+
+def serve(
+    source: Path, runtime: Path, version: str, executable: Callable[[Path], bool] = may_execute
+) -> tuple[Path, str]:
+    """Return where programs find the hook, and why that is `source` itself: empty when it is a copy in `runtime`.
+
+    The caller holds the host's lock: nobody else writes there. Raises AgentUnavailable and leaves no part of a file.
+    """
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise AgentUnavailable(
+            f"hook {source}: {error.strerror}: build it with `make build`, or reinstall sharepod"
+        ) from None
+    if not executable(runtime):
+        return source, f"{runtime} is mounted noexec"
+    directory = runtime / DIRECTORY_NAME
+    path = directory / f"libsharepod-{version}-{hashlib.sha256(content).hexdigest()[:12]}.so"
+    unfinished = path.with_suffix(_UNFINISHED)
+    try:
+        directory.mkdir(mode=0o711, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != content:
+            unfinished.write_bytes(content)
+            unfinished.chmod(0o644)
+            # It replaces the name of a damaged file at most, never what a program has mapped.
+            unfinished.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise AgentUnavailable(
+            f"hook {path}: {error.strerror}: put it right (space for {len(content)} bytes), "
+            "or choose another --runtime-directory"
+        ) from None
+    return path, ""
+
+
+def remove(runtime: Path, keep: Path | None = None) -> None:
+    """Remove the hooks that were served, but not `keep`, and the directory when it is empty. No share may be left."""
+    directory = runtime / DIRECTORY_NAME
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path != keep:
+                path.unlink()
+        if keep is None:
+            directory.rmdir()
