@@ -33,7 +33,7 @@ def _found(pattern: str) -> list[str]:
 
 ffi = FFI()
 ffi.cdef(cdef_block((_ROOT / "agent" / "arbiter.h").read_text(encoding="utf-8")))
-ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX ...")
+ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX ...\nint sp_region_error(const char *);")
 ffi.set_source(
     "sharepod.agent._native",
     '#include "arbiter.h"\n#include "region.h"',

@@ -26,6 +26,10 @@ class DeviceProcess:
     pid: int
     name: str
     memory_used_bytes: int
+    region: str = ""
+    """The region that its environment names; empty when it names none or may not be read."""
+    unmetered_cause: str = ""
+    """Why it runs unmetered although it was started in a share of this node; empty for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class DeviceStatus:
     foreign: tuple[DeviceProcess, ...] = ()
     foreign_seen: int = 0
     """Processes without a share found since the agent started."""
+    unmetered_seen: int = 0
+    """Those of them that were started in a share of this node."""
     xids_seen: int = 0
     """Xid events since the agent started."""
 

@@ -105,14 +105,14 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
                 device=terms.device,
                 state=usage.usage.state,
                 reason=_reason(status, terms, usage, device, names),
-                facts=_facts(terms, usage, device),
+                facts=_facts(status, terms, usage, device),
                 holders=tuple(other.share.id for other, _ in holders),
             )
         )
     return tuple(result)
 
 
-def _facts(terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
+def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
     held, account = terms.terms, usage.usage
     cap = f"of {bytes_text(held.memory_limit_bytes)}" if held.memory_limit_bytes else "(no cap)"
     facts = [
@@ -128,6 +128,11 @@ def _facts(terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tupl
         facts.append(f"{account.passed} launches passed a closed gate (2 ms without progress, or a stale agent)")
     if account.faults:
         facts.append(f"{account.faults} values in its slots were out of range and clamped")
+    facts += [
+        f"its process {process.name} ({process.pid}) runs unmetered: {process.unmetered_cause}"
+        for process in device.foreign
+        if process.unmetered_cause and process.region == status.share.directory
+    ]
     if device.foreign:
         names = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign)
         facts.append(f"unmetered processes use the device: {names}")

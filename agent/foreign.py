@@ -1,23 +1,47 @@
 """Finds processes that use a device without a share. Pure: looks in, findings out, `now_ns` a parameter.
 
+Some of them were started in a share of this node and could not attach to its region: the hook, which may neither print
+nor reach the agent then, let them pass. They are told apart, with the cause.
+
 A process counts only after it has been seen for a grace time, because NVML can list a program a moment before its slot
 is read. Monitoring daemons are on an allow-list of shell patterns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import errno
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from sharepod.agent.device import DeviceProcess
     from sharepod.agent.share import DeviceUuid
 
 GRACE_NS: Final = 1_500_000_000
 """Longer than a program takes to claim its slot; less than a look, so that the second look, within 5 s, finds it."""
+
+
+_NOT_ATTACHED: Final = (
+    "it has not attached: its hook has another ABI, its user may not write the region, all slots are taken, "
+    "or it started without the hook"
+)
+
+
+def unmetered_cause(region_error: int) -> str:
+    """Say why a process runs unmetered that was started in a share; `region_error` is what its region is now (errno).
+
+    0 stands for a region that can be used.
+    """
+    if region_error == 0:
+        return _NOT_ATTACHED
+    if region_error in (errno.ENOENT, errno.ENOTDIR):
+        return "its region is gone: the share has ended, or was given up by a new agent"
+    if region_error == errno.EPROTO:
+        return "its region has another ABI or is damaged"
+    return f"its region cannot be read ({errno.errorcode.get(region_error, region_error)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +65,35 @@ class ForeignProcesses:
         self._reported: dict[DeviceUuid, set[int]] = {}
         self._current: dict[DeviceUuid, tuple[DeviceProcess, ...]] = {}
         self._seen: dict[DeviceUuid, int] = {}
+        self._unmetered: dict[DeviceUuid, int] = {}
 
     def step(
-        self, device: DeviceUuid, processes: Iterable[DeviceProcess], owned: Collection[int], now_ns: int
+        self,
+        device: DeviceUuid,
+        processes: Iterable[DeviceProcess],
+        owned: Collection[int],
+        now_ns: int,
+        causes: Mapping[int, str] | None = None,
     ) -> list[Finding]:
-        """Take one look into account; `owned` are the pids of all shares. Returns what is newly found."""
+        """Take one look into account; `owned` are the pids of all shares. Returns what is newly found.
+
+        `causes` says, by pid, why a process that was started in a share runs unmetered.
+        """
         before = self._since.get(device, {})
         suspects = [p for p in processes if p.pid not in owned and not self._is_allowed(p.name)]
         since = {p.pid: before.get(p.pid, now_ns) for p in suspects}
         known = self._reported.get(device, set()) & since.keys()
-        confirmed = tuple(p for p in suspects if now_ns - since[p.pid] >= self._grace_ns)
+        confirmed = tuple(
+            replace(p, unmetered_cause=(causes or {}).get(p.pid, ""))
+            for p in suspects
+            if now_ns - since[p.pid] >= self._grace_ns
+        )
         fresh = [Finding(device, p) for p in confirmed if p.pid not in known]
         self._since[device] = since
         self._reported[device] = known | {finding.process.pid for finding in fresh}
         self._current[device] = confirmed
-        self._seen[device] = self._seen.get(device, 0) + len(fresh)
+        self._seen[device] = self.seen(device) + len(fresh)
+        self._unmetered[device] = self.unmetered_seen(device) + sum(bool(f.process.unmetered_cause) for f in fresh)
         return fresh
 
     def current(self, device: DeviceUuid) -> tuple[DeviceProcess, ...]:
@@ -65,6 +103,10 @@ class ForeignProcesses:
     def seen(self, device: DeviceUuid) -> int:
         """Return how many were found on the device so far."""
         return self._seen.get(device, 0)
+
+    def unmetered_seen(self, device: DeviceUuid) -> int:
+        """Return how many of them were started in a share of this node."""
+        return self._unmetered.get(device, 0)
 
     def _is_allowed(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._allowed)

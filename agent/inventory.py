@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
 from sharepod.agent.device import DeviceInfo, DeviceLook, DeviceProcess
+from sharepod.agent.environ import region_of
 from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.share import DeviceUuid
 
@@ -62,9 +63,11 @@ def _memory(handle: Any) -> tuple[int, int]:
 
 def _process_name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return "?"
+    # A process names itself: nothing in it may reach the operator's terminal as a command.
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 class Inventory:
@@ -89,7 +92,7 @@ class Inventory:
         self._events: Any = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._names: dict[int, str] = {}
+        self._known: dict[int, DeviceProcess] = {}
         try:
             self._handles = self._list()
             self.driver_version = _text(pynvml.nvmlSystemGetDriverVersion())
@@ -176,7 +179,7 @@ class Inventory:
     def look(self, xids: dict[str, list[int]] | None = None) -> tuple[DeviceLook, ...]:
         """Look at every device now; `xids` are the events since the last look."""
         looks = tuple(self._look_at(item, tuple((xids or {}).get(item.parent_uuid, ()))) for item in self._handles)
-        self._names = {process.pid: process.name for look in looks for process in look.processes}
+        self._known = {process.pid: process for look in looks for process in look.processes}
         return looks
 
     def _look_at(self, item: _Handle, xids: tuple[int, ...]) -> DeviceLook:
@@ -185,14 +188,15 @@ class Inventory:
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(item.handle)
         except pynvml.NVMLError as error:
             return DeviceLook(item.info.uuid, error=f"NVML: {error}", xids=xids)
-        processes = tuple(
-            DeviceProcess(process.pid, self._name(process.pid), int(process.usedGpuMemory or 0)) for process in running
-        )
+        processes = tuple(self._process(process.pid, int(process.usedGpuMemory or 0)) for process in running)
         return DeviceLook(item.info.uuid, "", used, processes, xids, _needs_reset(item.parent))
 
-    def _name(self, pid: int) -> str:
-        """Return a process's name; one that was there at the last look is not asked for again."""
-        return self._names.get(pid) or _process_name(pid)
+    def _process(self, pid: int, memory_used_bytes: int) -> DeviceProcess:
+        """Return a process; for one that was there at the last look its name and region are not asked for again."""
+        known = self._known.get(pid)
+        if known is not None:
+            return replace(known, memory_used_bytes=memory_used_bytes)
+        return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region_of(pid))
 
     def close(self) -> None:
         """Stop looking and close NVML; a thread that hangs inside NVML is left to end with the process."""

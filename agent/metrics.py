@@ -142,6 +142,11 @@ DEVICE_ROWS: Final[tuple[Row[DeviceStatus], ...]] = (
         "Processes without a share found so far.",
         lambda d: d.foreign_seen,
     ),
+    Row(
+        "sharepod_device_unmetered_processes_seen_total",
+        "Those of them that were started in a share of this node: their region is gone or could not be used.",
+        lambda d: d.unmetered_seen,
+    ),
     Row("sharepod_device_xid_events_total", "Xid events since the agent started.", lambda d: d.xids_seen),
 )
 

@@ -29,6 +29,9 @@ class Arbiter(Protocol):
     ) -> Handle:
         """Create the region in `directory`, or adopt a live one; `used_ns` continues an earlier account."""
 
+    def region_error(self, directory: str) -> int:
+        """Return 0 when the files in `directory` are a region that can be used, else the errno."""
+
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         """Change the terms of a live share."""
 
@@ -104,6 +107,10 @@ class NativeArbiter:
         packed = self._terms(terms, share_class)
         result = self._lib.sp_arbiter_add_share(self._arbiter, os.fsencode(directory), packed, len(terms), used)
         return Handle(_check(result, f"region {directory}"))
+
+    def region_error(self, directory: str) -> int:
+        """See Arbiter."""
+        return -int(self._lib.sp_region_error(os.fsencode(directory)))
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         """See Arbiter."""

@@ -161,6 +161,7 @@ class Node:
                     counters=self._arbiter.read_device(self._registry.device_handle(info.uuid)),
                     foreign=self._foreign.current(info.uuid),
                     foreign_seen=self._foreign.seen(info.uuid),
+                    unmetered_seen=self._foreign.unmetered_seen(info.uuid),
                     xids_seen=verdict.xids_seen,
                 )
             )
@@ -188,16 +189,13 @@ class Node:
             if after.reason != before.reason:
                 self._registry.set_health(look.uuid, after.reason)
                 self._tell_health(look.uuid, after.reason)
-            for found in self._foreign.step(look.uuid, look.processes, owned, now_ns):
-                log.warning(
-                    "process without a share",
-                    extra={
-                        "device": found.device,
-                        "pid": found.process.pid,
-                        "process_name": found.process.name,
-                        "memory_used_bytes": found.process.memory_used_bytes,
-                    },
-                )
+            causes = {
+                process.pid: cause
+                for process in look.processes
+                if process.pid not in owned and (cause := self._registry.unmetered_cause(process.region))
+            }
+            for found in self._foreign.step(look.uuid, look.processes, owned, now_ns, causes):
+                _tell_found(found)
 
     def _tell_health(self, device: DeviceUuid, reason: str) -> None:
         held = [s.title for s in self._registry.shares() if any(terms.device == device for terms in s.devices)]
@@ -263,6 +261,21 @@ class Node:
         self.publish()
         self._owners.close()
         self._arbiter.close()
+
+
+def _tell_found(found: foreign.Finding) -> None:
+    process = found.process
+    fields: dict[str, object] = {
+        "device": found.device,
+        "pid": process.pid,
+        "process_name": process.name,
+        "memory_used_bytes": process.memory_used_bytes,
+    }
+    if process.unmetered_cause:
+        cause = {"region": process.region, "cause": process.unmetered_cause}
+        log.warning("process of a share runs unmetered", extra=fields | cause)
+    else:
+        log.warning("process without a share", extra=fields)
 
 
 def _fields(share: Share) -> dict[str, object]:

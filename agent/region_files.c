@@ -127,6 +127,31 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
   return adopted ? 1 : 0;
 }
 
+int sp_region_error(const char *directory) {
+  int fd = open_in(directory, SP_TERMS_FILE, O_RDONLY);
+  if (fd < 0)
+    return fd;
+  struct sp_header header;
+  struct stat status;
+  int error = 0;
+  if (fstat(fd, &status))
+    error = -errno;
+  else if (status.st_size < (off_t)SP_TERMS_BYTES || pread(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
+    error = -EPROTO;
+  close(fd);
+  if (!error)
+    error = sp_header_check(&header);
+  fd = error ? -1 : open_in(directory, SP_SLOTS_FILE, O_RDONLY);
+  if (error || fd < 0)
+    return error ? error : fd;
+  if (fstat(fd, &status))
+    error = -errno;
+  else if (status.st_size < (off_t)SP_SLOTS_BYTES)
+    error = -EPROTO;
+  close(fd);
+  return error;
+}
+
 void sp_region_close(struct sp_region_owner *owner) {
   if (owner->header)
     munmap(owner->header, SP_TERMS_BYTES);

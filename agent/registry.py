@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import admission
+from sharepod.agent import admission, foreign
 from sharepod.agent.errors import InvalidInput, NameTaken, UnknownShare, WrongState
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.share import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
 _ID_LENGTH: Final = 10
+_ID: Final = re.compile(f"[{_ID_LETTERS}]{{{_ID_LENGTH}}}")
 _SLOTS_NAME: Final = "slots"
 """SP_SLOTS_FILE of hook/region.h."""
 _REMEMBERED_PER_HANDLE: Final = 64
@@ -197,6 +199,16 @@ class Registry:
         for path in orphans:
             shutil.rmtree(path, ignore_errors=True)
         return [path.name for path in orphans]
+
+    def unmetered_cause(self, region: str) -> str:
+        """Say why a process without a slot runs unmetered whose environment names `region`; empty for no share of ours.
+
+        The text is a tenant's: it counts only when it is the directory of a share, there or gone.
+        """
+        directory, _, name = region.rpartition("/")
+        if directory != str(self._directory) or not _ID.fullmatch(name):
+            return ""
+        return foreign.unmetered_cause(self._arbiter.region_error(region))
 
     def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> Share:
         """Change the terms of a live share. Raises a ShareError and changes nothing when they do not fit."""

@@ -237,6 +237,9 @@ struct sp_region_owner {
  * Returns 1 when adopted, 0 when created, -errno. */
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count);
 void sp_region_close(struct sp_region_owner *owner);
+/* 0 when the files in `directory` are a region that a hook of this ABI can use, -ENOENT when it is gone, -EPROTO when
+ * it has another ABI or is damaged; else -errno. */
+int sp_region_error(const char *directory);
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
 /* Open: the next odd word. Close: the next even one, then a full fence. The new word is returned. Nobody hears of it,

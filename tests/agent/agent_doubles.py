@@ -69,6 +69,9 @@ class MemoryArbiter:
         self.usages[handle] = [Usage(used_ns=used) for used in (used_ns or [0] * len(terms))]
         return handle
 
+    def region_error(self, directory: str) -> int:
+        return 0 if Path(directory).is_dir() else errno.ENOENT
+
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         self.terms[share] = list(terms)
         self.classes[share] = share_class

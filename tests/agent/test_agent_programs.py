@@ -171,6 +171,31 @@ def test_a_process_without_a_share_is_found_within_five_seconds(agent: RunningAg
     assert f"pid={stranger.pid}" in agent.log()
 
 
+def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: RunningAgent) -> None:
+    lost, damaged, bare = (agent.register(10, name=name, device="0") for name in ("lost", "damaged", "bare"))
+    with program(metered(lost), "idle") as left:
+        wait_until(lambda: usage(agent, "lost").processes == 1)
+        agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="lost"))
+        with (Path(damaged.share.directory) / "terms").open("r+b") as terms:
+            terms.seek(8)
+            terms.write(b"\2")
+        with program(metered(damaged), "idle") as refused, program(dict(bare.environment), "idle") as without:
+            wait_until(lambda: agent.log().count("process of a share runs unmetered") == 3, 6.0)
+            for process, region, cause in (
+                (left, lost.share.directory, "its region is gone"),
+                (refused, damaged.share.directory, "its region has another ABI"),
+                (without, bare.share.directory, "it has not attached"),
+            ):
+                (line,) = [line for line in agent.log().splitlines() if f"pid={process.pid} " in line]
+                assert region in line
+                assert cause in line
+            facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="bare")).devices[0].facts
+            assert [f"({without.pid}) runs unmetered: it has not" in fact for fact in facts].count(True) == 1
+    time.sleep(2.5)
+    assert agent.log().count("process of a share runs unmetered") == 3
+    assert "process without a share" not in agent.log()
+
+
 def test_a_monitoring_daemon_may_use_a_device_without_a_share(make_agent: MakeAgent) -> None:
     agent = make_agent("--monitoring", "pyth*").start()
     environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from agent_doubles import H200
 from hypothesis import given
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 
 from sharepod.agent import health
 from sharepod.agent.device import DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
+from sharepod.agent.environ import region_in
 from sharepod.agent.errors import UnknownShare
 from sharepod.agent.explain import explain
-from sharepod.agent.foreign import ForeignProcesses
+from sharepod.agent.foreign import ForeignProcesses, unmetered_cause
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.share import (
     DeviceTerms,
@@ -121,6 +124,46 @@ def test_a_process_that_attaches_within_the_grace_is_not_foreign() -> None:
     assert finder.step(H200.uuid, [process], {7}, 9 * SECOND_NS) == []
 
 
+def test_a_process_of_a_share_that_runs_unmetered_is_told_once_with_its_cause_and_counted_apart() -> None:
+    finder = ForeignProcesses([])
+    seen = [DeviceProcess(7, "python", 100, "/x"), DeviceProcess(8, "python", 100)]
+    causes = {7: unmetered_cause(errno.ENOENT)}
+    found = [found for second in range(10) for found in finder.step(H200.uuid, seen, {}, second * SECOND_NS, causes)]
+    assert [(f.process.pid, f.process.unmetered_cause[:19]) for f in found] == [(7, "its region is gone:"), (8, "")]
+    assert (finder.seen(H200.uuid), finder.unmetered_seen(H200.uuid)) == (2, 1)
+
+
+def test_each_state_of_a_region_is_another_cause() -> None:
+    assert unmetered_cause(0).startswith("it has not attached: ")
+    assert unmetered_cause(errno.EPROTO) == "its region has another ABI or is damaged"
+    assert unmetered_cause(errno.EACCES) == "its region cannot be read (EACCES)"
+    assert len({unmetered_cause(error) for error in (0, errno.ENOENT, errno.EPROTO, errno.EIO)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "region"),
+    [
+        (b"A=1\0SHAREPOD_REGION=/dev/shm/r\0B=2\0", "/dev/shm/r"),
+        (b"SHAREPOD_REGION=/one\0SHAREPOD_REGION=/two\0", "/one"),
+        (b"SHAREPOD_REGION=/cut/at/the/en", "/cut/at/the/en"),
+        (b"XSHAREPOD_REGION=/no\0A=SHAREPOD_REGION=/no\0", ""),
+        (b"SHAREPOD_REGION=/a\nline\0", ""),
+        (b"SHAREPOD_REGION=\x1b[31m/red\0", ""),
+        (b"SHAREPOD_REGION=/" + b"x" * 255, ""),
+        (b"", ""),
+    ],
+)
+def test_of_a_tenants_environment_only_a_short_printable_region_is_taken(environment: bytes, region: str) -> None:
+    assert region_in(environment) == region
+
+
+@given(st.binary(max_size=600))
+def test_no_environment_breaks_the_agent_or_its_log(environment: bytes) -> None:
+    for text in (region_in(environment), region_in(b"SHAREPOD_REGION=" + environment)):
+        assert text.isprintable()
+        assert len(text) <= 255
+
+
 def held(
     name: str,
     state: ShareState,
@@ -171,6 +214,18 @@ def test_explain_says_why(status: ShareStatus, expected: str) -> None:
 
 def test_explain_tells_of_an_unhealthy_device() -> None:
     assert "its device is unhealthy (Xid 79)" in reason(held("a", ShareState.WAITING, 0), health_reason="Xid 79")
+
+
+def test_explain_names_the_processes_of_the_share_that_run_unmetered() -> None:
+    status = held("a", ShareState.IDLE, 0, processes=0)
+    strangers = (
+        DeviceProcess(7, "python", 1, "/x", "its region is gone"),
+        DeviceProcess(8, "python", 1, "/other", "its region is gone"),
+        DeviceProcess(9, "python", 1, "/x"),
+    )
+    (explanation,) = explain(NodeStatus(0, (status,), (DeviceStatus(H200, foreign=strangers),)), status.share.id)
+    told = [fact for fact in explanation.facts if fact.startswith("its process")]
+    assert told == ["its process python (7) runs unmetered: its region is gone"]
 
 
 def test_explain_refuses_an_unknown_share() -> None:

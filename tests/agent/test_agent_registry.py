@@ -118,6 +118,24 @@ def test_an_unhealthy_device_takes_no_new_share(tmp_path: Path) -> None:
     registry.register(ask(device="0"), unix_ns=1, now_ns=0)
 
 
+def test_only_the_directory_of_a_share_of_ours_says_that_a_process_was_started_in_it(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    assert registry.unmetered_cause(share.directory).startswith("it has not attached")
+    registry.release("a", 0)
+    assert registry.unmetered_cause(share.directory).startswith("its region is gone")
+    for region in (
+        "",
+        "/",
+        str(tmp_path),
+        f"{tmp_path}/",
+        f"{tmp_path}/..",
+        f"/elsewhere/{share.id}",
+        f"{share.directory}/",
+    ):
+        assert registry.unmetered_cause(region) == ""
+
+
 def test_turns_keep_the_name_of_a_released_share(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
