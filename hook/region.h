@@ -165,7 +165,8 @@ _Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_s
 #define SP_SLOTS_BYTES (sizeof(struct sp_slots_header) + sizeof(struct sp_slot) * SP_SLOTS_MAX)
 
 uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
-/* 0 when the header is one that this code can serve, else -EPROTO. */
+/* 0 when the header is one that this code can serve, else -EPROTO. There is only ABI 1. From ABI 2 on the agent serves
+ * the one before too (programs that hold it outlive an upgrade); a hook knows its own alone. */
 int sp_header_check(const struct sp_header *header);
 
 /* ---- the tenant's side: no allocation, no locale, errno untouched ---- */
