@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Final
 
 from sharepod.cli.errors import UsageError
@@ -36,10 +37,11 @@ def parse_percent(text: str, flag: str) -> int:
         raise UsageError(f"{flag} {text!r} is not a percentage: give a number from 1 to 100") from None
     if not percent.is_finite() or not 1 <= percent <= 100:
         raise UsageError(f"{flag} {text} is outside 1–100 %: give a percentage of one device's time")
-    scaled = percent * MILLIPERCENT
-    if scaled != scaled.to_integral_value():
+    # Exact, where a product of decimals is rounded to 28 digits.
+    scaled = Fraction(percent) * MILLIPERCENT
+    if scaled.denominator != 1:
         raise UsageError(f"{flag} {text} is finer than 0.001 %: round it")
-    return int(scaled)
+    return scaled.numerator
 
 
 def parse_terms(gpu: str | None, limit: str | None) -> tuple[int | None, int | None]:

@@ -16,7 +16,9 @@ def test_percentages_are_read_in_thousandths(text: str, millipercent: int) -> No
     assert parse_percent(text, "--gpu") == millipercent
 
 
-@pytest.mark.parametrize("text", ["0", "101", "-5", "0.9", "nan", "inf", "", "ten", "30,5", "1e3", "33.33333"])
+@pytest.mark.parametrize(
+    "text", ["0", "101", "-5", "0.9", "nan", "inf", "", "ten", "30,5", "1e3", "33.33333", "1." + 42 * "0" + "1"]
+)
 def test_what_is_no_percentage_from_1_to_100_is_refused_with_the_flag_and_the_value(text: str) -> None:
     with pytest.raises(UsageError, match="--gpu") as refused:
         parse_percent(text, "--gpu")
