@@ -6,7 +6,10 @@ status code, which the service (and the CLI, going back) looks up.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+NOT_SIMULATED: Final = "cannot be simulated"
+"""What the agent says of devices that the simulated GPU does not know; `sharepod run --private` looks for it."""
 
 
 class ShareError(Exception):

@@ -18,7 +18,7 @@ import pynvml
 
 from sharepod.agent.device import DeviceInfo, DeviceLook, DeviceProcess
 from sharepod.agent.environ import region_of
-from sharepod.agent.errors import AgentUnavailable
+from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.share import DeviceUuid
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Inventory:
         except pynvml.NVMLError as error:
             if simulate:
                 raise AgentUnavailable(
-                    f"devices {simulate} cannot be simulated: NVML says {error}: "
+                    f"devices {simulate} {NOT_SIMULATED}: NVML says {error}: "
                     "give known ones like 2xH200, and a writable $SIMGPU_STATE if it is set"
                 ) from None
             raise AgentUnavailable(

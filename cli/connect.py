@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.errors import NOT_SIMULATED, SettingsError
 from sharepod.agent.lock import ALREADY_RUNS
-from sharepod.agent.settings import SOCKET_NAME, SOCKET_PATH_MAX, default_runtime_directory
+from sharepod.agent.settings import SOCKET_NAME, SOCKET_PATH_MAX, default_runtime_directory, load_settings
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +63,14 @@ def connect(path: str) -> Client:
     return Client(path)
 
 
+def check_simulate(devices: str) -> None:
+    """Raise UsageError unless the agent takes `devices` for simulated ones."""
+    try:
+        load_settings({"simulate": devices}, {})
+    except SettingsError as error:
+        raise UsageError(str(error)) from None
+
+
 def ensure_agent(path: str, simulate: str | None) -> None:
     """Return when an agent listens at `path`; start a private one, which ends with its last share, if none does.
 
@@ -73,6 +82,8 @@ def ensure_agent(path: str, simulate: str | None) -> None:
         raise UsageError(f"--socket {path} cannot be a private agent's: name it DIRECTORY/{SOCKET_NAME}")
     deadline = time.monotonic() + _START_TIMEOUT_S
     while cause := _start_agent(path, simulate, deadline):
+        if simulate and cause.startswith(f"devices {simulate} {NOT_SIMULATED}"):
+            raise UsageError(f"--simulate: {cause}")
         # The one that has the place is about to listen (two commands started one each), or ends and will be gone.
         if not cause.startswith(ALREADY_RUNS) or time.monotonic() > deadline:
             raise CliError(f"the private agent does not start: {cause}", EXIT_NO_AGENT)

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from sharepod.cli import launch, quantities
-from sharepod.cli.connect import connect, ensure_agent, socket_path
+from sharepod.cli.connect import check_simulate, connect, ensure_agent, socket_path
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.cli.model import Ask
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
@@ -61,6 +61,8 @@ def run(
     """
     if simulate is not None and not private:
         raise UsageError("--simulate needs --private: without it the agent that runs decides what the devices are")
+    if simulate is not None:
+        check_simulate(simulate)
     request, most = quantities.parse_terms(gpu, limit)
     memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
     before = dict(os.environ)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sharepod.agent.lock import HostLock
-from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED
+from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
 
 if TYPE_CHECKING:
     from tests.conftest import SimulatedGpu
@@ -268,8 +268,20 @@ def test_a_private_agent_whose_command_was_killed_ends_without_a_share(host: Hos
     assert until(lambda: leftovers(host.directory) == [], 8)
 
 
+@pytest.mark.parametrize("devices", ["no such thing", "1xH20"])
+def test_devices_that_cannot_be_simulated_are_a_wrong_flag(host: Host, devices: str) -> None:
+    answer = host.sharepod("run", "--private", "--simulate", devices, "--gpu", "40", "--", "true")
+    assert answer.returncode == EXIT_USAGE
+    assert answer.stderr.startswith("error: --simulate")
+    assert devices in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert leftovers(host.directory) == []
+
+
 def test_a_private_agent_that_cannot_start_says_why_in_one_line(host: Host) -> None:
-    answer = host.sharepod("run", "--private", "--simulate", "no such thing", "--gpu", "40", "--", "true")
+    host.directory.mkdir(mode=0o700)
+    (host.directory / "shares").touch()
+    answer = host.sharepod("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true")
     assert answer.returncode == EXIT_NO_AGENT
     assert answer.stderr.startswith("error: the private agent does not start: ")
     assert answer.stderr.count("\n") == 1
