@@ -90,7 +90,13 @@ def _usage_line(error: typer.TyperException) -> str:
     """Return what is wrong with the command line, and where its right form is to be read."""
     cause = error.format_message().replace("Value error, ", "").strip().rstrip(".")
     context = getattr(error, "ctx", None)
-    return f"{cause}: see `{context.command_path if context else 'sharepod'} --help`"
+    return f"{cause}: see `{context.command_path if context else _page()} --help`"
+
+
+def _page() -> str:
+    """Return whose help page is meant where the parser does not say: the verb's, when there is one."""
+    verbs = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
+    return " ".join(["sharepod", *(word for word in sys.argv[1:2] if word in verbs)])
 
 
 def main() -> None:

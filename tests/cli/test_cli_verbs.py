@@ -236,6 +236,21 @@ def test_a_wrong_flag_is_one_line_exit_2_and_nothing_asked(
     assert agent.asked == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "page"),
+    [
+        (["run", "--gpu"], "sharepod run"),
+        (["run", "--gpu", "30", "--nope"], "sharepod run"),
+        (["set", "train", "--gpu"], "sharepod set"),
+        (["ps", "-o"], "sharepod ps"),
+        (["nosuch"], "sharepod"),
+        (["--nosuch"], "sharepod"),
+    ],
+)
+def test_a_wrong_flag_names_the_help_of_its_own_verb(sharepod: Sharepod, arguments: list[str], page: str) -> None:
+    assert sharepod(*arguments).err.endswith(f": see `{page} --help`\n")
+
+
 NEEDS_AGENT = [
     ["ps"], ["top"], ["explain", "x"], ["pause", "x"], ["resume", "x"], ["release", "x"], ["set", "x", "--gpu", "5"],
     ["trace", "-o", "-"], ["run", "--gpu", "5", "--", "true"],
