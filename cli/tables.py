@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,15 +20,65 @@ if TYPE_CHECKING:
 
 _STATE_STYLES: Final = {"holding": "green", "draining": "cyan", "waiting": "yellow", "paused": "magenta", "idle": "dim"}
 _STATUS_STYLES: Final = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+_SHARE_COLUMNS: Final = (
+    "~SHARE", "CLASS", "DEVICE", ">ASKED", ">LIMIT", ">GOT 1 s", ">GOT 1 min", ">MEMORY", ">PROCESSES", "STATE",
+    ">WAITED",
+)  # fmt: skip
+_SHARE_DISPENSABLE: Final = (
+    ">PROCESSES", "CLASS", ">WAITED", ">GOT 1 min", ">LIMIT", ">MEMORY", "DEVICE", ">ASKED",
+)  # fmt: skip
+"""What goes first where a terminal is narrow. Who, what it got and what it does stay."""
+_DEVICE_COLUMNS: Final = ("DEVICE", "NAME", ">ASKED", ">GOT 1 s", ">MEMORY", "~HEALTH")
+_DEVICE_DISPENSABLE: Final = (">MEMORY", "NAME", ">ASKED")
+_UNBOUNDED: Final = 10_000
+"""Columns in which every table fits."""
+_FOLDED_WIDTH: Final = 16
+"""So much of a column that folds must fit before another one is left out for it."""
 
 
 def table(*columns: str) -> Table:
-    """Return an empty table in the command's look; a column whose name begins with `>` is aligned to the right."""
+    """Return an empty table in the command's look.
+
+    A column whose name begins with `>` is aligned to the right, one that begins with `~` folds where space is short.
+    """
     result = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        right = column.startswith(">")
-        result.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=True)
+        right, folds = column.startswith(">"), column.startswith("~")
+        result.add_column(
+            column.lstrip(">~"),
+            justify="right" if right else "left",
+            no_wrap=not folds,
+            overflow="fold" if folds else "ellipsis",
+        )
     return result
+
+
+class Fitting:
+    """A table that leaves out its least important columns where the terminal is too narrow for all of them."""
+
+    def __init__(
+        self, columns: Sequence[str], dispensable: Sequence[str], rows: Sequence[Sequence[str | Text]]
+    ) -> None:
+        """Take the columns as in `table`; `dispensable` are those that may go, the first one first."""
+        self._columns = tuple(columns)
+        self._dispensable = tuple(dispensable)
+        self._rows = tuple(tuple(row) for row in rows)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table with as many columns as fit."""
+        for count in range(len(self._dispensable) + 1):
+            left_out = self._dispensable[:count]
+            least = self._without(left_out, _FOLDED_WIDTH)
+            if Measurement.get(console, options.update_width(_UNBOUNDED), least).maximum <= options.max_width:
+                break
+        yield self._without(left_out, _UNBOUNDED)
+
+    def _without(self, left_out: Sequence[str], folded_width: int) -> Table:
+        kept = [at for at, column in enumerate(self._columns) if column not in left_out]
+        drawn = table(*(self._columns[at] for at in kept))
+        for row in self._rows:
+            drawn.add_row(*(row[at][:folded_width] if self._columns[at][0] == "~" else row[at] for at in kept))
+        return drawn
 
 
 def state_text(state: str) -> Text:
@@ -45,42 +96,31 @@ def _memory(term: DeviceShare) -> str:
     return f"{used} / {format_bytes(term.memory_limit_bytes)}" if term.memory_limit_bytes else used
 
 
-def share_table(shares: Sequence[Share]) -> Table:
+def share_table(shares: Sequence[Share]) -> Fitting:
     """Return one row per share and device."""
-    result = table(
-        "SHARE",
-        "CLASS",
-        "DEVICE",
-        ">ASKED",
-        ">LIMIT",
-        ">GOT 1 s",
-        ">GOT 1 min",
-        ">MEMORY",
-        ">PROCESSES",
-        "STATE",
-        ">WAITED",
-    )
-    for share in shares:
-        for term in share.devices:
-            result.add_row(
-                share.label,
-                share.share_class,
-                str(term.device_index),
-                format_percent(term.request_millipercent),
-                format_percent(term.limit_millipercent),
-                measured(term.used_1s_millipercent),
-                measured(term.used_1m_millipercent),
-                _memory(term),
-                str(term.processes),
-                state_text("paused" if share.paused else term.state),
-                format_duration(term.waited_ns),
-            )
-    return result
+    rows = [
+        (
+            share.label,
+            share.share_class,
+            str(term.device_index),
+            format_percent(term.request_millipercent),
+            format_percent(term.limit_millipercent),
+            measured(term.used_1s_millipercent),
+            measured(term.used_1m_millipercent),
+            _memory(term),
+            str(term.processes),
+            state_text("paused" if share.paused else term.state),
+            format_duration(term.waited_ns),
+        )
+        for share in shares
+        for term in share.devices
+    ]
+    return Fitting(_SHARE_COLUMNS, _SHARE_DISPENSABLE, rows)
 
 
-def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Table:
+def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Fitting:
     """Return one row per device, with what is promised and used of it."""
-    result = table("DEVICE", "NAME", ">ASKED", ">GOT 1 s", ">MEMORY", "HEALTH")
+    rows: list[tuple[str | Text, ...]] = []
     for device in devices:
         terms = [term for share in shares for term in share.devices if term.device_uuid == device.uuid]
         # A share younger than a second is measured since it was registered, so the sum may be above the whole.
@@ -88,15 +128,17 @@ def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Table:
         health = Text("healthy", style="green") if device.healthy else Text(device.health_reason, style="bold red")
         for process in device.foreign_processes:
             health.append(f"; {process.name} ({process.pid}) runs without a share", style="yellow")
-        result.add_row(
-            str(device.index),
-            device.name,
-            format_percent(device.requested_millipercent),
-            measured(got),
-            f"{format_bytes(device.memory_used_bytes)} / {format_bytes(device.memory_total_bytes)}",
-            health,
+        rows.append(
+            (
+                str(device.index),
+                device.name,
+                format_percent(device.requested_millipercent),
+                measured(got),
+                f"{format_bytes(device.memory_used_bytes)} / {format_bytes(device.memory_total_bytes)}",
+                health,
+            )
         )
-    return result
+    return Fitting(_DEVICE_COLUMNS, _DEVICE_DISPENSABLE, rows)
 
 
 def overview(snapshot: Snapshot) -> RenderableType:

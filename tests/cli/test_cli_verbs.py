@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc
 import pytest
 
-from sharepod.cli import connect
+from sharepod.cli import connect, console
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_REFUSED, EXIT_USAGE
 from sharepod.proto import v1_pb2 as pb
 
@@ -29,6 +29,31 @@ def test_ps_shows_what_was_asked_and_what_was_got(sharepod: Sharepod, agent: Age
     assert re.split(r"\s{2,}", row.strip()) == [
         "train", "standard", "0", "30 %", "60 %", "29.9 %", "30.0 %", "1 GiB / 10 GiB", "1", "waiting", "450 ms",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (120, "SHARE CLASS DEVICE ASKED LIMIT GOT_1_s GOT_1_min MEMORY PROCESSES STATE WAITED"),
+        (80, "SHARE DEVICE ASKED LIMIT GOT_1_s GOT_1_min MEMORY STATE"),
+        (40, "SHARE ASKED GOT_1_s STATE"),
+    ],
+)
+def test_a_narrow_terminal_shows_the_columns_that_matter_and_cuts_none(
+    sharepod: Sharepod, agent: Agent, monkeypatch: pytest.MonkeyPatch, width: int, columns: str
+) -> None:
+    monkeypatch.setattr(console, "PIPE_WIDTH", width)
+    console.console.cache_clear()
+    try:
+        answers = [sharepod("ps").out, sharepod("top").out]
+    finally:
+        console.console.cache_clear()
+    assert answers[0].splitlines()[0].replace("GOT 1 s", "GOT_1_s").replace("GOT 1 min", "GOT_1_min").split() == (
+        columns.split()
+    )
+    for out in answers:
+        assert max(map(len, out.splitlines())) <= width
+        assert "…" not in out
 
 
 def test_json_has_integers_with_their_units_in_the_name(sharepod: Sharepod, agent: Agent) -> None:
