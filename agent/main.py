@@ -99,8 +99,9 @@ def _prepare_runtime_directory(settings: Settings) -> None:
 
 def _prepare_others(settings: Settings) -> None:
     """Create what else is needed once the place is ours. Raises SettingsError."""
-    # Others may pass through to the socket and to their share, never list or write.
-    Path(settings.runtime_directory).chmod(0o711 if settings.public else 0o700)
+    # Others may pass through to the socket and to their share, never list or write. To root's agent always: a program
+    # that root starts and that then drops its privileges must find the hook, or the loader prints an error.
+    Path(settings.runtime_directory).chmod(0o711 if settings.public or os.getuid() == 0 else 0o700)
     try:
         Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
         Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)

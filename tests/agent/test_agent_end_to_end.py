@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
+ROOT_RUNS = os.getuid() == 0
+PRIVATE = 0o711 if ROOT_RUNS else 0o700
+"""Mode of the runtime directory of an agent whose socket is its own user's."""
+NOBODY = 65534 if ROOT_RUNS else None
+"""The user to become, where that is possible."""
 
 
 def refused(call: object, *arguments: object, **fields: object) -> tuple[grpc.StatusCode, str]:
@@ -363,7 +368,7 @@ def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent:
     closed = make_agent().start()
     # grpc makes it 0755 in a directory that is passable to nobody who could write to it; then it gets its mode.
     wait_until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
-    assert closed.directory.stat().st_mode & 0o777 == 0o700
+    assert closed.directory.stat().st_mode & 0o777 == PRIVATE
     opened = make_agent("--socket-mode", "0666").start()
     wait_until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o666)
     assert opened.directory.stat().st_mode & 0o777 == 0o711
@@ -456,6 +461,15 @@ def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: R
     assert not agent.directory.exists()
 
 
+def test_a_program_that_root_starts_and_that_drops_its_privileges_finds_the_hook(agent: RunningAgent) -> None:
+    agent.directory.parent.chmod(0o711)
+    environment = {**os.environ, "LD_PRELOAD": agent.register(30).hook_path}
+    command = ["grep", "-c", "/hook/libsharepod-", "/proc/self/maps"]
+    found = subprocess.run(command, env=environment, user=NOBODY, capture_output=True, text=True, check=False)
+    assert int(found.stdout) > 0
+    assert found.stderr == ""
+
+
 def test_the_umask_of_the_starter_does_not_take_the_shares_away(make_agent: MakeAgent) -> None:
     agent = make_agent()
     before = os.umask(0o177)
@@ -465,7 +479,7 @@ def test_the_umask_of_the_starter_does_not_take_the_shares_away(make_agent: Make
         os.umask(before)
     directory = agent.directory / "shares"
     assert directory.stat().st_mode & 0o777 == 0o711
-    assert agent.directory.stat().st_mode & 0o777 == 0o700
+    assert agent.directory.stat().st_mode & 0o777 == PRIVATE
 
 
 def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
