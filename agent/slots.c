@@ -72,6 +72,13 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
   }
 }
 
+static void take_counts(struct sp_share *share, uint32_t slot, uint32_t index, const struct sp_slot_device *said) {
+  if (said->launches >= share->slot_launches[slot][index])
+    share->slot_launches[slot][index] = said->launches;
+  if (said->passed >= share->slot_passed[slot][index])
+    share->slot_passed[slot][index] = said->passed;
+}
+
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot) {
   if (share->pidfds[slot] >= 0) {
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, share->pidfds[slot], NULL);
@@ -82,6 +89,9 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   share->pids[slot] = 0;
   share->orphaned_ns[slot] = 0;
   for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_slot_device said; /* what it said at its end */
+    if (sp_slot_read(&share->region, slot, index, &said) == 0)
+      take_counts(share, slot, index, &said);
     share->members[index].retired_launches += share->slot_launches[slot][index];
     share->members[index].retired_passed += share->slot_passed[slot][index];
     share->slot_launches[slot][index] = 0;
@@ -154,10 +164,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
       view->entered_ns = entered_ns;
     view->entered = true;
   }
-  if (said.launches >= share->slot_launches[slot][member->index])
-    share->slot_launches[slot][member->index] = said.launches;
-  if (said.passed >= share->slot_passed[slot][member->index])
-    share->slot_passed[slot][member->index] = said.passed;
+  take_counts(share, slot, member->index, &said);
   view->launches += share->slot_launches[slot][member->index];
   view->passed += share->slot_passed[slot][member->index];
   if (said.memory_used_bytes < (uint64_t)1 << 50)

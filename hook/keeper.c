@@ -93,6 +93,17 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
+/* The process ends: its last counts. A thread that still runs may hold the lock for ever: then those of before stay. */
+__attribute__((destructor)) static void publish_last(void) {
+  for (uint32_t index = 0; sp_load(&sp_guest.attached) && index < sp_guest.device_count; index++) {
+    struct sp_device *device = &sp_guest.devices[index];
+    if (!device->slot || pthread_mutex_trylock(&device->turn_lock))
+      continue;
+    publish(device);
+    pthread_mutex_unlock(&device->turn_lock);
+  }
+}
+
 /* Nobody of this process launches under the entered turn any more when this returns true. With `patient` it waits for
  * threads that are inside the driver; else it gives up, and the turn stays entered. */
 static bool leave_turn(struct sp_device *device, bool patient) {
