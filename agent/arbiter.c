@@ -302,7 +302,8 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
   if (!error) {
     share->handle = handle;
     share->member_count = term_count;
-    memset(share->pidfds, 0xff, sizeof share->pidfds);
+    for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
+      share->tenants[slot].pidfd = -1;
     error = sp_region_create(&share->region, directory, term_count);
     if (error > 0)
       error = 0;

@@ -92,22 +92,28 @@ struct sp_member {
   struct sp_usage usage;
 };
 
+/* What the agent knows of the process in a slot. */
+struct sp_tenant {
+  int pidfd; /* -1: none */
+  int32_t pid;
+  uint64_t orphaned_ns; /* claimed, but nobody held the lock since */
+  struct {
+    uint64_t launches, memory_bytes;
+    uint32_t passed;
+  } said[SP_DEVICES_MAX]; /* the last that was believed */
+};
+
+/* What a turn needs stands first: a node with many shares finds little of the rest in its caches. */
 struct sp_share {
-  bool used;
   bool paused;
   int handle;
   struct sp_region_owner region;
-  uint64_t claimed;         /* slots in use, as last read */
-  uint64_t watched;         /* of them, those with a pidfd */
-  uint64_t watched_ns;      /* when that was last gone through */
-  int pidfds[SP_SLOTS_MAX]; /* -1: none */
-  int32_t pids[SP_SLOTS_MAX];
-  uint64_t orphaned_ns[SP_SLOTS_MAX]; /* claimed, but nobody held the lock since */
-  uint64_t slot_launches[SP_SLOTS_MAX][SP_DEVICES_MAX];
-  uint32_t slot_passed[SP_SLOTS_MAX][SP_DEVICES_MAX];
-  uint64_t slot_memory_bytes[SP_SLOTS_MAX][SP_DEVICES_MAX];
+  uint64_t claimed;    /* slots in use, as last read */
+  uint64_t watched;    /* of them, those with a pidfd */
+  uint64_t watched_ns; /* when that was last gone through */
   uint32_t member_count;
   struct sp_member members[SP_DEVICES_MAX];
+  struct sp_tenant tenants[SP_SLOTS_MAX];
 };
 
 struct sp_node_device {

@@ -36,10 +36,11 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
     if (!(found->claimed >> slot & 1))
       continue;
     struct sp_process *process = &processes[count++];
-    *process = (struct sp_process){.pid = found->pids[slot], .slot = slot};
+    const struct sp_tenant *tenant = &found->tenants[slot];
+    *process = (struct sp_process){.pid = tenant->pid, .slot = slot};
     for (uint32_t index = 0; index < found->member_count; index++) {
-      process->launches += found->slot_launches[slot][index];
-      process->memory_used_bytes += found->slot_memory_bytes[slot][index];
+      process->launches += tenant->said[index].launches;
+      process->memory_used_bytes += tenant->said[index].memory_bytes;
     }
   }
   sp_arbiter_unlock(arbiter);

@@ -26,11 +26,12 @@ void sp_member_count(struct sp_member *member, bool there) {
 }
 
 static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
+  struct sp_tenant *tenant = &share->tenants[slot];
   int32_t pid = sp_slot_owner(&share->region, slot);
   if (pid <= 0) {
-    if (!share->orphaned_ns[slot])
-      share->orphaned_ns[slot] = now_ns;
-    if (now_ns - share->orphaned_ns[slot] > ORPHAN_NS)
+    if (!tenant->orphaned_ns)
+      tenant->orphaned_ns = now_ns;
+    if (now_ns - tenant->orphaned_ns > ORPHAN_NS)
       sp_slots_died(arbiter, share, slot);
     return;
   }
@@ -47,10 +48,10 @@ static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint3
     close(fd);
     return;
   }
-  share->pidfds[slot] = fd;
+  tenant->pidfd = fd;
   share->watched |= (uint64_t)1 << slot;
-  share->pids[slot] = pid;
-  share->orphaned_ns[slot] = 0;
+  tenant->pid = pid;
+  tenant->orphaned_ns = 0;
 }
 
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
@@ -67,37 +68,36 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
     sp_member_count(&share->members[index], true);
   for (uint64_t rest = claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
-    if (share->pidfds[slot] < 0)
+    if (share->tenants[slot].pidfd < 0)
       watch_slot(arbiter, share, slot, now_ns);
   }
 }
 
-static void take_counts(struct sp_share *share, uint32_t slot, uint32_t index, const struct sp_slot_device *said) {
-  if (said->launches >= share->slot_launches[slot][index])
-    share->slot_launches[slot][index] = said->launches;
-  if (said->passed >= share->slot_passed[slot][index])
-    share->slot_passed[slot][index] = said->passed;
+static void take_counts(struct sp_tenant *tenant, uint32_t index, const struct sp_slot_device *said) {
+  if (said->launches >= tenant->said[index].launches)
+    tenant->said[index].launches = said->launches;
+  if (said->passed >= tenant->said[index].passed)
+    tenant->said[index].passed = said->passed;
 }
 
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot) {
-  if (share->pidfds[slot] >= 0) {
-    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, share->pidfds[slot], NULL);
-    close(share->pidfds[slot]);
+  struct sp_tenant *tenant = &share->tenants[slot];
+  if (tenant->pidfd >= 0) {
+    epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, tenant->pidfd, NULL);
+    close(tenant->pidfd);
   }
-  share->pidfds[slot] = -1;
+  tenant->pidfd = -1;
   share->watched &= ~((uint64_t)1 << slot);
-  share->pids[slot] = 0;
-  share->orphaned_ns[slot] = 0;
+  tenant->pid = 0;
+  tenant->orphaned_ns = 0;
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_slot_device said; /* what it said at its end */
     if (sp_slot_read(&share->region, slot, index, &said) == 0)
-      take_counts(share, slot, index, &said);
-    share->members[index].retired_launches += share->slot_launches[slot][index];
-    share->members[index].retired_passed += share->slot_passed[slot][index];
-    share->slot_launches[slot][index] = 0;
-    share->slot_passed[slot][index] = 0;
-    share->slot_memory_bytes[slot][index] = 0;
+      take_counts(tenant, index, &said);
+    share->members[index].retired_launches += tenant->said[index].launches;
+    share->members[index].retired_passed += tenant->said[index].passed;
   }
+  memset(tenant->said, 0, sizeof tenant->said);
   sp_slot_clear(&share->region, slot);
   share->claimed &= ~((uint64_t)1 << slot);
   for (uint32_t index = 0; index < share->member_count; index++)
@@ -106,8 +106,8 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
 
 void sp_slots_close(struct sp_share *share) {
   for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
-    if (share->pidfds[slot] >= 0)
-      close(share->pidfds[slot]);
+    if (share->tenants[slot].pidfd >= 0)
+      close(share->tenants[slot].pidfd);
 }
 
 /* A time that a tenant claims must lie in [low, high]; the truth may be past `high` by what it took to read it. */
@@ -121,6 +121,7 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
 
 static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *view, uint64_t now_ns) {
   struct sp_share *share = member->share;
+  struct sp_tenant *tenant = &share->tenants[slot];
   struct sp_slot_device said;
   int torn = sp_slot_read(&share->region, slot, member->index, &said);
   if (torn) {
@@ -164,14 +165,14 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
       view->entered_ns = entered_ns;
     view->entered = true;
   }
-  take_counts(share, slot, member->index, &said);
-  view->launches += share->slot_launches[slot][member->index];
-  view->passed += share->slot_passed[slot][member->index];
+  take_counts(tenant, member->index, &said);
+  view->launches += tenant->said[member->index].launches;
+  view->passed += tenant->said[member->index].passed;
   if (said.memory_used_bytes < (uint64_t)1 << 50)
-    share->slot_memory_bytes[slot][member->index] = said.memory_used_bytes;
+    tenant->said[member->index].memory_bytes = said.memory_used_bytes;
   else
     member->usage.faults++;
-  view->memory_used_bytes += share->slot_memory_bytes[slot][member->index];
+  view->memory_used_bytes += tenant->said[member->index].memory_bytes;
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
   if (unit_ns > 10000000000u)
     unit_ns = 10000000000u;
