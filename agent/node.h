@@ -28,6 +28,7 @@
 #define SP_TICK_NS           100000000u  /* heartbeat, safety scan */
 #define SP_BUDGET_ALONE_NS   50000000u   /* predicted work in flight while nobody else waits */
 #define SP_BUDGET_SHARED_NS  4000000u    /* … while others wait */
+#define SP_BUDGET_LIMITED_NS 2000000u    /* … of a share with a limit */
 #define SP_BUDGET_LATENCY_NS 200000u     /* … beside a latency share */
 #define SP_PAIR_NS           16000000u   /* two units may be in flight when both end within this */
 #define SP_PAIR_LATENCY_NS   1100000u    /* … beside a latency share */

@@ -73,9 +73,12 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
   struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
   if (member->terms.limit_millipercent < SP_POLICY_WHOLE)
     pressure.flags |= SP_GRANT_LIMITED;
-  /* A limit's quanta are short even alone. */
-  if (contended || member->terms.limit_millipercent < SP_POLICY_WHOLE || others_recent(device, member, now_ns)) {
+  if (contended || others_recent(device, member, now_ns)) {
     pressure.budget_ns = SP_BUDGET_SHARED_NS;
+    pressure.pair_ns = SP_PAIR_NS;
+  }
+  if (pressure.flags & SP_GRANT_LIMITED) { /* its quanta are short even alone, and what is queued overruns them */
+    pressure.budget_ns = SP_BUDGET_LIMITED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
   if (beside_latency(device, member)) {
