@@ -259,6 +259,7 @@ static void write_terms(struct sp_member *member, const struct sp_terms *terms) 
 static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
                        uint64_t now_ns) {
   member->device = device;
+  member->scanned_ns = now_ns; /* nobody has waited here before */
   member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
                                  terms->share_class, now_ns);
   if (member->policy < 0)

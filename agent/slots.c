@@ -133,8 +133,10 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
   }
   if (said.waiting > 0 && said.waiting < 1u << 20) {
     view->waiting = true;
-    /* It did not wait when it was looked at last, or it did since then: that is how long it can have waited. */
+    /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
     uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;
+    if (earliest_ns < member->granted_ns)
+      earliest_ns = member->granted_ns;
     uint64_t since_ns = said.waiting_since_ns;
     if (!since_ns || since_ns > now_ns)
       since_ns = now_ns;

@@ -84,10 +84,11 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Native
     lies, truth = arbiter.read_usage(liar, 0), arbiter.read_usage(honest, 0)
     turns = arbiter.read_turns(0, 10_000)
     ended_ns = time.monotonic_ns()
-    assert lies.turns > 20  # so it was believed far enough to hold the device
+    assert lies.turns > 5  # so it was believed far enough to hold the device
     assert lies.faults > 0
     assert (truth.faults, truth.launches, truth.memory_used_bytes) == (0, 0, 0)
     assert lies.used_ns + truth.used_ns <= (ended_ns - began_ns) * 1.01 + 1_000_000
+    assert lies.waited_ns <= ended_ns - began_ns
     for turn in turns:
         assert began_ns <= turn.granted_ns <= turn.closed_ns <= turn.drained_ns <= ended_ns
         assert turn.charged_ns <= turn.drained_ns - turn.granted_ns
