@@ -6,6 +6,7 @@ must have, so it fails the run.
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -72,3 +73,9 @@ def shared_data() -> Path:
     if not directory.is_dir():
         pytest.skip(f"{directory} is not there: this checkout has no shared data")
     return directory
+
+
+def pytest_sessionstart() -> None:
+    """A run in the background or under nohup ignores signals, and what it starts would too: tests send them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
