@@ -35,8 +35,8 @@ static inline bool is_active(const struct sp_policy_share *s) {
   return s->present && (s->holding || (s->waiting && !s->paused));
 }
 
-/* The active shares, one after the other: for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
- */
+/* The first active share from `from` on, -1: none. All of them:
+ * for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) */
 static inline int next_active(const struct sp_policy *policy, int from) {
   for (int word = from / 64; word < SP_POLICY_SHARES / 64; word++) {
     uint64_t rest = policy->active_set[word];

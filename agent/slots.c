@@ -137,6 +137,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
     uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;
     if (earliest_ns < member->granted_ns)
       earliest_ns = member->granted_ns;
+    if (earliest_ns > now_ns) /* the bill has looked in between, on a later clock */
+      earliest_ns = now_ns;
     uint64_t since_ns = said.waiting_since_ns;
     if (!since_ns || since_ns > now_ns)
       since_ns = now_ns;

@@ -165,7 +165,7 @@ static void learn_lead(struct sp_node_device *device, const struct sp_member *me
   if (!member->predecessor_ns || !member->view.entered || member->late)
     return;
   bool late = member->view.entered_ns + ENTER_NS > member->predecessor_ns;
-  uint64_t lead_ns = device->lead_ns + (late ? (LATE_ONE_IN - 1) * LEAD_STEP_NS : 0) - (late ? 0 : LEAD_STEP_NS);
+  uint64_t lead_ns = late ? device->lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : device->lead_ns - LEAD_STEP_NS;
   device->lead_ns = clamp_u64(lead_ns, LEAD_MIN_NS, LEAD_MAX_NS);
 }
 
