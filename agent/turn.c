@@ -12,11 +12,13 @@
 /* A grant takes some 100 us to become a launch, now and then much longer: so much before the residue ends the next
  * share is granted. Learned per device, so that one first launch in LATE_ONE_IN comes late: a late one leaves the
  * device idle for all of its lateness, an early one costs a switch in the middle of the residue at worst (about 0.2 of
- * 2 ms). */
+ * 2 ms). With short units one launch is not enough: AHEAD_NS of work should be queued when the residue ends, for the
+ * threads of a hand-off take the core from the one that launches. */
 #define LEAD_MIN_NS    20000u
-#define LEAD_MAX_NS    1000000u
+#define LEAD_MAX_NS    300000u
 #define LEAD_STEP_NS   2000u
 #define LATE_ONE_IN    10u
+#define AHEAD_NS       100000u
 #define ENTER_NS       5000u    /* from the entry of a turn to its first launch at the driver */
 #define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
@@ -164,7 +166,9 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
 static void learn_lead(struct sp_node_device *device, const struct sp_member *member) {
   if (!member->predecessor_ns || !member->view.entered || member->late)
     return;
-  bool late = member->view.entered_ns + ENTER_NS > member->predecessor_ns;
+  uint64_t unit_ns = member->view.longest_unit_ns;
+  uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* it launches faster than the device works */
+  bool late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
   uint64_t lead_ns = late ? device->lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : device->lead_ns - LEAD_STEP_NS;
   device->lead_ns = clamp_u64(lead_ns, LEAD_MIN_NS, LEAD_MAX_NS);
 }

@@ -19,7 +19,8 @@
  * name; a real one runs `rate` loop iterations per microsecond of it, so that a kernel which is sliced out takes
  * longer, as real kernels do.
  *
- * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin.
+ * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin; with
+ * `warm=N` it has made N launches by then, as a program that has been running for a while.
  * The last line printed is one JSON object. Exit 0, or 1 with the failing call on stderr.
  */
 #define _GNU_SOURCE
@@ -40,7 +41,7 @@
 static struct {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, streams, graph, burst, count, rate, wait, rank, ranks;
+  uint64_t depth, group, streams, graph, burst, count, rate, wait, warm, rank, ranks;
   uint64_t devices[MEMBERS_MAX];
   uint32_t device_count;
   const char *words;
@@ -87,7 +88,8 @@ static void parse(int count, char **arguments) {
       {"gap", &options.gap_ns, true},   {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
       {"group", &options.group, false}, {"streams", &options.streams, false},   {"graph", &options.graph, false},
       {"burst", &options.burst, false}, {"count", &options.count, false},       {"rate", &options.rate, false},
-      {"wait", &options.wait, false},   {"rank", &options.rank, false},         {"ranks", &options.ranks, false},
+      {"wait", &options.wait, false},   {"warm", &options.warm, false},         {"rank", &options.rank, false},
+      {"ranks", &options.ranks, false},
   };
   if (count < 2)
     die("usage: load MODE [option=value ...]");
@@ -416,6 +418,14 @@ static void on_signal(int signal_number) {
   stopped = 1;
 }
 
+static void warm_up(void) {
+  for (uint64_t i = 0; i < options.warm; i++) {
+    launch(&members[i % options.streams]);
+    drain();
+  }
+  launches = 0;
+}
+
 static void await_start(void) {
   if (options.wait) {
     puts("ready");
@@ -442,6 +452,7 @@ int main(int count, char **arguments) {
   prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
   load_driver();
   open_devices();
+  warm_up();
   await_start();
   modes[mode].run();
   puts("}");

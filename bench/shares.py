@@ -1,7 +1,7 @@
 """Saturated shares: share error, the bill, and the sum of throughputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench import figures
 from bench.figures import Sample
@@ -80,10 +80,18 @@ class Run:
     """Median length of the turns that their quantum ended; the shortest quantum when none did."""
 
 
+WARM_LAUNCHES = 3
+"""Of every program before the measurement: it is about shares that run, not about how long their kernels turn out to
+be."""
+
+
 def run(case: Case, seconds: int, *, hook: bool = True) -> Run:
-    """Run `case` on a node of its own."""
+    """Run `case` on a node of its own, its programs warm."""
+    warm = {
+        owner: replace(load, options={**load.options, "warm": WARM_LAUNCHES}) for owner, load in case.loads.items()
+    }
     with Node(hook=hook) as node:
-        samples = node.run(case.loads, seconds)
+        samples = node.run(warm, seconds)
         used = node.sample().busy_ns
         if not hook:
             return Run(samples, used, {}, 0)

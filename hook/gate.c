@@ -162,10 +162,14 @@ static void pass_stuck(struct sp_device *device, struct sp_thread *thread) {
     thread->patience_ns *= 2;
 }
 
-/* What an unknown unit counts for: two may be in flight beside others. */
+/* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
+ * it counts as the longest one known: who meets new units all the time must not wait for each of them. */
 static uint64_t unknown_ns(const struct sp_device *device) {
-  uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
-  return half_ns < SP_UNKNOWN_ALONE_NS ? half_ns : SP_UNKNOWN_ALONE_NS;
+  uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2, longest_ns = sp_load(&device->longest_ns);
+  if (longest_ns == 0)
+    return half_ns;
+  uint64_t guess_ns = longest_ns < SP_UNKNOWN_ALONE_NS ? SP_UNKNOWN_ALONE_NS : longest_ns;
+  return half_ns < guess_ns ? half_ns : guess_ns;
 }
 
 /* Less than the budget is in flight; or one unit longer than that, and a second one behind it ends soon enough: with

@@ -21,7 +21,7 @@
 #define SP_LANES_MAX        1024
 #define SP_MARKERS_MAX      1024
 #define SP_LANE_EVENTS      32
-#define SP_UNKNOWN_ALONE_NS 1000000u /* what an unknown unit counts for while nobody else waits */
+#define SP_UNKNOWN_ALONE_NS 1000000u /* the least that an unknown unit counts for while nobody else waits */
 
 #define sp_likely(condition)     __builtin_expect(!!(condition), 1)
 #define sp_unlikely(condition)   __builtin_expect(!!(condition), 0)

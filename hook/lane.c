@@ -318,9 +318,8 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
       if (marker.unit) {
         sp_unit_learn(marker.unit, marker.launches, elapsed_ns);
         uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
-        device->longest_ns -= device->longest_ns / 1024; /* "lately": a unit that is gone is forgotten */
-        if (unit_ns > device->longest_ns)
-          device->longest_ns = unit_ns;
+        uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
+        sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
       }
     }
   }
