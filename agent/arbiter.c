@@ -224,7 +224,7 @@ int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid) {
     memcpy(device->uuid, uuid, strlen(uuid) + 1);
     device->handle = handle;
     device->retry_ns = UINT64_MAX;
-    device->lead_ns = SP_LEAD_NS;
+    sp_lead_init_device(device);
     device->billed_until_ns = sp_now_ns();
     sp_policy_init(&device->policy);
     arbiter->device_count++;
@@ -259,6 +259,7 @@ static void write_terms(struct sp_member *member, const struct sp_terms *terms) 
 static int join_device(struct sp_member *member, struct sp_node_device *device, const struct sp_terms *terms,
                        uint64_t now_ns) {
   member->device = device;
+  sp_lead_init_member(member);
   member->scanned_ns = now_ns; /* nobody has waited here before */
   member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
                                  terms->share_class, now_ns);

@@ -5,6 +5,7 @@
  *   arbiter.c  the thread, its events, the functions of arbiter.h
  *   slots.c    what the tenants' slots say, and who is alive
  *   turn.c     open, close, drain: the life of a turn
+ *   lead.c     how early the next one is granted
  *   bill.c     who pays for the time that passes
  *   report.c   what is told of all that
  *   region_files.c  the files of a share's region
@@ -37,7 +38,6 @@
 #define SP_DRAIN_MAX_NS      100000000u
 #define SP_STUCK_NS          10000000u  /* the turn of a share whose drain is late and that waits */
 #define SP_STUCK_AFTER_NS    50000000u  /* … so long after its bound */
-#define SP_LEAD_NS           100000u    /* what a grant takes to become a launch, at first; then it is learned */
 #define SP_FREE_NS           500000u    /* the wake-up of a granted share is nobody's time, up to this */
 #define SP_RECENT_NS         100000000u /* a share that had a turn so lately is reckoned with */
 #define SP_ENTER_NS          10000000u  /* a granted share that has not entered by then loses the turn */
@@ -86,6 +86,9 @@ struct sp_member {
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t turn_charged_ns;
   uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
+  uint64_t foretold_ns;    /* when it would drain, as known when the next share was granted; 0: none was */
+  uint64_t lead_max_ns;    /* a longer lead and its residue is cut; learned */
+  bool lead_cut;           /* granted later than the device's lead, for that of whoever drained */
   uint64_t idle_ns;        /* of view.idle_ns, already left out of the bill */
   uint32_t reason;
   uint64_t waiting_ns;                       /* since when the wait is counted; 0 = not waiting */
@@ -133,7 +136,7 @@ struct sp_node_device {
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
   uint64_t billed_until_ns;
-  uint64_t lead_ns;  /* so long before a residue's predicted end the next share is granted; learned */
+  uint64_t lead_ns;  /* learned, lead.c */
   uint64_t retry_ns; /* when a limit lets somebody run; UINT64_MAX */
   uint64_t charged_ns, decisions, decision_ns;
 };
@@ -169,6 +172,14 @@ void sp_slots_close(struct sp_share *share);
 /* bill.c */
 /* Charge the time since the last bill to whoever has the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
+
+/* lead.c */
+void sp_lead_init_device(struct sp_node_device *device);
+void sp_lead_init_member(struct sp_member *member);
+uint64_t sp_lead_ns(const struct sp_member *member); /* so long before its residue's end the next share is granted */
+void sp_lead_granted(struct sp_node_device *device); /* to device->holder */
+void sp_lead_drained(struct sp_member *member, uint64_t drained_ns);
+void sp_lead_closed(struct sp_member *member);
 
 /* turn.c */
 /* Scan the member and act on what its slots say. */

@@ -9,17 +9,6 @@
 
 #include "node.h"
 
-/* A grant takes some 100 us to become a launch, now and then much longer: so much before the residue ends the next
- * share is granted. Learned per device, so that one first launch in LATE_ONE_IN comes late: a late one leaves the
- * device idle for all of its lateness, an early one costs a switch in the middle of the residue at worst (about 0.2 of
- * 2 ms). With short units one launch is not enough: AHEAD_NS of work should be queued when the residue ends, for the
- * threads of a hand-off take the core from the one that launches. */
-#define LEAD_MIN_NS    20000u
-#define LEAD_MAX_NS    300000u
-#define LEAD_STEP_NS   2000u
-#define LATE_ONE_IN    10u
-#define AHEAD_NS       100000u
-#define ENTER_NS       5000u    /* from the entry of a turn to its first launch at the driver */
 #define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
@@ -152,6 +141,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     drained_ns = now_ns;
   sp_bill(device, drained_ns);
   record_turn(arbiter, member, drained_ns);
+  sp_lead_drained(member, drained_ns);
   remember_end(device, member, now_ns);
   if (device->holder)
     device->holder->predecessor_ns = drained_ns;
@@ -160,17 +150,6 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
   if (!member->cogranted)
     sp_policy_end(&device->policy, member->policy, now_ns);
-}
-
-/* The first launch of a turn should reach the device a little before the turn before it has drained. */
-static void learn_lead(struct sp_node_device *device, const struct sp_member *member) {
-  if (!member->predecessor_ns || !member->view.entered || member->late)
-    return;
-  uint64_t unit_ns = member->view.longest_unit_ns;
-  uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* it launches faster than the device works */
-  bool late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
-  uint64_t lead_ns = late ? device->lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : device->lead_ns - LEAD_STEP_NS;
-  device->lead_ns = clamp_u64(lead_ns, LEAD_MIN_NS, LEAD_MAX_NS);
 }
 
 /* The drain is late: others run beside it from here on. So may the share itself again: what does not end may be
@@ -195,6 +174,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->cogranted = false;
   member->reason = reason;
   member->closed_ns = now_ns;
+  member->foretold_ns = 0;
   device->holder = NULL;
   uint64_t unit_ns = member->view.longest_unit_ns;
   uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
@@ -204,7 +184,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
    * have found the gate open. */
   sp_slots_watch(arbiter, member->share, now_ns);
   sp_slots_scan(member, now_ns);
-  learn_lead(device, member);
+  sp_lead_closed(member);
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
@@ -256,6 +236,7 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   member->idle_ns = member->view.idle_ns = 0;
   member->view.entered = member->view.busy = false;
   device->holder = member;
+  sp_lead_granted(device);
   struct pressure pressure = pressure_on(device, member, now_ns);
   member->turn = sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
   wake_later(arbiter, member->grant);
@@ -328,11 +309,11 @@ static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *de
       cogrant(member, now_ns);
       continue;
     }
-    if (!member->view.residue_until_ns || now_ns + device->lead_ns < member->view.residue_until_ns)
+    if (!member->view.residue_until_ns || now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
       return false;
     /* A launch that was under way at the close has put the end off, without a bell. */
     sp_turn_update(arbiter, member, now_ns);
-    if (member->draining && now_ns + device->lead_ns < member->view.residue_until_ns)
+    if (member->draining && now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
       return false;
   }
   return true;
@@ -427,7 +408,7 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
     }
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
     if (residue_ns && !holder && others_wait(device, member))
-      next_ns = residue_ns > device->lead_ns ? residue_ns - device->lead_ns : 0;
+      next_ns = residue_ns > sp_lead_ns(member) ? residue_ns - sp_lead_ns(member) : 0;
     if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
       next_ns = residue_ns + OVERLAP_MAX_NS;
     if (next_ns < due_ns)

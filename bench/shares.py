@@ -87,9 +87,7 @@ be."""
 
 def run(case: Case, seconds: int, *, hook: bool = True) -> Run:
     """Run `case` on a node of its own, its programs warm."""
-    warm = {
-        owner: replace(load, options={**load.options, "warm": WARM_LAUNCHES}) for owner, load in case.loads.items()
-    }
+    warm = {owner: replace(load, options={**load.options, "warm": WARM_LAUNCHES}) for owner, load in case.loads.items()}
     with Node(hook=hook) as node:
         samples = node.run(warm, seconds)
         used = node.sample().busy_ns
