@@ -1,0 +1,74 @@
+/*
+ * The lead of lead.c on a device in virtual time: three shares whose turns are always equally long, and hardware that
+ * gives the device to whoever waits at the end of a slice.
+ *
+ *     lead_program UNIT_NS TURN_NS TURN_NS TURN_NS
+ *
+ * Prints, of the hand-offs after the first 1,000: how many first launches came with less than 100 us to go (or what the
+ * unit leaves of that), and per share how many of its residues were cut.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "node.h"
+
+#define SHARES    3
+#define SLICE_NS  2000000u
+#define HAND_OFFS 11000
+#define LEARNING  1000
+
+static uint32_t seed = 1;
+
+static uint32_t random_below(uint32_t end) {
+  seed = seed * 1664525u + 1013904223u;
+  return (uint32_t)((uint64_t)seed * end >> 32);
+}
+
+/* A grant becomes a launch in 40 to 80 us; once in 20 times in up to 500 us. */
+static uint64_t wake_up_ns(void) {
+  return 40000 + random_below(random_below(20) ? 40000 : 460000);
+}
+
+int main(int count, char **arguments) {
+  if (count != 2 + SHARES)
+    return 2;
+  static struct sp_node_device device;
+  static struct sp_member members[SHARES];
+  uint64_t unit_ns = strtoull(arguments[1], NULL, 10), now_ns = 1000000000, late = 0, cuts[SHARES] = {0};
+  uint64_t ahead_ns = unit_ns < 100000 ? 100000 - unit_ns : 0;
+  sp_lead_init_device(&device);
+  for (int index = 0; index < SHARES; index++) {
+    members[index].device = &device;
+    members[index].view.longest_unit_ns = unit_ns;
+    sp_lead_init_member(&members[index]);
+  }
+  for (int number = 0; number < HAND_OFFS; number++) {
+    struct sp_member *drains = &members[number % SHARES], *next = &members[(number + 1) % SHARES];
+    /* Its slices began when it got the device. */
+    uint64_t turn_ns = strtoull(arguments[2 + number % SHARES], NULL, 10) + random_below(20000),
+             end_ns = now_ns + turn_ns;
+    uint64_t slice_end_ns = now_ns + turn_ns / SLICE_NS * SLICE_NS,
+             launch_ns = end_ns - sp_lead_ns(drains) + wake_up_ns();
+    drains->view.residue_until_ns = end_ns;
+    device.drains[0] = drains;
+    device.draining = 1;
+    device.holder = next;
+    sp_lead_granted(&device);
+    bool cut = launch_ns < slice_end_ns || (launch_ns < end_ns && launch_ns > slice_end_ns + SLICE_NS);
+    uint64_t drained_ns = cut ? end_ns + SLICE_NS : end_ns;
+    sp_lead_drained(drains, drained_ns);
+    next->predecessor_ns = drained_ns;
+    next->view.entered = true;
+    next->view.entered_ns = launch_ns;
+    sp_lead_closed(next);
+    now_ns = launch_ns > end_ns ? launch_ns : end_ns;
+    if (number >= LEARNING) {
+      cuts[number % SHARES] += cut;
+      late += launch_ns + ahead_ns > end_ns;
+    }
+  }
+  printf("{\"hand_offs\": %d, \"late\": %" PRIu64 ", \"cuts\": [%" PRIu64 ", %" PRIu64 ", %" PRIu64 "]}\n",
+         HAND_OFFS - LEARNING, late, cuts[0], cuts[1], cuts[2]);
+  return 0;
+}
