@@ -51,10 +51,18 @@ void sp_keeper_pause(struct sp_device *device) {
     learn_pause(device, now_ns - finished_ns);
 }
 
-static void sleep_until_kicked(struct sp_device *device, uint32_t word, uint32_t kick, uint64_t timeout_ns) {
+/* Until a kick; while it holds a turn also until its grant changes from `word`. Of the next turn it hears by the kick
+ * of the thread that enters it: to be woken by the grant as well would take the core from that thread. */
+static void sleep_until_kicked(struct sp_device *device, uint32_t kick, bool holding, uint32_t word,
+                               uint64_t timeout_ns) {
+  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
   __atomic_store_n(&device->asleep, 1, __ATOMIC_SEQ_CST);
-  if (__atomic_load_n(&device->kick, __ATOMIC_SEQ_CST) == kick)
-    sp_grant_wait_or(device->grant, word, &device->kick, kick, timeout_ns);
+  if (__atomic_load_n(&device->kick, __ATOMIC_SEQ_CST) == kick) {
+    if (holding)
+      sp_grant_wait_or(device->grant, word, &device->kick, kick, timeout_ns);
+    else
+      syscall(SYS_futex, &device->kick, FUTEX_WAIT_PRIVATE, kick, &timeout, NULL, 0);
+  }
   __atomic_store_n(&device->asleep, 0, __ATOMIC_SEQ_CST);
 }
 
@@ -250,7 +258,7 @@ static void *run(void *argument) {
         sp_region_relock(&sp_guest.region);
         locked_ns = now_ns;
       }
-      sleep_until_kicked(device, word, kick, ASLEEP_NS);
+      sleep_until_kicked(device, kick, false, word, ASLEEP_NS);
       continue;
     }
     if (word != turn) {
@@ -282,7 +290,7 @@ static void *run(void *argument) {
         publish(device);
         pthread_mutex_unlock(&device->turn_lock);
       }
-      sleep_until_kicked(device, word, kick, look_ns);
+      sleep_until_kicked(device, kick, true, word, look_ns);
     } else if (sp_lanes_pending(device)) {
       sp_lanes_mark_all(device);
       if (queue_empty(device))
@@ -298,7 +306,7 @@ static void *run(void *argument) {
         believed = false;
         idle_since_ns = 0;
       } else {
-        sleep_until_kicked(device, word, kick, linger - (now_ns - idle_since_ns));
+        sleep_until_kicked(device, kick, true, word, linger - (now_ns - idle_since_ns));
       }
     }
   }
