@@ -45,11 +45,15 @@ static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
 
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
+  bool beat = now_ns - arbiter->beaten_ns > SP_BEAT_NS;
+  if (beat)
+    arbiter->beaten_ns = now_ns;
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
     struct sp_share *share = arbiter->shares[handle];
     if (!share)
       continue;
-    sp_region_heartbeat(&share->region, now_ns);
+    if (beat) /* it touches a page of every share */
+      sp_region_heartbeat(&share->region, now_ns);
     bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
     if (look)
       sp_slots_watch(arbiter, share, now_ns);
@@ -131,8 +135,9 @@ static void *run(void *argument) {
   return NULL;
 }
 
+/* Edge-triggered: whatever has come is read before the next wait, and need not be asked for again then. */
 static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
-  struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
+  struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = tag};
   return epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
@@ -317,8 +322,12 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     member->policy = -1;
     member->grant = &share->region.grants[index];
     error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
-    if (!error && used_ns)
-      member->usage.used_ns = used_ns[index];
+    if (!error) { /* what an adopted region says was written by an agent, and later than any checkpoint */
+      member->usage.used_ns = member->grant->used_ns;
+      if (used_ns && used_ns[index] > member->usage.used_ns)
+        member->usage.used_ns = used_ns[index];
+      sp_grant_account(member->grant, member->usage.used_ns);
+    }
   }
   if (!error)
     error = watch(arbiter, share->region.bell_fd, bell_tag(handle));

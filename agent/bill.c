@@ -12,6 +12,7 @@ static void charge(struct sp_node_device *device, struct sp_member *member, uint
   if (!used_ns)
     return;
   member->usage.used_ns += used_ns;
+  sp_grant_account(member->grant, member->usage.used_ns);
   member->turn_charged_ns += used_ns;
   if (estimated)
     member->usage.estimated_ns += used_ns;

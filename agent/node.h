@@ -26,7 +26,8 @@
 #define SP_TURNS_KEPT       65536
 #define SP_WAKES_MAX        64
 
-#define SP_TICK_NS           100000000u  /* heartbeat, safety scan */
+#define SP_TICK_NS           100000000u  /* safety scan */
+#define SP_BEAT_NS           150000000u  /* heartbeat: at the first tick after this; see SP_STALE_NS */
 #define SP_BUDGET_ALONE_NS   50000000u   /* predicted work in flight while nobody else waits */
 #define SP_BUDGET_SHARED_NS  4000000u    /* … while others wait */
 #define SP_BUDGET_LIMITED_NS 2000000u    /* … of a share with a limit */
@@ -146,7 +147,7 @@ struct sp_arbiter {
   pthread_t thread;
   bool running, stopping;
   int epoll_fd, timer_fd, wake_fd;
-  uint64_t ticked_ns;
+  uint64_t ticked_ns, beaten_ns;
   uint32_t device_count;
   struct sp_node_device devices[SP_NODE_DEVICES_MAX];
   struct sp_share *shares[SP_SHARES_MAX];

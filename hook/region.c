@@ -384,6 +384,10 @@ void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, 
   store_release(&grant->flags, flags);
 }
 
+void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
+  store_relaxed64(&grant->used_ns, used_ns);
+}
+
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {
   uint32_t word = grant->word | 1u; /* only the arbiter writes it */
   sp_grant_set(grant, budget_ns, pair_ns, flags);

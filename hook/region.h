@@ -78,7 +78,9 @@ struct sp_grant {
   uint64_t pair_ns;   /* a second unit may follow the first while both are predicted to end within this */
   uint64_t granted_ns;
   uint32_t share_class; /* enum sp_class of policy.h; information only */
-  uint32_t reserved[7];
+  uint32_t reserved_word;
+  uint64_t used_ns; /* device time charged so far: the account of an agent that was killed goes on from here */
+  uint32_t reserved[4];
 };
 
 /* What one process says about one device. Two lines: the first is written by waiting threads, the second by whoever
@@ -137,6 +139,7 @@ SP_ASSERT_OFFSET(sp_grant, budget_ns, 72);
 SP_ASSERT_OFFSET(sp_grant, pair_ns, 80);
 SP_ASSERT_OFFSET(sp_grant, granted_ns, 88);
 SP_ASSERT_OFFSET(sp_grant, share_class, 96);
+SP_ASSERT_OFFSET(sp_grant, used_ns, 104);
 _Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
 SP_ASSERT_OFFSET(sp_slot_device, waiting, 0);
 SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
@@ -249,6 +252,7 @@ uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
+void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
 
 /* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);

@@ -78,7 +78,6 @@ def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agen
     began = time.monotonic()
     with program(metered(agent.register(50, name="a"))) as process:
         wait_until(lambda: usage(agent, "a").used_ns > 300_000_000)
-        time.sleep(1.1)  # a checkpoint is written every second
         before = usage(agent, "a")
         agent.stop(signal.SIGKILL)
         time.sleep(1.5)  # longer than a stale heartbeat
@@ -86,10 +85,9 @@ def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agen
         agent.start()
         wait_until(lambda: usage(agent, "a").processes == 1)
         adopted = usage(agent, "a")
-        assert adopted.used_ns >= before.used_ns - 1_000_000_000
+        assert adopted.used_ns >= before.used_ns  # of device time nothing is lost
         assert 0 < adopted.launches < 4_000 * (time.monotonic() - began)  # 500 µs each: nothing is counted twice
         wait_until(lambda: usage(agent, "a").used_ns > adopted.used_ns + 200_000_000)
-        wait_until(lambda: usage(agent, "a").turns >= before.turns)
 
 
 def test_a_paused_program_stands_still_and_goes_on_when_resumed(agent: RunningAgent) -> None:
