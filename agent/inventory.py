@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIBRARY_NAME: Final = "libnvidia-ml.so.1"
-LOOK_INTERVAL_S: Final = 2.0
+LOOK_INTERVAL_S: Final = 2.4
+"""A process without a share is told at the second look that sees it: within 5 s."""
 _RECOVERY_NONE: Final = 0
 _RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
@@ -144,7 +145,7 @@ class Inventory:
                 pynvml.nvmlDeviceRegisterEvents(parent, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def start(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
-        """Look every two seconds, and at every Xid, on a thread of its own; `deliver` is called there."""
+        """Look every LOOK_INTERVAL_S, and at every Xid, on a thread of its own; `deliver` is called there."""
         self._thread = threading.Thread(target=self._run, args=(deliver,), name="nvml", daemon=True)
         self._thread.start()
 
@@ -153,23 +154,23 @@ class Inventory:
             xids = self._wait_for_xids(LOOK_INTERVAL_S)
             if not self._stopping.is_set():
                 deliver(self.look(xids))
+        self._shut_down()
 
     def _wait_for_xids(self, timeout_s: float) -> dict[str, list[int]]:
         """Return the Xid events, by UUID of the whole GPU, after at most about `timeout_s`."""
         found: dict[str, list[int]] = {}
         end = time.monotonic() + timeout_s
         while (left := end - time.monotonic()) > 0 and not self._stopping.is_set() and not found:
-            piece = min(left, 0.1)
             if self._events is None:
-                self._stopping.wait(piece)
+                self._stopping.wait(left)
                 continue
             try:
-                event = pynvml.nvmlEventSetWait_v2(self._events, max(1, round(piece * 1000)))
+                event = pynvml.nvmlEventSetWait_v2(self._events, max(1, round(left * 1000)))
             except pynvml.NVMLError_Timeout:
                 continue
             except pynvml.NVMLError:
                 # A lost device can fail the wait at once, again and again: the look itself finds out which.
-                self._stopping.wait(piece)
+                self._stopping.wait(min(left, 0.1))
                 continue
             with contextlib.suppress(pynvml.NVMLError):
                 uuid = _text(pynvml.nvmlDeviceGetUUID(event.device))
@@ -195,16 +196,21 @@ class Inventory:
         """Return a process; for one that was there at the last look its name and region are not asked for again."""
         known = self._known.get(pid)
         if known is not None:
-            return replace(known, memory_used_bytes=memory_used_bytes)
+            same = known.memory_used_bytes == memory_used_bytes
+            return known if same else replace(known, memory_used_bytes=memory_used_bytes)
         return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region_of(pid))
 
     def close(self) -> None:
-        """Stop looking and close NVML; a thread that hangs inside NVML is left to end with the process."""
+        """Stop looking and close NVML.
+
+        Nobody waits for the thread: inside NVML it may wait for seconds, or hang. It closes NVML when it comes out, if
+        the process is still there.
+        """
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
-            if self._thread.is_alive():
-                return
+        if self._thread is None:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
         with contextlib.suppress(pynvml.NVMLError):
             if self._events is not None:
                 pynvml.nvmlEventSetFree(self._events)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import grp
 import importlib.metadata
 import logging
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sharepod.agent")
 
-TICK_S: Final = 0.5
+TICK_S: Final = 1.0
 PUBLISH_TICKS: Final = 2
-"""Ticks between two checkpoints and published states: one a second."""
+"""Ticks between two checkpoints and published states."""
 STOP_GRACE_S: Final = 0.5
 PLANNED_STOP_GRACE_S: Final = 0.02
 """What calls under way get before the gates open: a stream that watches usage never ends by itself."""
@@ -253,6 +254,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
 
         inventory.start(deliver)
         log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
+        gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node)
         log.info("agent stopping", extra={"shares": len(node.statuses())})
     finally:
@@ -265,10 +267,11 @@ async def _tick_until(stopping: asyncio.Event, node: Node) -> None:
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), TICK_S)
-        node.sample()
         ticks += 1
         if ticks % PUBLISH_TICKS == 0:
             node.publish()
+        else:
+            node.sample()
 
 
 def run_agent(settings: Settings) -> int:

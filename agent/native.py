@@ -1,6 +1,6 @@
 """The arbiter as Python sees it: typed calls into `sharepod.agent._native`, the only importer of it.
 
-Every call takes the arbiter's lock for microseconds and may be made from any thread. Errors become OSError with the
+Every call takes the arbiter's lock for microseconds; all are made on the event loop. Errors become OSError with the
 errno that the C function returned.
 """
 
@@ -72,6 +72,9 @@ class NativeArbiter:
         self._ffi = native.ffi
         self._lib = native.lib
         self.region_abi_version: int = self._lib.SP_ABI
+        # Read into again and again, on the event loop alone.
+        self._usage = self._ffi.new("struct sp_usage *")
+        self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -127,7 +130,7 @@ class NativeArbiter:
 
     def read_usage(self, share: Handle, term: int) -> Usage:
         """See Arbiter."""
-        usage = self._ffi.new("struct sp_usage *")
+        usage = self._usage
         _check(self._lib.sp_arbiter_read_usage(self._arbiter, share, term, usage), "read usage")
         return Usage(
             used_ns=usage.used_ns,
@@ -146,8 +149,7 @@ class NativeArbiter:
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """See Arbiter."""
-        capacity = self._lib.SP_SLOTS_MAX
-        found = self._ffi.new("struct sp_process[]", capacity)
+        found, capacity = self._processes, self._lib.SP_SLOTS_MAX
         count = _check(self._lib.sp_arbiter_read_processes(self._arbiter, share, found, capacity), "read processes")
         return tuple(Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in found[0:count])
 

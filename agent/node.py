@@ -62,6 +62,7 @@ class Node:
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._foreign = foreign.ForeignProcesses(monitoring)
         self._boot = checkpoint.boot_id()
+        self._dumper = checkpoint.Dumper(self._boot)
         self._save_failure = ""
         self.published = self.status()
         """The last status, for readers on other threads (the metrics): replaced whole, never changed."""
@@ -168,19 +169,18 @@ class Node:
         return tuple(result)
 
     def sample(self) -> None:
-        """Take one sample for the rates; called twice a second."""
+        """Take one sample for the rates; every second that nothing is published."""
         self._registry.sample(time.monotonic_ns())
 
     def publish(self) -> None:
-        """Publish the status as of now and write it to the checkpoint; at every change and once a second."""
+        """Publish the status as of now and write it to the checkpoint; at every change and every two seconds."""
         self.published = self.status()
         self._save()
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
         """Take one look of the inventory into account: health, and processes without a share."""
         now_ns = time.monotonic_ns()
-        # A second old at most, which the grace time of foreign processes covers.
-        owned = {process.pid for status in self.published.shares for process in status.processes}
+        owned = self._registry.pids()
         for look in looks:
             self._looks[look.uuid] = look
             before = self._health[look.uuid]
@@ -242,7 +242,7 @@ class Node:
         statuses, failure = self.published.shares, ""
         try:
             if statuses:
-                checkpoint.write(self._state_directory, checkpoint.dump(statuses, self._boot))
+                checkpoint.write(self._state_directory, self._dumper.dump(statuses))
             else:
                 checkpoint.remove(self._state_directory)
         except OSError as error:

@@ -249,13 +249,21 @@ class Registry:
                 account.add(now_ns, usage.used_ns)
 
     def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
-        """Return the named shares (all, when none is named), oldest first. Raises UnknownShare."""
+        """Return the named shares (all, when none is named), oldest first. Raises UnknownShare.
+
+        What is read is also a sample for the rates: who watches closely gets them sharper.
+        """
         wanted = {self.find(reference).id for reference in references}
         return tuple(
             self._status(entry, self._usages(entry), now_ns)
             for entry in self._entries.values()
             if not wanted or entry.share.id in wanted
         )
+
+    def pids(self) -> set[int]:
+        """Return the pids of the live processes of all shares."""
+        found = (self._arbiter.read_processes(entry.handle) for entry in self._entries.values())
+        return {process.pid for processes in found for process in processes}
 
     def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
         """Return finished turns with their share (None when it has been forgotten) and device."""
@@ -308,6 +316,7 @@ class Registry:
     def _status(self, entry: _Entry, read: Sequence[Usage], now_ns: int) -> ShareStatus:
         usages: list[DeviceUsage] = []
         for held, account, carried, usage in zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True):
+            account.add(now_ns, usage.used_ns)
             second = account.rate_millipercent(now_ns, usage.used_ns, SECOND_NS)
             minute = account.rate_millipercent(now_ns, usage.used_ns, MINUTE_NS)
             if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):

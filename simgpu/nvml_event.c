@@ -1,16 +1,16 @@
 /*
  * Event sets: a client's view of the XIDs in the shared state, from the moment it registers.
  *
- * There is no thread and nobody to notify: a wait looks at the state's XID counter from time to time, without its lock,
- * and takes the lock only when the counter has moved.
+ * There is no thread: a wait sleeps on the state's XID counter, without its lock, and takes the lock only when the
+ * counter has moved.
  */
+#define _GNU_SOURCE
 #include "nvml.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
-#define LOOK_EVERY_NS 50000000
+#define LOOK_EVERY_NS 1000000000 /* whether somebody has shut NVML down meanwhile */
 #define EVENT_XID     8ull
 
 typedef struct event_set {
@@ -91,7 +91,8 @@ NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_da
   for (;;) {
     nvmlReturn_t result = NVML_ERROR_TIMEOUT;
     pthread_mutex_lock(&nvml.lock);
-    bool ready = nvml.users, news = ready && __atomic_load_n(&nvml.state.shared->xid_seq, __ATOMIC_RELAXED) != looked;
+    const struct sg_shared *shared = nvml.state.shared;
+    bool ready = nvml.users, news = ready && __atomic_load_n(&shared->xid_seq, __ATOMIC_RELAXED) != looked;
     pthread_mutex_unlock(&nvml.lock);
     if (!ready)
       return NVML_ERROR_UNINITIALIZED;
@@ -104,9 +105,8 @@ NVML_EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, struct event_da
     uint64_t now_ns = sg_now();
     if (result == NVML_SUCCESS || now_ns >= end_ns)
       return result;
-    uint64_t left_ns = end_ns - now_ns;
-    struct timespec pause = {.tv_nsec = (long)(left_ns < LOOK_EVERY_NS ? left_ns : LOOK_EVERY_NS)};
-    nanosleep(&pause, NULL);
+    /* Should it be gone by now, the kernel says so at once. */
+    sg_await_xid(shared, looked, end_ns - now_ns < LOOK_EVERY_NS ? end_ns - now_ns : LOOK_EVERY_NS);
   }
 }
 

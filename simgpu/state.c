@@ -384,13 +384,18 @@ static uint32_t error_of_xid(uint32_t xid) {
   }
 }
 
+/* The lower half of the counter, as a futex. */
+static const uint32_t *xid_word(const struct sg_shared *shared) {
+  return (const uint32_t *)&shared->xid_seq + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
+}
+
 void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
   struct sg_shared *shared = state->shared;
   uint32_t error = error_of_xid(xid);
   uint64_t seq = shared->xid_seq + 1;
   shared->xids[(seq - 1) % SG_MAX_XIDS] =
       (struct sg_xid){.seq = seq, .device = device, .xid = xid, .time_ns = shared->now_ns};
-  shared->xid_seq = seq;
+  __atomic_store_n(&shared->xid_seq, seq, __ATOMIC_RELEASE);
   if (error) {
     shared->devices[device].lost_error = error;
     for
@@ -401,6 +406,12 @@ void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
     }
   }
   sg_kick(shared);
+  syscall(SYS_futex, xid_word(shared), FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout_ns) {
+  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+  syscall(SYS_futex, xid_word(shared), FUTEX_WAIT, (uint32_t)seq, &timeout, NULL, 0);
 }
 
 void sg_recover(struct sg_state *state, uint32_t device) {

@@ -274,6 +274,8 @@ uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uin
 void sg_kick(struct sg_shared *shared);
 /* With the lock: report an XID. Those that lose the device (48 79 94 95 119 ...) also fail every context on it. */
 void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid);
+/* Without the lock: sleep until an XID is reported after number `seq`, or for the timeout. */
+void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout_ns);
 /* With the lock: the device works again for new contexts. */
 void sg_recover(struct sg_state *state, uint32_t device);
 

@@ -19,6 +19,7 @@ SOURCES = [
             "arbiter",
             "slots",
             "turn",
+            "lead",
             "bill",
             "report",
             "policy",
