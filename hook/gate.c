@@ -135,8 +135,10 @@ static enum progress wait_for_progress(struct sp_device *device, struct sp_threa
     end_ns = now_ns + EXPECTED_MAX_NS;
   uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
   bool follows = predicted_ns && one_in_flight(in_flight_ns, predicted_ns);
-  if (follows)
-    until_ns = end_ns - FOLLOW_NS;
+  if (follows) { /* beside a latency share later: what follows is in its way */
+    uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
+    until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
+  }
   if (until_ns > now_ns) {
     __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
