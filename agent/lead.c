@@ -8,7 +8,8 @@
  *
  * A residue that the next share's work cuts in two (the hardware's slice was over) ends a slice late, and nobody can
  * tell whose the time between was. Where in its last slice a turn ends is much the same every time, so each member has
- * a longest lead of its own, learned from that.
+ * a longest lead of its own, learned from that: from two such turns in a row, for one may as well be a pause of the
+ * host.
  */
 #include "node.h"
 
@@ -54,10 +55,12 @@ void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   if (!member->foretold_ns)
     return; /* the next share was not granted before that */
   uint64_t lead_ns = sp_lead_ns(member);
-  if (drained_ns > member->foretold_ns + CUT_NS)
-    member->lead_max_ns = bounded(lead_ns - lead_ns / 4);
-  else
+  bool cut = drained_ns > member->foretold_ns + CUT_NS;
+  if (!cut)
     member->lead_max_ns = bounded(member->lead_max_ns + LEAD_STEP_NS);
+  else if (member->was_cut)
+    member->lead_max_ns = bounded(lead_ns - lead_ns / 3);
+  member->was_cut = cut;
   member->foretold_ns = 0;
 }
 
