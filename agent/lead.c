@@ -18,9 +18,11 @@
 #define LEAD_MAX_NS   300000u
 #define LEAD_STEP_NS  2000u
 #define LATE_ONE_IN   10u
-#define AHEAD_NS      100000u
-#define ENTER_NS      5000u   /* from the entry of a turn to its first launch at the driver */
-#define CUT_NS        500000u /* a residue that outlives its prediction by this was cut */
+#define CUTS          3u
+#define GROW_NS  100u /* of a longest lead, at each turn that is not cut: a cut costs more than many late launches */
+#define AHEAD_NS 100000u
+#define ENTER_NS 5000u   /* from the entry of a turn to its first launch at the driver */
+#define CUT_NS   500000u /* a residue that outlives its prediction by this was cut */
 
 static uint64_t bounded(uint64_t lead_ns) {
   return lead_ns < LEAD_MIN_NS ? LEAD_MIN_NS : lead_ns > LEAD_MAX_NS ? LEAD_MAX_NS : lead_ns;
@@ -55,12 +57,11 @@ void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   if (!member->foretold_ns)
     return; /* the next share was not granted before that */
   uint64_t lead_ns = sp_lead_ns(member);
-  bool cut = drained_ns > member->foretold_ns + CUT_NS;
-  if (!cut)
-    member->lead_max_ns = bounded(member->lead_max_ns + LEAD_STEP_NS);
-  else if (member->was_cut)
+  member->cuts = drained_ns > member->foretold_ns + CUT_NS ? member->cuts + 1 : 0;
+  if (!member->cuts)
+    member->lead_max_ns = bounded(member->lead_max_ns + GROW_NS);
+  else if (member->cuts >= CUTS)
     member->lead_max_ns = bounded(lead_ns - lead_ns / 3);
-  member->was_cut = cut;
   member->foretold_ns = 0;
 }
 

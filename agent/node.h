@@ -89,7 +89,7 @@ struct sp_member {
   uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
   uint64_t foretold_ns;    /* when it would drain, as known when the next share was granted; 0: none was */
   uint64_t lead_max_ns;    /* a longer lead and its residue is cut; learned */
-  bool was_cut;            /* the residue of its last turn */
+  uint32_t cuts;           /* so many residues in a row were */
   bool lead_cut;           /* granted later than the device's lead, for that of whoever drained */
   uint64_t idle_ns;        /* of view.idle_ns, already left out of the bill */
   uint32_t reason;
