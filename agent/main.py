@@ -47,7 +47,7 @@ log = logging.getLogger("sharepod.agent")
 
 TICK_S: Final = 1.0
 PUBLISH_TICKS: Final = 2
-"""Ticks between two checkpoints and published states."""
+"""Ticks between two checkpoints."""
 STOP_GRACE_S: Final = 0.5
 PLANNED_STOP_GRACE_S: Final = 0.02
 """What calls under way get before the gates open: a stream that watches usage never ends by itself."""
@@ -142,10 +142,10 @@ class Agent:
         node.adopt()
         if not node.statuses():
             hook_file.remove(Path(settings.runtime_directory), keep=hook_path)
-        close_arbiter.pop_all()
-        self._stack.callback(node.close)
         if settings.metrics_listen:
             self._stack.callback(metrics.serve(node, settings.metrics_listen))
+        close_arbiter.pop_all()
+        self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
 
     def _take_place(self) -> HostLock:
@@ -253,6 +253,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
                 loop.call_soon_threadsafe(node.looked, looks)
 
         inventory.start(deliver)
+        node.serve_threads(loop)
         log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node)

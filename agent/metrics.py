@@ -1,4 +1,4 @@
-"""What Prometheus sees: one table of metrics, one collector that reads the published status at scrape.
+"""What Prometheus sees: one table of metrics, one collector that asks for the status at scrape.
 
 Adding a metric is one row here; `docs/metrics.md` is generated from the table (`python -m sharepod.agent.metrics`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
@@ -166,14 +166,14 @@ def _family(row: Row[Source], labels: Sequence[str]) -> CounterMetricFamily | Ga
 
 
 class NodeCollector(Collector):
-    """Computes every series from `node.published`, which another thread replaces as a whole."""
+    """Computes every series from the node's status, on the thread that was asked."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as of the published status."""
-        status, identity = self._node.published, self._node.identity
+        """Yield all metrics as of now."""
+        status, identity = self._node.status_from_thread(), self._node.identity
         name = identity.node_name
         indices = {device.info.uuid: str(device.info.index) for device in status.devices}
         held = [

@@ -6,11 +6,12 @@ neither of them.
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sharepod.agent import checkpoint, foreign, health
 from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
@@ -18,6 +19,7 @@ from sharepod.agent.errors import ShareError
 from sharepod.agent.owners import Owners, start_ticks, user_of
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
 
 log = logging.getLogger("sharepod.agent")
+
+ANSWER_S: Final = 2.0
+"""How long another thread waits for the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class Node:
         self._dumper = checkpoint.Dumper(self._boot)
         self._save_failure = ""
         self.published = self.status()
-        """The last status, for readers on other threads (the metrics): replaced whole, never changed."""
+        """The last status that went into the checkpoint: replaced whole, never changed."""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- shares
 
@@ -145,6 +151,21 @@ class Node:
         """Return everything, as of now."""
         now_ns = time.monotonic_ns()
         return NodeStatus(now_ns, self._registry.statuses((), now_ns), self._device_statuses())
+
+    def serve_threads(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Name the event loop that this object's methods run on, for `status_from_thread`."""
+        self._loop = loop
+
+    def status_from_thread(self) -> NodeStatus:
+        """Return everything, as of now, to another thread; the last published status when the loop does not answer."""
+        answer: concurrent.futures.Future[NodeStatus] = concurrent.futures.Future()
+        if self._loop is None:
+            return self.published
+        try:
+            self._loop.call_soon_threadsafe(lambda: answer.set_result(self.status()))
+            return answer.result(ANSWER_S)
+        except (RuntimeError, TimeoutError):  # it has closed, or is busy
+            return self.published
 
     def _device_statuses(self) -> tuple[DeviceStatus, ...]:
         rooms = self._registry.rooms()

@@ -24,6 +24,7 @@
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
 #define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
 #define INSIDE_POLL_NS    20000u
+#define SAME_END_NS       50000u /* two predictions of the end of a drain that differ by less are the same */
 
 static void sleep_ns(uint64_t ns) {
   nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
@@ -162,12 +163,15 @@ static void drain(struct sp_device *device, uint32_t turn) {
     uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
     uint64_t residue_ns = end_ns > now_ns ? end_ns - now_ns : 0;
     pthread_mutex_lock(&device->turn_lock);
+    uint64_t foretold_ns = device->report.residue_until_ns;
     if (device->report.held_turn == turn) {
       device->report.residue_until_ns = now_ns + residue_ns;
       publish(device);
     }
     pthread_mutex_unlock(&device->turn_lock);
-    if (residue_ns)
+    /* What it knows it need not be woken for: the next share is being woken now. */
+    bool known = foretold_ns + SAME_END_NS > end_ns && foretold_ns < end_ns + SAME_END_NS;
+    if (residue_ns && !known)
       sp_region_ring(&sp_guest.region);
   }
   while (!queue_empty(device)) {

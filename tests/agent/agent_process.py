@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING
 
@@ -29,6 +30,19 @@ def wait_until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
         if time.monotonic() > end:
             pytest.fail(f"{what} was not true within {timeout_s} s")
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scrape(address: str) -> str:
+    """Return the metrics that are served on `address`."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())
 
 
 class RunningAgent:

@@ -6,11 +6,9 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,6 @@ import grpc
 import pytest
 from agent_process import wait_until
 
-from sharepod.agent.metrics import DEVICE_ROWS, INFO_NAME, NODE_ROWS, SHARE_ROWS, manual
 from sharepod.agent.share import DEVICES_MAX
 from sharepod.hook import LIBRARY
 from sharepod.proto import v1_pb2 as pb
@@ -494,59 +491,6 @@ def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
     assert output.startswith("sharepod agent: no GPU on this machine: NVML says ")
     assert "install the NVIDIA driver, or use --simulate 1xH200" in output
     assert output.count("\n") == 1
-    assert not agent.directory.exists()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def scrape(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
-        return str(answer.read().decode())
-
-
-def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    agent = make_agent("--metrics-listen", address).start()
-    assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
-    families = set(re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE))
-    rows = [row.name for row in (*SHARE_ROWS, *DEVICE_ROWS, *NODE_ROWS)] + [INFO_NAME]
-    assert families == set(rows)
-    assert set(re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)) == set(rows)
-
-    share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
-    text = scrape(address)
-    lines = [line for line in text.splitlines() if f'share="{share.id}"' in line]
-    assert len(lines) == len(SHARE_ROWS)
-    assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
-    counters = [line for line in lines if "_total{" in line]
-    assert len(counters) == 9
-    assert all(line.endswith(" 0.0") for line in counters)
-    assert any(line.startswith("sharepod_share_request_ratio{") and line.endswith(" 0.3") for line in lines)
-    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
-    assert share.id not in scrape(address)
-
-
-def test_the_manual_of_the_metrics_is_current() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == manual()
-
-
-def test_a_taken_metrics_address_is_named(make_agent: MakeAgent) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        agent = make_agent("--metrics-listen", address)
-        process = agent.spawn()
-        _, output = process.communicate(timeout=10)
-    assert process.returncode == 1
-    assert output == (
-        f"sharepod agent: metrics address {address}: Address already in use: "
-        "choose another with --metrics-listen, or off\n"
-    )
     assert not agent.directory.exists()
 
 

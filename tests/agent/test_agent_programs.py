@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import wait_until
+from agent_process import free_port, wait_until
 
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
@@ -134,7 +134,8 @@ def test_gates_open_within_50_ms_of_a_planned_stop_and_1_s_of_a_crash(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, number: int, bar_ms: int
 ) -> None:
     monkeypatch.setenv("SIMGPU_LOG_KERNELS", "100000")
-    assert min(opened_ns(make_agent().start(), number) for _ in range(2)) <= bar_ms * MS
+    agents = [make_agent("--metrics-listen", f"127.0.0.1:{free_port()}") for _ in range(2)]
+    assert min(opened_ns(agent.start(), number) for agent in agents) <= bar_ms * MS
 
 
 def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: RunningAgent) -> None:
