@@ -71,8 +71,8 @@ void sp_arbiter_free(struct sp_arbiter *arbiter);
 int sp_arbiter_add_device(struct sp_arbiter *arbiter, const char *uuid);
 
 /* Create (or, when `directory` holds a live region, adopt) a share's region. `directory` must exist, owned by the
- * agent. `used_ns` (one per term, may be NULL) continues an earlier account,
- * unless an adopted region has a later one. Returns the share's handle. */
+ * agent. `used_ns` (one per term, may be NULL) continues an earlier account, unless an adopted region has a later one.
+ * Returns the share's handle. */
 int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, const struct sp_terms *terms,
                          uint32_t term_count, const uint64_t *used_ns);
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count);

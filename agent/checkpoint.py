@@ -79,11 +79,6 @@ class Dumper:
         return f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}]}}'
 
 
-def dump(statuses: Sequence[ShareStatus], boot: str) -> str:
-    """Return the checkpoint's text."""
-    return Dumper(boot).dump(statuses)
-
-
 def _counters(usage: Usage) -> str:
     return _COUNTERS_TEXT % _read_counters(usage)
 

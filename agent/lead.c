@@ -8,7 +8,7 @@
  *
  * A residue that the next share's work cuts in two (the hardware's slice was over) ends a slice late, and nobody can
  * tell whose the time between was. Where in its last slice a turn ends is much the same every time, so each member has
- * a longest lead of its own, learned from that: from two such turns in a row, for one may as well be a pause of the
+ * a longest lead of its own, learned from that: from CUTS such turns in a row, for one may as well be a pause of the
  * host.
  */
 #include "node.h"
@@ -19,7 +19,7 @@
 #define LEAD_STEP_NS  2000u
 #define LATE_ONE_IN   10u
 #define CUTS          3u
-#define GROW_NS  100u /* of a longest lead, at each turn that is not cut: a cut costs more than many late launches */
+#define GROW_NS  100u /* what a longest lead grows by at a turn that is not cut: one cut costs many late launches */
 #define AHEAD_NS 100000u
 #define ENTER_NS 5000u   /* from the entry of a turn to its first launch at the driver */
 #define CUT_NS   500000u /* a residue that outlives its prediction by this was cut */

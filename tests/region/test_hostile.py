@@ -3,6 +3,8 @@
 import os
 import random
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,3 +124,32 @@ def test_a_region_of_another_abi_version_is_refused(arbiter: NativeArbiter, tmp_
     terms_of = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
     with pytest.raises(OSError, match=r"[Pp]rotocol"):
         arbiter.add_share(str(tmp_path / "share"), [(device, terms_of)], ShareClass.STANDARD, [])
+
+
+FLOOD = """
+import os, sys
+bell = os.open(sys.argv[1], os.O_WRONLY)
+while True:
+    os.write(bell, b"x" * 65536)
+"""
+
+
+def test_a_flood_of_rings_holds_nobody_up(arbiter: NativeArbiter, tmp_path: Path) -> None:
+    device = arbiter.add_device(UUID)
+    add_share(arbiter, tmp_path / "liar", device)
+    other = add_share(arbiter, tmp_path / "other", device)
+    command = [sys.executable, "-c", FLOOD, str(tmp_path / "liar" / "bell")]
+    flooders = [subprocess.Popen(command) for _ in range(2)]
+    try:
+        time.sleep(0.5)
+        took_s = []
+        for _ in range(50):
+            began = time.monotonic()
+            arbiter.read_usage(other, 0)  # takes the lock that the arbiter holds while it answers
+            took_s.append(time.monotonic() - began)
+            time.sleep(0.01)
+        assert max(took_s) < 0.5, took_s
+    finally:
+        for flooder in flooders:
+            flooder.kill()
+            flooder.wait()
