@@ -97,7 +97,7 @@ static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
   report->passed = sp_load(&device->passed);
-  uint64_t longest_us = device->longest_ns / 1000 + 1;
+  uint64_t longest_us = sp_load(&device->longest_ns) / 1000 + 1;
   report->longest_unit_us = longest_us > UINT32_MAX ? UINT32_MAX : (uint32_t)longest_us;
   sp_slot_publish(device->slot, report);
 }

@@ -43,14 +43,18 @@ def regions() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.mark.realtime
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_hook_and_arbiter_share_a_device_without_a_race(sanitizer: str, tmp_path: Path, regions: Path) -> None:
-    program = tmp_path / "threads"
-    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Ihook", "-Iagent", *SANITIZERS[sanitizer]]
-    command = ["cc", *flags, *SOURCES, "-Wl,--wrap=sp_slot_owner", "-o", str(program), "-lpthread"]
+@pytest.fixture(scope="module", params=list(SANITIZERS))
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("threads") / "threads"
+    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Ihook", "-Iagent", *SANITIZERS[request.param]]
+    command = ["cc", *flags, *SOURCES, "-Wl,--wrap=sp_slot_owner", "-o", str(path), "-lpthread"]
     subprocess.run(command, cwd=ROOT, check=True)
-    done = subprocess.run([program, regions, "4"], capture_output=True, text=True, timeout=60)
+    return path
+
+
+@pytest.mark.realtime
+def test_hook_and_arbiter_share_a_device_without_a_race(program: Path, regions: Path) -> None:
+    done = subprocess.run([program, regions, "4000"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"launches (\d+) (\d+) turns (\d+) outside (\d+) passed \d+ cogrants (\d+)\n", done.stdout)
     assert found, done.stdout
@@ -60,3 +64,12 @@ def test_hook_and_arbiter_share_a_device_without_a_race(sanitizer: str, tmp_path
     assert turns >= 10
     # Only a co-grant (a drain later than its bound, on a loaded machine) lets two shares in at once.
     assert outside == 0 or cogrants > 0
+
+
+@pytest.mark.realtime
+def test_a_process_ends_beside_its_keeper_without_a_race(program: Path, regions: Path) -> None:
+    for attempt in range(20):
+        directory = regions / str(attempt)
+        directory.mkdir()
+        done = subprocess.run([program, directory, "200"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr

@@ -203,7 +203,7 @@ int main(int count, char **arguments) {
   for (uintptr_t index = 0; index < THREADS; index++)
     pthread_create(&threads[index], NULL, program, (void *)index);
   pthread_create(&threads[THREADS], NULL, by_hand, directories[1]);
-  uint64_t end_ns = sp_now_ns() + (uint64_t)atoi(arguments[2]) * 1000000000u;
+  uint64_t end_ns = sp_now_ns() + (uint64_t)atoi(arguments[2]) * 1000000u;
   while (sp_now_ns() < end_ns) { /* callers beside the thread, as Python's are */
     struct sp_usage usage;
     struct sp_process processes[4];
