@@ -25,8 +25,9 @@ struct sp_terms {
 
 /* The account of one share on one device, all counters since the share was registered. */
 struct sp_usage {
-  uint64_t used_ns;      /* device time charged */
-  uint64_t estimated_ns; /* the part of used_ns charged while turns overlapped */
+  uint64_t used_ns;      /* device time used */
+  uint64_t charged_ns;   /* that, and the idle time of its turns that kept others out: what counts against the share */
+  uint64_t estimated_ns; /* the part of both while turns overlapped */
   uint64_t waited_ns;    /* time with a launch waiting at the closed gate */
   uint64_t overrun_ns;   /* time past the end of its quanta */
   uint64_t turns;        /* turns held */

@@ -1,41 +1,44 @@
 /*
  * The bill: who pays for the time that passes on a device.
  *
- * The holder pays from its grant, or from its predecessor's drain if that is later, until its own work has drained. A
- * wake-up is not use: the time between a grant and the first launch under it is nobody's, up to SP_FREE_NS. While k
- * shares have work on the device (co-grant) each pays 1/k. What is charged never exceeds what passed.
+ * Two accounts. *Used* is for how long a share's work ran: what its processes measured on the device's clock, and never
+ * more than passed while it paid. It is the bill, and the tenant's word. *Charged* is what counts against the share:
+ * the time for which its turn kept the device, by the arbiter's own clock, from the grant, or from the predecessor's
+ * drain if that is later, until its own work has drained. Of that, SP_FREE_NS a turn may be idle and is nobody's (a
+ * wake-up, a pause of the host), saved up to SP_GRACE_NS; all that is used is charged. While nobody else waits nothing
+ * is kept from anybody, and only what is used is charged. So a tenant that lies about its use lowers its own bill, but
+ * takes no more from others than that grace.
+ *
+ * While k shares have work on the device (co-grant) each pays 1/k. Neither sum ever exceeds what passed.
  */
 #include "node.h"
 
-static void charge(struct sp_node_device *device, struct sp_member *member, uint64_t used_ns, uint64_t now_ns,
-                   bool estimated) {
-  if (!used_ns)
-    return;
-  member->usage.used_ns += used_ns;
-  sp_grant_account(member->grant, member->usage.used_ns);
-  member->turn_charged_ns += used_ns;
-  if (estimated)
-    member->usage.estimated_ns += used_ns;
-  if (now_ns > member->deadline_ns && (member->draining || member->grant->flags & SP_GRANT_CONTENDED)) {
-    uint64_t over_ns = now_ns - member->deadline_ns;
-    member->usage.overrun_ns += over_ns < used_ns ? over_ns : used_ns;
+/* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
+ * fall, so there it is left out of what comes next. */
+static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
+                   uint64_t now_ns) {
+  member->turn_used_ns += (uint64_t)used_ns;
+  member->turn_charged_ns += (uint64_t)charged_ns;
+  member->owed_used_ns += used_ns;
+  if (member->owed_used_ns > 0) {
+    member->usage.used_ns += (uint64_t)member->owed_used_ns;
+    member->owed_used_ns = 0;
+    sp_grant_account(member->grant, member->usage.used_ns);
   }
-  device->charged_ns += used_ns;
-  sp_policy_charge(&device->policy, member->policy, used_ns, now_ns);
-}
-
-/* How much of a span passed before the holder's first launch. */
-static uint64_t not_begun(struct sp_member *member, uint64_t from_ns, uint64_t until_ns) {
-  uint64_t free_until_ns = member->granted_ns + SP_FREE_NS;
-  if (from_ns >= free_until_ns)
-    return 0;
-  if (!member->view.entered)
-    sp_slots_scan(member, sp_now_ns()); /* `until_ns` may lie in the past */
-  if (member->view.entered && member->view.entered_ns < free_until_ns)
-    free_until_ns = member->view.entered_ns;
-  if (free_until_ns > until_ns)
-    free_until_ns = until_ns;
-  return free_until_ns > from_ns ? free_until_ns - from_ns : 0;
+  member->owed_charged_ns += charged_ns;
+  if (member->owed_charged_ns > 0) {
+    member->usage.charged_ns += (uint64_t)member->owed_charged_ns;
+    device->charged_ns += (uint64_t)member->owed_charged_ns;
+    member->owed_charged_ns = 0;
+  }
+  if (!charged_ns)
+    return;
+  if (charged_ns > 0 && now_ns > member->deadline_ns &&
+      (member->draining || member->grant->flags & SP_GRANT_CONTENDED)) {
+    uint64_t over_ns = now_ns - member->deadline_ns;
+    member->usage.overrun_ns += over_ns < (uint64_t)charged_ns ? over_ns : (uint64_t)charged_ns;
+  }
+  sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
 }
 
 /* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end, and
@@ -53,32 +56,76 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
+/* What the turn has used until then: what its processes say, but no more than passed while the share paid for it. A
+ * process that entered early counts what its predecessor's work took, or leaves it out as idle: the bound covers the
+ * one, and the sum of both the other. */
+static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
+  const struct sp_view *view = &member->view;
+  int64_t used_ns = (int64_t)view->used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
+  int64_t passed_ns = (int64_t)(until_ns - member->begun_ns) - member->others_ns;
+  int64_t least_ns = used_ns < passed_ns ? used_ns : passed_ns;
+  return least_ns < 0 ? 0 : (uint64_t)least_ns;
+}
+
+void sp_bill_begin(struct sp_member *member) {
+  member->turn_used_ns = member->turn_charged_ns = member->begun_ns = 0;
+  member->others_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
+  int64_t grace_ns = member->grace_ns + SP_FREE_NS;
+  member->grace_ns = grace_ns < SP_GRACE_NS ? grace_ns : SP_GRACE_NS;
+  member->by_clock = member->late; /* its earlier work runs on, and belongs to no turn that it has entered */
+}
+
+/* Idle time of a turn is forgiven out of the grace that the share has saved up. What was taken for idle by mistake
+ * takes the grace back. Returns how much less is to be charged. */
+static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
+  member->turn_idle_ns += idle_ns;
+  int64_t before_ns = member->turn_forgiven_ns, most_ns = before_ns + member->grace_ns;
+  int64_t forgiven_ns = member->turn_idle_ns < most_ns ? member->turn_idle_ns : most_ns;
+  member->turn_forgiven_ns = forgiven_ns > 0 ? forgiven_ns : 0;
+  member->grace_ns -= member->turn_forgiven_ns - before_ns;
+  return member->turn_forgiven_ns - before_ns;
+}
+
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   if (until_ns <= device->billed_until_ns)
     return;
-  uint64_t elapsed_ns = until_ns - device->billed_until_ns;
+  int64_t elapsed_ns = (int64_t)(until_ns - device->billed_until_ns);
   uint64_t from_ns = device->billed_until_ns;
   device->billed_until_ns = until_ns;
   struct sp_member *payers[SP_POLICY_SHARES];
   uint32_t count = find_payers(device, payers);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_member *member = payers[index];
-    uint64_t part_ns = elapsed_ns / count;
-    if (count == 1 && member->holding)
-      part_ns -= not_begun(member, from_ns, until_ns);
-    if (count == 1 && member->holding && !(member->grant->flags & SP_GRANT_CONTENDED)) {
-      /* Idle time inside a turn that nobody else wanted: up to its re-entry, and since the last drain if idle now. It
-       * is the tenant's word, so it counts only while nobody else could be harmed by a lie. */
-      uint64_t idle_ns = member->view.idle_ns > member->idle_ns ? member->view.idle_ns - member->idle_ns : 0;
-      member->idle_ns += idle_ns;
-      if (member->view.entered && !member->view.busy && until_ns > member->view.drained_ns) {
-        uint64_t since_ns = member->view.drained_ns > from_ns ? member->view.drained_ns : from_ns;
-        idle_ns += until_ns - since_ns;
-        /* When it enters again the hook will report this pause too: what is left out now is not left out twice. */
-        member->idle_ns += until_ns - since_ns;
-      }
-      part_ns = part_ns > idle_ns ? part_ns - idle_ns : 0;
+    if (!member->begun_ns)
+      member->begun_ns = from_ns;
+    int64_t charged_ns = elapsed_ns / count, used_ns = charged_ns;
+    if (count > 1) {
+      member->others_ns += elapsed_ns - charged_ns;
+      member->usage.estimated_ns += (uint64_t)charged_ns;
+    } else if (!member->by_clock) {
+      if (member->holding && !member->view.entered)
+        sp_slots_scan(member, sp_now_ns()); /* `until_ns` may lie in the past */
+      used_ns = (int64_t)turn_used(member, until_ns) - (int64_t)member->turn_used_ns;
+      if (used_ns < 0)
+        used_ns = 0; /* put right at the end of the turn, when all is known */
+      if (member->draining || member->grant->flags & SP_GRANT_CONTENDED)
+        charged_ns -= forgive(member, elapsed_ns - used_ns);
+      else if (charged_ns > used_ns)
+        charged_ns = used_ns; /* nothing is kept from anybody */
     }
-    charge(device, member, part_ns, until_ns, count > 1);
+    charge(device, member, used_ns, charged_ns, until_ns);
+  }
+}
+
+void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
+  int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
+  if (member->by_clock || over_ns <= 0)
+    return;
+  int64_t forgiven_ns = forgive(member, over_ns);
+  charge(device, member, -over_ns, -forgiven_ns, device->billed_until_ns);
+  if (member->cogranted && device->holder) { /* its drain was not late, only the news of it: the time was another's */
+    struct sp_member *holder = device->holder;
+    holder->others_ns -= over_ns;
+    charge(device, holder, 0, forgiven_ns - forgive(holder, forgiven_ns), device->billed_until_ns);
   }
 }

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 NAME: Final = "checkpoint.json"
 _COUNTERS: Final = (
-    "used_ns", "estimated_ns", "waited_ns", "overrun_ns", "turns", "launches", "passed", "cogrants", "faults",
+    "used_ns", "charged_ns", "estimated_ns", "waited_ns", "overrun_ns", "turns", "launches", "passed", "cogrants",
+    "faults",
 )  # fmt: skip
 _COUNTERS_TEXT: Final = "{" + ", ".join(f'"{name}": %d' for name in _COUNTERS) + "}"
 _read_counters = operator.attrgetter(*_COUNTERS)
@@ -119,7 +120,8 @@ def _record(item: Mapping[str, Any]) -> Record:
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:
-    counters: dict[str, Any] = {name: int(item[name]) for name in _COUNTERS}
+    known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
+    counters: dict[str, Any] = {name: int(known[name]) for name in _COUNTERS}
     return Usage(**counters)
 
 

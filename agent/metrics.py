@@ -56,10 +56,15 @@ DEVICE_LABELS: Final = ("node", "gpu", "gpu_uuid", "model")
 INFO_LABELS: Final = ("node", "version", "region_abi", "driver_version", "policy")
 
 SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
-    Row("sharepod_share_used_seconds_total", "Device time charged.", lambda h: h.usage.usage.used_ns / 1e9),
+    Row("sharepod_share_used_seconds_total", "Device time used: the bill.", lambda h: h.usage.usage.used_ns / 1e9),
+    Row(
+        "sharepod_share_charged_seconds_total",
+        "What counts against the share: used time, and idle time of its turns that kept others out.",
+        lambda h: h.usage.usage.charged_ns / 1e9,
+    ),
     Row(
         "sharepod_share_estimated_seconds_total",
-        "The part of used time that was charged while turns overlapped.",
+        "The part of used time that was shared out while turns overlapped.",
         lambda h: h.usage.usage.estimated_ns / 1e9,
     ),
     Row(

@@ -134,6 +134,7 @@ class NativeArbiter:
         _check(self._lib.sp_arbiter_read_usage(self._arbiter, share, term, usage), "read usage")
         return Usage(
             used_ns=usage.used_ns,
+            charged_ns=usage.charged_ns,
             estimated_ns=usage.estimated_ns,
             waited_ns=usage.waited_ns,
             overrun_ns=usage.overrun_ns,

@@ -39,7 +39,8 @@
 #define SP_DRAIN_MAX_NS      100000000u
 #define SP_STUCK_NS          10000000u  /* the turn of a share whose drain is late and that waits */
 #define SP_STUCK_AFTER_NS    50000000u  /* … so long after its bound */
-#define SP_FREE_NS           500000u    /* the wake-up of a granted share is nobody's time, up to this */
+#define SP_FREE_NS           500000     /* idle time of a turn that is nobody's: a wake-up, a pause of the host */
+#define SP_GRACE_NS          10000000   /* … saved up over turns, up to this */
 #define SP_RECENT_NS         100000000u /* a share that had a turn so lately is reckoned with */
 #define SP_ENTER_NS          10000000u  /* a granted share that has not entered by then loses the turn */
 
@@ -64,7 +65,8 @@ struct sp_view {
   uint64_t entered_ns;       /* the first launch under the current turn */
   uint64_t drained_ns;       /* the latest drain of the current turn */
   uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
-  uint64_t idle_ns;          /* the least of the processes' idle times */
+  uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
+  uint32_t running;          /* processes for which that goes on */
   uint64_t launches, passed, memory_used_bytes, longest_unit_ns;
 };
 
@@ -85,13 +87,20 @@ struct sp_member {
   bool cogranted; /* its drain is late: others run beside it */
   uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
-  uint64_t turn_charged_ns;
+  /* the turn's account, see bill.c */
+  uint64_t turn_used_ns, turn_charged_ns;
+  uint64_t begun_ns;                     /* since when it pays for the device's time; 0: not yet */
+  int64_t others_ns;                     /* what others have paid of the time since then */
+  int64_t turn_idle_ns;                  /* while others waited: not used */
+  int64_t turn_forgiven_ns;              /* of that, not charged */
+  int64_t grace_ns;                      /* how much more would not be */
+  int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much, to be left out of what comes next */
+  bool by_clock;                         /* what its processes say does not tell what was used: what passes is */
   uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
   uint64_t foretold_ns;    /* when it would drain, as known when the next share was granted; 0: none was */
   uint64_t lead_max_ns;    /* a longer lead and its residue is cut; learned */
   uint32_t cuts;           /* so many residues in a row were */
   bool lead_cut;           /* granted later than the device's lead, for that of whoever drained */
-  uint64_t idle_ns;        /* of view.idle_ns, already left out of the bill */
   uint32_t reason;
   uint64_t waiting_ns;                       /* since when the wait is counted; 0 = not waiting */
   uint64_t retired_launches, retired_passed; /* of processes that are gone */
@@ -172,8 +181,12 @@ void sp_member_count(struct sp_member *member, bool there);
 void sp_slots_close(struct sp_share *share);
 
 /* bill.c */
+/* A turn has been granted. */
+void sp_bill_begin(struct sp_member *member);
 /* Charge the time since the last bill to whoever has the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
+/* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
+void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 
 /* lead.c */
 void sp_lead_init_device(struct sp_node_device *device);

@@ -212,7 +212,7 @@ void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t 
     sp_accounts_cap(policy, s);
 }
 
-void sp_policy_charge(struct sp_policy *policy, int share, uint64_t used_ns, uint64_t now_ns) {
+void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns) {
   if (!is_known(policy, share))
     return;
   sp_accounts_bring(policy, &policy->shares[share], now_ns);

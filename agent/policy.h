@@ -103,8 +103,8 @@ void sp_policy_pause(struct sp_policy *policy, int share, bool paused, uint64_t 
 
 /* Begins / stops wanting a turn. */
 void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t now_ns);
-/* Device time billed to the share since its last charge. */
-void sp_policy_charge(struct sp_policy *policy, int share, uint64_t used_ns, uint64_t now_ns);
+/* Device time billed to the share since its last charge; negative: of that billed before, so much was wrong. */
+void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns);
 /* Its turn is over. Charge first. */
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
 /* Who is next among those that wait and do not hold. The chosen share holds and no longer waits. */

@@ -164,12 +164,14 @@ static void bound_overrun(struct sp_policy *policy, struct sp_policy_share *s) {
   s->lag = floor;
 }
 
-void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, uint64_t used_ns) {
-  used_ns = min_u64(used_ns, STEP_MAX_NS);
-  int64_t charged = earned(used_ns, WHOLE);
+void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns) {
+  used_ns = min_i64(max_i64(used_ns, -(int64_t)STEP_MAX_NS), STEP_MAX_NS);
+  if (used_ns < 0) /* never more back than was charged */
+    used_ns = -(int64_t)min_u64((uint64_t)-used_ns, s->used_ns);
+  int64_t charged = used_ns * WHOLE;
   give_back_loss(policy, charged);
-  s->used_ns += used_ns;
-  policy->used_ns += used_ns;
+  s->used_ns += (uint64_t)used_ns;
+  policy->used_ns += (uint64_t)used_ns;
   s->credit -= charged;
   s->lag -= charged;
   /* A limit is repaid in full, however long the unit was; the bound only keeps the account finite. */

@@ -26,8 +26,8 @@ void sp_accounts_bring(struct sp_policy *policy, struct sp_policy_share *s, uint
 void sp_accounts_sort(struct sp_policy *policy, int share);
 /* Keep a share's accounts below their upper bounds. */
 void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s);
-/* Device time that the share used; brought to now before. */
-void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, uint64_t used_ns);
+/* Device time that the share used, negative to take some back; brought to now before. */
+void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int64_t used_ns);
 /* Cancel the lag common to all active shares. */
 void sp_accounts_settle(struct sp_policy *policy);
 /* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */

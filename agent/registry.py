@@ -388,6 +388,7 @@ def _sum(carried: Usage, usage: Usage) -> Usage:
     return replace(
         usage,
         used_ns=carried.used_ns + usage.used_ns,
+        charged_ns=carried.charged_ns + usage.charged_ns,
         estimated_ns=carried.estimated_ns + usage.estimated_ns,
         waited_ns=carried.waited_ns + usage.waited_ns,
         overrun_ns=carried.overrun_ns + usage.overrun_ns,

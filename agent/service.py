@@ -288,6 +288,7 @@ def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare
         state=_STATES_OUT[usage.state],
         usage=pb.Usage(
             used_ns=usage.used_ns,
+            charged_ns=usage.charged_ns,
             estimated_ns=usage.estimated_ns,
             waited_ns=usage.waited_ns,
             overrun_ns=usage.overrun_ns,

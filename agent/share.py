@@ -169,6 +169,7 @@ class Usage:
     """The account of a share on one device: `struct sp_usage`, field for field."""
 
     used_ns: int = 0
+    charged_ns: int = 0
     estimated_ns: int = 0
     waited_ns: int = 0
     overrun_ns: int = 0

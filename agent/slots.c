@@ -90,7 +90,14 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   share->watched &= ~((uint64_t)1 << slot);
   tenant->pid = 0;
   tenant->orphaned_ns = 0;
+  uint64_t now_ns = sp_now_ns();
   for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    if (member->holding && !(member->grant->flags & SP_GRANT_CONTENDED)) { /* the last moment at which it is known */
+      sp_slots_scan(member, now_ns);
+      sp_bill(member->device, now_ns);
+    }
+    member->by_clock = true;    /* for the rest of the turn */
     struct sp_slot_device said; /* what it said at its end */
     if (sp_slot_read(&share->region, slot, index, &said) == 0)
       take_counts(tenant, index, &said);
@@ -119,6 +126,10 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
   return value < low ? low : high;
 }
 
+static uint64_t between(uint64_t value, uint64_t low, uint64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *view, uint64_t now_ns) {
   struct sp_share *share = member->share;
   struct sp_tenant *tenant = &share->tenants[slot];
@@ -128,7 +139,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
     /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. */
     member->usage.faults++;
     if (torn > 0 && said.held_turn == member->turn)
-      view->entered = view->busy = true;
+      view->entered = view->busy = member->by_clock = true;
     return;
   }
   if (said.waiting > 0 && said.waiting < 1u << 20) {
@@ -162,9 +173,11 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
       if (drained_ns > view->drained_ns)
         view->drained_ns = drained_ns;
     }
-    if (!view->entered || said.idle_ns < view->idle_ns)
-      view->idle_ns = said.idle_ns;
     uint64_t entered_ns = clamp_ns(member, said.entered_ns, granted_ns, now_ns);
+    uint64_t until_ns = said.drained_turn == member->turn ? between(said.drained_ns, entered_ns, now_ns) : now_ns;
+    if (until_ns - entered_ns > said.idle_ns)
+      view->used_ns += until_ns - entered_ns - said.idle_ns;
+    view->running += said.drained_turn != member->turn;
     if (!view->entered || entered_ns < view->entered_ns)
       view->entered_ns = entered_ns;
     view->entered = true;

@@ -140,6 +140,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   if (drained_ns > now_ns)
     drained_ns = now_ns;
   sp_bill(device, drained_ns);
+  sp_bill_correct(device, member);
   record_turn(arbiter, member, drained_ns);
   sp_lead_drained(member, drained_ns);
   remember_end(device, member, now_ns);
@@ -231,10 +232,10 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   member->usage.waited_ns += now_ns - member->requested_ns;
   member->waiting_ns = 0;
   member->deadline_ns = now_ns + quantum_ns;
-  member->turn_charged_ns = 0;
   member->predecessor_ns = 0;
-  member->idle_ns = member->view.idle_ns = 0;
   member->view.entered = member->view.busy = false;
+  member->view.used_ns = member->view.running = 0;
+  sp_bill_begin(member);
   device->holder = member;
   sp_lead_granted(device);
   struct pressure pressure = pressure_on(device, member, now_ns);

@@ -230,6 +230,7 @@ def _device_share(term: pb.DeviceShare) -> model.DeviceShare:
         memory_limit_bytes=term.memory_limit_bytes,
         state=_state(term.state),
         used_ns=usage.used_ns,
+        charged_ns=usage.charged_ns,
         estimated_ns=usage.estimated_ns,
         waited_ns=usage.waited_ns,
         overrun_ns=usage.overrun_ns,

@@ -17,6 +17,7 @@ class DeviceShare:
     memory_limit_bytes: int
     state: str
     used_ns: int
+    charged_ns: int
     estimated_ns: int
     waited_ns: int
     overrun_ns: int

@@ -56,11 +56,11 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
       report->idle_ns += now_ns - report->drained_ns;
     if (report->held_turn != word) {
       report->idle_ns = 0;
+      sp_store(&device->starved_ns, 0); /* of an earlier turn, and too late */
       report->entered_ns = now_ns;
     }
     if (!sp_device_in_flight(device)) {
       /* What is launched next begins now, not when the last work ended. */
-      sp_store(&device->progressed_ns, now_ns);
       sp_store(&device->began_ns, now_ns);
     }
     report->held_turn = word;
@@ -246,6 +246,8 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       break;
     }
   }
+  if (sp_unlikely(entered))
+    sp_lane_start(lane);
   pass->device = device;
   pass->entered = entered;
   pass->lane = lane;

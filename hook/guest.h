@@ -37,6 +37,7 @@ struct sp_unit {
 struct sp_marker {
   struct sp_lane *lane;
   CUevent event;
+  uint64_t recorded_ns; /* when it was recorded: all of its work had been launched */
   uint64_t work_ns;     /* predicted work between the lane's previous marker and this one */
   uint32_t launches;    /* how many that were */
   struct sp_unit *unit; /* what that work was, if all of one unit; NULL otherwise */
@@ -61,6 +62,8 @@ struct sp_lane {
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
   uint32_t outstanding; /* markers not yet finished */
+  uint64_t start_ns;    /* when … */
+  CUevent start_event;  /* recorded ahead of the first work of a turn */
   CUevent last_event;   /* the last finished or queued marker's event, the left edge of the next span */
 };
 
@@ -92,16 +95,20 @@ struct sp_device {
   uint32_t synced;                 /* a thread has just waited for all its work */
   uint64_t gap_ns;                 /* moving average of the pauses between work */
   /* the keeper's own */
-  uint64_t progressed_ns; /* when the last marker was found finished */
-  uint64_t finished_ns;   /* when the last marker finished on the device, as well as we can tell */
-  uint64_t began_ns;      /* when what is in flight began to run: then, or at its launch into an empty device */
-  uint64_t longest_ns;    /* longest unit seen */
+  uint64_t finished_ns;       /* when the last marker finished on the device, as well as we can tell */
+  uint64_t began_ns;          /* when what is in flight began to run: then, or at its launch into an empty device */
+  uint64_t longest_ns;        /* longest unit seen */
+  uint64_t starved_ns;        /* time without work inside a turn, not reported yet */
+  struct sp_lane *start_lane; /* its start_event tells when the turn's work began to run; NULL: seen, or not recorded */
   struct sp_clock {
     bool stale; /* a context has gone: start the scale anew */
     CUcontext context;
     CUevent event;        /* the last finished marker's */
     int64_t device_ns;    /* its time on a scale of our own: sums of elapsed times */
+    bool started;         /* the last finish was the first of its turn, and its span is from the turn's start event */
+    uint64_t span_ns;     /* else from the finish before */
     int64_t offset_ns[2]; /* smallest (host - device) in this second and in the one before */
+    int64_t least_ns[2];  /* what it is at least */
     uint64_t window_ns;   /* when this second began */
   } clock;
 };
@@ -157,6 +164,9 @@ void sp_lanes_capture_begin(void *stream);
 void sp_lanes_capture_end(void *stream);
 /* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused). */
 bool sp_lane_mark(struct sp_lane *lane);
+/* Record the event that tells when what is launched next began to run: the turn may have been granted before its
+ * predecessor's work was done. */
+void sp_lane_start(struct sp_lane *lane);
 /* Record markers in every lane of the device that has pending work. */
 void sp_lanes_mark_all(struct sp_device *device);
 bool sp_lanes_pending(const struct sp_device *device);
@@ -165,7 +175,8 @@ void sp_lanes_forget(void *stream, void *context);
 void sp_marker_finish(struct sp_device *device, bool waited);
 
 /* clock.c */
-/* Work out when the marker that has just been waited for finished: device->finished_ns, progressed_ns. */
+/* Work out when the marker that has just been waited for finished, and how long what it stands for took:
+ * device->finished_ns, clock.span_ns. */
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker);
 
 /* keeper.c */

@@ -96,6 +96,7 @@ static void wait_for_marker(struct sp_device *device) {
 static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
+  report->idle_ns += __atomic_exchange_n(&device->starved_ns, 0, __ATOMIC_RELAXED);
   report->passed = sp_load(&device->passed);
   uint64_t longest_us = sp_load(&device->longest_ns) / 1000 + 1;
   report->longest_unit_us = longest_us > UINT32_MAX ? UINT32_MAX : (uint32_t)longest_us;
@@ -146,6 +147,8 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
       finished_ns = device->report.entered_ns;
     device->report.drained_turn = turn;
     device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
+    if (device->report.drained_ns > finished_ns)
+      device->report.idle_ns += device->report.drained_ns - finished_ns; /* the turn lasts on, but it is no use */
     device->report.residue_until_ns = 0;
     publish(device);
   }

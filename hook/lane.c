@@ -41,7 +41,7 @@ static bool lane_matches(const struct sp_lane *lane, const struct sp_device *dev
 /* The events of a dead context went with it. */
 static void drop_events(struct sp_lane *lane) {
   memset(lane->events, 0, sizeof lane->events);
-  lane->last_event = NULL;
+  lane->start_event = lane->last_event = NULL;
   lane->next_event = 0;
 }
 
@@ -184,6 +184,7 @@ bool sp_lane_mark(struct sp_lane *lane) {
     sp_store(&lane->batch_mixed, false);
     sp_store(&lane->batch_launches, 0);
     __atomic_fetch_add(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+    marker.recorded_ns = sp_now_ns();
     pthread_mutex_lock(&device->queue_lock);
     bool room = device->queue_tail - device->queue_head < SP_MARKERS_MAX;
     if (room && record(lane, *event) == CUDA_SUCCESS) {
@@ -204,6 +205,20 @@ bool sp_lane_mark(struct sp_lane *lane) {
   if (marked)
     sp_keeper_kick(device);
   return marked;
+}
+
+void sp_lane_start(struct sp_lane *lane) {
+  const struct sp_driver *driver = sp_driver();
+  struct sp_device *device = lane->device;
+  __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
+  if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&lane->lock))
+    return;
+  lane->start_ns = sp_now_ns();
+  if (lane->live && !lane->dead &&
+      (lane->start_event || driver->cuEventCreate(&lane->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
+      record(lane, lane->start_event) == CUDA_SUCCESS)
+    __atomic_store_n(&device->start_lane, lane, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&lane->lock);
 }
 
 bool sp_lanes_pending(const struct sp_device *device) {
@@ -294,6 +309,34 @@ void sp_lanes_forget(void *stream, void *context) {
   __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
 }
 
+/* Does another lane of the device have work that has not been seen to end? */
+static bool others_run(const struct sp_lane *lane) {
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_lane *other = &lanes[index];
+    if (other == lane || sp_load(&other->device) != lane->device || sp_load(&other->dead))
+      continue;
+    if (__atomic_load_n(&other->pending_ns, __ATOMIC_ACQUIRE) || __atomic_load_n(&other->outstanding, __ATOMIC_ACQUIRE))
+      return true;
+  }
+  return false;
+}
+
+/* How long the device had none of our work before the marker that finished last, since `began_ns`: until the turn's
+ * start event; and after that, or after the marker before, where its span is longer than its work is predicted to be,
+ * but only until all of that had been launched: a wrong prediction errs by no more than the launching took. */
+static uint64_t starved_ns(const struct sp_device *device, const struct sp_marker *marker, uint64_t began_ns) {
+  uint64_t finished_ns = sp_load(&device->finished_ns), span_ns = device->clock.span_ns, before_ns = 0;
+  if (device->clock.started && finished_ns > began_ns + span_ns) {
+    before_ns = finished_ns - began_ns - span_ns;
+    began_ns += before_ns;
+  }
+  if (span_ns <= marker->work_ns || marker->recorded_ns <= began_ns || others_run(marker->lane))
+    return before_ns;
+  uint64_t idle_ns = span_ns - marker->work_ns, launching_ns = marker->recorded_ns - began_ns;
+  return before_ns + (idle_ns < launching_ns ? idle_ns : launching_ns);
+}
+
 void sp_marker_finish(struct sp_device *device, bool waited) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
@@ -304,6 +347,8 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
   /* Work that stood alone has no left edge, but it took no longer than since the device was empty: a unit once measured
    * beside another share's work is not believed to be long for ever. */
   uint64_t since_ns = device->finished_ns > began_ns ? device->finished_ns - began_ns : 0;
+  if (waited)
+    __atomic_fetch_add(&device->starved_ns, starved_ns(device, &marker, began_ns), __ATOMIC_RELAXED);
   if (waited && !marker.follows && marker.unit && since_ns + ALONE_SLACK_NS < marker.work_ns)
     sp_unit_learn(marker.unit, marker.launches, since_ns);
   if (waited && marker.follows && !sp_load(&lane->dead) && driver->cuEventElapsedTime) {

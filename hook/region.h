@@ -98,7 +98,7 @@ struct sp_slot_device {
   uint64_t drained_ns;       /* when the work had drained */
   uint64_t entered_ns;       /* when its first launch under held_turn passed the gate */
   uint64_t residue_until_ns; /* predicted end of what is still in flight; 0 = unknown */
-  uint64_t idle_ns;          /* time between drains and re-entries inside held_turn */
+  uint64_t idle_ns;          /* time inside held_turn, from its entry to its drain, without work on the device */
   uint64_t launches;         /* launches that passed the gate */
   uint32_t passed;           /* of them, deliberately past a closed gate or an exhausted budget */
   uint32_t longest_unit_us;  /* the longest single launch seen, µs, saturated */

@@ -74,6 +74,34 @@ def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) 
     wait_until(lambda: usage(agent, "a").processes == 0)
 
 
+@pytest.mark.realtime
+def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> None:
+    with (
+        program(metered(agent.register(50, name="paused", device="0"))) as paused,
+        program(metered(agent.register(50, name="other", device="0"))) as other,
+        Truth(f"{agent.directory}/simgpu") as truth,
+    ):
+
+        def accounts() -> dict[str, tuple[int, int, int]]:
+            busy = {context.pid: context.busy_ns for context in truth.contexts(0)}
+            read = {name: (usage(agent, name), busy[p.pid]) for name, p in (("paused", paused), ("other", other))}
+            return {name: (said.used_ns, said.charged_ns, busy_ns) for name, (said, busy_ns) in read.items()}
+
+        time.sleep(0.5)
+        before = accounts()
+        for _ in range(60):  # all of its threads, for longer than what it has queued
+            paused.send_signal(signal.SIGSTOP)
+            time.sleep(0.012)
+            paused.send_signal(signal.SIGCONT)
+            time.sleep(0.03)
+        after = accounts()
+    grown = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in before}
+    for used_ns, _, busy_ns in grown.values():
+        assert used_ns == pytest.approx(busy_ns, rel=0.1)  # the turn's length would be 40 % too much
+    used_ns, charged_ns, _ = grown["paused"]
+    assert charged_ns > 1.1 * used_ns  # it kept the other out
+
+
 def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:
     began = time.monotonic()
     with program(metered(agent.register(50, name="a"))) as process:

@@ -50,6 +50,7 @@ def sharepod(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def train() -> pb.Share:
     usage = pb.Usage(
         used_ns=12_300_000_000,
+        charged_ns=12_400_000_000,
         waited_ns=450_000_000,
         turns=7,
         processes=1,

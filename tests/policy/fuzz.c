@@ -47,7 +47,7 @@ static bool step(struct sp_policy *policy, uint64_t *now_ns) {
     sp_policy_wait(policy, share, below(4) != 0, *now_ns);
     break;
   case 5:
-    sp_policy_charge(policy, share, below(9) ? below(100000000) : any(), *now_ns);
+    sp_policy_charge(policy, share, below(9) ? (int64_t)below(100000000) - 10000000 : (int64_t)any(), *now_ns);
     break;
   case 6:
     sp_policy_end(policy, share, *now_ns);
