@@ -62,7 +62,9 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
 static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
   int64_t used_ns = (int64_t)view->used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
-  int64_t passed_ns = (int64_t)(until_ns - member->begun_ns) - member->others_ns;
+  if (!view->running && view->entered && view->ended_ns < until_ns)
+    until_ns = view->ended_ns;
+  int64_t passed_ns = (int64_t)until_ns - (int64_t)member->begun_ns - member->others_ns;
   int64_t least_ns = used_ns < passed_ns ? used_ns : passed_ns;
   return least_ns < 0 ? 0 : (uint64_t)least_ns;
 }
@@ -97,7 +99,7 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   for (uint32_t index = 0; index < count; index++) {
     struct sp_member *member = payers[index];
     if (!member->begun_ns)
-      member->begun_ns = from_ns;
+      member->begun_ns = from_ns == device->drained_ns ? device->ended_ns : from_ns;
     int64_t charged_ns = elapsed_ns / count, used_ns = charged_ns;
     if (count > 1) {
       member->others_ns += elapsed_ns - charged_ns;

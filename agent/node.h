@@ -65,6 +65,7 @@ struct sp_view {
   uint64_t entered_ns;       /* the first launch under the current turn */
   uint64_t drained_ns;       /* the latest drain of the current turn */
   uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
+  uint64_t ended_ns;         /* when the last work ended, or the time of the scan: the nearest guess */
   uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
   uint32_t running;          /* processes for which that goes on */
   uint64_t launches, passed, memory_used_bytes, longest_unit_ns;
@@ -147,8 +148,9 @@ struct sp_node_device {
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
   uint64_t billed_until_ns;
-  uint64_t lead_ns;  /* learned, lead.c */
-  uint64_t retry_ns; /* when a limit lets somebody run; UINT64_MAX */
+  uint64_t lead_ns;              /* learned, lead.c */
+  uint64_t retry_ns;             /* when a limit lets somebody run; UINT64_MAX */
+  uint64_t drained_ns, ended_ns; /* when the last turn drained, and when its work ended: the nearest guess */
   uint64_t charged_ns, decisions, decision_ns;
 };
 

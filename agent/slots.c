@@ -119,6 +119,8 @@ void sp_slots_close(struct sp_share *share) {
 
 /* A time that a tenant claims must lie in [low, high]; the truth may be past `high` by what it took to read it. */
 static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low, uint64_t high) {
+  if (value > high)
+    high = sp_now_ns(); /* it may have been said after `high` was read */
   if (value >= low && value <= high)
     return value;
   if (value < low || value - high > READ_NS)
@@ -174,7 +176,9 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
         view->drained_ns = drained_ns;
     }
     uint64_t entered_ns = clamp_ns(member, said.entered_ns, granted_ns, now_ns);
-    uint64_t until_ns = said.drained_turn == member->turn ? between(said.drained_ns, entered_ns, now_ns) : now_ns;
+    uint64_t until_ns = said.drained_turn == member->turn ? between(said.residue_until_ns, entered_ns, now_ns) : now_ns;
+    if (until_ns > view->ended_ns)
+      view->ended_ns = until_ns;
     if (until_ns - entered_ns > said.idle_ns)
       view->used_ns += until_ns - entered_ns - said.idle_ns;
     view->running += said.drained_turn != member->turn;

@@ -137,10 +137,10 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   struct sp_node_device *device = member->device;
   if (drained_ns < device->billed_until_ns)
     drained_ns = device->billed_until_ns;
-  if (drained_ns > now_ns)
-    drained_ns = now_ns;
   sp_bill(device, drained_ns);
   sp_bill_correct(device, member);
+  device->drained_ns = drained_ns;
+  device->ended_ns = member->view.entered && member->view.ended_ns < drained_ns ? member->view.ended_ns : drained_ns;
   record_turn(arbiter, member, drained_ns);
   sp_lead_drained(member, drained_ns);
   remember_end(device, member, now_ns);

@@ -2,8 +2,9 @@
  * When did it finish? The keeper wakes some microseconds after a marker has; the marker's own timestamp is exact but
  * on the device's clock. Elapsed times between consecutive markers make a device time scale. The smallest difference
  * between host and device that wake-ups saw in the last one to two seconds bounds the mapping from above (a wake-up can
- * be late, never early); the largest that recording a turn's start event saw, from below (a stamp can be late, too).
- * What a turn used is a difference on the device's clock, so it does not depend on the mapping.
+ * be late, never early): work is said to have finished then, never too early. The largest difference that recording a
+ * turn's start event saw bounds it from below (a stamp can be late, too): where the two are near each other, that is
+ * the better guess of when it ended, for the account alone.
  */
 #include "guest.h"
 
@@ -34,10 +35,8 @@ static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   }
 }
 
-static int64_t mapping(const struct sp_clock *clock) {
-  int64_t most = clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
-  int64_t least = clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
-  return least < most && least > most - TIGHT_NS ? least : most;
+static int64_t most(const struct sp_clock *clock) {
+  return clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
 }
 
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
@@ -57,6 +56,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;
     clock->window_ns = now_ns;
+    sp_store(&device->ended_ns, now_ns);
     sp_store(&device->finished_ns, now_ns); /* app threads read it to learn their pauses */
     sp_store(&device->began_ns, now_ns);
     return;
@@ -71,11 +71,16 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
     clock->least_ns[0] = least_ns > clock->least_ns[0] ? least_ns : clock->least_ns[0];
     span_ns = start_ns;
   }
-  uint64_t finished_ns = (uint64_t)(clock->device_ns + mapping(clock));
+  int64_t most_ns = most(clock),
+          least_ns = clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
+  uint64_t finished_ns = (uint64_t)(clock->device_ns + most_ns);
   if (finished_ns < before_ns) /* work ends in the order of its markers, whatever the mapping says */
     finished_ns = before_ns;
   if (finished_ns > now_ns)
     finished_ns = now_ns;
+  bool tight = least_ns < most_ns && least_ns > most_ns - TIGHT_NS;
+  uint64_t ended_ns = (uint64_t)(clock->device_ns + (tight ? least_ns : most_ns));
+  sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
   sp_store(&device->finished_ns, finished_ns);
   sp_store(&device->began_ns, finished_ns);
   clock->span_ns = span_ns > 0 ? (uint64_t)span_ns : 0; /* markers of two streams may be out of order */

@@ -43,7 +43,7 @@ static bool agent_gone(void) {
 }
 
 /* Enter the open turn `word` with this process. False: it closed meanwhile. */
-static bool enter_turn(struct sp_device *device, uint32_t word) {
+static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
   /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
@@ -52,14 +52,15 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     struct sp_report before = *report;
     /* Back from a drain inside the same turn: the time between is idle time of this process. */
     uint64_t now_ns = sp_now_ns();
-    if (report->held_turn == word && report->drained_turn == word && now_ns > report->drained_ns)
-      report->idle_ns += now_ns - report->drained_ns;
+    if (report->held_turn == word && report->drained_turn == word && now_ns > report->residue_until_ns)
+      report->idle_ns += now_ns - report->residue_until_ns;
     if (report->held_turn != word) {
       report->idle_ns = 0;
       sp_store(&device->starved_ns, 0); /* of an earlier turn, and too late */
       report->entered_ns = now_ns;
     }
-    if (!sp_device_in_flight(device)) {
+    bool empty = !sp_device_in_flight(device);
+    if (empty) {
       /* What is launched next begins now, not when the last work ended. */
       sp_store(&device->began_ns, now_ns);
     }
@@ -68,6 +69,8 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
     report->residue_until_ns = 0;
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
+      if (empty) /* or it could wait in the driver for room, with the lock */
+        sp_lane_start(lane);
       __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
     } else {
       /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
@@ -83,10 +86,10 @@ static bool enter_turn(struct sp_device *device, uint32_t word) {
 }
 
 /* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it). */
-static bool wait_for_turn(struct sp_device *device, bool *entered) {
+static bool wait_for_turn(struct sp_device *device, struct sp_lane *lane, bool *entered) {
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
-    *entered = enter_turn(device, word);
+    *entered = enter_turn(device, lane, word);
     return false; /* the caller looks again */
   }
   sp_slot_wait_begin(device->slot);
@@ -240,14 +243,12 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     if (!asked) /* the wait for a turn is no pause of the program's */
       sp_keeper_pause(device);
     asked = true;
-    if (wait_for_turn(device, &entered)) {
+    if (wait_for_turn(device, lane, &entered)) {
       announce(thread, device, held);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;
     }
   }
-  if (sp_unlikely(entered))
-    sp_lane_start(lane);
   pass->device = device;
   pass->entered = entered;
   pass->lane = lane;

@@ -96,6 +96,7 @@ struct sp_device {
   uint64_t gap_ns;                 /* moving average of the pauses between work */
   /* the keeper's own */
   uint64_t finished_ns;       /* when the last marker finished on the device, as well as we can tell */
+  uint64_t ended_ns;          /* … the nearest guess of that, finished_ns or less: for the account */
   uint64_t began_ns;          /* when what is in flight began to run: then, or at its launch into an empty device */
   uint64_t longest_ns;        /* longest unit seen */
   uint64_t starved_ns;        /* time without work inside a turn, not reported yet */

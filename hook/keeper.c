@@ -147,9 +147,9 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
       finished_ns = device->report.entered_ns;
     device->report.drained_turn = turn;
     device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
-    if (device->report.drained_ns > finished_ns)
-      device->report.idle_ns += device->report.drained_ns - finished_ns; /* the turn lasts on, but it is no use */
-    device->report.residue_until_ns = 0;
+    uint64_t ended_ns = sp_load(&device->ended_ns);
+    device->report.residue_until_ns =
+        ended_ns > device->report.entered_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
     publish(device);
   }
   pthread_mutex_unlock(&device->turn_lock);

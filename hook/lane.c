@@ -326,9 +326,9 @@ static bool others_run(const struct sp_lane *lane) {
  * start event; and after that, or after the marker before, where its span is longer than its work is predicted to be,
  * but only until all of that had been launched: a wrong prediction errs by no more than the launching took. */
 static uint64_t starved_ns(const struct sp_device *device, const struct sp_marker *marker, uint64_t began_ns) {
-  uint64_t finished_ns = sp_load(&device->finished_ns), span_ns = device->clock.span_ns, before_ns = 0;
-  if (device->clock.started && finished_ns > began_ns + span_ns) {
-    before_ns = finished_ns - began_ns - span_ns;
+  uint64_t ended_ns = sp_load(&device->ended_ns), span_ns = device->clock.span_ns, before_ns = 0;
+  if (device->clock.started && ended_ns > began_ns + span_ns) {
+    before_ns = ended_ns - began_ns - span_ns;
     began_ns += before_ns;
   }
   if (span_ns <= marker->work_ns || marker->recorded_ns <= began_ns || others_run(marker->lane))
