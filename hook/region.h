@@ -91,18 +91,17 @@ struct sp_slot_device {
   uint64_t waiting_since_ns;  /* when the first of them began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
   uint64_t reserved_line[5];
-  uint32_t sequence;     /* counts writes; odd while the fields below are being written */
-  uint32_t held_turn;    /* the last turn entered */
-  uint32_t drained_turn; /* == held_turn: nothing of this process is on the device any more */
-  uint32_t check;        /* a hash of the fields below and of the two turns: one read tells whether it is whole */
-  uint64_t drained_ns;   /* when the work had drained for certain */
-  uint64_t entered_ns;   /* when its first launch under held_turn passed the gate */
-  uint64_t
-      residue_until_ns; /* predicted end of what is in flight, 0 = unknown; drained: when it ended, the best guess */
-  uint64_t idle_ns;     /* time inside held_turn, from its entry to its drain, without work on the device */
-  uint64_t launches;    /* launches that passed the gate */
-  uint32_t passed;      /* of them, deliberately past a closed gate or an exhausted budget */
-  uint32_t longest_unit_us; /* the longest single launch seen, µs, saturated */
+  uint32_t sequence;         /* counts writes; odd while the fields below are being written */
+  uint32_t held_turn;        /* the last turn entered */
+  uint32_t drained_turn;     /* == held_turn: nothing of this process is on the device any more */
+  uint32_t check;            /* a hash of the fields below and of the two turns: one read tells whether it is whole */
+  uint64_t drained_ns;       /* when the work had drained for certain */
+  uint64_t entered_ns;       /* when its first launch under held_turn passed the gate */
+  uint64_t residue_until_ns; /* predicted end of what is in flight, 0 = unknown; drained: when it really ended */
+  uint64_t idle_ns;          /* time inside held_turn, from its entry to its drain, without work on the device */
+  uint64_t launches;         /* launches that passed the gate */
+  uint32_t passed;           /* of them, deliberately past a closed gate or an exhausted budget */
+  uint32_t longest_unit_us;  /* the longest single launch seen, µs, saturated */
 };
 
 /* The head of `slots`: one byte per slot, so that the agent learns who is there in one read. */
