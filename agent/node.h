@@ -182,6 +182,10 @@ void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_member_count(struct sp_member *member, bool there);
 void sp_slots_close(struct sp_share *share);
 
+static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 /* bill.c */
 /* A turn has been granted. */
 void sp_bill_begin(struct sp_member *member);

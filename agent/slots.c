@@ -128,10 +128,6 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
   return value < low ? low : high;
 }
 
-static uint64_t between(uint64_t value, uint64_t low, uint64_t high) {
-  return value < low ? low : value > high ? high : value;
-}
-
 static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *view, uint64_t now_ns) {
   struct sp_share *share = member->share;
   struct sp_tenant *tenant = &share->tenants[slot];
@@ -176,7 +172,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
         view->drained_ns = drained_ns;
     }
     uint64_t entered_ns = clamp_ns(member, said.entered_ns, granted_ns, now_ns);
-    uint64_t until_ns = said.drained_turn == member->turn ? between(said.residue_until_ns, entered_ns, now_ns) : now_ns;
+    uint64_t until_ns =
+        said.drained_turn == member->turn ? clamp_u64(said.residue_until_ns, entered_ns, now_ns) : now_ns;
     if (until_ns > view->ended_ns)
       view->ended_ns = until_ns;
     if (until_ns - entered_ns > said.idle_ns)

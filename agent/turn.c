@@ -12,10 +12,6 @@
 #define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
-static uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
-  return value < low ? low : value > high ? high : value;
-}
-
 static void wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
   if (arbiter->wake_count == SP_WAKES_MAX)
     sp_turn_wake(arbiter);

@@ -11,8 +11,7 @@
 #define WINDOW_NS 1000000000u
 #define TIGHT_NS  100000u /* an event recorded on an idle device is stamped at once: so near it is believed */
 
-/* Device time from one event to another; false when the driver does not know. */
-static bool elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
+bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
   const struct sp_driver *driver = sp_driver();
   float elapsed_ms = 0;
   if (!from || !driver->cuEventElapsedTime || driver->cuEventElapsedTime(&elapsed_ms, from, to) != CUDA_SUCCESS)
@@ -43,10 +42,11 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   struct sp_clock *clock = &device->clock;
   uint64_t now_ns = sp_now_ns(), before_ns = sp_load(&device->finished_ns);
   int64_t span_ns = 0, start_ns = 0;
+  struct sp_lane *start = __atomic_exchange_n(&device->start_lane, NULL, __ATOMIC_ACQUIRE);
   if (__atomic_exchange_n(&clock->stale, false, __ATOMIC_ACQUIRE))
     clock->event = NULL;
-  bool chained =
-      clock->event && clock->context == marker->lane->context && elapsed_ns(clock->event, marker->event, &span_ns);
+  bool chained = clock->event && clock->context == marker->lane->context &&
+                 sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->context = marker->lane->context;
   clock->event = marker->event;
   clock->started = false;
@@ -63,9 +63,8 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   }
   clock->device_ns += span_ns;
   learn(clock, (int64_t)now_ns - clock->device_ns, now_ns);
-  struct sp_lane *start = __atomic_exchange_n(&device->start_lane, NULL, __ATOMIC_ACQUIRE);
   clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
-                   elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
+                   sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
   if (clock->started) {
     int64_t least_ns = (int64_t)start->start_ns - (clock->device_ns - start_ns);
     clock->least_ns[0] = least_ns > clock->least_ns[0] ? least_ns : clock->least_ns[0];

@@ -176,6 +176,8 @@ void sp_lanes_forget(void *stream, void *context);
 void sp_marker_finish(struct sp_device *device, bool waited);
 
 /* clock.c */
+/* Device time from one event to another, negative when they finished the other way round; false: not known. */
+bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns);
 /* Work out when the marker that has just been waited for finished, and how long what it stands for took:
  * device->finished_ns, clock.span_ns. */
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker);

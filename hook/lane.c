@@ -338,34 +338,30 @@ static uint64_t starved_ns(const struct sp_device *device, const struct sp_marke
 }
 
 void sp_marker_finish(struct sp_device *device, bool waited) {
-  const struct sp_driver *driver = sp_driver();
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker.lane;
   uint64_t began_ns = sp_load(&device->began_ns);
-  if (waited && !sp_load(&lane->dead))
+  if (waited && !sp_load(&lane->dead)) {
     sp_clock_finish(device, &marker);
+    __atomic_fetch_add(&device->starved_ns, starved_ns(device, &marker, began_ns), __ATOMIC_RELAXED);
+  }
   /* Work that stood alone has no left edge, but it took no longer than since the device was empty: a unit once measured
    * beside another share's work is not believed to be long for ever. */
   uint64_t since_ns = device->finished_ns > began_ns ? device->finished_ns - began_ns : 0;
-  if (waited)
-    __atomic_fetch_add(&device->starved_ns, starved_ns(device, &marker, began_ns), __ATOMIC_RELAXED);
   if (waited && !marker.follows && marker.unit && since_ns + ALONE_SLACK_NS < marker.work_ns)
     sp_unit_learn(marker.unit, marker.launches, since_ns);
-  if (waited && marker.follows && !sp_load(&lane->dead) && driver->cuEventElapsedTime) {
+  if (waited && marker.follows && marker.unit && !sp_load(&lane->dead)) {
     /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
     CUevent left = NULL;
     for (uint32_t index = 0; index < SP_LANE_EVENTS && !left; index++)
       if (lane->events[index] == marker.event)
         left = lane->events[(index + SP_LANE_EVENTS - 1) % SP_LANE_EVENTS];
-    float elapsed_ms = 0;
-    if (left && driver->cuEventElapsedTime(&elapsed_ms, left, marker.event) == CUDA_SUCCESS && elapsed_ms >= 0) {
-      uint64_t elapsed_ns = (uint64_t)((double)elapsed_ms * 1e6);
-      if (marker.unit) {
-        sp_unit_learn(marker.unit, marker.launches, elapsed_ns);
-        uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
-        uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
-        sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
-      }
+    int64_t elapsed_ns = 0;
+    if (sp_clock_elapsed_ns(left, marker.event, &elapsed_ns) && elapsed_ns >= 0) {
+      sp_unit_learn(marker.unit, marker.launches, (uint64_t)elapsed_ns);
+      uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
+      uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
+      sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
     }
   }
   pthread_mutex_lock(&device->queue_lock);

@@ -79,7 +79,7 @@ struct sp_grant {
   uint64_t granted_ns;
   uint32_t share_class; /* enum sp_class of policy.h; information only */
   uint32_t reserved_word;
-  uint64_t used_ns; /* device time charged so far: the account of an agent that was killed goes on from here */
+  uint64_t used_ns; /* device time used so far: the bill of an agent that was killed goes on from here */
   uint32_t reserved[4];
 };
 
