@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sharepod.agent.lock import NAME as LOCK
 from sharepod.agent.lock import HostLock
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
 
@@ -43,6 +45,18 @@ def until(true: Callable[[], bool], seconds: float = 10) -> bool:
 def leftovers(directory: Path) -> list[str]:
     """Every file below a directory that others may be removing at this moment (os.walk passes over what is gone)."""
     return [name for _, directories, files in os.walk(directory) for name in (*directories, *files)]
+
+
+def has_agent(directory: Path) -> bool:
+    """Tell whether an agent has its place in the directory: until its very end it removes what it has there."""
+    try:
+        with (directory / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ def host(make_simgpu: Callable[..., SimulatedGpu]) -> Iterator[Host]:
     host = Host(directory, {**env, "SHAREPOD_RUNTIME_DIRECTORY": str(directory), "SHAREPOD_METRICS_LISTEN": "off"})
     yield host
     host.end_children()
-    assert until(lambda: not (directory / "agent.sock").exists())
+    assert until(lambda: not (directory / "agent.sock").exists() and not has_agent(directory))
     for path in sorted(directory.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     if directory.exists():
