@@ -13,12 +13,12 @@
  */
 #include "node.h"
 
+#define CUT_NS 300000 /* work that ends so long after it was foretold was put off */
+
 /* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
  * fall, so there it is left out of what comes next. */
-static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
-                   uint64_t now_ns) {
-  member->turn_used_ns += (uint64_t)used_ns;
-  member->turn_charged_ns += (uint64_t)charged_ns;
+static void book(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
+                 uint64_t now_ns) {
   member->owed_used_ns += used_ns;
   if (member->owed_used_ns > 0) {
     member->usage.used_ns += (uint64_t)member->owed_used_ns;
@@ -31,14 +31,21 @@ static void charge(struct sp_node_device *device, struct sp_member *member, int6
     device->charged_ns += (uint64_t)member->owed_charged_ns;
     member->owed_charged_ns = 0;
   }
-  if (!charged_ns)
-    return;
+  if (charged_ns)
+    sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
+}
+
+/* Of the current turn. */
+static void charge(struct sp_node_device *device, struct sp_member *member, int64_t used_ns, int64_t charged_ns,
+                   uint64_t now_ns) {
+  member->turn_used_ns += (uint64_t)used_ns;
+  member->turn_charged_ns += (uint64_t)charged_ns;
   if (charged_ns > 0 && now_ns > member->deadline_ns &&
       (member->draining || member->grant->flags & SP_GRANT_CONTENDED)) {
     uint64_t over_ns = now_ns - member->deadline_ns;
     member->usage.overrun_ns += over_ns < (uint64_t)charged_ns ? over_ns : (uint64_t)charged_ns;
   }
-  sp_policy_charge(&device->policy, member->policy, charged_ns, now_ns);
+  book(device, member, used_ns, charged_ns, now_ns);
 }
 
 /* A draining turn has the device to itself until its bound: the successor that was granted early pays from its end, and
@@ -56,20 +63,32 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
+/* What the turn has used until then, as its processes say. */
+static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
+  const struct sp_view *view = &member->view;
+  return (int64_t)view->used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
+}
+
+/* What passed until then while the share paid for it. */
+static int64_t paid_ns(const struct sp_member *member, uint64_t until_ns) {
+  const struct sp_view *view = &member->view;
+  if (!view->running && view->entered && view->ended_ns < until_ns)
+    until_ns = view->ended_ns;
+  return (int64_t)until_ns - (int64_t)member->begun_ns - member->others_ns;
+}
+
 /* What the turn has used until then: what its processes say, but no more than passed while the share paid for it. A
  * process that entered early counts what its predecessor's work took, or leaves it out as idle: the bound covers the
  * one, and the sum of both the other. */
 static uint64_t turn_used(const struct sp_member *member, uint64_t until_ns) {
-  const struct sp_view *view = &member->view;
-  int64_t used_ns = (int64_t)view->used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
-  if (!view->running && view->entered && view->ended_ns < until_ns)
-    until_ns = view->ended_ns;
-  int64_t passed_ns = (int64_t)until_ns - (int64_t)member->begun_ns - member->others_ns;
-  int64_t least_ns = used_ns < passed_ns ? used_ns : passed_ns;
+  int64_t used_ns = said_used(member, until_ns), paid = paid_ns(member, until_ns);
+  int64_t least_ns = used_ns < paid ? used_ns : paid;
   return least_ns < 0 ? 0 : (uint64_t)least_ns;
 }
 
 void sp_bill_begin(struct sp_member *member) {
+  member->cut = NULL;
+  member->cut_ns = 0;
   member->turn_used_ns = member->turn_charged_ns = member->begun_ns = 0;
   member->others_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
   int64_t grace_ns = member->grace_ns + SP_FREE_NS;
@@ -119,7 +138,31 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   }
 }
 
+void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {
+  struct sp_member *holder = device->holder;
+  if (holder && holder != member && member->foretold_ns && drained_ns > member->foretold_ns + CUT_NS) {
+    holder->cut = member;
+    holder->cut_ns = (int64_t)(drained_ns - member->foretold_ns);
+  }
+}
+
+/* The turn's own work began to run while its predecessor still paid: the device had put off the predecessor's last work
+ * and run this one's in between. What the predecessor paid beyond its foretold end was this one's. */
+static void take_cut(struct sp_node_device *device, struct sp_member *member) {
+  int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
+  struct sp_member *before = member->cut;
+  if (mine_ns > member->cut_ns)
+    mine_ns = member->cut_ns;
+  member->cut = NULL;
+  if (!before || member->by_clock || mine_ns < CUT_NS)
+    return;
+  book(device, before, -mine_ns, -mine_ns, device->billed_until_ns);
+  member->others_ns -= mine_ns;
+  charge(device, member, mine_ns, mine_ns, device->billed_until_ns);
+}
+
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
+  take_cut(device, member);
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (member->by_clock || over_ns <= 0)
     return;

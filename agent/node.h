@@ -30,6 +30,7 @@
 #define SP_BEAT_NS           150000000u  /* heartbeat: at the first tick after this; see SP_STALE_NS */
 #define SP_BUDGET_ALONE_NS   50000000u   /* predicted work in flight while nobody else waits */
 #define SP_BUDGET_SHARED_NS  4000000u    /* … while others wait */
+#define SP_BUDGET_END_NS     1000000u    /* … at the end of a turn */
 #define SP_BUDGET_LIMITED_NS 2000000u    /* … of a share with a limit */
 #define SP_BUDGET_LATENCY_NS 200000u     /* … beside a latency share */
 #define SP_PAIR_NS           16000000u   /* two units may be in flight when both end within this */
@@ -97,6 +98,8 @@ struct sp_member {
   int64_t grace_ns;                      /* how much more would not be */
   int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much, to be left out of what comes next */
   bool by_clock;                         /* what its processes say does not tell what was used: what passes is */
+  struct sp_member *cut;                 /* whose drain outlived what was foretold, into this turn */
+  int64_t cut_ns;                        /* by so much */
   uint64_t predecessor_ns; /* when the turn before had drained, if this one was granted before that; else 0 */
   uint64_t foretold_ns;    /* when it would drain, as known when the next share was granted; 0: none was */
   uint64_t lead_max_ns;    /* a longer lead and its residue is cut; learned */
@@ -191,6 +194,8 @@ static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
 void sp_bill_begin(struct sp_member *member);
 /* Charge the time since the last bill to whoever has the device. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
+/* `member` has drained, the holder was granted before that. */
+void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns);
 /* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 

@@ -54,6 +54,11 @@ struct pressure {
   uint32_t flags;
 };
 
+/* Does the turn end at its deadline? */
+static bool ends(const struct sp_node_device *device, const struct sp_member *member) {
+  return others_wait(device, member) || member->terms.limit_millipercent < SP_POLICY_WHOLE;
+}
+
 static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
                                    uint64_t now_ns) {
   bool contended = others_wait(device, member);
@@ -72,7 +77,19 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
     pressure.budget_ns = SP_BUDGET_LATENCY_NS;
     pressure.pair_ns = SP_PAIR_LATENCY_NS;
   }
+  /* What is in flight at the deadline outlives the turn: from `taper_ns` on only so much is launched that it ends soon
+   * after. Until then what was launched before keeps the device busy. */
+  if (ends(device, member) && pressure.budget_ns > SP_BUDGET_END_NS) {
+    if (now_ns + pressure.budget_ns >= member->deadline_ns + SP_BUDGET_END_NS)
+      pressure.budget_ns = pressure.pair_ns = SP_BUDGET_END_NS;
+  }
   return pressure;
+}
+
+/* When the holder's budget has to be lowered for the end of its turn. */
+static uint64_t taper_ns(const struct sp_member *holder) {
+  uint64_t budget_ns = holder->grant->budget_ns;
+  return budget_ns > SP_BUDGET_END_NS ? holder->deadline_ns + SP_BUDGET_END_NS - budget_ns : UINT64_MAX;
 }
 
 /* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
@@ -83,7 +100,7 @@ static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *devi
   uint64_t budget_ns = holder->grant->budget_ns;
   if (now.flags == flags && now.budget_ns == budget_ns)
     return;
-  if (!device->draining)
+  if (now.flags != flags && !device->draining)
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
   if (raised & SP_GRANT_CONTENDED && !holder->late) { /* a late one's turn is short, and it needs all of it */
     /* Its quantum was measured out while nobody waited. */
@@ -92,7 +109,7 @@ static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *devi
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
-  if (raised || now.budget_ns < budget_ns)
+  if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS))
     wake_later(arbiter, holder->grant);
 }
 
@@ -135,6 +152,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     drained_ns = device->billed_until_ns;
   sp_bill(device, drained_ns);
   sp_bill_correct(device, member);
+  sp_bill_outlived(device, member, drained_ns);
   device->drained_ns = drained_ns;
   device->ended_ns = member->view.entered && member->view.ended_ns < drained_ns ? member->view.ended_ns : drained_ns;
   record_turn(arbiter, member, drained_ns);
@@ -206,9 +224,13 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
   if (member->draining)
     finish(arbiter, member, now_ns, now_ns);
+  struct sp_node_device *device = member->device;
   for (int index = 0; index < 2; index++)
-    if (member->device->recent[index].member == member)
-      member->device->recent[index].member = NULL;
+    if (device->recent[index].member == member)
+      device->recent[index].member = NULL;
+  for (int index = 0; index < device->policy.top; index++)
+    if (device->members[index] && device->members[index]->cut == member)
+      device->members[index]->cut = NULL;
 }
 
 static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
@@ -288,7 +310,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
   } else if (contended && preempted(device, now_ns)) {
     sp_turn_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
-  } else if (now_ns >= holder->deadline_ns && (contended || holder->terms.limit_millipercent < SP_POLICY_WHOLE)) {
+  } else if (now_ns >= holder->deadline_ns && ends(device, holder)) {
     if (!extend(device, holder, now_ns))
       sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
   }
@@ -393,8 +415,11 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
     bool contended = others_wait(device, holder); /* else the tick is soon enough */
     if (contended && !holder->view.entered)
       due_ns = holder->granted_ns + SP_ENTER_NS + 1;
-    if ((contended || holder->terms.limit_millipercent < SP_POLICY_WHOLE) && holder->deadline_ns < due_ns)
-      due_ns = holder->deadline_ns;
+    if (ends(device, holder)) {
+      uint64_t end_ns = taper_ns(holder) < holder->deadline_ns ? taper_ns(holder) : holder->deadline_ns;
+      if (end_ns < due_ns)
+        due_ns = end_ns;
+    }
   }
   for (uint32_t index = 0; index < device->draining; index++) {
     const struct sp_member *member = device->drains[index];

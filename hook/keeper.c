@@ -24,6 +24,7 @@
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
 #define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
 #define INSIDE_POLL_NS    20000u
+#define LAST_LOOKS        50     /* of INSIDE_POLL_NS, at the end of the process */
 #define SAME_END_NS       50000u /* two predictions of the end of a drain that differ by less are the same */
 
 static void sleep_ns(uint64_t ns) {
@@ -103,62 +104,53 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
-/* The process ends: its last counts. A thread that still runs may hold the lock for ever: then those of before stay. */
-__attribute__((destructor)) static void publish_last(void) {
-  for (uint32_t index = 0; sp_load(&sp_guest.attached) && index < sp_guest.device_count; index++) {
-    struct sp_device *device = &sp_guest.devices[index];
-    if (!device->slot || pthread_mutex_trylock(&device->turn_lock))
-      continue;
-    publish(device);
-    pthread_mutex_unlock(&device->turn_lock);
-  }
-}
-
-/* Nobody of this process launches under the entered turn any more when this returns true. With `patient` it waits for
- * threads that are inside the driver; else it gives up, and the turn stays entered. */
-static bool leave_turn(struct sp_device *device, bool patient) {
-  pthread_mutex_lock(&device->turn_lock);
-  uint32_t entered = sp_load(&device->entered);
+/* Nobody of this process launches under the entered turn any more when this returns true. Caller holds turn_lock. */
+static bool try_leave(struct sp_device *device) {
   __atomic_store_n(&device->entered, 0, __ATOMIC_SEQ_CST);
   sp_barrier(); /* pairs with announce() in gate.c */
-  bool left = !sp_threads_inside(device->index);
-  if (!left && !patient)
-    __atomic_store_n(&device->entered, entered, __ATOMIC_RELEASE);
+  return !sp_threads_inside(device->index);
+}
+
+/* The same, but it waits for threads that are inside the driver. False: the next turn has been entered meanwhile. */
+static bool leave_turn(struct sp_device *device) {
+  pthread_mutex_lock(&device->turn_lock);
+  bool left = try_leave(device);
   pthread_mutex_unlock(&device->turn_lock);
-  while (!left && patient) {
+  while (!left) {
     sleep_ns(INSIDE_POLL_NS); /* a launch may be blocked behind a full queue: the drain makes room */
     if (!queue_empty(device))
       wait_for_marker(device);
     left = !sp_threads_inside(device->index);
     if (sp_load(&device->entered))
-      return false; /* the next turn has been granted and entered meanwhile */
+      return false;
   }
-  return left;
+  return true;
 }
 
 /* Say that the turn is drained, unless a thread has entered again: as of the end of its work, however late we are to
- * see it, or as of now when the idle time since kept others out. */
+ * see it, or as of now when the idle time since kept others out. Caller holds turn_lock. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
-  pthread_mutex_lock(&device->turn_lock);
-  bool same = device->report.held_turn == turn && !sp_load(&device->entered);
-  if (same) {
-    uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
-    if (finished_ns < device->report.entered_ns) /* nothing has run in this turn */
-      finished_ns = device->report.entered_ns;
-    device->report.drained_turn = turn;
-    device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
-    uint64_t ended_ns = sp_load(&device->ended_ns);
-    device->report.residue_until_ns =
-        ended_ns > device->report.entered_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
-    publish(device);
-  }
-  pthread_mutex_unlock(&device->turn_lock);
-  return same;
+  if (device->report.held_turn != turn || sp_load(&device->entered))
+    return false;
+  uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
+  if (finished_ns < device->report.entered_ns) /* nothing has run in this turn */
+    finished_ns = device->report.entered_ns;
+  device->report.drained_turn = turn;
+  device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
+  uint64_t ended_ns = sp_load(&device->ended_ns);
+  device->report.residue_until_ns =
+      ended_ns > device->report.entered_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
+  publish(device);
+  return true;
+}
+
+static bool works(const struct sp_device *device) {
+  return !queue_empty(device) || sp_lanes_pending(device);
 }
 
 /* The grant is closed: let the work run out, tell the arbiter early when it will, then that it has. */
 static void drain(struct sp_device *device, uint32_t turn) {
-  if (!leave_turn(device, true))
+  if (!leave_turn(device))
     return;
   sp_lanes_mark_all(device);
   uint64_t in_flight_ns = sp_device_in_flight(device);
@@ -186,25 +178,50 @@ static void drain(struct sp_device *device, uint32_t turn) {
     sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
-  if (say_drained(device, turn, false)) /* the arbiter knows when it closed the grant, and bills at least up to then */
+  pthread_mutex_lock(&device->turn_lock);
+  bool said = say_drained(device, turn, false); /* the arbiter knows when it closed the grant, and bills up to then */
+  pthread_mutex_unlock(&device->turn_lock);
+  if (said)
     sp_region_ring(&sp_guest.region);
 }
 
-/* Nothing is in flight and nothing was launched for the linger: give the turn back. The gate may enter it again. */
-static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
-  if (!leave_turn(device, false))
+/* Nothing is in flight and nothing was launched since `launches`: give the turn back. The gate may enter it again.
+ * Caller holds turn_lock. */
+static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+  if (sp_load(&device->entered) != turn)
     return;
-  bool idle = queue_empty(device) && !sp_lanes_pending(device) && sp_threads_launches(device->index) == launches;
-  if (!idle) {
-    pthread_mutex_lock(&device->turn_lock);
+  if (!try_leave(device) || works(device) || sp_threads_launches(device->index) != launches) {
     /* Still the same turn for the agent: nobody was told otherwise. */
-    if (!sp_load(&device->entered) && device->report.held_turn == turn && sp_grant_word(device->grant) == turn)
+    if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&device->turn_lock);
-    return;
-  }
-  if (say_drained(device, turn, contended) && contended)
+  } else if (say_drained(device, turn, contended) && contended) {
     sp_region_ring(&sp_guest.region);
+  }
+}
+
+static void park(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
+  pthread_mutex_lock(&device->turn_lock);
+  park_locked(device, turn, launches, contended);
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
+/* The process ends: its last counts, and its turn, or it would be billed for what the kernel needs to take it apart. A
+ * thread that still runs may hold the lock for ever: then what was said before stays. */
+__attribute__((destructor)) static void say_last(void) {
+  for (uint32_t index = 0; sp_load(&sp_guest.attached) && index < sp_guest.device_count; index++) {
+    struct sp_device *device = &sp_guest.devices[index];
+    if (!device->slot)
+      continue;
+    for (int look = 0; look < LAST_LOOKS && works(device); look++)
+      sleep_ns(INSIDE_POLL_NS); /* what the program has waited for the keeper is about to see */
+    if (pthread_mutex_trylock(&device->turn_lock))
+      continue;
+    publish(device);
+    uint32_t turn = sp_load(&device->entered);
+    if (turn)
+      park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED);
+    pthread_mutex_unlock(&device->turn_lock);
+  }
 }
 
 /* The program will not come back within a linger: it has waited for its work, and no thread of it is just
@@ -226,7 +243,7 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   uint32_t turn = sp_load(&device->entered);
   sp_store(&device->synced, 1);
   /* The keeper was woken by the same end of work. If it has been here already it would have to be woken once more. */
-  if (contended && turn && linger_ns(device, true) == 0 && queue_empty(device) && !sp_lanes_pending(device)) {
+  if (contended && turn && linger_ns(device, true) == 0 && !works(device)) {
     park(device, turn, launches, true);
     sp_store(&device->synced, 0);
   } else {
