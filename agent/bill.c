@@ -119,11 +119,13 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
     struct sp_member *member = payers[index];
     if (!member->begun_ns)
       member->begun_ns = from_ns == device->drained_ns ? device->ended_ns : from_ns;
+    if (member->begun_ns < member->granted_ns)
+      member->begun_ns = member->granted_ns;
     int64_t charged_ns = elapsed_ns / count, used_ns = charged_ns;
     if (count > 1) {
       member->others_ns += elapsed_ns - charged_ns;
       member->usage.estimated_ns += (uint64_t)charged_ns;
-    } else if (!member->by_clock) {
+    } else if (!member->by_clock && !member->view.torn) {
       if (member->holding && !member->view.entered)
         sp_slots_scan(member, sp_now_ns()); /* `until_ns` may lie in the past */
       used_ns = (int64_t)turn_used(member, until_ns) - (int64_t)member->turn_used_ns;
@@ -146,7 +148,7 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
   }
 }
 
-/* The turn's own work began to run while its predecessor still paid: the device had put off the predecessor's last work
+/* Some of the turn's work had ended before its predecessor's had: the device had put off the predecessor's last work
  * and run this one's in between. What the predecessor paid beyond its foretold end was this one's. */
 static void take_cut(struct sp_node_device *device, struct sp_member *member) {
   int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
@@ -154,7 +156,8 @@ static void take_cut(struct sp_node_device *device, struct sp_member *member) {
   if (mine_ns > member->cut_ns)
     mine_ns = member->cut_ns;
   member->cut = NULL;
-  if (!before || member->by_clock || mine_ns < CUT_NS)
+  uint64_t first_ns = member->view.first_ended_ns;
+  if (!before || member->by_clock || mine_ns < CUT_NS || !first_ns || first_ns + CUT_NS > member->predecessor_ns)
     return;
   book(device, before, -mine_ns, -mine_ns, device->billed_until_ns);
   member->others_ns -= mine_ns;
@@ -164,13 +167,20 @@ static void take_cut(struct sp_node_device *device, struct sp_member *member) {
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
   take_cut(device, member);
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
-  if (member->by_clock || over_ns <= 0)
+  if (member->by_clock || member->view.torn || over_ns <= 0)
     return;
   int64_t forgiven_ns = forgive(member, over_ns);
   charge(device, member, -over_ns, -forgiven_ns, device->billed_until_ns);
   if (member->cogranted && device->holder) { /* its drain was not late, only the news of it: the time was another's */
     struct sp_member *holder = device->holder;
-    holder->others_ns -= over_ns;
-    charge(device, holder, 0, forgiven_ns - forgive(holder, forgiven_ns), device->billed_until_ns);
+    uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;
+    int64_t most_ns = holder->others_ns; /* what passed before its grant was never its own */
+    if (begun_ns > holder->granted_ns)
+      most_ns += (int64_t)(begun_ns - holder->granted_ns);
+    int64_t part_ns = over_ns < most_ns ? over_ns : most_ns;
+    int64_t back_ns = forgiven_ns < part_ns ? forgiven_ns : part_ns;
+    if (holder->begun_ns) /* else it begins where this one ended */
+      holder->others_ns -= part_ns;
+    charge(device, holder, 0, back_ns - forgive(holder, back_ns), device->billed_until_ns);
   }
 }

@@ -66,6 +66,8 @@ struct sp_view {
   uint64_t entered_ns;       /* the first launch under the current turn */
   uint64_t drained_ns;       /* the latest drain of the current turn */
   uint64_t residue_until_ns; /* the latest predicted end; 0 unknown */
+  uint64_t first_ended_ns;   /* when the first work of the current turn had ended, at the latest; 0: it has not */
+  bool torn;                 /* some slot could not be read whole */
   uint64_t ended_ns;         /* when the last work ended, or the time of the scan: the nearest guess */
   uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
   uint32_t running;          /* processes for which that goes on */

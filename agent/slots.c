@@ -93,14 +93,17 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   uint64_t now_ns = sp_now_ns();
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
-    if (member->holding && !(member->grant->flags & SP_GRANT_CONTENDED)) { /* the last moment at which it is known */
+    if (member->holding || member->draining) { /* the last moment at which it is known */
       sp_slots_scan(member, now_ns);
       sp_bill(member->device, now_ns);
+      sp_bill_correct(member->device, member);
     }
-    member->by_clock = true;    /* for the rest of the turn */
     struct sp_slot_device said; /* what it said at its end */
-    if (sp_slot_read(&share->region, slot, index, &said) == 0)
+    bool whole = sp_slot_read(&share->region, slot, index, &said) == 0;
+    if (whole)
       take_counts(tenant, index, &said);
+    if (!whole || said.held_turn == member->turn) /* what it used of the turn goes with its slot */
+      member->by_clock = true;
     share->members[index].retired_launches += tenant->said[index].launches;
     share->members[index].retired_passed += tenant->said[index].passed;
   }
@@ -137,7 +140,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
     /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. */
     member->usage.faults++;
     if (torn > 0 && said.held_turn == member->turn)
-      view->entered = view->busy = member->by_clock = true;
+      view->entered = view->busy = view->torn = true;
     return;
   }
   if (said.waiting > 0 && said.waiting < 1u << 20) {
@@ -181,6 +184,9 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
     view->running += said.drained_turn != member->turn;
     if (!view->entered || entered_ns < view->entered_ns)
       view->entered_ns = entered_ns;
+    if (said.first_ended_ns >= entered_ns && said.first_ended_ns <= now_ns &&
+        (!view->first_ended_ns || said.first_ended_ns < view->first_ended_ns))
+      view->first_ended_ns = said.first_ended_ns;
     view->entered = true;
   }
   take_counts(tenant, member->index, &said);

@@ -109,6 +109,12 @@ static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *devi
       holder->deadline_ns = holder->granted_ns + quantum_ns;
   }
   sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
+  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, and rung no bell */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
+    sp_slots_scan(holder, now_ns);
+    if (holder->view.entered && !holder->view.busy)
+      holder->deadline_ns = now_ns;
+  }
   if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS))
     wake_later(arbiter, holder->grant);
 }
@@ -209,6 +215,11 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
 }
 
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
+  struct sp_node_device *device = member->device;
+  if (device->holder || device->draining)
+    sp_bill(device, now_ns);
+  else if (now_ns > device->billed_until_ns)
+    device->billed_until_ns = now_ns;
   member->turn = sp_grant_word(member->grant);
   member->closed_ns = member->requested_ns = now_ns;
   member->granted_ns = member->grant->granted_ns < now_ns ? member->grant->granted_ns : now_ns;
@@ -306,7 +317,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
   } else if (!view->entered && now_ns - holder->granted_ns > SP_ENTER_NS) {
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
-  } else if (contended && view->entered && !view->busy && !view->waiting) {
+  } else if ((contended || holder->by_clock) && view->entered && !view->busy && !view->waiting) {
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
   } else if (contended && preempted(device, now_ns)) {
     sp_turn_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
@@ -364,6 +375,20 @@ static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now
   return longest;
 }
 
+/* The choice wants the account of who drains. */
+static void bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  bool exclusive = false;
+  for (uint32_t index = device->draining; index-- > 0;) {
+    struct sp_member *member = device->drains[index];
+    if (member->cogranted) /* it may have drained without our knowing */
+      sp_turn_update(arbiter, member, now_ns);
+    else
+      exclusive = true;
+  }
+  if (device->draining) /* the very end of a drain may lie a little back without our knowing yet */
+    sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
+}
+
 void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
   uint64_t began_ns = sp_now_ns();
   if (device->holder)
@@ -373,9 +398,7 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
   if (!device->holder) {
     device->retry_ns = UINT64_MAX;
     if (!device->draining || drained_enough(arbiter, device, now_ns)) {
-      /* The choice wants the account of who drains; its very end may lie a little back without our knowing yet. */
-      if (device->draining)
-        sp_bill(device, now_ns - TOLD_NS);
+      bill_drains(arbiter, device, now_ns);
       struct sp_member *late = stuck(device, now_ns);
       struct sp_choice choice = {.share = -1, .retry_ns = UINT64_MAX};
       if (!late)

@@ -49,8 +49,9 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
                  sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->context = marker->lane->context;
   clock->event = marker->event;
-  clock->started = false;
-  clock->span_ns = 0;
+  clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
+                   sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
+  clock->span_ns = clock->started ? (uint64_t)start_ns : 0;
   if (!chained) { /* the first one, or another context: start the scale anew */
     clock->device_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
@@ -59,12 +60,12 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
     sp_store(&device->ended_ns, now_ns);
     sp_store(&device->finished_ns, now_ns); /* app threads read it to learn their pauses */
     sp_store(&device->began_ns, now_ns);
+    if (clock->started)
+      sp_store(&device->slot->first_ended_ns, now_ns);
     return;
   }
   clock->device_ns += span_ns;
   learn(clock, (int64_t)now_ns - clock->device_ns, now_ns);
-  clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
-                   sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
   if (clock->started) {
     int64_t least_ns = (int64_t)start->start_ns - (clock->device_ns - start_ns);
     clock->least_ns[0] = least_ns > clock->least_ns[0] ? least_ns : clock->least_ns[0];
@@ -82,5 +83,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
   sp_store(&device->finished_ns, finished_ns);
   sp_store(&device->began_ns, finished_ns);
+  if (clock->started)
+    sp_store(&device->slot->first_ended_ns, finished_ns);
   clock->span_ns = span_ns > 0 ? (uint64_t)span_ns : 0; /* markers of two streams may be out of order */
 }

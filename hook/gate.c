@@ -27,6 +27,11 @@
 #define MARKERS         8u         /* a lane's unmarked work stays below the budget divided by this */
 #define REMEASURE       256u       /* one launch in so many of a unit is measured alone in mixed streams */
 
+static void wake_keeper(struct sp_device *device) {
+  sp_keeper_start(device);
+  sp_keeper_kick(device);
+}
+
 static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
   int saved = errno;
   struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
@@ -60,6 +65,8 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
       report->entered_ns = now_ns;
     }
     bool empty = !sp_device_in_flight(device);
+    uint64_t entry_ns = device->entry_ns;
+    device->entry_ns = now_ns;
     if (empty) {
       /* What is launched next begins now, not when the last work ended. */
       sp_store(&device->began_ns, now_ns);
@@ -75,6 +82,7 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     } else {
       /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
       *report = before;
+      device->entry_ns = entry_ns;
       if (report->held_turn == 0)
         report->held_turn = report->drained_turn = word;
       sp_slot_publish(device->slot, report);
@@ -240,6 +248,9 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       break;
     }
     __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+    if (sp_unlikely(entered)) /* closed before its first launch: somebody must say that it is drained */
+      wake_keeper(device);
+    entered = false;
     if (!asked) /* the wait for a turn is no pause of the program's */
       sp_keeper_pause(device);
     asked = true;
@@ -322,11 +333,6 @@ static inline __attribute__((always_inline)) void account(const struct sp_pass *
   if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
       sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
     sp_lane_mark(lane);
-}
-
-static void wake_keeper(struct sp_device *device) {
-  sp_keeper_start(device);
-  sp_keeper_kick(device);
 }
 
 void sp_gate_leave(struct sp_pass *pass, int result) {

@@ -87,6 +87,7 @@ struct sp_device {
   /* guarded by turn_lock */
   pthread_mutex_t turn_lock;
   struct sp_report report;
+  uint64_t entry_ns; /* when the turn was entered last; report.entered_ns: for the first time */
   /* guarded by queue_lock */
   pthread_mutex_t queue_lock;
   struct sp_marker queue[SP_MARKERS_MAX];
@@ -95,10 +96,13 @@ struct sp_device {
   uint32_t synced;                 /* a thread has just waited for all its work */
   uint64_t gap_ns;                 /* moving average of the pauses between work */
   /* the keeper's own */
-  uint64_t finished_ns;       /* when the last marker finished on the device, as well as we can tell */
-  uint64_t ended_ns;          /* … the nearest guess of that, finished_ns or less: for the account */
-  uint64_t began_ns;          /* when what is in flight began to run: then, or at its launch into an empty device */
-  uint64_t longest_ns;        /* longest unit seen */
+  uint64_t finished_ns; /* when the last marker finished on the device, as well as we can tell */
+  uint64_t ended_ns;    /* … the nearest guess of that, finished_ns or less: for the account */
+  uint64_t began_ns;    /* when what is in flight began to run: then, or at its launch into an empty device */
+  uint64_t longest_ns;  /* longest unit seen */
+  struct {              /* work of several streams: who of them was idle is known when all have ended */
+    uint64_t span_ns, work_ns, began_ns;
+  } joint;
   uint64_t starved_ns;        /* time without work inside a turn, not reported yet */
   struct sp_lane *start_lane; /* its start_event tells when the turn's work began to run; NULL: seen, or not recorded */
   struct sp_clock {

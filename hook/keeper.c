@@ -133,13 +133,12 @@ static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_count
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
-  if (finished_ns < device->report.entered_ns) /* nothing has run in this turn */
-    finished_ns = device->report.entered_ns;
+  if (finished_ns < device->entry_ns) /* nothing has run since */
+    finished_ns = device->entry_ns;
   device->report.drained_turn = turn;
   device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
   uint64_t ended_ns = sp_load(&device->ended_ns);
-  device->report.residue_until_ns =
-      ended_ns > device->report.entered_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
+  device->report.residue_until_ns = ended_ns > device->entry_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
   publish(device);
   return true;
 }
@@ -194,8 +193,10 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
     /* Still the same turn for the agent: nobody was told otherwise. */
     if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
-  } else if (say_drained(device, turn, contended) && contended) {
-    sp_region_ring(&sp_guest.region);
+  } else if (say_drained(device, turn, contended)) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with set_pressure in turn.c: one of the two sees the other */
+    if (sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
+      sp_region_ring(&sp_guest.region);
   }
 }
 

@@ -325,15 +325,27 @@ static bool others_run(const struct sp_lane *lane) {
 /* How long the device had none of our work before the marker that finished last, since `began_ns`: until the turn's
  * start event; and after that, or after the marker before, where its span is longer than its work is predicted to be,
  * but only until all of that had been launched: a wrong prediction errs by no more than the launching took. */
-static uint64_t starved_ns(const struct sp_device *device, const struct sp_marker *marker, uint64_t began_ns) {
+static uint64_t starved_ns(struct sp_device *device, const struct sp_marker *marker, uint64_t began_ns) {
   uint64_t ended_ns = sp_load(&device->ended_ns), span_ns = device->clock.span_ns, before_ns = 0;
-  if (device->clock.started && ended_ns > began_ns + span_ns) {
-    before_ns = ended_ns - began_ns - span_ns;
+  if (device->clock.started) {
+    device->joint.span_ns = device->joint.work_ns = 0;
+    if (ended_ns > began_ns + span_ns)
+      before_ns = ended_ns - began_ns - span_ns;
     began_ns += before_ns;
   }
-  if (span_ns <= marker->work_ns || marker->recorded_ns <= began_ns || others_run(marker->lane))
+  if (!device->joint.work_ns)
+    device->joint.began_ns = began_ns;
+  device->joint.span_ns += span_ns;
+  device->joint.work_ns += marker->work_ns;
+  if (others_run(marker->lane))
+    return before_ns; /* asked again when the last of them ends */
+  uint64_t work_ns = device->joint.work_ns;
+  span_ns = device->joint.span_ns;
+  began_ns = device->joint.began_ns;
+  device->joint.span_ns = device->joint.work_ns = 0;
+  if (span_ns <= work_ns || marker->recorded_ns <= began_ns)
     return before_ns;
-  uint64_t idle_ns = span_ns - marker->work_ns, launching_ns = marker->recorded_ns - began_ns;
+  uint64_t idle_ns = span_ns - work_ns, launching_ns = marker->recorded_ns - began_ns;
   return before_ns + (idle_ns < launching_ns ? idle_ns : launching_ns);
 }
 

@@ -64,7 +64,7 @@ struct sp_header {
 /* sp_grant.flags */
 #define SP_GRANT_CONTENDED 1u /* others wait for this device: give the turn back when idle */
 #define SP_GRANT_PAUSED    2u /* paused by an operator: stays closed even when the agent is gone */
-#define SP_GRANT_LIMITED   4u /* idle time counts even when nobody waits: notice it soon */
+#define SP_GRANT_LIMITED   4u /* its quanta are short even alone: notice soon when it is idle */
 
 struct sp_grant {
   char uuid[SP_UUID_BYTES];      /* the device, as NVML prints it, NUL-padded */
@@ -83,14 +83,15 @@ struct sp_grant {
   uint32_t reserved[4];
 };
 
-/* What one process says about one device. Two lines: the first is written by waiting threads, the second by whoever
- * holds the process's turn lock, under `sequence`. */
+/* What one process says about one device. Two lines: each field of the first is written alone, by waiting threads and
+ * by the keeper; the second by whoever holds the process's turn lock, under `sequence`. */
 struct sp_slot_device {
   uint32_t waiting; /* threads asleep at the closed gate */
   uint32_t reserved_waiting;
   uint64_t waiting_since_ns;  /* when the first of them began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
-  uint64_t reserved_line[5];
+  uint64_t first_ended_ns;    /* when the first work of the last turn that had any had ended, at the latest */
+  uint64_t reserved_line[4];
   uint32_t sequence;         /* counts writes; odd while the fields below are being written */
   uint32_t held_turn;        /* the last turn entered */
   uint32_t drained_turn;     /* == held_turn: nothing of this process is on the device any more */
@@ -144,6 +145,7 @@ _Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
 SP_ASSERT_OFFSET(sp_slot_device, waiting, 0);
 SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
 SP_ASSERT_OFFSET(sp_slot_device, memory_used_bytes, 16);
+SP_ASSERT_OFFSET(sp_slot_device, first_ended_ns, 24);
 SP_ASSERT_OFFSET(sp_slot_device, sequence, 64);
 SP_ASSERT_OFFSET(sp_slot_device, held_turn, 68);
 SP_ASSERT_OFFSET(sp_slot_device, drained_turn, 72);
