@@ -15,9 +15,9 @@ ABI_1 = {
     "heartbeat_ns 64 = 128",
     "sp_grant": "uuid 0 memory_limit_bytes 48 request_millipercent 56 limit_millipercent 60 word 64 flags 68 "
     "budget_ns 72 pair_ns 80 granted_ns 88 share_class 96 used_ns 104 = 128",
-    "sp_slot_device": "waiting 0 waiting_since_ns 8 memory_used_bytes 16 first_ended_ns 24 sequence 64 held_turn 68 drained_turn 72 "
-    "check 76 drained_ns 80 entered_ns 88 residue_until_ns 96 idle_ns 104 launches 112 passed 120 longest_unit_us 124 "
-    "= 128",
+    "sp_slot_device": "waiting 0 waiting_since_ns 8 memory_used_bytes 16 first_ended_ns 24 sequence 64 held_turn 68 "
+    "drained_turn 72 check 76 drained_ns 80 entered_ns 88 residue_until_ns 96 idle_ns 104 launches 112 passed 120 "
+    "longest_unit_us 124 = 128",
     "sp_slots_header": "claimed 0 = 64",
     "sp_slot": "index 0 pid 4 claimed_ns 8 devices 64 = 2112",
 }
