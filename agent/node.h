@@ -183,6 +183,7 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter);
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot);
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
+void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
 /* Bring the device's counts up to date. After any change of view, pause, class or claims; `there` false: it leaves. */
 void sp_member_count(struct sp_member *member, bool there);
 void sp_slots_close(struct sp_share *share);

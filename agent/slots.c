@@ -54,16 +54,12 @@ static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint3
   tenant->orphaned_ns = 0;
 }
 
-void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
-  int error;
+static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
   share->watched_ns = now_ns;
-  uint64_t claimed = sp_slots_claimed(&share->region, &error);
-  if (error) { /* truncated by its own tenant: nothing there can be believed any more */
+  if (sp_slots_look(&share->region, look)) /* truncated by its own tenant: nothing there can be believed any more */
     for (uint32_t index = 0; index < share->member_count; index++)
       share->members[index].usage.faults++;
-    claimed = 0;
-  }
-  share->claimed = claimed;
+  uint64_t claimed = share->claimed = look->claimed;
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_member_count(&share->members[index], true);
   for (uint64_t rest = claimed; rest; rest &= rest - 1) {
@@ -71,6 +67,11 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
     if (share->tenants[slot].pidfd < 0)
       watch_slot(arbiter, share, slot, now_ns);
   }
+}
+
+void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
+  struct sp_slots_look look;
+  watch(arbiter, share, &look, now_ns);
 }
 
 static void take_counts(struct sp_tenant *tenant, uint32_t index, const struct sp_slot_device *said) {
@@ -131,11 +132,17 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
   return value < low ? low : high;
 }
 
-static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *view, uint64_t now_ns) {
+/* `known`: what it says has been read already. */
+static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
+                     uint64_t now_ns) {
   struct sp_share *share = member->share;
   struct sp_tenant *tenant = &share->tenants[slot];
   struct sp_slot_device said;
-  int torn = sp_slot_read(&share->region, slot, member->index, &said);
+  int torn = 0;
+  if (known)
+    said = *known;
+  else
+    torn = sp_slot_read(&share->region, slot, member->index, &said);
   if (torn) {
     /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. */
     member->usage.faults++;
@@ -204,10 +211,12 @@ static void add_slot(struct sp_member *member, uint32_t slot, struct sp_view *vi
     view->longest_unit_ns = unit_ns;
 }
 
-void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
+static void scan(struct sp_member *member, const struct sp_slot_device *first, uint64_t now_ns) {
   struct sp_view view = {0};
-  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1)
-    add_slot(member, (uint32_t)__builtin_ctzll(rest), &view, now_ns);
+  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    add_slot(member, slot, slot ? NULL : first, &view, now_ns);
+  }
   member->view = view;
   member->scanned_ns = now_ns;
   sp_member_count(member, true);
@@ -215,4 +224,14 @@ void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
   member->usage.passed = view.passed + member->retired_passed;
   member->usage.memory_used_bytes = view.memory_used_bytes;
   member->usage.processes = (uint32_t)__builtin_popcountll(member->share->claimed);
+}
+
+void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
+  scan(member, NULL, now_ns);
+}
+
+void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  struct sp_slots_look look;
+  watch(arbiter, member->share, &look, now_ns);
+  scan(member, look.whole && member->index == 0 ? &look.first : NULL, now_ns);
 }

@@ -203,8 +203,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->bound_ns = member->late ? now_ns : now_ns + bound_ns;
   /* After the close and its fence: what we read now is final, or busy. The claims too: a process that is new to us may
    * have found the gate open. */
-  sp_slots_watch(arbiter, member->share, now_ns);
-  sp_slots_scan(member, now_ns);
+  sp_slots_watch_and_scan(arbiter, member, now_ns);
   sp_lead_closed(member);
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;

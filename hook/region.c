@@ -112,7 +112,7 @@ static int claim_slot(struct sp_region *region) {
     region->slot = slot;
     region->slot_index = index;
     slot->index = index;
-    __atomic_store_n(claimed, 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_claimed */
+    __atomic_store_n(claimed, 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_look */
     return 0;
   }
   return -EUSERS;
@@ -410,6 +410,17 @@ static off_t slot_offset(uint32_t slot) {
   return (off_t)(sizeof(struct sp_slots_header) + slot * sizeof(struct sp_slot));
 }
 
+static bool is_whole(const struct sp_slot_device *said) {
+  const uint64_t words[7] = {(uint64_t)said->drained_turn << 32 | said->held_turn,
+                             said->drained_ns,
+                             said->entered_ns,
+                             said->residue_until_ns,
+                             said->idle_ns,
+                             said->launches,
+                             (uint64_t)said->longest_unit_us << 32 | said->passed};
+  return said->check == check_of(words) || said->sequence == 0; /* 0: nothing was ever written */
+}
+
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
   off_t offset =
       slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
@@ -417,28 +428,29 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
     ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
     if (got != (ssize_t)sizeof *out)
       return got < 0 ? -errno : -EIO;
-    const uint64_t words[7] = {(uint64_t)out->drained_turn << 32 | out->held_turn,
-                               out->drained_ns,
-                               out->entered_ns,
-                               out->residue_until_ns,
-                               out->idle_ns,
-                               out->launches,
-                               (uint64_t)out->longest_unit_us << 32 | out->passed};
-    if (out->check == check_of(words) || out->sequence == 0) /* 0: nothing was ever written */
+    if (is_whole(out))
       return 0;
   }
   return 1;
 }
 
-uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error) {
-  struct sp_slots_header header;
-  ssize_t got = pread(owner->slots_fd, &header, sizeof header, 0);
-  *error = got == (ssize_t)sizeof header ? 0 : got < 0 ? -errno : -EIO;
-  uint64_t mask = 0;
-  for (uint32_t slot = 0; !*error && slot < SP_SLOTS_MAX; slot++)
-    if (header.claimed[slot])
-      mask |= (uint64_t)1 << slot;
-  return mask;
+int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
+  struct {
+    struct sp_slots_header header;
+    uint8_t slot[offsetof(struct sp_slot, devices)];
+    struct sp_slot_device first;
+  } head;
+  ssize_t got = pread(owner->slots_fd, &head, sizeof head, 0);
+  look->claimed = 0;
+  look->whole = false;
+  if (got != (ssize_t)sizeof head)
+    return got < 0 ? -errno : -EIO;
+  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
+    if (head.header.claimed[slot])
+      look->claimed |= (uint64_t)1 << slot;
+  look->first = head.first;
+  look->whole = is_whole(&head.first);
+  return 0;
 }
 
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {

@@ -31,6 +31,7 @@
 #define SHAREPOD_REGION_H
 
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define SP_ABI         1u
@@ -258,8 +259,14 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
 
 /* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);
-/* The claimed words of all slots, as a bit mask; -errno in *error. */
-uint64_t sp_slots_claimed(const struct sp_region_owner *owner, int *error);
+/* The heads of the slots, and with them, in the same read, what most shares have only: one process on one device. */
+struct sp_slots_look {
+  uint64_t claimed;            /* a bit per slot */
+  bool whole;                  /* `first` was not torn */
+  struct sp_slot_device first; /* what slot 0 says of device 0 */
+};
+/* 0; -errno: nothing was read, and nothing is claimed. */
+int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look);
 /* The pid (in our namespace) that holds the record lock of `slot`; 0 = nobody. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
 /* Clear a slot whose process is gone. */
