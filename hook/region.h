@@ -30,8 +30,8 @@
 #ifndef SHAREPOD_REGION_H
 #define SHAREPOD_REGION_H
 
-#include <stddef.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define SP_ABI         1u

@@ -102,6 +102,23 @@ def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> No
     assert charged_ns > 1.1 * used_ns  # it kept the other out
 
 
+@pytest.mark.realtime
+def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(agent: RunningAgent) -> None:
+    slow = {**metered(agent.register(50, name="slow", device="0")), "SIMGPU_RECORD_COST_NS": str(12 * MS)}
+    with program(slow), program(metered(agent.register(50, name="other", device="0"))):
+        time.sleep(0.5)
+        before = {name: usage(agent, name) for name in ("slow", "other")}
+        time.sleep(2)
+        after = {name: usage(agent, name) for name in before}
+    # An entry takes longer than the quantum: hardly a turn comes to a launch, and nobody waits for it to drain.
+    turns, launches = (getattr(after["slow"], f) - getattr(before["slow"], f) for f in ("turns", "launches"))
+    assert turns > 20
+    assert launches < turns
+    assert after["slow"].cogrants == before["slow"].cogrants
+    assert after["slow"].used_ns - before["slow"].used_ns < 200 * MS
+    assert after["other"].used_ns - before["other"].used_ns > 500 * MS
+
+
 def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:
     began = time.monotonic()
     with program(metered(agent.register(50, name="a"))) as process:
