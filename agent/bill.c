@@ -13,7 +13,8 @@
  */
 #include "node.h"
 
-#define CUT_NS 300000 /* work that ends so long after it was foretold was put off */
+#define CUT_NS     300000  /* work that ends so long after it was foretold was put off */
+#define CUT_MAX_NS 4000000 /* … by a slice of the device; if by more, the two have run in turns */
 
 /* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
  * fall, so there it is left out of what comes next. */
@@ -142,14 +143,16 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
 
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {
   struct sp_member *holder = device->holder;
-  if (holder && holder != member && member->foretold_ns && drained_ns > member->foretold_ns + CUT_NS) {
+  if (holder && holder != member && member->foretold_ns && drained_ns > member->foretold_ns + CUT_NS &&
+      drained_ns < member->foretold_ns + CUT_MAX_NS) {
     holder->cut = member;
     holder->cut_ns = (int64_t)(drained_ns - member->foretold_ns);
   }
 }
 
 /* Some of the turn's work had ended before its predecessor's had: the device had put off the predecessor's last work
- * and run this one's in between. What the predecessor paid beyond its foretold end was this one's. */
+ * and run this one's in between. What the predecessor paid beyond its foretold end was this one's; but
+ * who foretells too early gains no more by that than its grace. */
 static void take_cut(struct sp_node_device *device, struct sp_member *member) {
   int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
   struct sp_member *before = member->cut;
@@ -159,9 +162,11 @@ static void take_cut(struct sp_node_device *device, struct sp_member *member) {
   uint64_t first_ns = member->view.first_ended_ns;
   if (!before || member->by_clock || mine_ns < CUT_NS || !first_ns || first_ns + CUT_NS > member->predecessor_ns)
     return;
-  book(device, before, -mine_ns, -mine_ns, device->billed_until_ns);
+  int64_t charged_ns = mine_ns < before->grace_ns ? mine_ns : before->grace_ns;
+  before->grace_ns -= charged_ns;
+  book(device, before, -mine_ns, -charged_ns, device->billed_until_ns);
   member->others_ns -= mine_ns;
-  charge(device, member, mine_ns, mine_ns, device->billed_until_ns);
+  charge(device, member, mine_ns, charged_ns, device->billed_until_ns);
 }
 
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
