@@ -8,7 +8,9 @@
  *   lead.c     how early the next one is granted
  *   bill.c     who pays for the time that passes
  *   report.c   what is told of all that
+ *   pressure.c what a grant tells the gate about the others
  *   region_files.c  the files of a share's region
+ *   region_slots.c  what the tenants have written there
  */
 #ifndef SHAREPOD_NODE_H
 #define SHAREPOD_NODE_H
@@ -202,6 +204,23 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
 /* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 
+/* pressure.c */
+/* Others want the device now. */
+static inline bool sp_others_wait(const struct sp_node_device *device, const struct sp_member *member) {
+  return device->waiting > (uint32_t)member->counted_waiting;
+}
+/* Does its turn end at its deadline? */
+static inline bool sp_turn_ends(const struct sp_node_device *device, const struct sp_member *member) {
+  return sp_others_wait(device, member) || member->terms.limit_millipercent < SP_POLICY_WHOLE;
+}
+/* Open the grant of `member`, whose deadline is set; returns the turn's word. */
+uint32_t sp_pressure_open(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns);
+/* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
+void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+/* When the holder's budget has to be lowered for the end of its turn, then the deadline; UINT64_MAX: it does not end.
+ */
+uint64_t sp_pressure_due_ns(const struct sp_node_device *device);
+
 /* lead.c */
 void sp_lead_init_device(struct sp_node_device *device);
 void sp_lead_init_member(struct sp_member *member);
@@ -218,6 +237,8 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
 /* A region with its gate open from an earlier agent: that turn drains like any other. */
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns);
+/* Its waiters are woken with the next sp_turn_wake. */
+void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
 /* Wake those whose grants have changed. Before the lock is given back, and before a share is freed. */
 void sp_turn_wake(struct sp_arbiter *arbiter);
 /* The turn is over whatever the slots say: the share is being released. */

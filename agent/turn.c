@@ -12,7 +12,7 @@
 #define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
 #define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
-static void wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
+void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
   if (arbiter->wake_count == SP_WAKES_MAX)
     sp_turn_wake(arbiter);
   arbiter->wakes[arbiter->wake_count++] = grant;
@@ -23,100 +23,11 @@ void sp_turn_wake(struct sp_arbiter *arbiter) {
     sp_grant_wake(arbiter->wakes[--arbiter->wake_count]);
 }
 
-static bool others_wait(const struct sp_node_device *device, const struct sp_member *member) {
-  return device->waiting > (uint32_t)member->counted_waiting;
-}
-
-/* Somebody else had a turn a moment ago and will want one soon: what is queued now delays that. */
-static bool others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
-  for (int index = 0; index < 2; index++) {
-    const struct sp_member *other = device->recent[index].member;
-    if (other && other != member && other->share->claimed && now_ns - device->recent[index].ended_ns < SP_RECENT_NS)
-      return true;
-  }
-  return false;
-}
-
 static void remember_end(struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   if (device->recent[0].member != member)
     device->recent[1] = device->recent[0];
   device->recent[0].member = member;
   device->recent[0].ended_ns = now_ns;
-}
-
-static bool beside_latency(const struct sp_node_device *device, const struct sp_member *member) {
-  return device->latency_present > (uint32_t)member->counted_present;
-}
-
-/* What a grant tells the gate about the others on the device. */
-struct pressure {
-  uint64_t budget_ns, pair_ns;
-  uint32_t flags;
-};
-
-/* Does the turn end at its deadline? */
-static bool ends(const struct sp_node_device *device, const struct sp_member *member) {
-  return others_wait(device, member) || member->terms.limit_millipercent < SP_POLICY_WHOLE;
-}
-
-static struct pressure pressure_on(const struct sp_node_device *device, const struct sp_member *member,
-                                   uint64_t now_ns) {
-  bool contended = others_wait(device, member);
-  struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
-  if (member->terms.limit_millipercent < SP_POLICY_WHOLE)
-    pressure.flags |= SP_GRANT_LIMITED;
-  if (contended || others_recent(device, member, now_ns)) {
-    pressure.budget_ns = SP_BUDGET_SHARED_NS;
-    pressure.pair_ns = SP_PAIR_NS;
-  }
-  if (pressure.flags & SP_GRANT_LIMITED) { /* its quanta are short even alone, and what is queued overruns them */
-    pressure.budget_ns = SP_BUDGET_LIMITED_NS;
-    pressure.pair_ns = SP_PAIR_NS;
-  }
-  if (beside_latency(device, member)) {
-    pressure.budget_ns = SP_BUDGET_LATENCY_NS;
-    pressure.pair_ns = SP_PAIR_LATENCY_NS;
-  }
-  /* What is in flight at the deadline outlives the turn: from `taper_ns` on only so much is launched that it ends soon
-   * after. Until then what was launched before keeps the device busy. */
-  if (ends(device, member) && pressure.budget_ns > SP_BUDGET_END_NS) {
-    if (now_ns + pressure.budget_ns >= member->deadline_ns + SP_BUDGET_END_NS)
-      pressure.budget_ns = pressure.pair_ns = SP_BUDGET_END_NS;
-  }
-  return pressure;
-}
-
-/* When the holder's budget has to be lowered for the end of its turn. */
-static uint64_t taper_ns(const struct sp_member *holder) {
-  uint64_t budget_ns = holder->grant->budget_ns;
-  return budget_ns > SP_BUDGET_END_NS ? holder->deadline_ns + SP_BUDGET_END_NS - budget_ns : UINT64_MAX;
-}
-
-/* Tell the holder what has changed around it; wake its keeper if it has to hurry. */
-static void set_pressure(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  struct sp_member *holder = device->holder;
-  struct pressure now = pressure_on(device, holder, now_ns);
-  uint32_t flags = holder->grant->flags, raised = now.flags & ~flags;
-  uint64_t budget_ns = holder->grant->budget_ns;
-  if (now.flags == flags && now.budget_ns == budget_ns)
-    return;
-  if (now.flags != flags && !device->draining)
-    sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (raised & SP_GRANT_CONTENDED && !holder->late) { /* a late one's turn is short, and it needs all of it */
-    /* Its quantum was measured out while nobody waited. */
-    uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
-    if (holder->granted_ns + quantum_ns < holder->deadline_ns)
-      holder->deadline_ns = holder->granted_ns + quantum_ns;
-  }
-  sp_grant_set(holder->grant, now.budget_ns, now.pair_ns, now.flags);
-  if (raised & SP_GRANT_CONTENDED) {         /* it may have parked meanwhile, and rung no bell */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with park_locked in keeper.c */
-    sp_slots_scan(holder, now_ns);
-    if (holder->view.entered && !holder->view.busy)
-      holder->deadline_ns = now_ns;
-  }
-  if (raised || (now.budget_ns < budget_ns && now.budget_ns != SP_BUDGET_END_NS))
-    wake_later(arbiter, holder->grant);
 }
 
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
@@ -209,7 +120,8 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
   } else {
-    wake_later(arbiter, member->grant); /* its keeper has work to do; who has nothing on the device need not know */
+    sp_turn_wake_later(arbiter,
+                       member->grant); /* its keeper has work to do; who has nothing on the device need not know */
   }
 }
 
@@ -266,9 +178,8 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   sp_bill_begin(member);
   device->holder = member;
   sp_lead_granted(device);
-  struct pressure pressure = pressure_on(device, member, now_ns);
-  member->turn = sp_grant_open(member->grant, pressure.budget_ns, pressure.pair_ns, pressure.flags, now_ns);
-  wake_later(arbiter, member->grant);
+  member->turn = sp_pressure_open(device, member, now_ns);
+  sp_turn_wake_later(arbiter, member->grant);
 }
 
 /* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
@@ -309,7 +220,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
   /* It parks without a bell while nobody waits. */
   if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
     sp_slots_scan(holder, now_ns);
-  bool contended = others_wait(device, holder);
+  bool contended = sp_others_wait(device, holder);
   if (holder->share->paused) {
     sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
   } else if (!holder->share->claimed) {
@@ -320,12 +231,12 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
   } else if (contended && preempted(device, now_ns)) {
     sp_turn_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
-  } else if (now_ns >= holder->deadline_ns && ends(device, holder)) {
+  } else if (now_ns >= holder->deadline_ns && sp_turn_ends(device, holder)) {
     if (!extend(device, holder, now_ns))
       sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
   }
   if (device->holder)
-    set_pressure(arbiter, device, now_ns);
+    sp_pressure_update(arbiter, device, now_ns);
 }
 
 /* May the next share be granted although somebody still drains? */
@@ -434,14 +345,11 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
   uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
   const struct sp_member *holder = device->holder;
   if (holder) {
-    bool contended = others_wait(device, holder); /* else the tick is soon enough */
+    bool contended = sp_others_wait(device, holder); /* else the tick is soon enough */
     if (contended && !holder->view.entered)
       due_ns = holder->granted_ns + SP_ENTER_NS + 1;
-    if (ends(device, holder)) {
-      uint64_t end_ns = taper_ns(holder) < holder->deadline_ns ? taper_ns(holder) : holder->deadline_ns;
-      if (end_ns < due_ns)
-        due_ns = end_ns;
-    }
+    if (sp_pressure_due_ns(device) < due_ns)
+      due_ns = sp_pressure_due_ns(device);
   }
   for (uint32_t index = 0; index < device->draining; index++) {
     const struct sp_member *member = device->drains[index];
@@ -451,7 +359,7 @@ uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
       continue;
     }
     uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
-    if (residue_ns && !holder && others_wait(device, member))
+    if (residue_ns && !holder && sp_others_wait(device, member))
       next_ns = residue_ns > sp_lead_ns(member) ? residue_ns - sp_lead_ns(member) : 0;
     if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
       next_ns = residue_ns + OVERLAP_MAX_NS;

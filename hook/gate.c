@@ -6,173 +6,25 @@
  * open, and does the agent know that we are in. The keeper clears `entered`, passes every thread through a barrier
  * (membarrier) and then reads the announces: a thread is either seen inside or sees the cleared word.
  */
-#define _GNU_SOURCE
 #include "gate.h"
 
-#include <errno.h>
-#include <linux/futex.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "guest.h"
+#include "wait.h"
 
-#define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
-#define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
-#define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
-#define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
-#define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
-#define LONG_NS         200000u    /* a unit whose end is told at its launch */
-#define MARKERS         8u         /* a lane's unmarked work stays below the budget divided by this */
-#define REMEASURE       256u       /* one launch in so many of a unit is measured alone in mixed streams */
+#define LONG_NS   200000u /* a unit whose end is told at its launch */
+#define MARKERS   8u      /* a lane's unmarked work stays below the budget divided by this */
+#define REMEASURE 256u    /* one launch in so many of a unit is measured alone in mixed streams */
 
 static void wake_keeper(struct sp_device *device) {
   sp_keeper_start(device);
   sp_keeper_kick(device);
 }
 
-static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
-  int saved = errno;
-  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &timeout, NULL, 0);
-  errno = saved;
-}
-
-static bool agent_gone(void) {
-  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
-  if (heartbeat_ns == 0)
-    return true; /* planned stop: it said so */
-  uint64_t now_ns = sp_now_ns();
-  return now_ns > heartbeat_ns && now_ns - heartbeat_ns > SP_STALE_NS;
-}
-
-/* Enter the open turn `word` with this process. False: it closed meanwhile. */
-static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
-  pthread_mutex_lock(&device->turn_lock);
-  bool entered = sp_load(&device->entered) == word;
-  /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
-  if (!entered && sp_grant_word(device->grant) == word) {
-    struct sp_report *report = &device->report;
-    struct sp_report before = *report;
-    /* Back from a drain inside the same turn: the time between is idle time of this process. */
-    uint64_t now_ns = sp_now_ns();
-    if (report->held_turn == word && report->drained_turn == word && now_ns > report->residue_until_ns)
-      report->idle_ns += now_ns - report->residue_until_ns;
-    if (report->held_turn != word) {
-      report->idle_ns = 0;
-      sp_store(&device->starved_ns, 0); /* of an earlier turn, and too late */
-      report->entered_ns = now_ns;
-    }
-    bool empty = !sp_device_in_flight(device);
-    uint64_t entry_ns = device->entry_ns;
-    device->entry_ns = now_ns;
-    if (empty) {
-      /* What is launched next begins now, not when the last work ended. */
-      sp_store(&device->began_ns, now_ns);
-    }
-    report->held_turn = word;
-    report->drained_turn = 0;
-    report->residue_until_ns = 0;
-    entered = sp_slot_enter(device->slot, report, device->grant);
-    if (entered) {
-      if (empty) /* or it could wait in the driver for room, with the lock */
-        sp_lane_start(lane);
-      __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
-    } else {
-      /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
-      *report = before;
-      device->entry_ns = entry_ns;
-      if (report->held_turn == 0)
-        report->held_turn = report->drained_turn = word;
-      sp_slot_publish(device->slot, report);
-      sp_region_ring(&sp_guest.region);
-    }
-  }
-  pthread_mutex_unlock(&device->turn_lock);
-  return entered;
-}
-
-/* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it). */
-static bool wait_for_turn(struct sp_device *device, struct sp_lane *lane, bool *entered) {
-  uint32_t word = sp_grant_word(device->grant);
-  if (word & 1u) {
-    *entered = enter_turn(device, lane, word);
-    return false; /* the caller looks again */
-  }
-  sp_slot_wait_begin(device->slot);
-  sp_region_ring(&sp_guest.region);
-  bool pass = false;
-  while (sp_grant_word(device->grant) == word) {
-    if (!(sp_grant_flags(device->grant) & SP_GRANT_PAUSED) && agent_gone()) {
-      pass = true;
-      break;
-    }
-    sp_grant_wait(device->grant, word, STALE_LOOK_NS);
-  }
-  sp_slot_wait_end(device->slot);
-  return pass;
-}
-
-/* What is in flight is one unit of the length predicted, or less. */
-static inline bool one_in_flight(uint64_t in_flight_ns, uint64_t predicted_ns) {
-  return in_flight_ns <= predicted_ns + predicted_ns / 4;
-}
-
-enum progress {
-  MADE,  /* something has finished: look again */
-  NEAR,  /* what runs is about to finish: the next unit may follow, or the device would idle while we are told */
-  STUCK, /* nothing for too long: let the launch pass, what runs may be spinning for it */
-};
-
-/* Wait until less work is in flight. The patience of a thread runs on across turns: what it waits for may need longer
- * than one, or this very launch. */
-static enum progress wait_for_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
-                                       uint64_t predicted_ns) {
-  if (sp_load(&lane->pending_ns))
-    sp_lane_mark(lane); /* so that there is progress to be told of */
-  uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
-  uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
-  if (in_flight_ns == 0)
-    return STUCK; /* nothing marked (the driver refused): nothing to wait for */
-  if (thread->progress_seen != progress || !thread->patience_ns) {
-    thread->progress_seen = progress;
-    thread->patience_ns = PROGRESS_NS;
-    thread->passed_ns = 0;
-  }
-  /* What is in flight may rightly take as long as predicted; the patience starts then. */
-  uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
-  if (end_ns > now_ns + EXPECTED_MAX_NS)
-    end_ns = now_ns + EXPECTED_MAX_NS;
-  uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
-  bool follows = predicted_ns && one_in_flight(in_flight_ns, predicted_ns);
-  if (follows) { /* beside a latency share later: what follows is in its way */
-    uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
-    until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
-  }
-  if (until_ns > now_ns) {
-    __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
-      futex_wait_private(&device->progress, progress, until_ns - now_ns);
-    __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
-      return MADE;
-  }
-  return follows ? NEAR : STUCK;
-}
-
 /* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
 static void count_pass(struct sp_device *device) {
   if (device)
     __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
-}
-
-/* The launch passes without progress. */
-static void pass_stuck(struct sp_device *device, struct sp_thread *thread) {
-  __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
-  thread->passed_ns = sp_now_ns();
-  if (thread->patience_ns < PROGRESS_MAX_NS)
-    thread->patience_ns *= 2;
 }
 
 /* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
@@ -192,7 +44,7 @@ static inline bool fits(const struct sp_device *device, const struct sp_lane *la
   if (sp_likely(in_flight_ns < sp_grant_budget_ns(device->grant))) {
     return true;
   }
-  return one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
+  return sp_one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
 }
 
 /* `held`: the devices that the thread has been let into already, for this same launch. */
@@ -235,16 +87,16 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
         break;
       }
       __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
-      enum progress progress = wait_for_progress(device, thread, lane, sp_load(&unit->predicted_ns));
-      if (progress == MADE)
+      enum sp_progress progress = sp_wait_progress(device, thread, lane, sp_load(&unit->predicted_ns));
+      if (progress == SP_MADE)
         continue;
       announce(thread, device, held);
       if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
         __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
         continue; /* the turn ended while we waited: that is another wait */
       }
-      if (progress == STUCK)
-        pass_stuck(device, thread);
+      if (progress == SP_STUCK)
+        sp_wait_gave_up(device, thread);
       break;
     }
     __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
@@ -254,7 +106,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     if (!asked) /* the wait for a turn is no pause of the program's */
       sp_keeper_pause(device);
     asked = true;
-    if (wait_for_turn(device, lane, &entered)) {
+    if (sp_wait_turn(device, lane, &entered)) {
       announce(thread, device, held);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;

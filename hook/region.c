@@ -1,4 +1,4 @@
-/* The region's two sides and every memory order they need: see region.h. */
+/* The region: what hook and agent write into it, and every memory order they need: see region.h. */
 #define _GNU_SOURCE
 #include "region.h"
 
@@ -305,8 +305,7 @@ void sp_slot_wait_end(struct sp_slot_device *slot) {
   __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
 }
 
-/* What a torn copy does not satisfy. */
-static uint32_t check_of(const uint64_t words[7]) {
+uint32_t sp_slot_check(const uint64_t words[7]) {
   uint64_t hash = 0x9e3779b97f4a7c15u;
   for (int index = 0; index < 7; index++) {
     hash = (hash ^ words[index]) * 0x9ddfea08eb382d69u;
@@ -326,7 +325,8 @@ void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report
   uint32_t sequence = slot->sequence; /* one writer at a time: the caller holds the turn lock */
   store_relaxed(&slot->sequence, sequence | 1u);
   __atomic_thread_fence(__ATOMIC_RELEASE);
-  store_relaxed(&slot->check, check_of(words)); /* pairs with sp_slot_read: a copy of old and new fields fails it */
+  store_relaxed(&slot->check,
+                sp_slot_check(words)); /* pairs with sp_slot_read: a copy of old and new fields fails it */
   store_relaxed(&slot->held_turn, report->held_turn);
   store_relaxed(&slot->drained_turn, report->drained_turn);
   store_relaxed64(&slot->drained_ns, report->drained_ns);
@@ -404,81 +404,4 @@ uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
   store_release(&grant->word, word);
   full_fence(); /* pairs with sp_slot_enter */
   return word;
-}
-
-static off_t slot_offset(uint32_t slot) {
-  return (off_t)(sizeof(struct sp_slots_header) + slot * sizeof(struct sp_slot));
-}
-
-static bool is_whole(const struct sp_slot_device *said) {
-  const uint64_t words[7] = {(uint64_t)said->drained_turn << 32 | said->held_turn,
-                             said->drained_ns,
-                             said->entered_ns,
-                             said->residue_until_ns,
-                             said->idle_ns,
-                             said->launches,
-                             (uint64_t)said->longest_unit_us << 32 | said->passed};
-  return said->check == check_of(words) || said->sequence == 0; /* 0: nothing was ever written */
-}
-
-int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
-  off_t offset =
-      slot_offset(slot) + (off_t)(offsetof(struct sp_slot, devices) + device * sizeof(struct sp_slot_device));
-  for (int attempt = 0; attempt < 3; attempt++) {
-    ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
-    if (got != (ssize_t)sizeof *out)
-      return got < 0 ? -errno : -EIO;
-    if (is_whole(out))
-      return 0;
-  }
-  return 1;
-}
-
-int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
-  struct {
-    struct sp_slots_header header;
-    uint8_t slot[offsetof(struct sp_slot, devices)];
-    struct sp_slot_device first;
-  } head;
-  ssize_t got = pread(owner->slots_fd, &head, sizeof head, 0);
-  look->claimed = 0;
-  look->whole = false;
-  if (got != (ssize_t)sizeof head)
-    return got < 0 ? -errno : -EIO;
-  for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
-    if (head.header.claimed[slot])
-      look->claimed |= (uint64_t)1 << slot;
-  look->first = head.first;
-  look->whole = is_whole(&head.first);
-  return 0;
-}
-
-int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
-  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-  if (fcntl(owner->slots_fd, F_GETLK, &lock))
-    return 0;
-  return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
-}
-
-int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
-  static const struct sp_slot empty;
-  static const uint8_t free_slot;
-  /* The claim goes last: until then nobody else writes here. */
-  if (pwrite(owner->slots_fd, &empty, sizeof empty, slot_offset(slot)) != (ssize_t)sizeof empty)
-    return -EIO;
-  return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
-}
-
-uint64_t sp_bell_drain(const struct sp_region_owner *owner) {
-  uint8_t buffer[4096];
-  uint64_t rung = 0;
-  ssize_t got = sizeof buffer;
-  /* As much as a FIFO holds; a tenant that writes faster than we read must not keep us here. What it leaves is of no
-   * use: the slots are read after this. */
-  for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
-    got = read(owner->bell_fd, buffer, sizeof buffer);
-    for (ssize_t index = 0; index < got; index++)
-      rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);
-  }
-  return rung;
 }

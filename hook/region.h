@@ -224,6 +224,8 @@ struct sp_report {
   uint32_t longest_unit_us;
 };
 void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report);
+/* The check word of a report: what a torn copy does not satisfy. */
+uint32_t sp_slot_check(const uint64_t words[7]);
 /* Publish, then a full fence, then tell whether the word still is report->held_turn. */
 int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant);
 /* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
@@ -231,7 +233,7 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
 
-/* ---- the agent's side; the files are made in agent/region_files.c ---- */
+/* ---- the agent's side; the files are made in agent/region_files.c, the slots read in agent/region_slots.c ---- */
 
 struct sp_region_owner {
   struct sp_header *header; /* writable mapping of `terms` */

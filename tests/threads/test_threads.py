@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "tests/threads/threads.c",
-    *[f"hook/{name}.c" for name in ("gate", "lane", "keeper", "predict", "thread", "clock", "attach", "region")],
+    *[
+        f"hook/{name}.c"
+        for name in ("gate", "wait", "lane", "keeper", "predict", "thread", "clock", "attach", "region")
+    ],
     *[
         f"agent/{name}.c"
         for name in (
@@ -25,7 +28,9 @@ SOURCES = [
             "policy",
             "policy_accounts",
             "policy_rates",
+            "pressure",
             "region_files",
+            "region_slots",
         )
     ],
 ]

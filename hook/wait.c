@@ -1,0 +1,136 @@
+#define _GNU_SOURCE
+#include "wait.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
+#define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
+#define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
+#define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
+#define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
+
+static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t timeout_ns) {
+  int saved = errno;
+  struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &timeout, NULL, 0);
+  errno = saved;
+}
+
+static bool agent_gone(void) {
+  uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
+  if (heartbeat_ns == 0)
+    return true; /* planned stop: it said so */
+  uint64_t now_ns = sp_now_ns();
+  return now_ns > heartbeat_ns && now_ns - heartbeat_ns > SP_STALE_NS;
+}
+
+/* Enter the open turn `word` with this process. False: it closed meanwhile. */
+static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
+  pthread_mutex_lock(&device->turn_lock);
+  bool entered = sp_load(&device->entered) == word;
+  /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
+  if (!entered && sp_grant_word(device->grant) == word) {
+    struct sp_report *report = &device->report;
+    struct sp_report before = *report;
+    /* Back from a drain inside the same turn: the time between is idle time of this process. */
+    uint64_t now_ns = sp_now_ns();
+    if (report->held_turn == word && report->drained_turn == word && now_ns > report->residue_until_ns)
+      report->idle_ns += now_ns - report->residue_until_ns;
+    if (report->held_turn != word) {
+      report->idle_ns = 0;
+      sp_store(&device->starved_ns, 0); /* of an earlier turn, and too late */
+      report->entered_ns = now_ns;
+    }
+    bool empty = !sp_device_in_flight(device);
+    uint64_t entry_ns = device->entry_ns;
+    device->entry_ns = now_ns;
+    if (empty) {
+      /* What is launched next begins now, not when the last work ended. */
+      sp_store(&device->began_ns, now_ns);
+    }
+    report->held_turn = word;
+    report->drained_turn = 0;
+    report->residue_until_ns = 0;
+    entered = sp_slot_enter(device->slot, report, device->grant);
+    if (entered) {
+      if (empty) /* or it could wait in the driver for room, with the lock */
+        sp_lane_start(lane);
+      __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
+    } else {
+      /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
+      *report = before;
+      device->entry_ns = entry_ns;
+      if (report->held_turn == 0)
+        report->held_turn = report->drained_turn = word;
+      sp_slot_publish(device->slot, report);
+      sp_region_ring(&sp_guest.region);
+    }
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+  return entered;
+}
+
+bool sp_wait_turn(struct sp_device *device, struct sp_lane *lane, bool *entered) {
+  uint32_t word = sp_grant_word(device->grant);
+  if (word & 1u) {
+    *entered = enter_turn(device, lane, word);
+    return false; /* the caller looks again */
+  }
+  sp_slot_wait_begin(device->slot);
+  sp_region_ring(&sp_guest.region);
+  bool pass = false;
+  while (sp_grant_word(device->grant) == word) {
+    if (!(sp_grant_flags(device->grant) & SP_GRANT_PAUSED) && agent_gone()) {
+      pass = true;
+      break;
+    }
+    sp_grant_wait(device->grant, word, STALE_LOOK_NS);
+  }
+  sp_slot_wait_end(device->slot);
+  return pass;
+}
+
+enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
+                                  uint64_t predicted_ns) {
+  if (sp_load(&lane->pending_ns))
+    sp_lane_mark(lane); /* so that there is progress to be told of */
+  uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
+  uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
+  if (in_flight_ns == 0)
+    return SP_STUCK; /* nothing marked (the driver refused): nothing to wait for */
+  if (thread->progress_seen != progress || !thread->patience_ns) {
+    thread->progress_seen = progress;
+    thread->patience_ns = PROGRESS_NS;
+    thread->passed_ns = 0;
+  }
+  /* What is in flight may rightly take as long as predicted; the patience starts then. */
+  uint64_t end_ns = sp_load(&device->began_ns) + in_flight_ns;
+  if (end_ns > now_ns + EXPECTED_MAX_NS)
+    end_ns = now_ns + EXPECTED_MAX_NS;
+  uint64_t until_ns = (end_ns > thread->passed_ns ? end_ns : thread->passed_ns) + thread->patience_ns;
+  bool follows = predicted_ns && sp_one_in_flight(in_flight_ns, predicted_ns);
+  if (follows) { /* beside a latency share later: what follows is in its way */
+    uint64_t half_ns = sp_grant_budget_ns(device->grant) / 2;
+    until_ns = end_ns - (half_ns < FOLLOW_NS ? half_ns : FOLLOW_NS);
+  }
+  if (until_ns > now_ns) {
+    __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
+      futex_wait_private(&device->progress, progress, until_ns - now_ns);
+    __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
+      return SP_MADE;
+  }
+  return follows ? SP_NEAR : SP_STUCK;
+}
+
+void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread) {
+  __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+  thread->passed_ns = sp_now_ns();
+  if (thread->patience_ns < PROGRESS_MAX_NS)
+    thread->patience_ns *= 2;
+}
