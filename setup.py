@@ -180,7 +180,7 @@ def extensions() -> list[Extension]:
         PlainSharedObject(
             "sharepod.simgpu.lib.libnvidia_ml",
             "libnvidia-ml.so.1",
-            [*nvml, *sources("simgpu/state.c", "simgpu/model.c")] if nvml else [],
+            [*nvml, *sources("simgpu/state.c", "simgpu/model.c", "simgpu/repair.c")] if nvml else [],
             ["-Wl,-soname,libnvidia-ml.so.1"],
             simgpu_depends,
         ),

@@ -2,18 +2,6 @@
 
 #include <string.h>
 
-static bool takes_device(const struct sg_item *item) {
-  return item->kind <= SG_COPY_DEVICE;
-}
-
-static bool is_blocker(const struct sg_item *item) {
-  return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_COPY || (item->flags & SG_SPIN);
-}
-
-static bool spins(const struct sg_item *item) {
-  return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
-}
-
 static struct sg_item *head_of(struct sg_context *context, const struct sg_lane *lane) {
   return lane->head == SG_NONE ? NULL : &context->items[lane->head];
 }
@@ -63,7 +51,7 @@ void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, str
   item->lane = lane_index;
   item->order = ++context->order;
   item->submitted_ns = now_ns;
-  item->ready_ns = now_ns + (takes_device(item) || item->kind == SG_COPY ? shared->model.latency_ns : 0);
+  item->ready_ns = now_ns + (sg_takes_device(item) || item->kind == SG_COPY ? shared->model.latency_ns : 0);
   item->left_ns = item->duration_ns ? item->duration_ns : 1;
   lane->submitted_ns += item->duration_ns;
   item->mark_ns = lane->submitted_ns;
@@ -85,14 +73,14 @@ void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, str
   __atomic_store_n(lane->head == SG_NONE ? &lane->head : &context->items[lane->tail].next, index, __ATOMIC_RELEASE);
   lane->tail = index;
   lane->pending++;
-  lane->blockers += is_blocker(item);
+  lane->blockers += sg_is_blocker(item);
   sg_set(context->active, lane_index);
   sg_set(shared->active, slot);
   if (now_ns < shared->blocked_until_ns)
     sg_kick(shared);
 }
 
-static void push_effect(struct sg_context *context, uint32_t index) {
+void sg_effect_push(struct sg_context *context, uint32_t index) {
   context->items[index].next_effect = SG_NONE;
   if (context->effects_head == SG_NONE)
     context->effects_head = index;
@@ -131,7 +119,7 @@ static void release_watchers(struct sg_shared *shared, int32_t pid, uint64_t fro
     for
       SG_EACH(index, context->active, SG_MAX_LANES) {
         struct sg_item *item = head_of(context, &context->lanes[index]);
-        if (item && spins(item) && item->phase >= SG_READY && item->watch + 4 > from && item->watch < from + bytes)
+        if (item && sg_spins(item) && item->phase >= SG_READY && item->watch + 4 > from && item->watch < from + bytes)
           sg_release(shared, slot, item);
       }
     }
@@ -165,7 +153,7 @@ static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, s
   lane->done_ns += item->duration_ns;
   lane->completed++;
   lane->pending--;
-  lane->blockers -= is_blocker(item);
+  lane->blockers -= sg_is_blocker(item);
   __atomic_store_n(&lane->head, item->next, __ATOMIC_RELEASE);
   if (lane->head == SG_NONE) {
     sg_clear(context->active, (uint32_t)(lane - context->lanes));
@@ -175,7 +163,7 @@ static void pop(struct sg_shared *shared, uint32_t slot, struct sg_lane *lane, s
       sg_clear(shared->active, slot);
   }
   if (effect)
-    push_effect(context, (uint32_t)(item - context->items));
+    sg_effect_push(context, (uint32_t)(item - context->items));
   else
     sg_item_free(context, item);
 }
@@ -236,7 +224,7 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   if (item->phase == SG_QUEUED) {
     if (item->ready_ns > shared->now_ns || !in_order(context, index, item))
       return false;
-    if (takes_device(item)) {
+    if (sg_takes_device(item)) {
       item->phase = SG_READY;
     } else if (item->kind == SG_COPY) {
       item->phase = SG_RUNNING;
@@ -244,7 +232,7 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
     } else if (item->kind == SG_HOST) {
       item->phase = SG_CALLING;
       lane->effect_head = item->next_effect;
-      push_effect(context, lane->head);
+      sg_effect_push(context, lane->head);
     } else if (item->kind != SG_WAIT || wait_over(shared, item)) {
       complete(state, slot, lane, item);
     } else {
@@ -281,7 +269,7 @@ static bool runnable(struct sg_shared *shared, uint32_t slot) {
   for
     SG_EACH(lane, context->active, SG_MAX_LANES) {
       const struct sg_item *item = head_of(context, &context->lanes[lane]);
-      if (takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
+      if (sg_takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
         return true;
     }
   return false;
@@ -353,7 +341,7 @@ static uint64_t next_change(struct sg_shared *shared) {
           next = earlier(next, item->ready_ns);
         else if (item->kind == SG_COPY && item->phase == SG_RUNNING)
           next = earlier(next, item->started_ns + item->left_ns);
-        else if (running && takes_device(item) && item->phase >= SG_READY && !spins(item))
+        else if (running && sg_takes_device(item) && item->phase >= SG_READY && !sg_spins(item))
           next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : item->left_ns));
       }
     }
@@ -391,7 +379,7 @@ static void run(struct sg_shared *shared, uint64_t to_ns) {
     for
       SG_EACH(lane, context->active, SG_MAX_LANES) {
         struct sg_item *item = head_of(context, &context->lanes[lane]);
-        if (!takes_device(item) || item->phase < SG_READY)
+        if (!sg_takes_device(item) || item->phase < SG_READY)
           continue;
         if (item->phase == SG_READY) {
           item->started_ns = from_ns;
@@ -424,86 +412,4 @@ void sg_advance(struct sg_state *state, uint64_t now_ns) {
       return;
     run(shared, earlier(now_ns, next_change(shared)));
   }
-}
-
-/* --- dropping and repairing -------------------------------------------------------------------------------------- */
-
-/*
- * Rebuild what is derived. Primary are: the alive bits, each lane's chain from `head` by `next`, every item's phase,
- * and the list of effects. All writers above keep this order: an item is complete before it is linked into its lane,
- * and FINISHED before it is unlinked, so a writer that died leaves at most one item in between.
- */
-static void rebuild(struct sg_shared *shared, uint32_t slot) {
-  struct sg_context *context = &shared->contexts[slot];
-  uint64_t reached[SG_MAX_ITEMS / 64] = {0};
-  for (uint32_t index = context->effects_head; index != SG_NONE; index = context->items[index].next_effect) {
-    sg_set(reached, index);
-    context->effects_tail = index;
-  }
-  memset(context->active, 0, sizeof context->active);
-  for (uint32_t n = 0; n < SG_MAX_LANES; n++) {
-    struct sg_lane *lane = &context->lanes[n];
-    lane->effect_head = SG_NONE;
-    lane->pending = lane->blockers = 0;
-    while (lane->head != SG_NONE && context->items[lane->head].phase == SG_FINISHED)
-      lane->head = context->items[lane->head].next;
-    uint64_t pending_ns = 0;
-    for (uint32_t index = lane->head; index != SG_NONE; index = context->items[index].next) {
-      struct sg_item *item = &context->items[index];
-      bool effect = item->flags & SG_EFFECT || (item->kind == SG_HOST && item->phase == SG_QUEUED);
-      sg_set(reached, index);
-      lane->tail = index;
-      lane->pending++;
-      lane->blockers += is_blocker(item);
-      pending_ns += item->duration_ns;
-      sg_set(context->active, n);
-      if (!effect)
-        continue;
-      item->next_effect = SG_NONE;
-      if (lane->effect_head == SG_NONE)
-        lane->effect_head = index;
-      else
-        context->items[lane->effect_tail].next_effect = index;
-      lane->effect_tail = index;
-    }
-    lane->completed = lane->appended - lane->pending;
-    lane->done_ns = lane->submitted_ns - pending_ns;
-    if (lane->used == 2 && lane->head == SG_NONE)
-      lane->used = 0;
-  }
-  context->free_item = SG_NONE;
-  for (uint32_t index = 0; index < context->fresh_item; index++) {
-    struct sg_item *item = &context->items[index];
-    if (sg_bit(reached, index) || item->phase == SG_TAKEN)
-      continue;
-    if (item->phase == SG_FINISHED && item->flags & SG_EFFECT)
-      push_effect(context, index);
-    else
-      sg_item_free(context, item);
-  }
-}
-
-void sg_repair(struct sg_shared *shared) {
-  memset(shared->active, 0, sizeof shared->active);
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      rebuild(shared, slot);
-      if (sg_next_bit(shared->contexts[slot].active, 0, SG_MAX_LANES) < SG_MAX_LANES)
-        sg_set(shared->active, slot);
-    }
-  sg_kick(shared);
-}
-
-void sg_drop_work(struct sg_shared *shared, uint32_t slot) {
-  struct sg_context *context = &shared->contexts[slot];
-  for (uint32_t n = 0; n < context->fresh_event; n++)
-    context->events[n].completed = context->events[n].recorded;
-  for (uint32_t n = 0; n < SG_MAX_LANES; n++)
-    context->lanes[n].head = SG_NONE;
-  context->effects_head = SG_NONE;
-  for (uint32_t n = 0; n < context->fresh_item; n++)
-    if (context->items[n].phase != SG_TAKEN)
-      context->items[n].phase = SG_VACANT;
-  rebuild(shared, slot);
-  sg_clear(shared->active, slot);
 }

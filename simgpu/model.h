@@ -11,6 +11,18 @@
 
 #include "state.h"
 
+/* Needs the device and its turn; the rest runs beside it. */
+static inline bool sg_takes_device(const struct sg_item *item) {
+  return item->kind <= SG_COPY_DEVICE;
+}
+/* How long it takes is not known when it is submitted. */
+static inline bool sg_is_blocker(const struct sg_item *item) {
+  return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_COPY || (item->flags & SG_SPIN);
+}
+static inline bool sg_spins(const struct sg_item *item) {
+  return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
+}
+
 /* Run the model to `now_ns`. All functions here need the lock. */
 void sg_advance(struct sg_state *state, uint64_t now_ns);
 
@@ -25,6 +37,8 @@ uint64_t sg_bound(struct sg_shared *shared, uint32_t slot, uint32_t lane, uint64
 /* The same for the first piece of work in the context that its owner must act on. SG_NEVER: there is none. */
 uint64_t sg_effect_bound(struct sg_shared *shared, uint32_t slot);
 
+/* Put a completed effect at the end of the context's list. */
+void sg_effect_push(struct sg_context *context, uint32_t item);
 /* Take the oldest completed effect off the context's list, or NULL. The item stays valid until sg_item_free. */
 struct sg_item *sg_effect_take(struct sg_context *context);
 void sg_item_free(struct sg_context *context, struct sg_item *item);

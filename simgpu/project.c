@@ -11,12 +11,6 @@ static uint64_t later(uint64_t a, uint64_t b) {
 static uint64_t earlier(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
-static bool takes_device(const struct sg_item *item) {
-  return item->kind <= SG_COPY_DEVICE;
-}
-static bool spins(const struct sg_item *item) {
-  return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
-}
 
 /* How much of the head's duration is behind us. */
 static uint64_t progress(const struct sg_shared *shared, const struct sg_item *head) {
@@ -32,15 +26,15 @@ static uint64_t holds_for(const struct sg_shared *shared, const struct sg_contex
     SG_EACH(index, context->active, SG_MAX_LANES) {
       const struct sg_lane *lane = &context->lanes[index];
       const struct sg_item *item = &context->items[lane->head];
-      if (!takes_device(item) || item->phase < SG_READY)
+      if (!sg_takes_device(item) || item->phase < SG_READY)
         continue;
-      if (spins(item))
+      if (sg_spins(item))
         return SG_NEVER;
       uint64_t left = 0;
       if (!lane->blockers)
         left = lane->submitted_ns - lane->done_ns;
       else
-        for (int n = 0; n < WALK && takes_device(item) && !spins(item); n++) {
+        for (int n = 0; n < WALK && sg_takes_device(item) && !sg_spins(item); n++) {
           left += item->duration_ns;
           if (item->next == SG_NONE)
             break;
@@ -84,7 +78,7 @@ static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, u
   uint64_t left_ns = mark_ns > behind_ns ? mark_ns - behind_ns : 0;
   if (!depth)
     return now_ns + STUCK_NS / 10;
-  if (head->phase == SG_CALLING || spins(head))
+  if (head->phase == SG_CALLING || sg_spins(head))
     return stuck(shared);
   if (head->phase == SG_QUEUED && head->ready_ns > now_ns) {
     from_ns = head->ready_ns;
@@ -108,7 +102,7 @@ static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, u
              context->items[context->lanes[0].head].order < head->order) {
     from_ns = bound(shared, slot, 0, context->items[context->lanes[0].head].mark_ns, depth - 1);
   }
-  if (takes_device(head))
+  if (sg_takes_device(head))
     from_ns = later(from_ns, turn(shared, slot));
   return from_ns + left_ns;
 }

@@ -76,7 +76,8 @@ def inject(machine: SimulatedGpu, repo_root: Path, tmp_path: Path) -> Callable[[
     """Inject an XID into a device; 0 makes it work again."""
     tool = tmp_path / "inject_xid"
     sources = [
-        str(path) for path in (HERE / "inject_xid.c", *(repo_root / "simgpu" / f for f in ("state.c", "model.c")))
+        str(path)
+        for path in (HERE / "inject_xid.c", *(repo_root / "simgpu" / f for f in ("state.c", "model.c", "repair.c")))
     ]
     subprocess.run(["cc", "-std=gnu11", "-O1", f"-I{repo_root}", "-o", str(tool), *sources], check=True)
     return lambda device, xid: (
