@@ -38,6 +38,7 @@ static void step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint6
 static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
   uint64_t rung = sp_bell_drain(&share->region); /* before the scan: what is rung for later rings again */
   uint64_t now_ns = sp_now_ns();
+  sp_slots_hear(share, rung);
   if (rung & ~share->watched) /* somebody new */
     sp_slots_watch(arbiter, share, now_ns);
   step_share(arbiter, share, now_ns);
@@ -55,8 +56,15 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     if (beat) /* it touches a page of every share */
       sp_region_heartbeat(&share->region, now_ns);
     bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
-    if (look)
+    bool late = false;
+    for (uint32_t index = 0; index < share->member_count; index++)
+      late = late || (share->members[index].draining && share->members[index].cogranted);
+    if (look || late)
+      sp_slots_replaced(arbiter, share);
+    if (look) {
       sp_slots_watch(arbiter, share, now_ns);
+      sp_slots_hear(share, UINT64_MAX);
+    }
     for (uint32_t index = 0; index < share->member_count; index++) {
       struct sp_member *member = &share->members[index];
       if (look || member->holding || member->draining)

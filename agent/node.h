@@ -123,6 +123,7 @@ struct sp_tenant {
   struct {
     uint64_t launches, memory_bytes;
     uint32_t passed;
+    bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
   } said[SP_DEVICES_MAX]; /* the last that was believed */
 };
 
@@ -188,6 +189,12 @@ void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
 /* Bring the device's counts up to date. After any change of view, pause, class or claims; `there` false: it leaves. */
 void sp_member_count(struct sp_member *member, bool there);
+/* Take back the slots of processes that have become another program (exec). */
+void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share);
+/* Nobody has entered the turn: who says that it waits is stopped, or dying. */
+void sp_slots_deafen(struct sp_member *member);
+/* The slots `rung`, a bit each, are heard again. */
+void sp_slots_hear(struct sp_share *share, uint64_t rung);
 void sp_slots_close(struct sp_share *share);
 
 static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {

@@ -1,14 +1,17 @@
 /* What the tenants say, clamped to what can be true, and which of their processes are alive. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "node.h"
 
 #define READ_NS   10000000u   /* reading a slot takes no longer */
+#define MAPS_MAX  4000        /* lines of /proc/PID/maps */
 #define ORPHAN_NS 1000000000u /* a claim whose lock nobody holds for this long is a dead process's */
 
 static void count(uint32_t *total, bool *counted, bool counts) {
@@ -67,6 +70,56 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_
     if (share->tenants[slot].pidfd < 0)
       watch_slot(arbiter, share, slot, now_ns);
   }
+}
+
+/* Does the process map the slots? Only of one whose lock is lost: it has closed our descriptor, or become another. */
+static bool maps_slots(const struct sp_share *share, int32_t pid) {
+  char path[32], line[512], needle[32];
+  struct stat status;
+  snprintf(path, sizeof path, "/proc/%d/maps", pid);
+  if (fstat(share->region.slots_fd, &status))
+    return true;
+  snprintf(needle, sizeof needle, " %lu ", (unsigned long)status.st_ino);
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return true;
+  bool found = false;
+  int lines = 0;
+  while (!found && lines < MAPS_MAX && fgets(line, sizeof line, file)) {
+    found = strstr(line, needle) != NULL;
+    lines++;
+  }
+  fclose(file);
+  return found || lines == MAPS_MAX; /* who has more may keep its slot: the arbiter has others to serve */
+}
+
+void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share) {
+  for (uint64_t rest = share->watched; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    int32_t pid = share->tenants[slot].pid;
+    if (pid <= 0 || sp_slot_owner(&share->region, slot) != 0)
+      continue;
+    bool elsewhere = false; /* it has become another program, and that one has attached */
+    for (uint64_t others = share->claimed & ~((uint64_t)1 << slot); others; others &= others - 1)
+      elsewhere = elsewhere || sp_slot_owner(&share->region, (uint32_t)__builtin_ctzll(others)) == pid;
+    if (elsewhere || !maps_slots(share, pid))
+      sp_slots_died(arbiter, share, slot);
+  }
+}
+
+void sp_slots_deafen(struct sp_member *member) {
+  for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
+    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+    struct sp_slot_device said;
+    if (sp_slot_read(&member->share->region, slot, member->index, &said) == 0 && said.waiting)
+      member->share->tenants[slot].said[member->index].deaf = true;
+  }
+}
+
+void sp_slots_hear(struct sp_share *share, uint64_t rung) {
+  for (uint64_t rest = rung; rest; rest &= rest - 1)
+    for (uint32_t index = 0; index < share->member_count; index++)
+      share->tenants[__builtin_ctzll(rest)].said[index].deaf = false;
 }
 
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
@@ -150,7 +203,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
       view->entered = view->busy = view->torn = true;
     return;
   }
-  if (said.waiting > 0 && said.waiting < 1u << 20) {
+  if (said.waiting > 0 && said.waiting < 1u << 20 && !tenant->said[member->index].deaf) {
     view->waiting = true;
     /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
     uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;

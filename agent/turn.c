@@ -226,6 +226,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
   } else if (!holder->share->claimed) {
     sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
   } else if (!view->entered && now_ns - holder->granted_ns > SP_ENTER_NS) {
+    sp_slots_deafen(holder);
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
   } else if ((contended || holder->by_clock) && view->entered && !view->busy && !view->waiting) {
     sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);

@@ -53,7 +53,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
                    sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
   clock->span_ns = clock->started ? (uint64_t)start_ns : 0;
   if (!chained) { /* the first one, or another context: start the scale anew */
-    clock->device_ns = 0;
+    clock->device_ns = clock->latest_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;
     clock->window_ns = now_ns;
@@ -69,8 +69,13 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
   if (clock->started) {
     int64_t least_ns = (int64_t)start->start_ns - (clock->device_ns - start_ns);
     clock->least_ns[0] = least_ns > clock->least_ns[0] ? least_ns : clock->least_ns[0];
-    span_ns = start_ns;
   }
+  /* Markers of two streams may be out of order: only what lies past the latest end is new. */
+  span_ns = clock->device_ns - clock->latest_ns;
+  if (span_ns > 0)
+    clock->latest_ns = clock->device_ns;
+  if (clock->started)
+    span_ns = start_ns;
   int64_t most_ns = most(clock),
           least_ns = clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
   uint64_t finished_ns = (uint64_t)(clock->device_ns + most_ns);

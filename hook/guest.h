@@ -109,6 +109,7 @@ struct sp_device {
     bool stale; /* a context has gone: start the scale anew */
     CUcontext context;
     CUevent event;        /* the last finished marker's */
+    int64_t latest_ns;    /* the latest end so far, on that scale */
     int64_t device_ns;    /* its time on a scale of our own: sums of elapsed times */
     bool started;         /* the last finish was the first of its turn, and its span is from the turn's start event */
     uint64_t span_ns;     /* else from the finish before */

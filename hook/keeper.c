@@ -209,18 +209,22 @@ static void park(struct sp_device *device, uint32_t turn, uint64_t launches, boo
 /* The process ends: its last counts, and its turn, or it would be billed for what the kernel needs to take it apart. A
  * thread that still runs may hold the lock for ever: then what was said before stays. */
 __attribute__((destructor)) static void say_last(void) {
-  for (uint32_t index = 0; sp_load(&sp_guest.attached) && index < sp_guest.device_count; index++) {
+  if (!sp_load(&sp_guest.attached) || sp_guest.region.slot->pid != (int32_t)getpid())
+    return; /* a child that was cloned past our handler: the slot is its parent's */
+  for (uint32_t index = 0; index < sp_guest.device_count; index++) {
     struct sp_device *device = &sp_guest.devices[index];
-    if (!device->slot)
-      continue;
-    for (int look = 0; look < LAST_LOOKS && works(device); look++)
+    for (int look = 0; look < LAST_LOOKS && works(device); look++) {
+      sp_keeper_kick(device);   /* alone, it looks every 10 ms */
       sleep_ns(INSIDE_POLL_NS); /* what the program has waited for the keeper is about to see */
+    }
     if (pthread_mutex_trylock(&device->turn_lock))
       continue;
     publish(device);
     uint32_t turn = sp_load(&device->entered);
-    if (turn)
+    if (turn) {
       park_locked(device, turn, sp_threads_launches(device->index), sp_grant_flags(device->grant) & SP_GRANT_CONTENDED);
+      sp_region_ring(&sp_guest.region); /* its grant may have been closed meanwhile */
+    }
     pthread_mutex_unlock(&device->turn_lock);
   }
 }

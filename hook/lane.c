@@ -353,6 +353,7 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker.lane;
   uint64_t began_ns = sp_load(&device->began_ns);
+  bool alone = !device->joint.work_ns; /* of no other lane since the device was empty */
   if (waited && !sp_load(&lane->dead)) {
     sp_clock_finish(device, &marker);
     __atomic_fetch_add(&device->starved_ns, starved_ns(device, &marker, began_ns), __ATOMIC_RELAXED);
@@ -360,7 +361,8 @@ void sp_marker_finish(struct sp_device *device, bool waited) {
   /* Work that stood alone has no left edge, but it took no longer than since the device was empty: a unit once measured
    * beside another share's work is not believed to be long for ever. */
   uint64_t since_ns = device->finished_ns > began_ns ? device->finished_ns - began_ns : 0;
-  if (waited && !marker.follows && marker.unit && since_ns + ALONE_SLACK_NS < marker.work_ns)
+  if (waited && alone && !device->joint.work_ns && !marker.follows && marker.unit &&
+      since_ns + ALONE_SLACK_NS < marker.work_ns)
     sp_unit_learn(marker.unit, marker.launches, since_ns);
   if (waited && marker.follows && marker.unit && !sp_load(&lane->dead)) {
     /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
