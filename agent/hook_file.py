@@ -65,7 +65,7 @@ def remove(runtime: Path, keep: Path | None = None) -> None:
     """Remove the hooks that were served, but not `keep`, and the directory when it is empty. No share may be left."""
     directory = runtime / DIRECTORY_NAME
     with contextlib.suppress(OSError):
-        for path in directory.iterdir():
+        for path in directory.glob("libsharepod-*"):
             if path != keep:
                 path.unlink()
         if keep is None:

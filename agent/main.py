@@ -96,6 +96,10 @@ def _prepare_runtime_directory(settings: Settings) -> None:
         raise SettingsError(
             f"runtime directory {runtime} belongs to user {info.st_uid}: choose another with --runtime-directory"
         )
+    if info.st_mode & (stat.S_ISVTX | stat.S_IWOTH):  # /dev/shm itself: the agent would close it to everybody else
+        raise SettingsError(
+            f"runtime directory {runtime} is everybody's: give the agent one of its own, like {runtime}/sharepod"
+        )
 
 
 def _prepare_others(settings: Settings) -> None:
@@ -108,7 +112,9 @@ def _prepare_others(settings: Settings) -> None:
         Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(settings.socket_path).unlink(missing_ok=True)
     except OSError as error:
-        raise SettingsError(f"{error.filename}: {error.strerror}: remove it, or choose another directory") from None
+        raise SettingsError(
+            f"{error.filename}: {error.strerror}: choose another --runtime-directory or --state-directory"
+        ) from None
 
 
 class Agent:
@@ -192,8 +198,8 @@ class Agent:
             Path(settings.shares_directory).rmdir()
             hook_file.remove(runtime)
             if settings.simulate and self._environment["SIMGPU_STATE"] == f"{runtime}/simgpu":
-                for path in runtime.glob("simgpu*"):
-                    path.unlink()
+                for name in ("simgpu", "simgpu.kernels"):
+                    (runtime / name).unlink(missing_ok=True)
             if settings.state_directory != settings.runtime_directory:
                 Path(settings.state_directory).rmdir()
 
@@ -257,7 +263,8 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
         log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node)
-        log.info("agent stopping", extra={"shares": len(node.statuses())})
+        shares = [status.share for status in node.statuses()]
+        log.info("agent stopping", extra={"shares": len(shares), "paused": sum(share.paused for share in shares)})
     finally:
         await server.stop(PLANNED_STOP_GRACE_S if stopping.is_set() else STOP_GRACE_S)
         socket_path.unlink(missing_ok=True)

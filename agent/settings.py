@@ -154,6 +154,15 @@ def _check_socket_path(path: str) -> None:
         )
 
 
+def _check_preloadable(runtime: str) -> None:
+    """Raise SettingsError when the loader would take the path of the hook apart: programs would run unmetered."""
+    if set(runtime) & set(" :\t\n"):
+        raise SettingsError(
+            f"runtime directory {runtime!r} has a space or a colon, which LD_PRELOAD takes for the end of a path: "
+            "choose another with --runtime-directory"
+        )
+
+
 def default_runtime_directory(environment: Mapping[str, str]) -> str:
     """Return where an agent of this user keeps its regions: always on tmpfs.
 
@@ -302,6 +311,7 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], c
     runtime = str(values.get("runtime_directory") or default_runtime_directory(environment))
     state = str(values.get("state_directory") or runtime)
     _check_socket_path(f"{runtime}/{SOCKET_NAME}")
+    _check_preloadable(runtime)
     return Settings(**{**values, "runtime_directory": runtime, "state_directory": state})  # type: ignore[arg-type]
 
 

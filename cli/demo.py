@@ -133,11 +133,13 @@ def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: boo
 def _picture(turns: list[Turn], window: Window) -> RenderableType:
     from rich.text import Text
 
+    from sharepod.cli.console import console
     from sharepod.cli.picture import STYLES, text_rows
 
     text = Text()
+    columns = max(20, min(_PICTURE_COLUMNS, console().width - 8))
     order = [name for name, _, _ in _PROGRAMS]
-    for share, bar in sorted(text_rows(turns, window, _PICTURE_COLUMNS), key=lambda row: order.index(row[0])):
+    for share, bar in sorted(text_rows(turns, window, columns), key=lambda row: order.index(row[0])):
         text.append(f"{share:>6} ")
         text.append(f"{bar}\n", style=STYLES[order.index(share)])
     return text

@@ -376,6 +376,8 @@ def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent:
     [
         (["--polcy", "open"], 2, "sharepod agent: unrecognized arguments: --polcy open: see `sharepod agent --help`"),
         (["--simulate", "1xH20"], 1, "devices 1xH20 cannot be simulated: NVML says "),
+        (["--runtime-directory", "/dev/shm"], 2, "/dev/shm is everybody's: give the agent one of its own, like "),
+        (["--runtime-directory", "/dev/shm/a b"], 2, "has a space or a colon, which LD_PRELOAD takes for the end"),
         (["--runtime-directory", f"/dev/shm/{'x' * 100}"], 2, "bytes long, the kernel's limit is 107: choose a short"),
         (["--policy", "maybe"], 2, "sharepod agent: --policy is 'maybe': give open or closed"),
         (["--config", "/nowhere"], 2, "configuration /nowhere: No such file or directory: name a readable file"),

@@ -28,6 +28,13 @@ def test_saturated_shares_pay_for_what_they_got() -> None:
     assert figures.median([shares.bill_error(run) for run in runs]) <= 2 * 0.5
 
 
+def test_work_on_several_streams_is_billed_as_the_union_of_its_spans() -> None:
+    several = shares.saturating(50, "500us", streams=2, depth=8)
+    case = shares.Case("two streams", {"a": several, "b": shares.saturating(50, "500us")}, MS // 2)
+    errors = [shares.bill_error(shares.run(case, TEST.short_s)) for _ in range(RUNS)]
+    assert figures.median(errors) <= 10  # once it was 66 % too little
+
+
 def test_without_the_hook_the_same_shares_get_equal_parts() -> None:
     case = shares.CASES[0]
     samples = shares.run(case, TEST.short_s, hook=False).samples
