@@ -151,8 +151,8 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
 }
 
 /* Some of the turn's work had ended before its predecessor's had: the device had put off the predecessor's last work
- * and run this one's in between. What the predecessor paid beyond its foretold end was this one's; but
- * who foretells too early gains no more by that than its grace. */
+ * and run this one's in between. What the predecessor paid beyond its foretold end was this one's; but who foretells
+ * too early gains no more by that than its grace. */
 static void take_cut(struct sp_node_device *device, struct sp_member *member) {
   int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
   struct sp_member *before = member->cut;

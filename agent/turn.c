@@ -120,8 +120,8 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
   } else {
-    sp_turn_wake_later(arbiter,
-                       member->grant); /* its keeper has work to do; who has nothing on the device need not know */
+    /* Its keeper has work to do; who has nothing on the device need not know. */
+    sp_turn_wake_later(arbiter, member->grant);
   }
 }
 

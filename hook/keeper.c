@@ -194,7 +194,7 @@ static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launch
     if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
   } else if (say_drained(device, turn, contended)) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with set_pressure in turn.c: one of the two sees the other */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with sp_pressure_update: one of the two sees the other */
     if (sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
       sp_region_ring(&sp_guest.region);
   }

@@ -46,7 +46,7 @@ class Without(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A launching thread: gate.c."""
+    """A launching thread: gate.c and wait.c."""
 
     left: int
     """Launches to make."""
@@ -121,7 +121,7 @@ class Gate:
                     raise Broken("a launch starts outside its turn")
                 done = replace(thread, at="start", inside=False, left=thread.left - 1)
                 yield to(done, in_flight=state.in_flight + 1, launches=state.launches + 1)
-            case "turn" if state.word & 1:  # wait_for_turn: it is open, enter it
+            case "turn" if state.word & 1:  # sp_wait_turn: it is open, enter it
                 yield to(replace(thread, word=state.word, at="lock"))
             case "turn":  # sp_slot_wait_begin, sp_region_ring
                 bell = state.bell or self.without is not Without.BELL

@@ -23,7 +23,7 @@ Step = tuple[Any, ...]
 
 
 def launcher(launches: int, enter_fence: bool, announce_fence: bool) -> list[Step]:
-    """gate.c: sp_gate_enter, enter_turn, the driver's call, sp_gate_leave."""
+    """gate.c and wait.c: sp_gate_enter, enter_turn, the driver's call, sp_gate_leave."""
     return [
         ("at", "again"),
         ("store", "inside", lambda r: 1),
