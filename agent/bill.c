@@ -14,6 +14,7 @@
 #include "node.h"
 
 #define CUT_NS     300000  /* work that ends so long after it was foretold was put off */
+#define PROOF_NS   100000  /* … and this long after work of the next turn had ended: clocks of two processes differ */
 #define CUT_MAX_NS 4000000 /* … by a slice of the device; if by more, the two have run in turns */
 
 /* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
@@ -153,14 +154,14 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
 /* Some of the turn's work had ended before its predecessor's had: the device had put off the predecessor's last work
  * and run this one's in between. What the predecessor paid beyond its foretold end was this one's; but who foretells
  * too early gains no more by that than its grace. */
-static void take_cut(struct sp_node_device *device, struct sp_member *member) {
+void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   int64_t mine_ns = said_used(member, device->billed_until_ns) - paid_ns(member, device->billed_until_ns);
   struct sp_member *before = member->cut;
   if (mine_ns > member->cut_ns)
     mine_ns = member->cut_ns;
   member->cut = NULL;
   uint64_t first_ns = member->view.first_ended_ns;
-  if (!before || member->by_clock || mine_ns < CUT_NS || !first_ns || first_ns + CUT_NS > member->predecessor_ns)
+  if (!before || member->by_clock || mine_ns < CUT_NS || !first_ns || first_ns + PROOF_NS > member->predecessor_ns)
     return;
   int64_t charged_ns = mine_ns < before->grace_ns ? mine_ns : before->grace_ns;
   before->grace_ns -= charged_ns;
@@ -170,7 +171,6 @@ static void take_cut(struct sp_node_device *device, struct sp_member *member) {
 }
 
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
-  take_cut(device, member);
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (member->by_clock || member->view.torn || over_ns <= 0)
     return;

@@ -7,9 +7,9 @@
  * should be queued when the residue ends, for the threads of a hand-off take the core from the one that launches.
  *
  * A residue that the next share's work cuts in two (the hardware's slice was over) ends a slice late, and nobody can
- * tell whose the time between was. Where in its last slice a turn ends is much the same every time, so each member has
- * a longest lead of its own, learned from that: from CUTS such turns in a row, for one may as well be a pause of the
- * host.
+ * tell whose the time between was. So deadlines are moved to where the residue ends in the same slice. Long units end
+ * where they end, but at much the same place of a slice every time, so each member has a longest lead of its own,
+ * learned from that: from CUTS such turns in a row, for one may as well be a pause of the host.
  */
 #include "node.h"
 
@@ -23,6 +23,10 @@
 #define AHEAD_NS 100000u
 #define ENTER_NS 5000u   /* from the entry of a turn to its first launch at the driver */
 #define CUT_NS   500000u /* a residue that outlives its prediction by this was cut */
+
+#define SLICE_NS  2000000u /* of the hardware, from the start of a context's work on */
+#define AIM_NS    50000u   /* a turn closes between here in a slice … */
+#define AIM_TO_NS 800000u  /* … and here: its residue, half a millisecond or so, ends in the same slice */
 
 static uint64_t bounded(uint64_t lead_ns) {
   return lead_ns < LEAD_MIN_NS ? LEAD_MIN_NS : lead_ns > LEAD_MAX_NS ? LEAD_MAX_NS : lead_ns;
@@ -43,19 +47,28 @@ uint64_t sp_lead_ns(const struct sp_member *member) {
 
 void sp_lead_granted(struct sp_node_device *device) {
   device->holder->lead_cut = false;
+  device->holder->slices_ns = device->holder->granted_ns;
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
     if (member->cogranted)
       continue;
     member->foretold_ns = member->view.residue_until_ns;
+    if (member->foretold_ns > device->holder->slices_ns)
+      device->holder->slices_ns = member->foretold_ns;
     if (member->lead_max_ns < device->lead_ns)
       device->holder->lead_cut = true;
   }
+  sp_lead_aim(device->holder);
 }
 
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns) {
   if (!member->foretold_ns)
     return; /* the next share was not granted before that */
+  struct sp_member *holder = member->device->holder;
+  if (holder && drained_ns > holder->slices_ns) {
+    holder->slices_ns = drained_ns;
+    sp_lead_aim(holder);
+  }
   uint64_t lead_ns = sp_lead_ns(member);
   member->cuts = drained_ns > member->foretold_ns + CUT_NS ? member->cuts + 1 : 0;
   if (!member->cuts)
@@ -72,4 +85,16 @@ void sp_lead_closed(struct sp_member *member) {
   uint64_t ahead_ns = unit_ns < AHEAD_NS ? AHEAD_NS - unit_ns : 0; /* it launches faster than the device works */
   bool late = member->view.entered_ns + ENTER_NS + ahead_ns > member->predecessor_ns;
   *lead_ns = bounded(late ? *lead_ns + (LATE_ONE_IN - 1) * LEAD_STEP_NS : *lead_ns - LEAD_STEP_NS);
+}
+
+void sp_lead_aim(struct sp_member *holder) {
+  if (holder->terms.limit_millipercent < SP_POLICY_WHOLE || holder->deadline_ns <= holder->slices_ns)
+    return;
+  uint64_t phase_ns = (holder->deadline_ns - holder->slices_ns) % SLICE_NS, slice_ns = holder->deadline_ns - phase_ns;
+  if (phase_ns < AIM_NS)
+    holder->deadline_ns = slice_ns + AIM_NS;
+  else if (phase_ns > (AIM_TO_NS + SLICE_NS + AIM_NS) / 2)
+    holder->deadline_ns = slice_ns + SLICE_NS + AIM_NS;
+  else if (phase_ns > AIM_TO_NS)
+    holder->deadline_ns = slice_ns + AIM_TO_NS;
 }

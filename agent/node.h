@@ -93,6 +93,7 @@ struct sp_member {
   bool cogranted; /* its drain is late: others run beside it */
   uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
+  uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
   /* the turn's account, see bill.c */
   uint64_t turn_used_ns, turn_charged_ns;
   uint64_t begun_ns;                     /* since when it pays for the device's time; 0: not yet */
@@ -208,6 +209,8 @@ void sp_bill_begin(struct sp_member *member);
 void sp_bill(struct sp_node_device *device, uint64_t until_ns);
 /* `member` has drained, the holder was granted before that. */
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns);
+/* The turn is about to drain. Not later: what the next one's work takes of its residue would look like its own. */
+void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
 /* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 
@@ -235,6 +238,8 @@ uint64_t sp_lead_ns(const struct sp_member *member); /* so long before its resid
 void sp_lead_granted(struct sp_node_device *device); /* to device->holder */
 void sp_lead_drained(struct sp_member *member, uint64_t drained_ns);
 void sp_lead_closed(struct sp_member *member);
+/* Move the holder's deadline to where the end of its turn is not cut. After each change of the deadline. */
+void sp_lead_aim(struct sp_member *holder);
 
 /* turn.c */
 /* Scan the member and act on what its slots say. */

@@ -33,13 +33,13 @@ static uint32_t rule_of(const struct sp_policy_share *s) {
   return takes_surplus(s) ? SP_RULE_SURPLUS : SP_RULE_LEFTOVER;
 }
 
-/* The order of the rules, then who is furthest behind, then who has waited longest. */
+/* The order of the rules, then whose turn is due first, then who has waited longest. */
 static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_share *b) {
   uint32_t rule_a = rule_of(a);
   uint32_t rule_b = rule_of(b);
   if (rule_a != rule_b)
     return rule_a < rule_b;
-  int behind = sp_accounts_compare(a, b);
+  int behind = sp_accounts_urgency(a, b);
   return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
@@ -97,7 +97,16 @@ uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns)
   const struct sp_policy_share *s = &policy->shares[share];
   if (!is_below_request(s, s->credit) && request_waits(policy))
     return QUANTUM_MIN_NS;
-  return sp_account_quantum(policy, s);
+  return sp_policy_ordinary(policy, s);
+}
+
+uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return QUANTUM_MIN_NS;
+  sp_accounts_advance(policy, now_ns);
+  if (policy->stale)
+    sp_policy_rates(policy);
+  return sp_account_longest(policy, &policy->shares[share]);
 }
 
 bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, uint64_t now_ns) {
@@ -234,9 +243,9 @@ uint64_t sp_policy_unit(struct sp_policy *policy, int share, uint64_t longest_un
   struct sp_policy_share *s = &policy->shares[share];
   if (s->longest_unit_ns != longest_unit_ns) {
     s->longest_unit_ns = longest_unit_ns;
-    policy->round_ns = sp_policy_round(policy);
+    sp_policy_round(policy);
   }
-  return sp_account_quantum(policy, s);
+  return sp_policy_ordinary(policy, s);
 }
 
 /* -------------------------------------------------------------------------------------------- validation */

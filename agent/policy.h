@@ -58,12 +58,13 @@ struct sp_policy_share {
   /* Accounts, ns x millipercent. Those of a share that is not active stand at updated_ns. */
   uint64_t updated_ns;
   int64_t credit; /* guaranteed minus used: >= 0 is "below its request" */
-  int64_t lag;    /* target minus used: the choice within a rule goes by lag / target_mp, "time behind its target" */
+  int64_t lag;    /* target minus used: within a rule it goes before who reaches its bound first */
   int64_t debt;   /* overrun past the bound of the lag, >= 0; repaid out of half the request */
   int64_t bucket; /* what the limit lets it use now; refilled at limit_mp, unused when the limit is 100 % */
 
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
   uint64_t longest_unit_ns;  /* as told by sp_policy_unit */
+  int64_t bound;             /* lag at which its turn is due: half of what an ordinary turn takes away, like `lag` */
   uint64_t used_ns;          /* everything charged, for validation and reports */
 };
 
@@ -74,6 +75,7 @@ struct sp_policy {
   bool latency_present;                        /* a latency share that is not paused, active or not */
   uint64_t updated_ns;                         /* the accounts of the active shares stand at this time */
   uint64_t round_ns;                           /* in which every active share should get a turn, see docs/policy.md */
+  uint64_t longest_ns;                         /* an ordinary quantum at most */
   uint32_t active;                             /* shares waiting or holding */
   uint32_t targets_mp;                         /* sum of target_mp over them, <= 100000 */
   int64_t entitled; /* sum of targets accrued since the last charge: what is not charged was lost to hand-off */
@@ -118,6 +120,9 @@ bool sp_policy_preempts(const struct sp_policy *policy, int waiter, int holder, 
  * waited keeps no more than this from its grant on (the shortest one, if it lives on surplus and a share below its
  * request waits): ask when another share begins to wait, and shorten the turn. */
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns);
+
+/* A quantum may have been granted before others began to wait. The longest that it would be now. */
+uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns);
 
 /* The longest piece of work that could not be interrupted, as seen lately. Returns the share's quantum as above, at the
  * rates of the last call. */

@@ -9,11 +9,13 @@
 
 /* An idle share saves at most its request over this time. Design allows 200 ms; with less than 100 ms nobody waits
  * longer than 100 ms while a share that comes back spends its savings, whatever its request. */
-#define SAVED_NS (80 * MS)
+#define SAVED_NS (75 * MS)
 /* Lag within this time of target is ordinary rounding; an overrun beyond it is debt. */
 #define LAG_NS (200 * MS)
 /* The on-off period of a share that is held back by its limit alone. */
 #define LIMIT_PERIOD_NS (20 * MS)
+/* A turn is longer or shorter than the ordinary by this part of it, at most. */
+#define VARIES 5
 /* Co-granted holders are charged within this time of each other; a bill further beyond what has passed is wrong. */
 #define LOSS_RETURNED_MAX ((int64_t)(1000 * MS * WHOLE))
 
@@ -37,16 +39,9 @@ static int64_t bucket_capacity(const struct sp_policy *policy, const struct sp_p
   return policy->active > 1 ? max_i64(burst, earned(2 * policy->round_ns, s->limit_mp)) : burst;
 }
 
-/* Proportional to the target: a share with a small one gets its turn once a round, too, only a shorter one. A share
- * with a large target takes its part in several turns between those of others, which keeps every short window exact. */
-uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  uint64_t longest_ns = policy->active > 1 ? max_u64(policy->round_ns / policy->active, QUANTUM_NS) : QUANTUM_MAX_NS;
-  return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, longest_ns);
-}
-
 /* A turn as long as it may ordinarily become: kernels are not cut, so its last one may run past the quantum. */
 static int64_t longest_turn(const struct sp_policy *policy, const struct sp_policy_share *s) {
-  return earned(sp_account_quantum(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
+  return earned(sp_policy_ordinary(policy, s) + min_u64(s->longest_unit_ns, QUANTUM_MAX_NS), WHOLE);
 }
 
 /* How much a waiting share may be behind: the bound of the lag, or two rounds where units make rounds longer. */
@@ -179,11 +174,41 @@ void sp_accounts_charge(struct sp_policy *policy, struct sp_policy_share *s, int
   bound_overrun(policy, s);
 }
 
-int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b) {
-  /* lag / target by cross multiplication; a target of 0 (leftovers) counts as the smallest rate. */
-  __int128 left = (__int128)a->lag * (b->target_mp ? b->target_mp : 1);
-  __int128 right = (__int128)b->lag * (a->target_mp ? a->target_mp : 1);
+/* Which of two times, account / rate, is longer: by cross multiplication. A target of 0 (leftovers) counts as the
+ * smallest rate. */
+static int compare(int64_t a, uint32_t a_mp, int64_t b, uint32_t b_mp) {
+  __int128 left = (__int128)a * (b_mp ? b_mp : 1);
+  __int128 right = (__int128)b * (a_mp ? a_mp : 1);
   return (left > right) - (left < right);
+}
+
+int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  return compare(a->lag, a->target_mp, b->lag, b->target_mp);
+}
+
+int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b) {
+  return compare(a->lag - a->bound, a->target_mp, b->lag - b->bound, b->target_mp);
+}
+
+static uint64_t bounded(uint64_t quantum_ns) {
+  return clamp_u64(quantum_ns, QUANTUM_MIN_NS, QUANTUM_MAX_NS);
+}
+
+uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  uint64_t ordinary_ns = sp_policy_ordinary(policy, s);
+  return bounded(ordinary_ns + ordinary_ns / VARIES);
+}
+
+/* An ordinary turn takes the lag from its bound to as much on the other side of zero. One that begins elsewhere ends
+ * there all the same: what another turn was too long by is made up for at once, and not when it has come to a whole
+ * turn. But it stays ordinary: neither does a share that was idle keep the device, nor is a turn all hand-off. */
+uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  uint64_t ordinary_ns = sp_policy_ordinary(policy, s), most_ns = ordinary_ns / VARIES;
+  if (s->target_mp == WHOLE)
+    return ordinary_ns;
+  int64_t to_bound_ns = (s->lag + s->bound) / (int64_t)(WHOLE - s->target_mp) - (int64_t)sp_policy_residue(s);
+  uint64_t quantum_ns = to_bound_ns > 0 ? (uint64_t)to_bound_ns : 0;
+  return bounded(clamp_u64(quantum_ns, ordinary_ns - most_ns, ordinary_ns + most_ns));
 }
 
 /* Cancels the lag common to all active shares, so that least <= 0 <= most: if all are behind, the device did not give

@@ -33,8 +33,13 @@ void sp_accounts_settle(struct sp_policy *policy);
 /* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
 int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
-/* How long a turn of the share may last, before its limit cuts it. */
+/* … and as `a` reaches the bound of its lag later, as soon, or sooner. */
+int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b);
+
+/* How long its next turn may last, before its limit cuts it: about the ordinary, longer for who is behind. */
 uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s);
+/* … and the longest that it ever is at these rates. */
+uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_policy_share *s);
 /* What the limit's bucket must hold before a turn is granted. */
 int64_t sp_account_threshold(const struct sp_policy_share *s);
 

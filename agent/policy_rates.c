@@ -65,17 +65,32 @@ static uint32_t effective_request(const struct sp_policy_share *s) {
   return s->debt > 0 ? s->request_mp / 2 : s->request_mp;
 }
 
-/* A round of turns: shares x base quantum, the base at least half the longest unit, for a turn lasts at least a unit. A
- * whole unit would be too much: with work in flight at its end, such a turn lasts two. */
-uint64_t sp_policy_round(const struct sp_policy *policy) {
-  uint64_t base_ns = policy->latency_present ? QUANTUM_LATENCY_NS : QUANTUM_NS;
+/* Proportional to the target: a share with a small one gets its turn once a round, too, only a shorter one. A share
+ * with a large target takes its part in several turns between those of others, which keeps every short window exact. */
+uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s) {
+  return clamp_u64(policy->round_ns * s->target_mp / WHOLE, QUANTUM_MIN_NS, policy->longest_ns);
+}
+
+uint64_t sp_policy_residue(const struct sp_policy_share *s) {
+  return clamp_u64(s->longest_unit_ns / 2, RESIDUE_NS, QUANTUM_MAX_NS);
+}
+
+/* A round of turns: shares x base, the base at least half the longest unit, for a turn lasts at least a unit. A whole
+ * unit would be too much: with work in flight at its end, such a turn lasts two. */
+void sp_policy_round(struct sp_policy *policy) {
+  uint64_t base_ns = policy->latency_present ? BASE_LATENCY_NS : BASE_NS;
   uint64_t unit_ns = 0;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
     unit_ns = max_u64(unit_ns, policy->shares[i].longest_unit_ns);
   uint64_t turns = max_u64(policy->active, 2); /* alone: a turn of two base quanta */
   base_ns = min_u64(base_ns, max_u64(ROUND_NS / turns, QUANTUM_MIN_NS));
-  base_ns = max_u64(base_ns, min_u64(unit_ns / 2, QUANTUM_MAX_NS));
-  return turns * base_ns;
+  unit_ns = min_u64(unit_ns / 2, QUANTUM_MAX_NS);
+  policy->round_ns = turns * max_u64(base_ns, unit_ns);
+  policy->longest_ns = policy->active > 1 ? max_u64(unit_ns, QUANTUM_NS) : QUANTUM_MAX_NS;
+  for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
+    struct sp_policy_share *s = &policy->shares[i];
+    s->bound = (int64_t)((sp_policy_ordinary(policy, s) + sp_policy_residue(s)) * (WHOLE - s->target_mp) / 2);
+  }
 }
 
 void sp_policy_rates(struct sp_policy *policy) {
@@ -101,6 +116,6 @@ void sp_policy_rates(struct sp_policy *policy) {
   policy->targets_mp = 0;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1))
     policy->targets_mp += policy->shares[i].target_mp;
-  policy->round_ns = sp_policy_round(policy);
+  sp_policy_round(policy);
   policy->stale = false;
 }

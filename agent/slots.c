@@ -150,6 +150,8 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     if (member->holding || member->draining) { /* the last moment at which it is known */
       sp_slots_scan(member, now_ns);
       sp_bill(member->device, now_ns);
+      if (member->holding)
+        sp_bill_closed(member->device, member);
       sp_bill_correct(member->device, member);
     }
     struct sp_slot_device said; /* what it said at its end */

@@ -116,6 +116,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
    * have found the gate open. */
   sp_slots_watch_and_scan(arbiter, member, now_ns);
   sp_lead_closed(member);
+  sp_bill_closed(device, member);
   if (!member->view.busy) {
     uint64_t drained_ns = member->view.entered ? member->view.drained_ns : now_ns;
     finish(arbiter, member, drained_ns, now_ns);
@@ -191,6 +192,7 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
   struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
   if (choice.share == holder->policy) {
     holder->deadline_ns = now_ns + choice.quantum_ns;
+    sp_lead_aim(holder);
     return true;
   }
   if (choice.share >= 0) { /* another one, but the device must drain first: it is chosen again, or a better one, then */
@@ -326,6 +328,18 @@ void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uin
   device->decision_ns += sp_now_ns() - began_ns;
 }
 
+/* One more wants the device: the holder's quantum was measured out when its part was larger. */
+static void shorten(struct sp_node_device *device, uint64_t now_ns) {
+  struct sp_member *holder = device->holder;
+  if (holder->late || !(holder->grant->flags & SP_GRANT_CONTENDED))
+    return; /* a late one's turn is short, and it needs all of it; for the first who waits: sp_pressure_update */
+  uint64_t longest_ns = sp_policy_longest(&device->policy, holder->policy, now_ns);
+  if (holder->granted_ns + longest_ns < holder->deadline_ns) {
+    holder->deadline_ns = holder->granted_ns + longest_ns;
+    sp_lead_aim(holder);
+  }
+}
+
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);
@@ -338,8 +352,12 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   }
   if (member->draining && !member->view.busy)
     finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
-  if (!member->holding && (!member->draining || member->cogranted))
-    sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
+  if (!member->holding && (!member->draining || member->cogranted)) {
+    bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->share->paused;
+    sp_policy_wait(&device->policy, member->policy, waits, now_ns);
+    if (waits && !waited && device->holder)
+      shorten(device, now_ns);
+  }
 }
 
 uint64_t sp_turn_due_ns(const struct sp_node_device *device) {

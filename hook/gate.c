@@ -12,9 +12,12 @@
 
 #include "wait.h"
 
-#define LONG_NS   200000u /* a unit whose end is told at its launch */
-#define MARKERS   8u      /* a lane's unmarked work stays below the budget divided by this */
-#define REMEASURE 256u    /* one launch in so many of a unit is measured alone in mixed streams */
+#define LONG_NS 200000u /* a unit whose end is told at its launch */
+#define FORETOLD_NS                                                                                                    \
+  50000u               /* what was foretold may be so much too early: not every short launch is worth the telling      \
+                        */
+#define MARKERS   8u   /* a lane's unmarked work stays below the budget divided by this */
+#define REMEASURE 256u /* one launch in so many of a unit is measured alone in mixed streams */
 
 static void wake_keeper(struct sp_device *device) {
   sp_keeper_start(device);
@@ -128,6 +131,26 @@ bool sp_gate_attached(void) {
   return sp_load(&sp_guest.attached);
 }
 
+/* A long unit, or one behind it, is about to be launched and others wait: say when it will end, so that the arbiter
+ * knows at the moment it closes the grant. The keeper may be inside the driver until then, and short units give it time
+ * enough. Before the launch, for that takes a while: a grant that is closed meanwhile would be handed on as if this
+ * unit were not there. */
+static void foretell(struct sp_device *device, const struct sp_lane *lane, uint64_t predicted_ns) {
+  pthread_mutex_lock(&device->turn_lock);
+  struct sp_report *report = &device->report;
+  if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) {
+    uint64_t before_ns = sp_device_in_flight(device) + sp_load(&lane->pending_ns);
+    if (before_ns == 0)
+      sp_store(&device->began_ns, sp_now_ns()); /* it finds the device empty */
+    uint64_t until_ns = sp_load(&device->began_ns) + before_ns + predicted_ns;
+    if (predicted_ns >= LONG_NS || until_ns > report->residue_until_ns + FORETOLD_NS) {
+      sp_store(&report->residue_until_ns, until_ns);
+      sp_slot_publish(device->slot, report);
+    }
+  }
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
   if (sp_unlikely(!sp_load(&sp_guest.attached)))
@@ -154,20 +177,9 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   }
   enter(pass, thread, device, lane, key, 0);
-}
-
-/* A long unit has been launched and others wait: say when it will end, so that the arbiter knows at the moment it
- * closes the grant. The keeper may be inside the driver until then, and short units give it time enough. */
-static void foretell(struct sp_device *device, uint64_t before_ns) {
-  pthread_mutex_lock(&device->turn_lock);
-  struct sp_report *report = &device->report;
-  if (report->held_turn == sp_load(&device->entered) && report->drained_turn != report->held_turn) {
-    if (before_ns == 0)
-      sp_store(&device->began_ns, sp_now_ns()); /* it found the device empty */
-    report->residue_until_ns = sp_load(&device->began_ns) + sp_device_in_flight(device);
-    sp_slot_publish(device->slot, report);
-  }
-  pthread_mutex_unlock(&device->turn_lock);
+  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->report.residue_until_ns);
+  if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
+    foretell(device, lane, pass->predicted_ns);
 }
 
 /* The launch is in the driver's hands: it counts for the lane, before the announce is taken back. */
@@ -192,15 +204,11 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   if (!device)
     return;
   struct sp_thread *thread = sp_thread_self();
-  bool is_long = pass->predicted_ns >= LONG_NS && result == CUDA_SUCCESS;
-  uint64_t before_ns = is_long ? sp_device_in_flight(device) : 0;
   if (sp_likely(result == CUDA_SUCCESS))
     account(pass, thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   if (sp_unlikely(pass->entered)) /* not before the launch: a wake-up takes longer than one */
     wake_keeper(device);
-  if (sp_unlikely(is_long) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
-    foretell(device, before_ns);
 }
 
 /* Make the stream's context the current one: events are made there, and it says which device this is. */

@@ -17,7 +17,7 @@ def check(result: int) -> None:
 
 
 def main() -> None:
-    """Launch 500 µs kernels, eight at a time, for ever; `idle`: only hold a context; `exec`: become `sleep` when told."""
+    """Launch 500 µs kernels, eight at a time, for ever; `idle`: only hold a context; `exec`: then become `sleep`."""
     cuda = ctypes.CDLL("libcuda.so.1")
     context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     check(cuda.cuInit(0))

@@ -2,7 +2,10 @@
  * The lead of lead.c on a device in virtual time: three shares whose turns are always equally long, and hardware that
  * gives the device to whoever waits at the end of a slice.
  *
- *     lead_program UNIT_NS TURN_NS TURN_NS TURN_NS
+ *     lead_program UNIT_NS TURN_NS TURN_NS TURN_NS [RESIDUE_NS]
+ *
+ * With a residue, the turns are deadlines that sp_lead_aim may move, longer or shorter by up to a fifth each time, and
+ * so much work ends after them; without one, turns last as they are given, and nothing is aimed at.
  *
  * Prints, of the hand-offs after the first 1,000: how many first launches came with less than 100 us to go (or what the
  * unit leaves of that), and per share how many of its residues were cut.
@@ -31,8 +34,9 @@ static uint64_t wake_up_ns(void) {
 }
 
 int main(int count, char **arguments) {
-  if (count != 2 + SHARES)
+  if (count != 2 + SHARES && count != 3 + SHARES)
     return 2;
+  uint64_t residue_ns = count == 3 + SHARES ? strtoull(arguments[2 + SHARES], NULL, 10) : 0;
   static struct sp_node_device device;
   static struct sp_member members[SHARES];
   uint64_t unit_ns = strtoull(arguments[1], NULL, 10), now_ns = 1000000000, late = 0, cuts[SHARES] = {0};
@@ -42,18 +46,25 @@ int main(int count, char **arguments) {
     members[index].device = &device;
     members[index].view.longest_unit_ns = unit_ns;
     sp_lead_init_member(&members[index]);
+    members[index].terms.limit_millipercent = residue_ns ? SP_POLICY_WHOLE : 1; /* a limited share's is not moved */
   }
+  members[0].deadline_ns = now_ns + 5 * SLICE_NS + 500000;
   for (int number = 0; number < HAND_OFFS; number++) {
     struct sp_member *drains = &members[number % SHARES], *next = &members[(number + 1) % SHARES];
     /* Its slices began when it got the device. */
-    uint64_t turn_ns = strtoull(arguments[2 + number % SHARES], NULL, 10) + random_below(20000),
-             end_ns = now_ns + turn_ns;
+    uint64_t turn_ns = strtoull(arguments[2 + number % SHARES], NULL, 10) + random_below(20000);
+    if (residue_ns)
+      turn_ns = drains->deadline_ns + residue_ns + random_below(100000) - now_ns;
+    uint64_t end_ns = now_ns + turn_ns;
     uint64_t slice_end_ns = now_ns + turn_ns / SLICE_NS * SLICE_NS,
              launch_ns = end_ns - sp_lead_ns(drains) + wake_up_ns();
     drains->view.residue_until_ns = end_ns;
     device.drains[0] = drains;
     device.draining = 1;
     device.holder = next;
+    uint64_t next_ns = strtoull(arguments[2 + (number + 1) % SHARES], NULL, 10);
+    next->granted_ns = end_ns - sp_lead_ns(drains);
+    next->deadline_ns = next->granted_ns + next_ns - next_ns / 5 + random_below((uint32_t)next_ns / 5 * 2);
     sp_lead_granted(&device);
     bool cut = launch_ns < slice_end_ns || (launch_ns < end_ns && launch_ns > slice_end_ns + SLICE_NS);
     /* Once in 20 times the keeper is late to see it. */

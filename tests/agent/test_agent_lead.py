@@ -40,3 +40,10 @@ def test_a_turn_that_ends_just_after_a_slice_is_seldom_cut(program: Path) -> Non
     assert cuts[2] < 0.15
     # Only the hand-offs of that share pay for it.
     assert late < 0.15 + 1 / 3
+
+
+def test_turns_of_any_length_end_where_no_slice_does(program: Path) -> None:
+    late, cuts = _learned(program, 5_000, 10_000_000, 9_000_000, 6_000_000, 500_000)
+    # Where they end by themselves, one in twenty is cut, and half of the first launches come late for fear of it.
+    assert max(cuts) < 0.01
+    assert late < 0.2

@@ -182,7 +182,7 @@ def test_a_terminal_and_its_keys_belong_to_the_program(node: Host) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         command = node.command(*run("sh", "-c", "test -t 0 -a -t 1 && echo terminal; kill -STOP $$; exec sleep 60"))
-        os.execve(command[0], command, node.env)  # noqa: S606
+        os.execve(command[0], command, node.env)
     assert until(lambda: b"terminal" in os.read(terminal, 1000))
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     os.kill(pid, signal.SIGCONT)

@@ -1,8 +1,10 @@
 """The bars that the policy decides, in virtual time on a device with hand-offs, queued kernels and early yield."""
 
+import statistics
+
 import pytest
 
-from bench.model.node import Node
+from bench.model.node import Node, Settings
 from bench.model.policy import Rule, ShareClass
 from bench.model.program import MS, US, Program, S
 from bench.model.timeline import percent_between, percentile, worst_window
@@ -53,6 +55,18 @@ def test_three_programs_share_50_30_20_and_the_late_joiner_waits_less_than_100_m
     for name in ("a", "b", "late"):
         assert node.timelines[name].longest_pause_ns(5 * S, 10 * S) <= 100 * MS
     assert part(node, "a", 1 * S, 5 * S) == pytest.approx(62.5, abs=0.5)
+
+
+MIXES = [(50, 30, 20), (60, 20, 20), (70, 20, 10), (40, 30, 20, 10), (25, 25, 20, 10, 10, 10)]
+
+
+@pytest.mark.parametrize("requests", [*MIXES, (20, 20, 15, 15, 10, 10, 5, 5)])
+def test_no_second_of_any_mix_of_shares_is_off_by_a_turn_as_long_as_half_of_them(requests: tuple[int, ...]) -> None:
+    programs = [Program(f"s{i}", request, unit_ns=5 * US) for i, request in enumerate(requests)]
+    node = Node(programs, Settings(queued_ns=600 * US)).run(62 * S)
+    quantum_ns = statistics.median(t.quantum_ns for t in node.turns if t.granted_ns >= 1 * S)
+    for program in programs:
+        assert worst_error(node, program.name, 1 * S, 1 * S, 62 * S, program.request) <= 100 * quantum_ns / S
 
 
 def test_when_one_leaves_the_others_take_its_part_at_once() -> None:

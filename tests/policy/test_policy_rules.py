@@ -1,5 +1,6 @@
 """One test per rule of the policy, on its own functions."""
 
+import random
 import statistics
 import time
 
@@ -310,7 +311,7 @@ def test_the_quantum_stays_between_2_and_50_ms_and_follows_waiters_and_units(dri
     policy = driver.policy
     shares = [policy.add(0, 1.5) for _ in range(64)]
     waiting(driver, shares[0])
-    assert policy.quantum(0, shares[0]) == 20 * MS
+    assert policy.quantum(0, shares[0]) == 24 * MS
     waiting(driver, shares[1])
     assert policy.quantum(0, shares[0]) == 10 * MS
     assert policy.unit(shares[1], 60 * MS) == 30 * MS
@@ -320,12 +321,28 @@ def test_the_quantum_stays_between_2_and_50_ms_and_follows_waiters_and_units(dri
     assert policy.quantum(0, shares[0]) == 2 * MS
 
 
+def test_a_quantum_is_the_ordinary_one_give_or_take_a_fifth(driver: Driver) -> None:
+    policy = driver.policy
+    shares = [policy.add(0, 50), policy.add(0, 30), policy.add(0, 20)]
+    chance, parts = random.Random(1), []
+    waiting(driver, *shares)
+    for _ in range(1000):
+        choice = policy.next(driver.now_ns)
+        assert choice.share is not None
+        parts.append(choice.quantum_ns / policy.quantum(driver.now_ns, choice.share))
+        driver.use(choice.share, choice.quantum_ns + chance.choice([0, 0, 0, 5 * MS]))
+        waiting(driver, choice.share)
+        policy.end(driver.now_ns, choice.share)
+    assert min(parts) == pytest.approx(0.8)
+    assert max(parts) == pytest.approx(1.2)
+
+
 def test_a_quantum_granted_alone_is_cut_when_another_waits(driver: Driver) -> None:
     lone, other = driver.policy.add(0, 20), driver.policy.add(0, 60)
     waiting(driver, lone)
-    assert driver.policy.next(0).quantum_ns == 20 * MS
+    assert driver.policy.next(0).quantum_ns == 24 * MS
     waiting(driver, other)
-    assert driver.policy.quantum(0, lone) == 5 * MS
+    assert driver.policy.quantum(0, lone) == 6 * MS
 
 
 def test_a_paused_share_is_never_chosen_and_saves_nothing(driver: Driver) -> None:
