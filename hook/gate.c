@@ -144,7 +144,8 @@ static void foretell(struct sp_device *device, const struct sp_lane *lane, uint6
       sp_store(&device->began_ns, sp_now_ns()); /* it finds the device empty */
     uint64_t until_ns = sp_load(&device->began_ns) + before_ns + predicted_ns;
     if (predicted_ns >= LONG_NS || until_ns > report->residue_until_ns + FORETOLD_NS) {
-      sp_store(&report->residue_until_ns, until_ns);
+      report->residue_until_ns = until_ns;
+      sp_store(&device->foretold, 1);
       sp_slot_publish(device->slot, report);
     }
   }
@@ -177,7 +178,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   }
   enter(pass, thread, device, lane, key, 0);
-  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->report.residue_until_ns);
+  bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->foretold);
   if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
     foretell(device, lane, pass->predicted_ns);
 }

@@ -71,6 +71,7 @@ struct sp_device {
   /* read at every launch, written at turns and markers */
   _Alignas(64) uint32_t entered; /* the turn this process has entered; 0: every launch takes the slow path */
   uint32_t asleep;               /* the keeper sleeps and wants a kick */
+  uint32_t foretold; /* the arbiter has been told when the work of this turn ends: what follows delays that */
   const struct sp_grant *grant;
   uint64_t marked_ns;    /* predicted work behind recorded markers, all time */
   uint64_t completed_ns; /* of that, behind finished markers */

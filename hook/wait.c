@@ -55,6 +55,7 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     report->held_turn = word;
     report->drained_turn = 0;
     report->residue_until_ns = 0;
+    sp_store(&device->foretold, 0);
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
       if (empty) /* or it could wait in the driver for room, with the lock */
