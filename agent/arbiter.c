@@ -150,9 +150,10 @@ static int watch(struct sp_arbiter *arbiter, int fd, uint64_t tag) {
 }
 
 struct sp_arbiter *sp_arbiter_new(void) {
-  struct sp_arbiter *arbiter = calloc(1, sizeof *arbiter);
+  struct sp_arbiter *arbiter = aligned_alloc(_Alignof(struct sp_arbiter), sizeof *arbiter);
   if (!arbiter)
     return NULL;
+  memset(arbiter, 0, sizeof *arbiter);
   arbiter->turns = calloc(SP_TURNS_KEPT, sizeof *arbiter->turns);
   arbiter->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   arbiter->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);

@@ -144,7 +144,7 @@ struct sp_share {
 struct sp_node_device {
   char uuid[SP_UUID_BYTES];
   int handle;
-  struct sp_policy policy;
+  _Alignas(64) struct sp_policy policy;        /* a share's hot half is one cache line */
   struct sp_member *members[SP_POLICY_SHARES]; /* by policy index */
   struct sp_member *holder;                    /* the open grant */
   /* what the members add up to, kept by sp_member_count: a step need not ask all of them */

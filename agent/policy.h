@@ -39,6 +39,7 @@ enum sp_rule {
 };
 
 struct sp_policy_share {
+  /* What a decision reads of every active share: the first 64 bytes, one cache line. */
   bool present;
   bool waiting; /* wants a turn */
   bool holding; /* from sp_policy_next to sp_policy_end */
@@ -49,23 +50,23 @@ struct sp_policy_share {
   uint32_t limit_mp;
   uint32_t share_class;
 
-  uint32_t rule; /* which rule chose the present or last turn */
-
   /* Rates in force since the last change of the active set (active: waiting or holding), millipercent. */
   uint32_t guarantee_mp; /* request, scaled when the active requests exceed 100 %, halved while in debt */
   uint32_t target_mp;    /* guarantee + its part of the surplus, never above the limit */
 
   /* Accounts, ns x millipercent. Those of a share that is not active stand at updated_ns. */
-  uint64_t updated_ns;
   int64_t credit; /* guaranteed minus used: >= 0 is "below its request" */
   int64_t lag;    /* target minus used: within a rule it goes before who reaches its bound first */
-  int64_t debt;   /* overrun past the bound of the lag, >= 0; repaid out of half the request */
+  int64_t bound;  /* lag at which its turn is due: half of what an ordinary turn takes away */
   int64_t bucket; /* what the limit lets it use now; refilled at limit_mp, unused when the limit is 100 % */
+  int64_t debt;   /* overrun past the bound of the lag, >= 0; repaid out of half the request */
 
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
-  uint64_t longest_unit_ns;  /* as told by sp_policy_unit */
-  int64_t bound;             /* lag at which its turn is due: half of what an ordinary turn takes away, like `lag` */
-  uint64_t used_ns;          /* everything charged, for validation and reports */
+  uint64_t updated_ns;
+  uint64_t longest_unit_ns; /* as told by sp_policy_unit */
+  uint64_t used_ns;         /* everything charged, for validation and reports */
+  uint32_t rule;            /* which one chose the present or last turn */
+  uint32_t unused[7];       /* up to two lines */
 };
 
 struct sp_policy {
