@@ -56,8 +56,8 @@ def run(
 
       sharepod run --private --simulate 1xH200 --gpu 50 -- ./program
 
-    Exit codes: the program's own; 2 a flag is wrong; 69 no agent; 75 it does not fit now; 126 the program cannot be
-    executed; 127 there is no such program.
+    Exit codes: the program's own; 1 refused (no such device, a name that is taken); 2 a flag is wrong; 69 no agent;
+    75 it does not fit now; 126 the program cannot be executed; 127 there is no such program.
     """
     if simulate is not None and not private:
         raise UsageError("--simulate needs --private: without it the agent that runs decides what the devices are")
