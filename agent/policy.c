@@ -25,6 +25,13 @@ static bool limit_allows(const struct sp_policy_share *s, int64_t bucket) {
   return !is_limited(s) || bucket >= sp_account_threshold(s);
 }
 
+/* Accounts and rates as of now: a debt that is repaid on the way changes the rates. */
+static void refresh(struct sp_policy *policy, uint64_t now_ns) {
+  sp_accounts_advance(policy, now_ns);
+  if (policy->stale)
+    sp_policy_rates(policy);
+}
+
 /* ------------------------------------------------------------------------------------------------ choice */
 
 static uint32_t rule_of(const struct sp_policy_share *s) {
@@ -45,9 +52,7 @@ static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_
 
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
-  sp_accounts_advance(policy, now_ns);
-  if (policy->stale)
-    sp_policy_rates(policy);
+  refresh(policy, now_ns);
   sp_accounts_settle(policy);
   policy->decisions++;
   struct sp_policy_share *best = NULL;
@@ -91,9 +96,7 @@ static bool request_waits(const struct sp_policy *policy) {
 uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
-  sp_accounts_advance(policy, now_ns);
-  if (policy->stale)
-    sp_policy_rates(policy);
+  refresh(policy, now_ns);
   const struct sp_policy_share *s = &policy->shares[share];
   if (!is_below_request(s, s->credit) && request_waits(policy))
     return QUANTUM_MIN_NS;
@@ -103,9 +106,7 @@ uint64_t sp_policy_quantum(struct sp_policy *policy, int share, uint64_t now_ns)
 uint64_t sp_policy_longest(struct sp_policy *policy, int share, uint64_t now_ns) {
   if (!is_known(policy, share))
     return QUANTUM_MIN_NS;
-  sp_accounts_advance(policy, now_ns);
-  if (policy->stale)
-    sp_policy_rates(policy);
+  refresh(policy, now_ns);
   return sp_account_longest(policy, &policy->shares[share]);
 }
 

@@ -55,11 +55,11 @@ struct sp_policy_share {
   uint32_t target_mp;    /* guarantee + its part of the surplus, never above the limit */
 
   /* Accounts, ns x millipercent. Those of a share that is not active stand at updated_ns. */
-  int64_t credit; /* guaranteed minus used: >= 0 is "below its request" */
-  int64_t lag;    /* target minus used: within a rule it goes before who reaches its bound first */
-  int64_t bound;  /* lag at which its turn is due: half of what an ordinary turn takes away */
-  int64_t bucket; /* what the limit lets it use now; refilled at limit_mp, unused when the limit is 100 % */
-  int64_t debt;   /* overrun past the bound of the lag, >= 0; repaid out of half the request */
+  int64_t credit;  /* guaranteed minus used: >= 0 is "below its request" */
+  int64_t lag;     /* target minus used: within a rule it goes before who reaches its due lag first */
+  int64_t due_lag; /* lag at which its turn is due: half of what an ordinary turn takes away */
+  int64_t bucket;  /* what the limit lets it use now; refilled at limit_mp, unused when the limit is 100 % */
+  int64_t debt;    /* overrun past the bound of the lag, >= 0; repaid out of half the request */
 
   uint64_t waiting_since_ns; /* valid while waiting; the tie-break */
   uint64_t updated_ns;

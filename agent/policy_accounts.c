@@ -187,7 +187,7 @@ int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_
 }
 
 int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b) {
-  return compare(a->lag - a->bound, a->target_mp, b->lag - b->bound, b->target_mp);
+  return compare(a->lag - a->due_lag, a->target_mp, b->lag - b->due_lag, b->target_mp);
 }
 
 static uint64_t bounded(uint64_t quantum_ns) {
@@ -199,15 +199,15 @@ uint64_t sp_account_longest(const struct sp_policy *policy, const struct sp_poli
   return bounded(ordinary_ns + ordinary_ns / VARIES);
 }
 
-/* An ordinary turn takes the lag from its bound to as much on the other side of zero. One that begins elsewhere ends
+/* An ordinary turn takes the lag from the due lag to as much on the other side of zero. One that begins elsewhere ends
  * there all the same: what another turn was too long by is made up for at once, and not when it has come to a whole
  * turn. But it stays ordinary: neither does a share that was idle keep the device, nor is a turn all hand-off. */
 uint64_t sp_account_quantum(const struct sp_policy *policy, const struct sp_policy_share *s) {
   uint64_t ordinary_ns = sp_policy_ordinary(policy, s), most_ns = ordinary_ns / VARIES;
   if (s->target_mp == WHOLE)
     return ordinary_ns;
-  int64_t to_bound_ns = (s->lag + s->bound) / (int64_t)(WHOLE - s->target_mp) - (int64_t)sp_policy_residue(s);
-  uint64_t quantum_ns = to_bound_ns > 0 ? (uint64_t)to_bound_ns : 0;
+  int64_t to_end_ns = (s->lag + s->due_lag) / (int64_t)(WHOLE - s->target_mp) - (int64_t)sp_policy_residue(s);
+  uint64_t quantum_ns = to_end_ns > 0 ? (uint64_t)to_end_ns : 0;
   return bounded(clamp_u64(quantum_ns, ordinary_ns - most_ns, ordinary_ns + most_ns));
 }
 

@@ -33,7 +33,7 @@ void sp_accounts_settle(struct sp_policy *policy);
 /* -1, 0, 1 as `a` is less, equally or further behind its target than `b`. */
 int sp_accounts_compare(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
-/* … and as `a` reaches the bound of its lag later, as soon, or sooner. */
+/* … and as `a` reaches its due lag later, as soon, or sooner. */
 int sp_accounts_urgency(const struct sp_policy_share *a, const struct sp_policy_share *b);
 
 /* How long its next turn may last, before its limit cuts it: about the ordinary, longer for who is behind. */

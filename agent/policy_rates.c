@@ -89,7 +89,7 @@ void sp_policy_round(struct sp_policy *policy) {
   policy->longest_ns = policy->active > 1 ? max_u64(unit_ns, QUANTUM_NS) : QUANTUM_MAX_NS;
   for (int i = next_active(policy, 0); i >= 0; i = next_active(policy, i + 1)) {
     struct sp_policy_share *s = &policy->shares[i];
-    s->bound = (int64_t)((sp_policy_ordinary(policy, s) + sp_policy_residue(s)) * (WHOLE - s->target_mp) / 2);
+    s->due_lag = (int64_t)((sp_policy_ordinary(policy, s) + sp_policy_residue(s)) * (WHOLE - s->target_mp) / 2);
   }
 }
 

@@ -10,10 +10,11 @@
 #define QUANTUM_MIN_NS (2 * MS)
 #define QUANTUM_MAX_NS (50 * MS)
 /* A turn costs a hand-off (about 50 us), so turns are long unless a latency share might be kept waiting. */
-#define QUANTUM_NS      (10 * MS)
+#define QUANTUM_NS (10 * MS)
+/* A round is so long for each share: with their longest quanta cut, about the median quantum is left of it. */
 #define BASE_NS         (12 * MS)
 #define BASE_LATENCY_NS (5 * MS)
-/* What was launched in a turn and ends after it, of small units: measured, docs/adr/12. */
+/* What was launched in a turn and ends after it, of small units: measured, docs/adr/0011. */
 #define RESIDUE_NS (600000ull)
 /* While many shares are active a round of turns aims at this, so that nobody's wait grows with their number. */
 #define ROUND_NS (100 * MS)
@@ -58,7 +59,7 @@ static inline bool takes_surplus(const struct sp_policy_share *s) {
 
 /* Work out guarantees, targets and the round from the terms of the active shares. */
 void sp_policy_rates(struct sp_policy *policy);
-/* The round and the bounds alone: after a change of units. */
+/* The round and the due lags alone: after a change of units. */
 void sp_policy_round(struct sp_policy *policy);
 /* How long a turn of the share ordinarily lasts, before its limit cuts it. */
 uint64_t sp_policy_ordinary(const struct sp_policy *policy, const struct sp_policy_share *s);
