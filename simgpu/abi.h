@@ -17,6 +17,11 @@ typedef struct graph *CUgraph;
 typedef struct node *CUgraphNode;
 typedef struct exec *CUgraphExec;
 typedef struct link *CUlinkState;
+typedef struct pool *CUmemoryPool;
+typedef struct array *CUarray;
+typedef struct mipmap *CUmipmappedArray;
+typedef struct external *CUexternalMemory;
+typedef unsigned long long CUmemGenericAllocationHandle;
 typedef void (*CUhostFn)(void *);
 typedef void (*CUstreamCallback)(CUstream, CUresult, void *);
 typedef struct {
@@ -35,6 +40,7 @@ enum {
   CUDA_ERROR_INVALID_DEVICE = 101,
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_INVALID_CONTEXT = 201,
+  CUDA_ERROR_MAP_FAILED = 205,
   CUDA_ERROR_ECC_UNCORRECTABLE = 214,
   CUDA_ERROR_FILE_NOT_FOUND = 301,
   CUDA_ERROR_OPERATING_SYSTEM = 304,
@@ -79,13 +85,13 @@ typedef struct {
   unsigned srcMemoryType;
   const void *srcHost;
   CUdeviceptr srcDevice;
-  void *srcArray;
+  CUarray srcArray;
   size_t srcPitch;
   size_t dstXInBytes, dstY;
   unsigned dstMemoryType;
   void *dstHost;
   CUdeviceptr dstDevice;
-  void *dstArray;
+  CUarray dstArray;
   size_t dstPitch;
   size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
@@ -95,13 +101,15 @@ typedef struct {
   unsigned srcMemoryType;
   const void *srcHost;
   CUdeviceptr srcDevice;
-  void *srcArray, *reserved0;
+  CUarray srcArray;
+  void *reserved0; /* of a copy between devices: the context */
   size_t srcPitch, srcHeight;
   size_t dstXInBytes, dstY, dstZ, dstLOD;
   unsigned dstMemoryType;
   void *dstHost;
   CUdeviceptr dstDevice;
-  void *dstArray, *reserved1;
+  CUarray dstArray;
+  void *reserved1;
   size_t dstPitch, dstHeight;
   size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
@@ -134,5 +142,104 @@ typedef struct {
   void *attrs;
   unsigned numAttrs;
 } CUlaunchConfig;
+
+enum { LOCATION_DEVICE = 1, LOCATION_HOST, LOCATION_HOST_NUMA, LOCATION_HOST_NUMA_CURRENT };
+enum { ALLOCATION_PINNED = 1, ALLOCATION_MANAGED };
+enum { ACCESS_NONE = 0, ACCESS_READ = 1, ACCESS_READ_WRITE = 3 };
+#define HANDLE_TYPE_FD 1 /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
+
+typedef struct {
+  int type, id;
+} CUmemLocation;
+
+typedef struct {
+  int type, requestedHandleTypes;
+  CUmemLocation location;
+  void *win32HandleMetaData;
+  unsigned char compressionType, gpuDirectRDMACapable;
+  unsigned short usage;
+  unsigned char reserved[4];
+} CUmemAllocationProp;
+
+typedef struct {
+  CUmemLocation location;
+  int flags;
+} CUmemAccessDesc;
+
+typedef struct {
+  int allocType, handleTypes;
+  CUmemLocation location;
+  void *win32SecurityAttributes;
+  size_t maxSize;
+  unsigned short usage;
+  unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct {
+  uint64_t chunk, chunk_bytes, offset, bytes;
+  uint64_t reserved[4];
+} CUmemPoolPtrExportData;
+
+typedef struct {
+  size_t Width, Height;
+  int Format;
+  unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR;
+
+typedef struct {
+  size_t Width, Height, Depth;
+  int Format;
+  unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+
+typedef struct { /* CUDA 2 */
+  unsigned Width, Height;
+  int Format;
+  unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+
+typedef struct { /* CUDA 2 */
+  unsigned Width, Height, Depth;
+  int Format;
+  unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+
+typedef struct {
+  size_t size, alignment;
+  unsigned reserved[4];
+} CUDA_ARRAY_MEMORY_REQUIREMENTS;
+
+typedef struct {
+  char reserved[64];
+} CUipcMemHandle;
+
+typedef struct {
+  int type;
+  union {
+    int fd;
+    void *pointers[2];
+  } handle;
+  unsigned long long size;
+  unsigned flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+typedef struct {
+  unsigned long long offset, size;
+  unsigned flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+
+typedef struct {
+  unsigned long long offset;
+  CUDA_ARRAY3D_DESCRIPTOR arrayDesc;
+  unsigned numLevels, reserved[16];
+} CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC;
+
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "cuda.h");
+_Static_assert(sizeof(CUmemAccessDesc) == 12, "cuda.h");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "cuda.h");
+_Static_assert(sizeof(CUmemPoolPtrExportData) == 64, "cuda.h");
+_Static_assert(sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40, "cuda.h");
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "cuda.h");
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "cuda.h");
 
 #endif

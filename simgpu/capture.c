@@ -10,6 +10,7 @@ struct capture {
   int mode;
   const void *thread;
   bool invalid;
+  bool into; /* a graph that was there before */
   struct graph *graph;
   struct stream *origin;
   struct stream **streams; /* the origin and those that joined */
@@ -69,6 +70,7 @@ static bool join(struct capture *capture, struct stream *stream) {
 
 /* Its streams are free again. The graph is the caller's. */
 static void close_capture(struct capture *capture) {
+  capture->graph->capturing--;
   for (uint32_t n = 0; n < capture->count; n++) {
     __atomic_store_n(&capture->streams[n]->capture, NULL, __ATOMIC_RELAXED);
     free(capture->streams[n]->frontier);
@@ -92,8 +94,10 @@ void capture_forget(struct stream *stream) {
   if (!capture)
     return;
   if (capture->origin == stream) {
-    graph_free(capture->graph);
+    struct graph *graph = capture->into ? NULL : capture->graph;
     close_capture(capture);
+    if (graph)
+      graph_free(graph);
     return;
   }
   capture->invalid = true;
@@ -163,34 +167,27 @@ CUresult capture_sync(const struct context *context, const struct stream *stream
   return result;
 }
 
-static enum node_type type_of(const struct sg_item *item) {
-  switch (item->kind) {
-  case SG_KERNEL:
-    return NODE_KERNEL;
-  case SG_MEMSET:
-    return NODE_MEMSET;
-  case SG_COPY:
-  case SG_COPY_DEVICE:
-    return NODE_MEMCPY;
-  case SG_HOST:
-    return NODE_HOST;
-  default:
-    return NODE_EMPTY;
-  }
-}
-
-CUresult capture_add(struct stream *stream, const struct sg_item *what, const struct effect *effect) {
+CUresult capture_node(struct stream *stream, const struct body *body) {
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
   CUresult result = !capture || capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  if (!result && body->params.type == NODE_FREE)
+    result = graph_memory_freed_by(body->memory, capture->graph);
   if (!result) {
-    struct node *node =
-        graph_add(capture->graph, type_of(what), what, effect, stream->frontier, stream->frontier_count);
+    struct node *node = graph_add(capture->graph, body, stream->frontier, stream->frontier_count);
     if (!node || !set_frontier(&stream->frontier, &stream->frontier_count, &node, 1))
       result = CUDA_ERROR_OUT_OF_MEMORY;
   }
   pthread_mutex_unlock(&process.lock);
   return result;
+}
+
+CUresult captured_event(const struct event *event) {
+  pthread_mutex_lock(&process.lock);
+  for (struct capture *capture = captures; capture; capture = capture->next)
+    capture->invalid |= capture->id == event->capture_id;
+  pthread_mutex_unlock(&process.lock);
+  return CUDA_ERROR_CAPTURED_EVENT;
 }
 
 CUresult capture_record(struct stream *stream, struct event *event) {
@@ -248,56 +245,84 @@ CUresult capture_wait(struct stream *stream, struct event *event, bool *handled)
   if (result)                                                                                                          \
   return result
 
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t count) {
+  for (size_t n = 0; n < count; n++)
+    if (!is_handle(nodes[n], NODE_HANDLE) || nodes[n]->graph != graph)
+      return false;
+  return true;
+}
+
+/* `into`: NULL makes a graph. */
+static CUresult begin(CUstream handle, struct graph *into, CUgraphNode const *on, size_t count, int mode) {
   FIND_STREAM(handle);
-  if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED)
+  if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED || (count && !on) || (into && !nodes_of(into, on, count)))
     return CUDA_ERROR_INVALID_VALUE;
   if (!stream->lane)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   struct capture *capture = calloc(1, sizeof *capture);
-  struct graph *graph = graph_new();
+  struct graph *graph = into ? into : graph_new();
   pthread_mutex_lock(&process.lock);
   if (stream->capture) {
     stream->capture->invalid = true;
     result = CUDA_ERROR_ILLEGAL_STATE;
-  } else if (!capture || !graph || !join(capture, stream)) {
+  } else if (!capture || !graph || !join(capture, stream) ||
+             !set_frontier(&stream->frontier, &stream->frontier_count, on, (uint32_t)count)) {
     result = CUDA_ERROR_OUT_OF_MEMORY;
   } else {
     capture->id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
     capture->mode = mode;
     capture->thread = &thread_mark;
     capture->graph = graph;
+    capture->into = into != NULL;
     capture->origin = stream;
     capture->next = captures;
     captures = capture;
+    graph->capturing++;
     __atomic_fetch_add(&process.captures, 1, __ATOMIC_RELEASE); /* pairs with none_open */
   }
   pthread_mutex_unlock(&process.lock);
   if (result) {
     free(capture);
-    if (graph)
+    if (graph && !into)
       graph_free(graph);
   }
   return result;
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
+  return begin(stream, NULL, NULL, 0, mode);
+}
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, CUgraphNode const *on,
+                                            const CUgraphEdgeData *edges, size_t count, int mode) {
+  CUresult result = graph_valid(graph);
+  (void)edges;
+  return result ? result : begin(stream, graph, on, count, mode);
 }
 EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
   return cuStreamBeginCapture_v2(stream, CAPTURE_GLOBAL);
 }
 
-/* With process.lock: does every branch of the capture end in what the origin would wait for? */
+/* With process.lock: is the last work of every stream that joined the capture something that the origin waits for? */
 static bool joined(struct capture *capture) {
   struct graph *graph = capture->graph;
   for (uint32_t n = 0; n < graph->count; n++)
     graph->nodes[n]->visit = 0;
   for (uint32_t n = 0; n < capture->origin->frontier_count; n++)
     capture->origin->frontier[n]->visit = 1;
-  /* Captured nodes depend on earlier ones only, so one pass from the end reaches all ancestors. */
-  for (uint32_t n = graph->count; n-- > 0;)
-    for (uint32_t m = 0; graph->nodes[n]->visit && m < graph->nodes[n]->on_count; m++)
-      graph->nodes[n]->on[m]->visit = 1;
-  for (uint32_t n = 0; n < graph->count; n++)
-    if (!graph->nodes[n]->visit)
-      return false;
+  /* Captured nodes depend on earlier ones: one pass from the end reaches all ancestors, but for edges added by hand. */
+  for (bool again = true; again;) {
+    again = false;
+    for (uint32_t n = graph->count; n-- > 0;)
+      for (uint32_t m = 0; graph->nodes[n]->visit && m < graph->nodes[n]->on_count; m++) {
+        struct node *on = graph->nodes[n]->on[m];
+        again |= !on->visit && graph_index(graph, on) > n;
+        on->visit = 1;
+      }
+  }
+  for (uint32_t n = 0; n < capture->count; n++)
+    for (uint32_t m = 0; m < capture->streams[n]->frontier_count; m++)
+      if (!capture->streams[n]->frontier[m]->visit)
+        return false;
   return true;
 }
 
@@ -317,8 +342,9 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
              : !joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                 : CUDA_SUCCESS;
     struct graph *graph = capture->graph;
+    bool into = capture->into;
     close_capture(capture);
-    if (result)
+    if (result && !into)
       graph_free(graph);
     if (out)
       *out = result ? NULL : graph;
@@ -372,14 +398,25 @@ EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *i
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *nodes, size_t count, unsigned flags) {
   FIND_STREAM(handle);
+  if (flags > 1 || (count && !nodes))
+    return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&process.lock);
   if (!stream->capture)
     result = CUDA_ERROR_ILLEGAL_STATE;
+  else if (stream->capture->invalid)
+    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  else if (!nodes_of(stream->capture->graph, nodes, count))
+    result = CUDA_ERROR_INVALID_VALUE;
   else if (!(flags ? set_frontier(&stream->frontier, &stream->frontier_count, nodes, (uint32_t)count)
                    : add_frontier(stream, nodes, (uint32_t)count)))
     result = CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_unlock(&process.lock);
   return result;
+}
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges,
+                                                     size_t count, unsigned flags) {
+  (void)edges;
+  return cuStreamUpdateCaptureDependencies(stream, nodes, count, flags);
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {

@@ -12,33 +12,65 @@ static uint32_t next_of(int pid, uint32_t slot) {
   return slot;
 }
 
+/* With the state locked: what a process has beside its contexts goes off all devices, or comes back. */
+static void move_holdings(int pid, bool store) {
+  struct sg_shared *shared = process.state.shared;
+  for
+    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
+  for (int n = 0; n < SG_HOLDINGS * SG_MAX_DEVICES && shared->clients[slot].pid == pid; n++) {
+    struct sg_client *client = &shared->clients[slot];
+    uint64_t *memory = &client->memory_bytes[n / SG_MAX_DEVICES][n % SG_MAX_DEVICES];
+    uint64_t *stored = &client->stored_bytes[n / SG_MAX_DEVICES][n % SG_MAX_DEVICES];
+    uint64_t *from = store ? memory : stored, *to = store ? stored : memory;
+    *to += *from;
+    *from = 0;
+  }
+}
+
+/* With the state locked: does all that a process has stored fit on the devices again? */
+static bool has_room(int pid) {
+  const struct sg_shared *shared = process.state.shared;
+  for (uint32_t device = 0; device < shared->device_count; device++) {
+    uint64_t bytes = sg_memory_used(shared, device);
+    for (uint32_t slot = next_of(pid, 0); slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1))
+      if (shared->contexts[slot].device == device)
+        bytes += shared->contexts[slot].stored_bytes;
+    for
+      SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
+    for (int holding = 0; holding < SG_HOLDINGS && shared->clients[slot].pid == pid; holding++)
+      bytes += shared->clients[slot].stored_bytes[holding][device];
+    if (bytes > shared->devices[device].memory_total_bytes)
+      return false;
+  }
+  return true;
+}
+
 /* Move all contexts of a process from one state to the next; none there: INVALID_VALUE, other state: ILLEGAL_STATE. */
 static CUresult move(int pid, uint32_t from, uint32_t to) {
   struct sg_shared *shared = process.state.shared;
   CUresult result = ready();
   if (result)
     return result;
+  bool store = to == SG_CHECKPOINT_STORED, restore = from == SG_CHECKPOINT_STORED;
   sg_lock_advanced(&process.state);
   uint32_t first = next_of(pid, 0);
   result = first == SG_MAX_CONTEXTS                     ? CUDA_ERROR_INVALID_VALUE
            : shared->contexts[first].checkpoint != from ? CUDA_ERROR_ILLEGAL_STATE
+           : restore && !has_room(pid)                  ? CUDA_ERROR_OUT_OF_MEMORY
                                                         : CUDA_SUCCESS;
   for (uint32_t slot = first; !result && slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1)) {
     struct sg_context *context = &shared->contexts[slot];
-    uint64_t total = shared->devices[context->device].memory_total_bytes;
-    if (to == SG_CHECKPOINT_STORED) {
+    if (store) {
       context->stored_bytes = context->memory_bytes;
       context->memory_bytes = 0;
-    } else if (from == SG_CHECKPOINT_STORED) {
-      if (sg_memory_used(shared, context->device) + context->stored_bytes > total) {
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-        break;
-      }
+    } else if (restore) {
       context->memory_bytes += context->stored_bytes;
       context->stored_bytes = 0;
     }
     context->checkpoint = to;
   }
+  if (!result && (store || restore))
+    move_holdings(pid, store);
   sg_kick(shared);
   sg_unlock(&process.state);
   return result;

@@ -68,7 +68,9 @@ static void deactivate(struct context *context) {
   context->slot = SG_NONE;
   sg_unlock(&process.state);
   drop_thread_streams(context);
+  pools_forget(context);
   free_blocks_of(context);
+  graph_memory_forget(context);
   for (struct context **link = &process.contexts; *link; link = &(*link)->next)
     if (*link == context) {
       *link = context->next;
@@ -189,27 +191,19 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *out) {
   return CUDA_SUCCESS;
 }
 
-static CUresult ordinal_of(const struct context *context, CUdevice *ordinal) {
-  for (uint32_t n = 0; n < process.device_count; n++)
-    if (process.devices[n] == context->device) {
-      *ordinal = (CUdevice)n;
-      return CUDA_SUCCESS;
-    }
-  return CUDA_ERROR_INVALID_DEVICE;
-}
-
 EXPORT CUresult cuCtxGetDevice(CUdevice *ordinal) {
   struct context *context = current_context();
   CUresult result = ready();
   if (result || !context || !ordinal)
     return result ? result : context ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
-  return ordinal_of(context, ordinal);
+  return device_ordinal(context->device, ordinal);
 }
 
 EXPORT CUresult cuCtxGetDevice_v2(CUdevice *ordinal, CUcontext context) {
   if (!context)
     return cuCtxGetDevice(ordinal);
-  return is_handle(context, CONTEXT_HANDLE) && ordinal ? ordinal_of(context, ordinal) : CUDA_ERROR_INVALID_CONTEXT;
+  return is_handle(context, CONTEXT_HANDLE) && ordinal ? device_ordinal(context->device, ordinal)
+                                                       : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 EXPORT CUresult cuCtxSynchronize(void) {

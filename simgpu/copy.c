@@ -10,6 +10,12 @@ static bool on_device(const void *address, struct block *block) {
   return find_block((uintptr_t)address, block) && block->kind != MEMORY_HOST;
 }
 
+/* Addresses without memory, and memory that no one may use yet, are not there for a copy. */
+static bool reachable(const void *address) {
+  struct block block;
+  return address && (find_block((uintptr_t)address, &block) ? !block.no_access : !is_reserved((uintptr_t)address));
+}
+
 uint64_t copy_ns(uint64_t bytes, uint64_t bytes_per_s) {
   return OVERHEAD_NS + (uint64_t)((double)bytes * 1e9 / (double)bytes_per_s);
 }
@@ -36,8 +42,7 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
   };
 }
 
-/* Do one copy or set in a stream. `blocking`: the call returns when host memory has been read or written. */
-static CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
+CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   struct context *context;
   struct stream *stream;
   CUresult result = enter(&context);
@@ -50,7 +55,7 @@ static CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   size_t bytes = effect.width * effect.height * effect.depth;
   if (!bytes)
     return CUDA_SUCCESS;
-  if (!effect.dst || (effect.kind == EFFECT_COPY && !effect.src))
+  if (!reachable(effect.dst) || (effect.kind == EFFECT_COPY && !reachable(effect.src)))
     return CUDA_ERROR_INVALID_VALUE;
   struct sg_item item = copy_item(stream->context, &effect);
   sg_lock(&process.state);
@@ -74,7 +79,7 @@ static CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   return result || !wait || !count ? result : wait_lane(stream->context, stream->lane, count);
 }
 
-static struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
+struct effect flat(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   return (struct effect){.kind = EFFECT_COPY,
                          .dst = (void *)(uintptr_t)dst,
                          .src = (const void *)(uintptr_t)src,
@@ -146,33 +151,49 @@ COPY_ASYNC(cuMemsetD2D16Async, filled(dst, value, 2, width, height, pitch), CUde
 COPY_ASYNC(cuMemsetD2D32Async, filled(dst, value, 4, width, height, pitch), CUdeviceptr dst, size_t pitch,
            unsigned value, size_t width, size_t height)
 
-/* --- two and three dimensions; no arrays ------------------------------------------------------------------------- */
+/* --- two and three dimensions ------------------------------------------------------------------------------------ */
 
-static uintptr_t base_of(unsigned type, const void *host, CUdeviceptr device) {
-  return type == MEMORY_HOST ? (uintptr_t)host : type == MEMORY_ARRAY ? 0 : (uintptr_t)device;
+/* One end of a copy of a box. */
+struct end {
+  uintptr_t address; /* of the box's first byte */
+  size_t pitch, slice;
+};
+
+/* An array says itself how its rows lie, and no copy leaves it. */
+static bool in_array(CUarray array, const size_t *at, const CUDA_MEMCPY3D *box, struct end *end) {
+  struct extent extent;
+  if (!find_array(array, &extent) || at[0] + box->WidthInBytes > extent.pitch || at[1] + box->Height > extent.height ||
+      at[2] + box->Depth > extent.depth)
+    return false;
+  *end = (struct end){extent.address, extent.pitch, extent.pitch * extent.height};
+  return true;
 }
 
 CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect) {
   if (!box)
     return CUDA_ERROR_INVALID_VALUE;
-  if (box->srcMemoryType == MEMORY_ARRAY || box->dstMemoryType == MEMORY_ARRAY)
-    return not_supported("copies of arrays");
-  size_t src_slice = box->srcPitch * box->srcHeight, dst_slice = box->dstPitch * box->dstHeight;
-  uintptr_t src = base_of(box->srcMemoryType, box->srcHost, box->srcDevice);
-  uintptr_t dst = base_of(box->dstMemoryType, box->dstHost, box->dstDevice);
-  if (!src || !dst)
+  const size_t from[] = {box->srcXInBytes, box->srcY, box->srcZ}, to[] = {box->dstXInBytes, box->dstY, box->dstZ};
+  struct end src = {box->srcMemoryType == MEMORY_HOST ? (uintptr_t)box->srcHost : (uintptr_t)box->srcDevice,
+                    box->srcPitch, box->srcPitch * box->srcHeight};
+  struct end dst = {box->dstMemoryType == MEMORY_HOST ? (uintptr_t)box->dstHost : (uintptr_t)box->dstDevice,
+                    box->dstPitch, box->dstPitch * box->dstHeight};
+  if (box->srcMemoryType == MEMORY_ARRAY && !in_array(box->srcArray, from, box, &src))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (box->dstMemoryType == MEMORY_ARRAY && !in_array(box->dstArray, to, box, &dst))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!src.address || !dst.address)
     return CUDA_ERROR_INVALID_VALUE;
   *effect = (struct effect){
       .kind = EFFECT_COPY,
-      .src = (const void *)(src + box->srcZ * src_slice + box->srcY * box->srcPitch + box->srcXInBytes),
-      .dst = (void *)(dst + box->dstZ * dst_slice + box->dstY * box->dstPitch + box->dstXInBytes),
+      .src = (const void *)(src.address + from[2] * src.slice + from[1] * src.pitch + from[0]),
+      .dst = (void *)(dst.address + to[2] * dst.slice + to[1] * dst.pitch + to[0]),
       .width = box->WidthInBytes,
       .height = box->Height,
       .depth = box->Depth,
-      .src_pitch = box->srcPitch,
-      .dst_pitch = box->dstPitch,
-      .src_slice = src_slice,
-      .dst_slice = dst_slice,
+      .src_pitch = src.pitch,
+      .dst_pitch = dst.pitch,
+      .src_slice = src.slice,
+      .dst_slice = dst.slice,
   };
   return CUDA_SUCCESS;
 }
@@ -192,12 +213,14 @@ static CUresult copy_rectangle(const CUDA_MEMCPY2D *flat_box, CUstream stream, b
       .srcMemoryType = flat_box->srcMemoryType,
       .srcHost = flat_box->srcHost,
       .srcDevice = flat_box->srcDevice,
+      .srcArray = flat_box->srcArray,
       .srcPitch = flat_box->srcPitch,
       .dstXInBytes = flat_box->dstXInBytes,
       .dstY = flat_box->dstY,
       .dstMemoryType = flat_box->dstMemoryType,
       .dstHost = flat_box->dstHost,
       .dstDevice = flat_box->dstDevice,
+      .dstArray = flat_box->dstArray,
       .dstPitch = flat_box->dstPitch,
       .WidthInBytes = flat_box->WidthInBytes,
       .Height = flat_box->Height,
@@ -226,4 +249,18 @@ EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *box) {
 }
 EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *box) {
   return copy_rectangle(box, STREAM_PER_THREAD, true);
+}
+
+/* A copy between devices has contexts where a plain one has nothing; addresses say the same. */
+EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D *box) {
+  return copy_box(box, NULL, true);
+}
+EXPORT CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D *box) {
+  return copy_box(box, STREAM_PER_THREAD, true);
+}
+EXPORT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
+  return copy_box(box, stream, false);
+}
+EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D *box, CUstream stream) {
+  return copy_box(box, PER_THREAD(stream), false);
 }

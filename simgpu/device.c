@@ -50,13 +50,19 @@ EXPORT CUresult cuDeviceGetName(char *out, int bytes, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
+/* Of a MIG instance: its own. */
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice ordinal) {
   FIND_DEVICE(ordinal, out);
   memcpy(out, device->uuid, sizeof device->uuid);
   return CUDA_SUCCESS;
 }
+/* Older than MIG: of an instance it tells the GPU. */
 EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice ordinal) {
-  return cuDeviceGetUuid_v2(out, ordinal);
+  FIND_DEVICE(ordinal, out);
+  if (device->parent != SG_NONE)
+    device = &process.state.shared->devices[device->parent];
+  memcpy(out, device->uuid, sizeof device->uuid);
+  return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice ordinal) {

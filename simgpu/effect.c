@@ -41,14 +41,14 @@ static void copy(const struct effect *effect) {
 }
 
 /* Zeroing untouched memory must not make it resident: whole pages of device memory are given back instead, which reads
- * as zero. */
+ * as zero; pages of a file only by taking them out of the file. */
 static void zero(char *at, size_t bytes) {
   const uintptr_t page = 4096;
   uintptr_t from = ((uintptr_t)at + page - 1) & ~(page - 1), to = ((uintptr_t)at + bytes) & ~(page - 1);
   struct block block;
-  bool ours = bytes > 1048576 && find_block((uintptr_t)at, &block) && !block.registered &&
+  bool ours = bytes > 1048576 && find_block((uintptr_t)at, &block) && block.source != BLOCK_REGISTERED &&
               (uintptr_t)at + bytes <= block.address + block.bytes;
-  if (!ours || madvise((void *)from, to - from, MADV_DONTNEED)) {
+  if (!ours || madvise((void *)from, to - from, block.in_file ? MADV_REMOVE : MADV_DONTNEED)) {
     memset(at, 0, bytes);
     return;
   }

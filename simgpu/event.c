@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#define EXTERNAL 1u /* of a record or a wait: a node of the graph that is captured, not an edge */
+
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   struct context *context;
   CUresult result = enter(&context);
@@ -50,26 +52,12 @@ EXPORT CUresult cuEventDestroy(CUevent event) {
   return cuEventDestroy_v2(event);
 }
 
-EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
-  uint64_t entry_ns = sg_now();
-  struct context *context;
-  struct stream *stream;
-  CUresult result = enter(&context);
-  if (!result)
-    result = find_stream(handle, context, &stream);
-  if (result)
-    return result;
+CUresult submit_record(struct stream *stream, struct event *event) {
+  struct sg_item *item;
   if (!is_handle(event, EVENT_HANDLE) || event->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
-  result = legacy_conflict(stream);
-  if (result)
-    return result;
-  if (is_capturing(stream))
-    return capture_record(stream, event);
-  burn(entry_ns, process.settings.record_cost_ns);
-  struct sg_item *item;
   sg_lock(&process.state);
-  result = take_item(stream->context, stream->lane, &item);
+  CUresult result = take_item(stream->context, stream->lane, &item);
   if (!result) {
     item->kind = SG_RECORD;
     item->name = event->slot;
@@ -81,8 +69,33 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
   return result;
 }
 
+static CUresult record(CUevent event, CUstream handle, unsigned flags) {
+  uint64_t entry_ns = sg_now();
+  struct context *context;
+  struct stream *stream;
+  CUresult result = enter(&context);
+  if (!result)
+    result = find_stream(handle, context, &stream);
+  if (result)
+    return result;
+  if (!is_handle(event, EVENT_HANDLE) || event->context != stream->context)
+    return CUDA_ERROR_INVALID_HANDLE;
+  burn(entry_ns, process.settings.record_cost_ns); /* first: what other threads do meanwhile counts */
+  result = legacy_conflict(stream);
+  if (result)
+    return result;
+  if (is_capturing(stream))
+    return flags & EXTERNAL ? capture_external(stream, event, true) : capture_record(stream, event);
+  if (flags & EXTERNAL) /* only a capture makes a difference of it */
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit_record(stream, event);
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
+  return record(event, stream, 0);
+}
 EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
-  return flags > 1 ? CUDA_ERROR_INVALID_VALUE : cuEventRecord(event, stream);
+  return flags > EXTERNAL ? CUDA_ERROR_INVALID_VALUE : record(event, stream, flags);
 }
 
 static CUresult usable(CUevent event, struct context **context) {
@@ -92,7 +105,7 @@ static CUresult usable(CUevent event, struct context **context) {
   if (!is_handle(event, EVENT_HANDLE) || event->context->slot == SG_NONE)
     return CUDA_ERROR_INVALID_HANDLE;
   if (event->capture_id)
-    return CUDA_ERROR_CAPTURED_EVENT;
+    return captured_event(event);
   return context_error(event->context);
 }
 
@@ -129,7 +142,10 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
   }
   if (result || event->recorded == event->base)
     return result;
-  return wait_event(event->context, event->slot, event->recorded);
+  result = wait_event(event->context, event->slot, event->recorded);
+  if (!result)
+    pools_synchronized();
+  return result;
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end) {
@@ -156,6 +172,15 @@ EXPORT CUresult cuEventElapsedTime(float *out_ms, CUevent start, CUevent end) {
   return cuEventElapsedTime_v2(out_ms, start, end);
 }
 
+CUresult submit_wait(struct stream *stream, const struct event *event) {
+  if (!is_handle(event, EVENT_HANDLE))
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (event->recorded == event->base || event->context->slot == SG_NONE)
+    return CUDA_SUCCESS;
+  struct sg_item wait = {.kind = SG_WAIT, .name = event->slot, .peer = event->context->slot, .seq = event->recorded};
+  return submit(stream, wait, NULL, NULL);
+}
+
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
   struct context *context;
   struct stream *stream;
@@ -164,16 +189,15 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags
     result = find_stream(handle, context, &stream);
   if (result)
     return result;
-  if (flags > 1)
+  if (flags > EXTERNAL)
     return CUDA_ERROR_INVALID_VALUE;
   if (!is_handle(event, EVENT_HANDLE))
     return CUDA_ERROR_INVALID_HANDLE;
   bool handled = false;
   result = legacy_conflict(stream);
+  if (!result && flags & EXTERNAL)
+    return is_capturing(stream) ? capture_external(stream, event, false) : CUDA_ERROR_INVALID_VALUE;
   if (!result)
     result = capture_wait(stream, event, &handled);
-  if (result || handled || event->recorded == event->base || event->context->slot == SG_NONE)
-    return result;
-  struct sg_item wait = {.kind = SG_WAIT, .name = event->slot, .peer = event->context->slot, .seq = event->recorded};
-  return submit(stream, wait, NULL, NULL);
+  return result || handled ? result : submit_wait(stream, event);
 }

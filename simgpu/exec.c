@@ -1,4 +1,4 @@
-/* Executable graphs: one piece of device work as long as the longest path, then its effects in order. */
+/* Executable graphs: made of a graph, launched, changed. How one is cut into steps is in graph_steps.c. */
 #include "graph.h"
 
 #include <stdlib.h>
@@ -6,100 +6,75 @@
 
 struct exec {
   struct handle handle;
-  uint64_t duration_ns;
-  uint32_t nodes;
-  uint64_t shape;         /* of the graph it was made from: an update must have the same */
-  uint64_t watch;         /* spin node: the word */
-  bool spin, device;      /* device: has any work beside host functions */
-  struct effect *effects; /* in order; NULL: none */
-  struct effect *calls;   /* host functions: they follow the device work */
+  struct graph *graph; /* its own */
+  uint64_t flags;
+  struct step *steps;
+  uint32_t count;
 };
 
-static uint64_t shape_of(const struct graph *graph) {
-  uint64_t shape = graph->count;
-  for (uint32_t n = 0; n < graph->count; n++)
-    shape = shape * 1000003 + (uint64_t)graph->nodes[n]->type * 131 + graph->nodes[n]->on_count;
-  return shape;
-}
-
-/* Fill an executable from a graph; what it held before is dropped only on success. */
-static CUresult build(struct exec *exec, struct graph *graph) {
-  struct node **order = malloc((graph->count + 1) * sizeof *order);
-  if (!order)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = graph_order(graph, order) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  struct effect *effects = NULL, *calls = NULL, **effect_link = &effects, **call_link = &calls;
-  uint64_t duration_ns = 0, watch = 0;
-  bool spin = false, device = false;
-  for (uint32_t n = 0; !result && n < graph->count; n++) {
-    const struct node *node = order[n];
-    duration_ns = node->until_ns > duration_ns ? node->until_ns : duration_ns;
-    device |= node->type != NODE_HOST;
-    if (node->item.flags & SG_SPIN) {
-      spin = true;
-      watch = node->item.watch;
-    }
-    if (!node->effect)
-      continue;
-    struct effect ***link = node->type == NODE_HOST ? &call_link : &effect_link;
-    **link = effect_copy_of(node->effect);
-    if (**link)
-      *link = &(**link)->next;
-    else
-      result = CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  free(order);
-  if (result) {
-    effect_free(effects);
-    effect_free(calls);
+/* What the executable did before is dropped only on success. */
+CUresult exec_rebuild(CUgraphExec exec) {
+  struct step *steps;
+  uint32_t count;
+  CUresult result = steps_read(exec->graph, &steps, &count);
+  if (result)
     return result;
-  }
-  effect_free(exec->effects);
-  effect_free(exec->calls);
-  exec->effects = effects;
-  exec->calls = calls;
-  exec->duration_ns = duration_ns;
-  exec->nodes = graph->count;
-  exec->shape = shape_of(graph);
-  exec->watch = watch;
-  exec->spin = spin;
-  exec->device = device;
+  steps_free(exec->steps, exec->count);
+  exec->steps = steps;
+  exec->count = count;
   return CUDA_SUCCESS;
 }
 
+struct node *exec_node(CUgraphExec exec, CUgraphNode node) {
+  return is_handle(exec, EXEC_HANDLE) && is_handle(node, NODE_HANDLE) ? graph_find(exec->graph, node) : NULL;
+}
+
+/* --- making and ending -------------------------------------------------------------------------------------------- */
+
+static void exec_free(struct exec *exec) {
+  steps_free(exec->steps, exec->count);
+  if (exec->graph)
+    graph_free(exec->graph);
+  handle_free(exec);
+}
+
+EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle);
+
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
-  CUresult result = ready();
-  (void)flags;
-  if (result || !out || !is_handle(graph, GRAPH_HANDLE))
+  CUresult result = graph_valid(graph);
+  if (result || !out || flags & ~(unsigned long long)INSTANTIATE_ALL || graph->capturing)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
+  if (flags & INSTANTIATE_DEVICE_LAUNCH)
+    return not_supported("graphs launched from the device");
   struct exec *exec = handle_new(EXEC_HANDLE, sizeof *exec);
   if (!exec)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  result = build(exec, graph);
+  exec->flags = flags;
+  exec->graph = graph_clone(graph);
+  result = exec->graph ? exec_rebuild(exec) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (!result)
+    result = graph_memory_instantiate(exec->graph);
   if (result)
-    handle_free(exec);
+    exec_free(exec);
   else
     *out = exec;
   return result;
 }
 
-typedef struct {
-  uint64_t flags;
-  CUstream upload;
-  CUgraphNode error_node;
-  int result;
-} CUDA_GRAPH_INSTANTIATE_PARAMS;
-
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
-  CUresult result = cuGraphInstantiateWithFlags(out, graph, params ? params->flags : 0);
-  if (params) {
-    params->error_node = NULL;
-    params->result = result ? 1 : 0;
-  }
+  if (!params)
+    return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
+  if (!result && params->flags & INSTANTIATE_UPLOAD)
+    result = cuGraphUpload(*out, params->upload);
+  params->error_node = NULL;
+  params->result = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0; /* CUgraphInstantiateResult */
   return result;
 }
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
                                                   CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
+  if (params && !params->upload)
+    params->upload = STREAM_PER_THREAD;
   return cuGraphInstantiateWithParams(out, graph, params);
 }
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t bytes) {
@@ -117,38 +92,19 @@ EXPORT CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
   if (!is_handle(exec, EXEC_HANDLE))
     return CUDA_ERROR_INVALID_VALUE;
-  effect_free(exec->effects);
-  effect_free(exec->calls);
-  handle_free(exec);
+  graph_memory_retire(exec->graph);
+  exec_free(exec);
   return CUDA_SUCCESS;
 }
 
-static CUresult update(CUgraphExec exec, CUgraph graph, int *verdict) {
-  if (!is_handle(exec, EXEC_HANDLE) || !is_handle(graph, GRAPH_HANDLE))
+EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags) {
+  if (!is_handle(exec, EXEC_HANDLE) || !flags)
     return CUDA_ERROR_INVALID_VALUE;
-  bool same = exec->shape == shape_of(graph);
-  *verdict = same ? 0 : 2; /* CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED */
-  return same ? build(exec, graph) : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  *flags = exec->flags;
+  return CUDA_SUCCESS;
 }
 
-typedef struct {
-  int result;
-  CUgraphNode error_node, error_from_node;
-} CUgraphExecUpdateResultInfo;
-
-EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
-  int verdict = 1;
-  CUresult result = update(exec, graph, &verdict);
-  if (info)
-    *info = (CUgraphExecUpdateResultInfo){.result = verdict};
-  return result;
-}
-EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *verdict) {
-  int own = 1;
-  if (error)
-    *error = NULL;
-  return update(exec, graph, verdict ? verdict : &own);
-}
+/* --- launching ---------------------------------------------------------------------------------------------------- */
 
 static CUresult find(CUgraphExec exec, CUstream handle, struct stream **stream) {
   struct context *context;
@@ -158,51 +114,189 @@ static CUresult find(CUgraphExec exec, CUstream handle, struct stream **stream) 
   return result ? result : is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
-  uint64_t entry_ns = sg_now();
-  struct stream *stream;
-  CUresult result = find(exec, handle, &stream);
-  if (!result && is_capturing(stream))
-    return not_supported("cuGraphLaunch while capturing");
-  if (result)
-    return result;
+static CUresult launch_work(struct stream *stream, const struct step *step) {
   static uint32_t name = SG_NONE; /* the same for every launch of this process */
   if (name == SG_NONE) {
     sg_lock(&process.state);
     name = sg_intern(process.state.shared, "graph");
     sg_unlock(&process.state);
   }
-  burn(entry_ns, process.settings.launch_cost_ns);
-  struct sg_item item = {.kind = SG_GRAPH, .flags = SG_LOGGED, .name = name, .duration_ns = exec->duration_ns};
+  struct sg_item item = {.kind = SG_GRAPH, .flags = SG_LOGGED, .name = name, .duration_ns = step->duration_ns};
   struct effect watching = {.kind = EFFECT_LIST};
-  if (exec->spin) {
+  if (step->spin) {
     item.flags |= SG_SPIN;
-    item.watch = exec->watch;
+    item.watch = step->watch;
   }
-  if (exec->device)
-    result = issue(stream, item, exec->effects ? exec->effects : exec->spin ? &watching : NULL, NULL);
-  if (!result && exec->calls)
-    result = issue(stream, (struct sg_item){.kind = SG_HOST}, exec->calls, NULL);
+  return submit(stream, item, step->effects ? step->effects : step->spin ? &watching : NULL, NULL);
+}
+
+static CUresult launch_words(struct stream *stream, const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
+  CUresult result = CUDA_SUCCESS;
+  for (unsigned n = 0; !result && n < batch->count; n++)
+    result = submit_operation(stream, &batch->paramArray[n]);
+  return result;
+}
+
+static CUresult launch_step(struct stream *stream, const struct step *step) {
+  const struct body *body = step->node ? &step->node->body : NULL;
+  if (step->kind == STEP_WORK)
+    return launch_work(stream, step);
+  switch (body->params.type) {
+  case NODE_HOST:
+    return submit(stream, (struct sg_item){.kind = SG_HOST}, body->effect, NULL);
+  case NODE_RECORD:
+    return submit_record(stream, body->params.event);
+  case NODE_WAIT:
+    return submit_wait(stream, body->params.event);
+  default:
+    return launch_words(stream, &body->params.batch);
+  }
+}
+
+/* Into a capture a launch goes as a child graph. */
+static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
+  CUgraphNodeParams params = {.type = NODE_GRAPH, .graph.graph = exec->graph};
+  struct body body;
+  CUresult result = body_make(&params, &body);
+  if (!result)
+    result = capture_node(stream, &body);
+  if (result)
+    body_free(&body);
+  return result;
+}
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
+  uint64_t entry_ns = sg_now();
+  struct stream *stream;
+  CUresult result = find(exec, handle, &stream);
+  if (!result)
+    result = legacy_conflict(stream);
+  if (result)
+    return result;
+  if (is_capturing(stream))
+    return capture_launch(exec, stream);
+  result = graph_memory_reserve(exec->graph, stream->context);
+  if (!result)
+    result = graph_memory_launch(exec->graph, exec->flags & INSTANTIATE_AUTO_FREE);
+  if (result)
+    return result;
+  burn(entry_ns, process.settings.launch_cost_ns);
+  for (uint32_t n = 0; !result && n < exec->count; n++)
+    result = launch_step(stream, &exec->steps[n]);
   return result;
 }
 EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
   return cuGraphLaunch(exec, stream ? stream : STREAM_PER_THREAD);
 }
 
-/* There is nothing to upload. */
+/* The memory is all that there is to upload. */
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
   struct stream *stream;
-  return find(exec, handle, &stream);
+  CUresult result = find(exec, handle, &stream);
+  if (!result)
+    result = legacy_conflict(stream);
+  if (!result && is_capturing(stream))
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return result ? result : graph_memory_reserve(exec->graph, stream->context);
 }
 EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
   return cuGraphUpload(exec, stream ? stream : STREAM_PER_THREAD);
 }
-EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags) {
-  *flags = 0;
-  return is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+
+/* --- changing ----------------------------------------------------------------------------------------------------- */
+
+/* Only what has a cost and a result of its own can be left out. */
+static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct node **node) {
+  *node = exec_node(exec, original);
+  return *node && (*node)->body.params.type <= NODE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                                  const CUDA_KERNEL_NODE_PARAMS *params) {
-  (void)exec, (void)node, (void)params;
-  return not_supported("cuGraphExecKernelNodeSetParams");
+
+EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode original, unsigned enabled) {
+  struct node *node;
+  CUresult result = find_switchable(exec, original, &node);
+  if (!result) {
+    node->disabled = !enabled;
+    result = exec_rebuild(exec);
+  }
+  return result;
+}
+
+EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode original, unsigned *enabled) {
+  struct node *node;
+  CUresult result = enabled ? find_switchable(exec, original, &node) : CUDA_ERROR_INVALID_VALUE;
+  if (!result)
+    *enabled = !node->disabled;
+  return result;
+}
+
+static CUgraphExecUpdateResultInfo refused(int why, struct node *node, struct node *from) {
+  return (CUgraphExecUpdateResultInfo){why, node, from};
+}
+
+/* Nodes are paired in the order in which they were added. */
+static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with) {
+  if (own->count != with->count)
+    return refused(UPDATE_TOPOLOGY_CHANGED, NULL, NULL);
+  for (uint32_t n = 0; n < own->count; n++) {
+    struct node *a = own->nodes[n], *b = with->nodes[n];
+    if (a->body.params.type != b->body.params.type)
+      return refused(UPDATE_TYPE_CHANGED, b, NULL);
+    if (a->on_count != b->on_count)
+      return refused(UPDATE_TOPOLOGY_CHANGED, b, NULL);
+    for (uint32_t m = 0; m < a->on_count; m++)
+      if (graph_index(own, a->on[m]) != graph_index(with, b->on[m]))
+        return refused(UPDATE_TOPOLOGY_CHANGED, b, b->on[m]);
+    if (a->body.memory != b->body.memory)
+      return refused(UPDATE_NOT_SUPPORTED, b, NULL);
+    if (a->body.params.type == NODE_MEMCPY && a->body.item.kind != b->body.item.kind)
+      return refused(UPDATE_PARAMETERS_CHANGED, b, NULL);
+    CUgraphExecUpdateResultInfo child = {0};
+    if (a->body.child)
+      child = compare(a->body.child, b->body.child);
+    if (child.result)
+      return child;
+  }
+  return (CUgraphExecUpdateResultInfo){0};
+}
+
+/* Takes the bodies of the graph's nodes; the executable's nodes stay those of the graph that it was made from. */
+static bool replace(struct graph *own, struct graph *with) {
+  for (uint32_t n = 0; n < own->count; n++) {
+    struct body body, *old = &own->nodes[n]->body;
+    if (old->child) {
+      if (!replace(old->child, with->nodes[n]->body.child))
+        return false;
+      continue;
+    }
+    if (!body_copy(&with->nodes[n]->body, &body))
+      return false;
+    body_free(old);
+    *old = body;
+  }
+  return true;
+}
+
+EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
+  CUgraphExecUpdateResultInfo own = {.result = UPDATE_ERROR};
+  CUresult result = graph_valid(graph);
+  if (!result)
+    result = is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (!result)
+    own = compare(exec->graph, graph);
+  if (!result && own.result)
+    result = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  if (!result)
+    result = replace(exec->graph, graph) ? exec_rebuild(exec) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (info)
+    *info = own;
+  return result;
+}
+EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *verdict) {
+  CUgraphExecUpdateResultInfo info;
+  CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
+  if (error)
+    *error = info.error_node;
+  if (verdict)
+    *verdict = info.result;
+  return result;
 }

@@ -49,9 +49,14 @@ static CUresult launch_kernel(CUstream handle, const struct launch *launch) {
   if (result)
     return result;
   burn(entry_ns, process.settings.launch_cost_ns);
+  result = legacy_conflict(stream);
+  if (result)
+    return result;
+  if (is_capturing(stream))
+    return capture_kernel(stream, launch, &item);
   /* A spin's empty effect keeps the owner looking at its word until it is over. */
   struct effect watching = {.kind = EFFECT_LIST};
-  return issue(stream, item, item.flags & SG_SPIN ? &watching : NULL, NULL);
+  return submit(stream, item, item.flags & SG_SPIN ? &watching : NULL, NULL);
 }
 
 #define PER_THREAD(s) ((s) ? (s) : STREAM_PER_THREAD)

@@ -7,92 +7,6 @@
 
 #define ALIGNMENT 512
 
-/* All memory that the driver knows, by address; guarded by its own lock, which nests inside every other. */
-static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct block *blocks;
-static size_t block_count, block_room;
-
-/* With map_lock: the first block above `address`. */
-static size_t above(uintptr_t address) {
-  size_t low = 0, high = block_count;
-  while (low < high) {
-    size_t middle = (low + high) / 2;
-    if (blocks[middle].address <= address)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-bool find_block(uintptr_t address, struct block *block) {
-  pthread_mutex_lock(&map_lock);
-  size_t at = above(address);
-  bool found = at && address < blocks[at - 1].address + blocks[at - 1].bytes;
-  if (found)
-    *block = blocks[at - 1];
-  pthread_mutex_unlock(&map_lock);
-  return found;
-}
-
-static bool add_block(struct block block) {
-  pthread_mutex_lock(&map_lock);
-  if (block_count == block_room) {
-    size_t room = block_room ? 2 * block_room : 256;
-    struct block *grown = realloc(blocks, room * sizeof *grown);
-    if (grown) {
-      blocks = grown;
-      block_room = room;
-    }
-  }
-  bool fits = block_count < block_room;
-  if (fits) {
-    size_t at = above(block.address);
-    memmove(&blocks[at + 1], &blocks[at], (block_count - at) * sizeof block);
-    block.id = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED);
-    blocks[at] = block;
-    block_count++;
-  }
-  pthread_mutex_unlock(&map_lock);
-  return fits;
-}
-
-/* Remove the block that starts at `address`. */
-static bool take_block(uintptr_t address, struct block *block) {
-  pthread_mutex_lock(&map_lock);
-  size_t at = above(address);
-  bool found = at && blocks[at - 1].address == address;
-  if (found) {
-    *block = blocks[at - 1];
-    memmove(&blocks[at - 1], &blocks[at], (block_count - at) * sizeof *block);
-    block_count--;
-  }
-  pthread_mutex_unlock(&map_lock);
-  return found;
-}
-
-/* The device's capacity first: it is shared with every other process. */
-static CUresult charge(struct context *context, uint64_t bytes) {
-  struct sg_shared *shared = process.state.shared;
-  uint64_t total = shared->devices[context->device].memory_total_bytes;
-  sg_lock_advanced(&process.state);
-  if (sg_memory_used(shared, context->device) + bytes > total)
-    sg_reap(&process.state);
-  bool fits = bytes <= total && sg_memory_used(shared, context->device) + bytes <= total;
-  if (fits)
-    shared_of(context)->memory_bytes += bytes;
-  sg_unlock(&process.state);
-  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static void refund(struct context *context, uint64_t bytes) {
-  if (context->slot == SG_NONE)
-    return;
-  sg_lock(&process.state);
-  shared_of(context)->memory_bytes -= bytes;
-  sg_unlock(&process.state);
-}
-
 /* Device memory is address space of this process: copies move bytes, untouched pages take no RAM. */
 static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, uint32_t flags, void **out) {
   if (!out || !bytes)
@@ -104,6 +18,7 @@ static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, u
   void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   struct block block = {.address = (uintptr_t)at,
                         .bytes = bytes,
+                        .charged = device ? bytes : 0,
                         .context = device ? context : NULL,
                         .device = context->device,
                         .kind = kind,
@@ -119,26 +34,33 @@ static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, u
   return CUDA_SUCCESS;
 }
 
-static void release(const struct block *block) {
-  if (!block->registered)
-    munmap((void *)block->address, block->bytes);
-  if (block->context)
-    refund(block->context, block->bytes);
+void release_block(const struct block *block) {
+  if (block->source == BLOCK_POOL) {
+    pool_release(block);
+    return;
+  }
+  if (block->source != BLOCK_REGISTERED)
+    munmap((void *)(block->address - block->lead), block->lead + block->bytes);
+  if (block->in_file && block->source == BLOCK_LINEAR)
+    file_forget(block->fd, block->offset, block->bytes);
+  if (block->charged)
+    refund(block->context, block->charged);
 }
 
 void free_blocks_of(struct context *context) {
-  struct block block;
-  for (size_t n = 0;;) {
-    pthread_mutex_lock(&map_lock);
-    while (n < block_count && blocks[n].context != context)
-      n++;
-    uintptr_t address = n < block_count ? blocks[n].address : 0;
-    pthread_mutex_unlock(&map_lock);
-    if (!address)
-      return;
-    if (take_block(address, &block))
-      release(&block);
-  }
+  struct block block = {0};
+  while (next_block_of(context, block.address, &block))
+    if (take_block(block.address, &block))
+      release_block(&block);
+}
+
+CUresult device_ordinal(uint32_t device, CUdevice *ordinal) {
+  for (uint32_t n = 0; n < process.device_count; n++)
+    if (process.devices[n] == device) {
+      *ordinal = (CUdevice)n;
+      return CUDA_SUCCESS;
+    }
+  return CUDA_ERROR_INVALID_DEVICE;
 }
 
 static CUresult enter_unsafe(struct context **context) {
@@ -172,6 +94,12 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
   return allocate_device(out, *pitch * height, MEMORY_DEVICE, 0);
 }
 
+/* Not host memory, nor what has a call of its own to let go of it. */
+static bool is_freed_by_address(const struct block *block) {
+  bool plain = block->source == BLOCK_LINEAR || block->source == BLOCK_EXTERNAL;
+  return block->source == BLOCK_POOL || (plain && block->kind != MEMORY_HOST);
+}
+
 /* As the real one, it waits for the device: work in flight may use the memory. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
   struct context *context;
@@ -179,59 +107,16 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
   CUresult result = enter_unsafe(&context);
   if (result || !address)
     return result;
-  if (!find_block(address, &block) || block.address != address || block.kind == MEMORY_HOST)
+  if (!find_block(address, &block) || block.address != address || !is_freed_by_address(&block))
     return CUDA_ERROR_INVALID_VALUE;
-  if (block.context->slot != SG_NONE)
-    result = wait_context(block.context);
+  if (block.graph)
+    return graph_memory_free(block.graph, context);
+  struct context *waited = block.context ? block.context : context;
+  if (waited->slot != SG_NONE)
+    result = wait_context(waited);
   if (!result && take_block(address, &block))
-    release(&block);
+    release_block(&block);
   return result;
-}
-
-/* Stream-ordered: the address is good at once; capacity comes back when the stream gets there, so a free waits. */
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle) {
-  struct context *context;
-  struct stream *stream;
-  void *at;
-  CUresult result = enter(&context);
-  if (!result)
-    result = find_stream(handle, context, &stream);
-  if (result)
-    return result;
-  if (is_capturing(stream))
-    return not_supported("cuMemAllocAsync while capturing");
-  result = out ? allocate(stream->context, bytes, MEMORY_DEVICE, 0, &at) : CUDA_ERROR_INVALID_VALUE;
-  if (!result)
-    *out = (uintptr_t)at;
-  return result;
-}
-
-static void free_later(void *address) {
-  struct block block;
-  if (take_block((uintptr_t)address, &block))
-    release(&block);
-}
-
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
-  struct context *context;
-  struct stream *stream;
-  struct block block;
-  CUresult result = enter(&context);
-  if (!result)
-    result = find_stream(handle, context, &stream);
-  if (result)
-    return result;
-  if (!find_block(address, &block) || block.address != address || block.kind == MEMORY_HOST)
-    return CUDA_ERROR_INVALID_VALUE;
-  struct effect effect = {.kind = EFFECT_CALL, .call = free_later, .data = (void *)(uintptr_t)address};
-  return issue(stream, (struct sg_item){.kind = SG_WRITE}, &effect, NULL);
-}
-
-EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
-  return cuMemAllocAsync(out, bytes, stream ? stream : STREAM_PER_THREAD);
-}
-EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
-  return cuMemFreeAsync(address, stream ? stream : STREAM_PER_THREAD);
 }
 
 /* --- host memory ------------------------------------------------------------------------------------------------- */
@@ -252,11 +137,11 @@ EXPORT CUresult cuMemFreeHost(void *address) {
   if (result)
     return result;
   if (!find_block((uintptr_t)address, &block) || block.address != (uintptr_t)address || block.kind != MEMORY_HOST ||
-      block.registered)
+      block.source != BLOCK_LINEAR)
     return CUDA_ERROR_INVALID_VALUE;
   result = wait_context(context);
   if (!result && take_block((uintptr_t)address, &block))
-    release(&block);
+    release_block(&block);
   return result;
 }
 
@@ -273,7 +158,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
                          .device = context->device,
                          .kind = MEMORY_HOST,
                          .flags = flags,
-                         .registered = true};
+                         .source = BLOCK_REGISTERED};
   return add_block(block) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -283,7 +168,8 @@ EXPORT CUresult cuMemHostUnregister(void *address) {
   CUresult result = enter_unsafe(&context);
   if (result)
     return result;
-  if (!find_block((uintptr_t)address, &block) || !block.registered || block.address != (uintptr_t)address)
+  if (!find_block((uintptr_t)address, &block) || block.source != BLOCK_REGISTERED ||
+      block.address != (uintptr_t)address)
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   take_block((uintptr_t)address, &block);
   return CUDA_SUCCESS;

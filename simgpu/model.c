@@ -108,9 +108,18 @@ void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item) {
   sg_kick(shared);
 }
 
-/* A write has become visible on the device: spin kernels of the same process that watch a word in it see it. Device
- * addresses are the process's own, so other processes' spins are not concerned. */
-static void release_watchers(struct sg_shared *shared, int32_t pid, uint64_t from, uint64_t bytes) {
+/* Is this what the head waits for? Of a memset only that it is not zero is known: a watch is left to the owner. */
+static bool releases(const struct sg_item *write, const struct sg_item *head) {
+  if (sg_watches(head))
+    return write->kind == SG_WRITE && head->watch == write->watch && head->watch_bytes <= write->watch_bytes &&
+           sg_satisfied(head, write->seq);
+  return sg_spins(head) && head->phase >= SG_READY && (write->kind == SG_MEMSET || write->seq) &&
+         head->watch + 4 > write->watch && head->watch < write->watch + write->watch_bytes;
+}
+
+/* A write has become visible on the device: spin kernels and watches of the same process see it. Device addresses are
+ * the process's own, so other processes' are not concerned. */
+static void release_watchers(struct sg_shared *shared, int32_t pid, const struct sg_item *write) {
   for
     SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
       struct sg_context *context = &shared->contexts[slot];
@@ -119,7 +128,7 @@ static void release_watchers(struct sg_shared *shared, int32_t pid, uint64_t fro
     for
       SG_EACH(index, context->active, SG_MAX_LANES) {
         struct sg_item *item = head_of(context, &context->lanes[index]);
-        if (item && sg_spins(item) && item->phase >= SG_READY && item->watch + 4 > from && item->watch < from + bytes)
+        if (item && releases(write, item))
           sg_release(shared, slot, item);
       }
     }
@@ -179,7 +188,7 @@ static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane
     }
   }
   if ((item->kind == SG_WRITE || item->kind == SG_MEMSET) && item->watch)
-    release_watchers(shared, context->pid, item->watch, item->watch_bytes);
+    release_watchers(shared, context->pid, item);
   log_item(state, context, item);
   pop(shared, slot, lane, item);
 }
@@ -233,6 +242,8 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
       item->phase = SG_CALLING;
       lane->effect_head = item->next_effect;
       sg_effect_push(context, lane->head);
+    } else if (item->kind == SG_WATCH) {
+      item->phase = SG_RUNNING; /* the owner looks at the word from now on */
     } else if (item->kind != SG_WAIT || wait_over(shared, item)) {
       complete(state, slot, lane, item);
     } else {

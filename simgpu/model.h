@@ -17,10 +17,30 @@ static inline bool sg_takes_device(const struct sg_item *item) {
 }
 /* How long it takes is not known when it is submitted. */
 static inline bool sg_is_blocker(const struct sg_item *item) {
-  return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_COPY || (item->flags & SG_SPIN);
+  return item->kind == SG_WAIT || item->kind == SG_HOST || item->kind == SG_WATCH || item->kind == SG_COPY ||
+         (item->flags & SG_SPIN);
 }
 static inline bool sg_spins(const struct sg_item *item) {
   return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
+}
+
+/* A watch at the head of its lane, whose word does not have the value yet as far as we know. */
+static inline bool sg_watches(const struct sg_item *item) {
+  return item->kind == SG_WATCH && item->phase == SG_RUNNING && !(item->flags & SG_RELEASED);
+}
+static inline bool sg_satisfied(const struct sg_item *watch, uint64_t word) {
+  bool wide = watch->watch_bytes == 8;
+  uint64_t ahead = word - watch->seq, mask = wide ? UINT64_MAX : UINT32_MAX;
+  switch (watch->peer) {
+  case SG_AT_LEAST: /* counters may wrap */
+    return wide ? (int64_t)ahead >= 0 : (int32_t)(uint32_t)ahead >= 0;
+  case SG_EQUAL:
+    return !(ahead & mask);
+  case SG_ANY_BIT:
+    return word & watch->seq & mask;
+  default:
+    return ~(word | watch->seq) & mask;
+  }
 }
 
 /* Run the model to `now_ns`. All functions here need the lock. */
@@ -44,7 +64,7 @@ struct sg_item *sg_effect_take(struct sg_context *context);
 void sg_item_free(struct sg_context *context, struct sg_item *item);
 /* A host function has returned: its stream goes on. */
 void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns);
-/* The word of a spin kernel has become non-zero. */
+/* The word of a spin kernel has become non-zero, or that of a watch has its value. */
 void sg_release(struct sg_shared *shared, uint32_t slot, struct sg_item *item);
 
 /* Forget all pending work of a context; events count as complete. Effects are dropped. */

@@ -14,7 +14,9 @@ struct module {
   struct handle handle;
   char *entries; /* PTX: names of its .entry functions, each followed by a newline; NULL: any name is accepted */
   struct function *functions;
-  CUdeviceptr globals; /* stands in for every global variable */
+  CUdeviceptr globals;     /* stands in for every global variable */
+  struct context *context; /* which it takes module_bytes of memory from */
+  uint32_t context_id;
 };
 
 #define GLOBAL_BYTES 65536
@@ -93,9 +95,16 @@ static CUresult load(CUmodule *out, const void *image) {
     result = unsafe_call();
   if (result || !out || !image)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  struct module *module = handle_new(MODULE_HANDLE, sizeof *module);
-  if (!module)
+  uint64_t bytes = process.state.shared->model.module_bytes;
+  result = bytes ? charge(context, bytes) : CUDA_SUCCESS;
+  struct module *module = result ? NULL : handle_new(MODULE_HANDLE, sizeof *module);
+  if (!module) {
+    if (!result && bytes)
+      refund(context, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  module->context = context;
+  module->context_id = shared_of(context)->id;
   if (is_text(image))
     module->entries = entries_of(image);
   *out = module;
@@ -132,6 +141,10 @@ static CUresult unload(CUmodule module) {
     function = next;
   }
   free(module->entries);
+  uint64_t bytes = process.state.shared->model.module_bytes;
+  context = module->context;
+  if (bytes && context->slot != SG_NONE && shared_of(context)->id == module->context_id)
+    refund(context, bytes);
   handle_free(module);
   return CUDA_SUCCESS;
 }

@@ -71,8 +71,10 @@ nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const s
     if (handle != &nvml.handles[n])
       continue;
     *device = &shared->devices[n];
-    bool gone = need == NVML_LIVE && (*device)->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return gone ? nvml_leave(NVML_ERROR_GPU_IS_LOST) : NVML_SUCCESS;
+    if (need != NVML_KNOWN && (*device)->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE)
+      return nvml_leave(NVML_ERROR_GPU_IS_LOST);
+    bool lacks = (need >= NVML_BOARD && (*device)->parent != SG_NONE) || (need == NVML_LOAD && (*device)->mig);
+    return lacks ? nvml_leave(NVML_ERROR_NOT_SUPPORTED) : NVML_SUCCESS;
   }
   return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
 }

@@ -31,6 +31,14 @@ enum {
 
 #define NVML_NO_INSTANCE 0xffffffffu /* GPU and compute instance id of a device without MIG */
 
+/* Ids of an instance as real drivers give them: a GPU instance each, with one compute instance in it. */
+static inline uint32_t nvml_gpu_instance(const struct sg_device *device) {
+  return device->parent == SG_NONE ? NVML_NO_INSTANCE : device->number + 1;
+}
+static inline uint32_t nvml_compute_instance(const struct sg_device *device) {
+  return device->parent == SG_NONE ? NVML_NO_INSTANCE : 0;
+}
+
 /* A device handle is the address of its entry in nvml.handles: stable over init and shutdown, and easy to check. */
 typedef struct nvml_handle {
   uint32_t index;
@@ -46,15 +54,18 @@ extern struct nvml nvml;
 
 /* Begin a call: lock the library and the state, which then stands at now. Every success needs nvml_leave. */
 nvmlReturn_t nvml_enter(void);
-/* The same for a call about one device. `LIVE` calls talk to the hardware and fail when it has fallen off the bus;
- * what the driver knows by heart (names, numbers) is still told. */
-enum nvml_need { NVML_KNOWN, NVML_LIVE };
+/* The same for a call about one device, a GPU or a MIG instance. `LIVE` calls talk to the hardware and fail when it has
+ * fallen off the bus; what the driver knows by heart (names, numbers) is still told. `BOARD` calls are about what only
+ * a whole GPU has, and not supported by instances; `LOAD` calls not by GPUs in MIG mode either. */
+enum nvml_need { NVML_KNOWN, NVML_LIVE, NVML_BOARD, NVML_LOAD };
 nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device);
 /* End a call; gives back `result` for convenience. */
 nvmlReturn_t nvml_leave(nvmlReturn_t result);
 /* Copy text into a caller's buffer of `length` bytes. */
 nvmlReturn_t nvml_text(char *buffer, uint32_t length, const char *text);
-/* "GPU-53474750-...": what clients call the device. `text` holds 64 bytes. */
+/* Where a device stands in the state: contexts and handles are numbered so. Inside a call. */
+uint32_t nvml_place(const struct sg_device *device);
+/* "GPU-53474750-..." or "MIG-...": what clients call the device. `text` holds 64 bytes. */
 void nvml_uuid_text(const struct sg_device *device, char *text);
 /* Share of the time, 0 to 100, that the device was busy lately. Inside a call. */
 uint32_t nvml_busy_percent(const struct sg_device *device);

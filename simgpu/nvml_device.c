@@ -17,7 +17,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
     return result;
   if (!count)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *count = nvml.state.shared->device_count;
+  *count = sg_gpu_count(nvml.state.shared);
   return nvml_leave(NVML_SUCCESS);
 }
 
@@ -25,10 +25,14 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlD
   nvmlReturn_t result = nvml_enter();
   if (result)
     return result;
-  if (!device || index >= nvml.state.shared->device_count)
-    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *device = &nvml.handles[index];
-  return nvml_leave(NVML_SUCCESS);
+  for (uint32_t n = 0; device && n < nvml.state.shared->device_count; n++) {
+    const struct sg_device *found = &nvml.state.shared->devices[n];
+    if (found->parent == SG_NONE && found->number == index) {
+      *device = &nvml.handles[n];
+      return nvml_leave(NVML_SUCCESS);
+    }
+  }
+  return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
@@ -60,7 +64,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nv
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
   for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) {
     const struct sg_device *found = &nvml.state.shared->devices[n];
-    if (found->pci_domain == domain && found->pci_bus == bus && found->pci_device == slot && !function) {
+    if (found->parent == SG_NONE && found->pci_domain == domain && found->pci_bus == bus && found->pci_device == slot &&
+        !function) {
       *device = &nvml.handles[n];
       return nvml_leave(NVML_SUCCESS);
     }
@@ -71,7 +76,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nv
 /* --- identity ----------------------------------------------------------------------------------------------------- */
 
 void nvml_uuid_text(const struct sg_device *device, char *text) {
-  int at = sprintf(text, "GPU");
+  int at = sprintf(text, device->parent == SG_NONE ? "GPU" : "MIG");
   for (int n = 0; n < 16; n++)
     at += sprintf(text + at, "%s%02x", n == 0 || n == 4 || n == 6 || n == 8 || n == 10 ? "-" : "", device->uuid[n]);
 }
@@ -101,8 +106,13 @@ uint32_t nvml_busy_percent(const struct sg_device *device) {
   return percent < 100 ? (uint32_t)percent : 100;
 }
 
+uint32_t nvml_place(const struct sg_device *device) {
+  return (uint32_t)(device - nvml.state.shared->devices);
+}
+
+/* Of an instance: what nvmlDeviceGetMigDeviceHandleByIndex takes. */
 static uint32_t index_of(const struct sg_device *d) {
-  return (uint32_t)(d - nvml.state.shared->devices);
+  return d->number;
 }
 static uint32_t zero(const struct sg_device *d) {
   return (void)d, 0;
@@ -152,20 +162,23 @@ static nvmlReturn_t number(nvmlDevice_t handle, enum nvml_need need, uint32_t *v
     return number(handle, need, value, read);                                                                          \
   }
 NUMBER(nvmlDeviceGetIndex, NVML_KNOWN, index_of)
-NUMBER(nvmlDeviceGetMinorNumber, NVML_KNOWN, index_of)
+NUMBER(nvmlDeviceGetMinorNumber, NVML_BOARD, index_of)
 NUMBER(nvmlDeviceGetArchitecture, NVML_KNOWN, architecture)
-NUMBER(nvmlDeviceGetNumGpuCores, NVML_KNOWN, cores)
+NUMBER(nvmlDeviceGetNumGpuCores, NVML_BOARD, cores)
 NUMBER(nvmlDeviceGetMemoryBusWidth, NVML_KNOWN, bus_width)
-NUMBER(nvmlDeviceGetComputeMode, NVML_LIVE, zero)    /* default: many processes */
-NUMBER(nvmlDeviceGetPersistenceMode, NVML_LIVE, one) /* enabled */
-NUMBER(nvmlDeviceGetPowerUsage, NVML_LIVE, power)
-NUMBER(nvmlDeviceGetPowerManagementLimit, NVML_LIVE, power_limit)
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, NVML_LIVE, power_limit)
-NUMBER(nvmlDeviceGetPerformanceState, NVML_LIVE, performance_state)
-NUMBER(nvmlDeviceIsMigDeviceHandle, NVML_KNOWN, zero)
+NUMBER(nvmlDeviceGetComputeMode, NVML_BOARD, zero)    /* default: many processes */
+NUMBER(nvmlDeviceGetPersistenceMode, NVML_BOARD, one) /* enabled */
+NUMBER(nvmlDeviceGetPowerUsage, NVML_BOARD, power)
+NUMBER(nvmlDeviceGetPowerManagementLimit, NVML_BOARD, power_limit)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, NVML_BOARD, power_limit)
+NUMBER(nvmlDeviceGetPerformanceState, NVML_BOARD, performance_state)
+static uint32_t is_instance(const struct sg_device *d) {
+  return d->parent != SG_NONE;
+}
+NUMBER(nvmlDeviceIsMigDeviceHandle, NVML_KNOWN, is_instance)
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t handle, unsigned int sensor, unsigned int *celsius) {
-  return sensor ? NVML_ERROR_INVALID_ARGUMENT : number(handle, NVML_LIVE, celsius, temperature);
+  return sensor ? NVML_ERROR_INVALID_ARGUMENT : number(handle, NVML_BOARD, celsius, temperature);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int *minor) {
@@ -184,7 +197,7 @@ enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
 
 static nvmlReturn_t clock_mhz(nvmlDevice_t handle, unsigned int type, unsigned int *mhz) {
   const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
   if (result)
     return result;
   if (!mhz || type > CLOCK_VIDEO)
@@ -218,7 +231,10 @@ static nvmlReturn_t memory_info(nvmlDevice_t handle, struct memory_v1 *memory) {
   if (result)
     return result;
   sg_reap(&nvml.state);
-  uint64_t total = device->memory_total_bytes, used = sg_memory_used(nvml.state.shared, index_of(device));
+  uint64_t total = device->memory_total_bytes, used = 0;
+  for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) /* of a GPU: of all its instances */
+    if (n == nvml_place(device) || nvml.state.shared->devices[n].parent == nvml_place(device))
+      used += sg_memory_used(nvml.state.shared, n);
   *memory = (struct memory_v1){.total = total, .free = used < total ? total - used : 0, .used = used};
   return nvml_leave(NVML_SUCCESS);
 }
@@ -246,7 +262,7 @@ struct utilization {
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, struct utilization *rates) {
   const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_LOAD, &device);
   if (result)
     return result;
   if (!rates)
@@ -266,7 +282,7 @@ struct pci_info {
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, struct pci_info *pci) {
   const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_KNOWN, &device);
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
   if (result)
     return result;
   if (!pci)
@@ -303,43 +319,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvm
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t handle, unsigned int link, unsigned int *active) {
   (void)link, (void)active;
   const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
   return result ? result : nvml_leave(NVML_ERROR_NOT_SUPPORTED);
-}
-
-/* --- MIG: supported where the hardware is, never enabled ---------------------------------------------------------- */
-
-static bool has_mig(const struct sg_device *d) {
-  return d->major >= 9 || (d->major == 8 && d->minor == 0);
-}
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned int *current, unsigned int *pending) {
-  const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
-  if (result)
-    return result;
-  if (!current || !pending)
-    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  if (!has_mig(device))
-    return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
-  *current = *pending = 0;
-  return nvml_leave(NVML_SUCCESS);
-}
-
-static uint32_t mig_count(const struct sg_device *d) {
-  return has_mig(d) ? 7 : 0;
-}
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, NVML_KNOWN, mig_count)
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned int n, nvmlDevice_t *mig) {
-  (void)n;
-  const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_KNOWN, &device);
-  if (result)
-    return result;
-  if (!mig)
-    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  return nvml_leave(has_mig(device) ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED);
 }
 
 /* --- fields ------------------------------------------------------------------------------------------------------- */

@@ -54,7 +54,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, u
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned long long types, nvmlEventSet_t set) {
   const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
   if (result)
     return result;
   if (!set)
@@ -75,10 +75,13 @@ static bool next_xid(nvmlEventSet_t set, struct event_data *data) {
   uint64_t first = shared->xid_seq > SG_MAX_XIDS ? shared->xid_seq - SG_MAX_XIDS + 1 : 1;
   for (uint64_t seq = first; seq <= shared->xid_seq; seq++) {
     const struct sg_xid *xid = &shared->xids[(seq - 1) % SG_MAX_XIDS];
-    if (!set->watched[xid->device] || set->seen[xid->device] >= seq)
+    const struct sg_device *device = &shared->devices[xid->device];
+    uint32_t gpu = device->parent == SG_NONE ? xid->device : device->parent; /* it tells of its instances too */
+    if (!set->watched[gpu] || set->seen[gpu] >= seq)
       continue;
-    set->seen[xid->device] = seq;
-    *data = (struct event_data){&nvml.handles[xid->device], EVENT_XID, xid->xid, NVML_NO_INSTANCE, NVML_NO_INSTANCE};
+    set->seen[gpu] = seq;
+    *data = (struct event_data){&nvml.handles[gpu], EVENT_XID, xid->xid, nvml_gpu_instance(device),
+                                nvml_compute_instance(device)};
     return true;
   }
   return false;

@@ -1,5 +1,5 @@
 /* The stream calls of programs built for per-thread default streams: stream 0 is the calling thread's own. */
-#include "abi.h"
+#include "graph_abi.h"
 
 #define OWN(s) ((s) ? (s) : STREAM_PER_THREAD)
 
@@ -25,10 +25,21 @@ WRAP(cuStreamWriteValue32, (CUstream s, CUdeviceptr at, uint32_t value, unsigned
 WRAP(cuStreamWriteValue64, (CUstream s, CUdeviceptr at, uint64_t value, unsigned flags), (OWN(s), at, value, flags))
 WRAP(cuStreamWriteValue32_v2, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags), (OWN(s), at, value, flags))
 WRAP(cuStreamWriteValue64_v2, (CUstream s, CUdeviceptr at, uint64_t value, unsigned flags), (OWN(s), at, value, flags))
+WRAP(cuStreamWaitValue32, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags), (OWN(s), at, value, flags))
+WRAP(cuStreamWaitValue64, (CUstream s, CUdeviceptr at, uint64_t value, unsigned flags), (OWN(s), at, value, flags))
+WRAP(cuStreamWaitValue32_v2, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags), (OWN(s), at, value, flags))
+WRAP(cuStreamWaitValue64_v2, (CUstream s, CUdeviceptr at, uint64_t value, unsigned flags), (OWN(s), at, value, flags))
+WRAP(cuStreamBatchMemOp, (CUstream s, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags),
+     (OWN(s), count, operations, flags))
+WRAP(cuStreamBatchMemOp_v2, (CUstream s, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags),
+     (OWN(s), count, operations, flags))
 WRAP(cuEventRecord, (CUevent event, CUstream s), (event, OWN(s)))
 WRAP(cuEventRecordWithFlags, (CUevent event, CUstream s, unsigned flags), (event, OWN(s), flags))
 WRAP(cuStreamBeginCapture, (CUstream s), (OWN(s)))
 WRAP(cuStreamBeginCapture_v2, (CUstream s, int mode), (OWN(s), mode))
+WRAP(cuStreamBeginCaptureToGraph,
+     (CUstream s, CUgraph graph, CUgraphNode const *on, const CUgraphEdgeData *edges, size_t count, int mode),
+     (OWN(s), graph, on, edges, count, mode))
 WRAP(cuStreamEndCapture, (CUstream s, CUgraph *out), (OWN(s), out))
 WRAP(cuStreamIsCapturing, (CUstream s, int *out), (OWN(s), out))
 WRAP(cuStreamGetCaptureInfo, (CUstream s, int *status, uint64_t *id), (OWN(s), status, id))
@@ -41,3 +52,6 @@ WRAP(cuStreamGetCaptureInfo_v3,
      (OWN(s), status, id, graph, nodes, edges, count))
 WRAP(cuStreamUpdateCaptureDependencies, (CUstream s, CUgraphNode *nodes, size_t count, unsigned flags),
      (OWN(s), nodes, count, flags))
+WRAP(cuStreamUpdateCaptureDependencies_v2,
+     (CUstream s, CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count, unsigned flags),
+     (OWN(s), nodes, edges, count, flags))

@@ -3,11 +3,16 @@
 
 #include <string.h>
 
+/* Arrays have no address that a program could know. */
+static bool find_pointer(CUdeviceptr address, struct block *block) {
+  return find_block(address, block) && block->source != BLOCK_ARRAY;
+}
+
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
   struct context *context;
   struct block block;
   CUresult result = enter(&context);
-  if (result || !find_block(address, &block))
+  if (result || !find_pointer(address, &block))
     return result ? result : CUDA_ERROR_NOT_FOUND;
   if (base)
     *base = block.address;
@@ -40,15 +45,12 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
   case 8:
     *(unsigned *)out = block->kind == MEMORY_UNIFIED;
     break;
-  case 9: {
+  case 9:
     *(int *)out = 0;
-    for (uint32_t n = 0; n < process.device_count; n++)
-      if (process.devices[n] == block->device)
-        *(int *)out = (int)n;
+    device_ordinal(block->device, out);
     break;
-  }
   case 10:
-    *(int *)out = 0;
+    *(int *)out = block->source == BLOCK_LINEAR && block->kind == MEMORY_DEVICE;
     break; /* legacy IPC */
   case 11:
     *(CUdeviceptr *)out = block->address;
@@ -69,8 +71,8 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
     *(unsigned *)out = 3;
     break; /* read and write */
   case 17:
-    *(void **)out = NULL;
-    break; /* pool */
+    *(void **)out = pool_of(block);
+    break;
   default:
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -80,8 +82,8 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
 EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
   struct block block;
   CUresult result = ready();
-  if (result || !out || !find_block(address, &block) || (attribute == 4 && block.kind == MEMORY_DEVICE) ||
-      (attribute == 1 && !block.context))
+  if (result || !out || !find_pointer(address, &block) || (attribute == 4 && block.kind == MEMORY_DEVICE) ||
+      (attribute == 1 && block.kind == MEMORY_HOST))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   return attribute_of(&block, attribute, address, out);
 }
@@ -93,7 +95,7 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, vo
   CUresult result = ready();
   if (result || !attributes || !out)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  bool found = find_block(address, &block);
+  bool found = find_pointer(address, &block);
   for (unsigned n = 0; !result && n < count; n++) {
     int attribute = attributes[n];
     if (found)
@@ -108,5 +110,5 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *attributes, vo
 
 EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address) {
   struct block block;
-  return value && attribute == 6 && find_block(address, &block) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return value && attribute == 6 && find_pointer(address, &block) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

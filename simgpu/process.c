@@ -12,7 +12,7 @@ struct process process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 /* --- handles ----------------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct handle *free_handles[LINK_HANDLE - CONTEXT_HANDLE + 1];
+static struct handle *free_handles[HANDLE_END - CONTEXT_HANDLE];
 
 void *handle_new(enum handle_type type, size_t bytes) {
   pthread_mutex_lock(&handles_lock);
@@ -56,45 +56,6 @@ static void in_child(void) {
   process.forked = true;
   if (process.initialized)
     sg_abandon(&process.state);
-}
-
-static bool names_uuid(const char *text, size_t length, const uint8_t *uuid) {
-  char full[48];
-  int at = snprintf(full, sizeof full, "GPU-");
-  for (int n = 0; n < 16; n++)
-    at += snprintf(full + at, sizeof full - (size_t)at, "%s%02x", n == 4 || n == 6 || n == 8 || n == 10 ? "-" : "",
-                   uuid[n]);
-  return length >= 5 && length <= 40 && !strncmp(full, text, length);
-}
-
-/* CUDA_VISIBLE_DEVICES: indices or UUID prefixes; what follows the first wrong one is invisible, as the driver has it.
- */
-static void find_visible(void) {
-  struct sg_shared *shared = process.state.shared;
-  const char *text = getenv("CUDA_VISIBLE_DEVICES");
-  if (!text) {
-    for (uint32_t n = 0; n < shared->device_count; n++)
-      process.devices[process.device_count++] = n;
-    return;
-  }
-  while (*text && process.device_count < SG_MAX_DEVICES) {
-    char *rest;
-    size_t length = strcspn(text, ",");
-    uint32_t index = SG_NONE;
-    unsigned long number = strtoul(text, &rest, 10);
-    if (rest == text + length && length && number < shared->device_count)
-      index = (uint32_t)number;
-    for (uint32_t n = 0; rest == text && n < shared->device_count; n++)
-      if (names_uuid(text, length, shared->devices[n].uuid))
-        index = n;
-    for (uint32_t n = 0; n < process.device_count; n++)
-      if (process.devices[n] == index)
-        index = SG_NONE;
-    if (index == SG_NONE)
-      return;
-    process.devices[process.device_count++] = index;
-    text += length + (text[length] == ',');
-  }
 }
 
 EXPORT CUresult cuInit(unsigned flags) {

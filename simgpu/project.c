@@ -78,7 +78,7 @@ static uint64_t bound(struct sg_shared *shared, uint32_t slot, uint32_t index, u
   uint64_t left_ns = mark_ns > behind_ns ? mark_ns - behind_ns : 0;
   if (!depth)
     return now_ns + STUCK_NS / 10;
-  if (head->phase == SG_CALLING || sg_spins(head))
+  if (head->phase == SG_CALLING || sg_spins(head) || sg_watches(head))
     return stuck(shared);
   if (head->phase == SG_QUEUED && head->ready_ns > now_ns) {
     from_ns = head->ready_ns;

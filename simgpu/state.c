@@ -17,21 +17,9 @@
 
 #define REAP_NS       4000000ull
 #define CREATION_BYTE 0
-#define PRESENCE_BYTE (1 + SG_MAX_CONTEXTS) /* read-locked by everyone who has the file open */
-#define CUDA_LOST     46                    /* CUDA_ERROR_DEVICE_UNAVAILABLE */
-#define CUDA_ECC      214                   /* CUDA_ERROR_ECC_UNCORRECTABLE */
+#define CUDA_LOST     46  /* CUDA_ERROR_DEVICE_UNAVAILABLE */
+#define CUDA_ECC      214 /* CUDA_ERROR_ECC_UNCORRECTABLE */
 #define MIB           1048576ull
-
-struct model_row {
-  const char *setting, *name;
-  uint64_t memory_mib;
-  uint32_t sm_count, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes;
-  uint64_t bandwidth_bytes_per_s;
-  uint32_t pci_id;
-};
-static const struct model_row catalogue[] = {
-#include "catalogue.inc"
-};
 
 uint64_t sg_now(void) {
   struct timespec t;
@@ -46,76 +34,9 @@ void sg_kick(struct sg_shared *shared) {
 
 /* --- making the file --------------------------------------------------------------------------------------------- */
 
-static uint64_t setting(const char *name, uint64_t otherwise) {
+uint64_t sg_setting(const char *name, uint64_t otherwise) {
   const char *text = getenv(name);
   return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
-static int add_device(struct sg_shared *shared, const char *setting_name, size_t length) {
-  const struct model_row *row = NULL;
-  for (size_t n = 0; n < sizeof catalogue / sizeof *catalogue; n++)
-    if (strlen(catalogue[n].setting) == length && !strncmp(catalogue[n].setting, setting_name, length))
-      row = &catalogue[n];
-  if (!row || shared->device_count == SG_MAX_DEVICES)
-    return -EINVAL;
-  uint32_t index = shared->device_count++, seed = (uint32_t)setting("SIMGPU_SEED", 0);
-  struct sg_device *device = &shared->devices[index];
-  *device = (struct sg_device){
-      .sm_count = row->sm_count,
-      .major = row->major,
-      .minor = row->minor,
-      .clock_khz = row->clock_khz,
-      .memory_clock_khz = row->memory_clock_khz,
-      .bus_bits = row->bus_bits,
-      .l2_bytes = row->l2_bytes,
-      .pci_bus = 0x10 + index * 8,
-      .pci_id = row->pci_id,
-      .memory_total_bytes = setting("SIMGPU_MEMORY_MIB", row->memory_mib) * MIB,
-      .bandwidth_bytes_per_s = row->bandwidth_bytes_per_s,
-      .current = SG_NONE,
-  };
-  snprintf(device->name, sizeof device->name, "%s", row->name);
-  /* GPU-53474750-ssss-ssss-8000-00000000000i: the same device has the same UUID in every process and after a restart.
-   */
-  const uint8_t uuid[16] = {0x53,
-                            0x47,
-                            0x47,
-                            0x50,
-                            (uint8_t)(seed >> 24),
-                            (uint8_t)(seed >> 16),
-                            (uint8_t)(seed >> 8),
-                            (uint8_t)seed,
-                            0x80,
-                            0,
-                            0,
-                            0,
-                            0,
-                            0,
-                            0,
-                            (uint8_t)index};
-  memcpy(device->uuid, uuid, sizeof uuid);
-  return 0;
-}
-
-/* "2xH200,1xA10": counts and catalogue names. */
-static int add_devices(struct sg_shared *shared, const char *text) {
-  snprintf(shared->devices_setting, sizeof shared->devices_setting, "%s", text);
-  while (*text) {
-    char *rest;
-    unsigned long count = strtoul(text, &rest, 10);
-    if (rest == text)
-      count = 1;
-    else if (*rest == 'x')
-      text = rest + 1;
-    else
-      return -EINVAL;
-    size_t length = strcspn(text, ",");
-    for (unsigned long n = 0; n < count; n++)
-      if (add_device(shared, text, length))
-        return -EINVAL;
-    text += length + (text[length] == ',');
-  }
-  return shared->device_count ? 0 : -EINVAL;
 }
 
 static const char *devices_wanted(void) {
@@ -126,16 +47,17 @@ static const char *devices_wanted(void) {
 /* Fill a zeroed mapping. The magic comes last: a maker that dies before leaves a file that is made again. */
 static int make(struct sg_shared *shared) {
   shared->model = (struct sg_model){
-      .slice_ns = setting("SIMGPU_SLICE_US", 2000) * 1000,
-      .switch_ns = setting("SIMGPU_SWITCH_US", 180) * 1000,
-      .drain_switch_ns = setting("SIMGPU_DRAIN_SWITCH_US", 10) * 1000,
-      .latency_ns = setting("SIMGPU_LATENCY_NS", 3000),
-      .wave_ns = setting("SIMGPU_WAVE_NS", 10000),
-      .pcie_bytes_per_s = setting("SIMGPU_PCIE_MB_S", 25000) * 1000000,
-      .context_bytes = setting("SIMGPU_CONTEXT_MIB", 0) * MIB,
-      .log_records = setting("SIMGPU_LOG_KERNELS", 0),
+      .slice_ns = sg_setting("SIMGPU_SLICE_US", 2000) * 1000,
+      .switch_ns = sg_setting("SIMGPU_SWITCH_US", 180) * 1000,
+      .drain_switch_ns = sg_setting("SIMGPU_DRAIN_SWITCH_US", 10) * 1000,
+      .latency_ns = sg_setting("SIMGPU_LATENCY_NS", 3000),
+      .wave_ns = sg_setting("SIMGPU_WAVE_NS", 10000),
+      .pcie_bytes_per_s = sg_setting("SIMGPU_PCIE_MB_S", 25000) * 1000000,
+      .context_bytes = sg_setting("SIMGPU_CONTEXT_MIB", 0) * MIB,
+      .module_bytes = sg_setting("SIMGPU_MODULE_KIB", 0) * 1024,
+      .log_records = sg_setting("SIMGPU_LOG_KERNELS", 0),
   };
-  if (!shared->model.slice_ns || !shared->model.pcie_bytes_per_s || add_devices(shared, devices_wanted()))
+  if (!shared->model.slice_ns || !shared->model.pcie_bytes_per_s || sg_add_devices(shared, devices_wanted()))
     return -EINVAL;
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -151,7 +73,7 @@ static int make(struct sg_shared *shared) {
   return 0;
 }
 
-static int lock_byte(int fd, short type, off_t byte, int command) {
+int sg_lock_byte(int fd, short type, int64_t byte, int command) {
   struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
   return fcntl(fd, command, &lock) ? -errno : 0;
 }
@@ -190,7 +112,7 @@ static int map_shared(struct sg_state *state, bool may_make) {
   const char *wanted = getenv("SIMGPU_DEVICES");
   bool stale = may_make && shared->magic == SG_MAGIC && wanted && *wanted &&
                strcmp(wanted, shared->devices_setting) != 0 &&
-               !lock_byte(state->fd, F_WRLCK, PRESENCE_BYTE, F_OFD_SETLK);
+               !sg_lock_byte(state->fd, F_WRLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
   if (stale && (ftruncate(state->fd, 0) || ftruncate(state->fd, sizeof(struct sg_shared))))
     return -errno;
   if (shared->magic != SG_MAGIC)
@@ -201,7 +123,7 @@ static int map_shared(struct sg_state *state, bool may_make) {
 int sg_open(struct sg_state *state, const char *path) {
   const char *named = getenv("SIMGPU_STATE");
   bool may_make = !path;
-  *state = (struct sg_state){.fd = -1};
+  *state = (struct sg_state){.fd = -1, .client = SG_NONE};
   if (path || (named && *named))
     snprintf(state->path, sizeof state->path, "%s", path ? path : named);
   else
@@ -215,14 +137,14 @@ int sg_open(struct sg_state *state, const char *path) {
     state->fd = fd;
   else
     close(fd);
-  int result = lock_byte(state->fd, F_WRLCK, CREATION_BYTE, F_OFD_SETLKW);
+  int result = sg_lock_byte(state->fd, F_WRLCK, CREATION_BYTE, F_OFD_SETLKW);
   if (!result)
     result = map_shared(state, may_make);
   if (!result)
     result = map_log(state);
   if (!result)
-    result = lock_byte(state->fd, F_RDLCK, PRESENCE_BYTE, F_OFD_SETLK);
-  lock_byte(state->fd, F_UNLCK, CREATION_BYTE, F_OFD_SETLK);
+    result = sg_lock_byte(state->fd, F_RDLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
+  sg_lock_byte(state->fd, F_UNLCK, CREATION_BYTE, F_OFD_SETLK);
   if (result)
     sg_close(state);
   return result;
@@ -235,7 +157,7 @@ void sg_close(struct sg_state *state) {
     munmap(state->shared, sizeof(struct sg_shared));
   if (state->fd >= 0)
     close(state->fd);
-  *state = (struct sg_state){.fd = -1};
+  *state = (struct sg_state){.fd = -1, .client = SG_NONE};
 }
 
 /* Closing a child's copy of the descriptor releases no lock: the parent's copy keeps it. */
@@ -277,6 +199,7 @@ void sg_reap(struct sg_state *state) {
         continue;
       sg_context_drop(state, slot);
     }
+  sg_clients_reap(state);
 }
 
 uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
@@ -284,7 +207,7 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
   for (uint32_t slot = 0; slot < SG_MAX_CONTEXTS; slot++) {
     struct sg_context *context = &shared->contexts[slot];
     if (sg_bit(shared->alive, slot) || sg_bit(state->own, slot) ||
-        lock_byte(state->fd, F_WRLCK, 1 + (off_t)slot, F_OFD_SETLK))
+        sg_lock_byte(state->fd, F_WRLCK, 1 + (off_t)slot, F_OFD_SETLK))
       continue;
     context->device = device;
     context->pid = getpid();
@@ -327,18 +250,9 @@ void sg_context_drop(struct sg_state *state, uint32_t slot) {
   sg_clear(shared->alive, slot);
   if (sg_bit(state->own, slot)) {
     sg_clear(state->own, slot);
-    lock_byte(state->fd, F_UNLCK, 1 + (off_t)slot, F_OFD_SETLK);
+    sg_lock_byte(state->fd, F_UNLCK, 1 + (off_t)slot, F_OFD_SETLK);
   }
   sg_kick(shared);
-}
-
-uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
-  uint64_t used = 0;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  if (shared->contexts[slot].device == device)
-    used += shared->contexts[slot].memory_bytes;
-  return used;
 }
 
 uint32_t sg_intern(struct sg_shared *shared, const char *name) {
@@ -389,6 +303,16 @@ static const uint32_t *xid_word(const struct sg_shared *shared) {
   return (const uint32_t *)&shared->xid_seq + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
+static void lose(struct sg_shared *shared, uint32_t device, uint32_t error) {
+  shared->devices[device].lost_error = error;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  if (shared->contexts[slot].device == device) {
+    shared->contexts[slot].lost_error = error;
+    sg_drop_work(shared, slot);
+  }
+}
+
 void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
   struct sg_shared *shared = state->shared;
   uint32_t error = error_of_xid(xid);
@@ -396,15 +320,9 @@ void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid) {
   shared->xids[(seq - 1) % SG_MAX_XIDS] =
       (struct sg_xid){.seq = seq, .device = device, .xid = xid, .time_ns = shared->now_ns};
   __atomic_store_n(&shared->xid_seq, seq, __ATOMIC_RELEASE);
-  if (error) {
-    shared->devices[device].lost_error = error;
-    for
-      SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-    if (shared->contexts[slot].device == device) {
-      shared->contexts[slot].lost_error = error;
-      sg_drop_work(shared, slot);
-    }
-  }
+  for (uint32_t n = 0; error && n < shared->device_count; n++)
+    if (n == device || shared->devices[n].parent == device)
+      lose(shared, n, error);
   sg_kick(shared);
   syscall(SYS_futex, xid_word(shared), FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
@@ -415,6 +333,8 @@ void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout
 }
 
 void sg_recover(struct sg_state *state, uint32_t device) {
-  state->shared->devices[device].lost_error = 0;
+  for (uint32_t n = 0; n < state->shared->device_count; n++)
+    if (n == device || state->shared->devices[n].parent == device)
+      state->shared->devices[n].lost_error = 0;
   sg_kick(state->shared);
 }

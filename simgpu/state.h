@@ -5,11 +5,13 @@
  * nobody else runs. The lock is a robust mutex: a process that dies while it holds it leaves a state that
  * sg_lock repairs (state.c lists what is derived and how it is rebuilt).
  *
- *   file:  [ header | devices | names | past contexts | context 0 | context 1 | ... ]     (sparse)
+ *   file:  [ header | devices | names | past contexts | clients | pieces | context 0 | context 1 | ... ]     (sparse)
  *   beside it, with SIMGPU_LOG_KERNELS=N: <file>.kernels, a ring of N records
  *
  * A context lives in a slot. Its owner holds an OFD lock on the file's byte 1 + slot, so that anyone, in any pid
- * namespace, sees its death; byte 0 is locked while the file is made. Times are CLOCK_MONOTONIC nanoseconds.
+ * namespace, sees its death; byte 0 is locked while the file is made. A process that holds device memory beside its
+ * contexts (pools, physical memory, imports) is a client and has a slot and a byte of its own in the same way. Times
+ * are CLOCK_MONOTONIC nanoseconds.
  */
 #ifndef SIMGPU_STATE_H
 #define SIMGPU_STATE_H
@@ -19,12 +21,14 @@
 #include <stdint.h>
 
 #define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
-#define SG_VERSION      1u
+#define SG_VERSION      2u
 #define SG_MAX_DEVICES  16
 #define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
 #define SG_MAX_LANES    128  /* streams of one context */
 #define SG_MAX_ITEMS    8192 /* pieces of work pending in one context */
 #define SG_MAX_EVENTS   8192 /* events of one context */
+#define SG_MAX_CLIENTS  256  /* processes at a time that hold memory beside their contexts */
+#define SG_MAX_PIECES   4096 /* exported pieces of physical memory */
 #define SG_MAX_PAST     8192 /* dead contexts remembered; the oldest are forgotten */
 #define SG_MAX_NAMES    2048 /* distinct kernel names in the log */
 #define SG_NAME_BYTES   64
@@ -50,8 +54,11 @@ enum sg_kind {
   SG_RECORD,      /* these take no time */
   SG_WAIT,
   SG_WRITE,
-  SG_HOST, /* blocks its stream until the owning process has run it */
+  SG_HOST,  /* blocks its stream until the owning process has run it */
+  SG_WATCH, /* blocks its stream until a word has a value */
 };
+
+enum sg_comparison { SG_AT_LEAST, SG_EQUAL, SG_ANY_BIT, SG_NEITHER }; /* of the word with a value: as the driver's */
 
 enum sg_phase {
   SG_VACANT,   /* not in use */
@@ -76,7 +83,7 @@ struct sg_item {
   uint32_t next;        /* in its lane, in the effects list, or in the free list */
   uint32_t next_effect; /* the next item of the same lane with SG_EFFECT */
   uint32_t name;        /* kernels: index in names; records and waits: event slot */
-  uint32_t peer;        /* waits: context slot of the event */
+  uint32_t peer;        /* waits: context slot of the event; watches: how the word compares */
   uint32_t lane;
   uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
   uint64_t duration_ns;
@@ -86,10 +93,10 @@ struct sg_item {
   uint64_t ready_ns;     /* clock: not before this (launch latency) */
   uint64_t started_ns;   /* clock: the device first worked on it */
   uint64_t busy_ns;      /* device time so far */
-  uint64_t seq;          /* records and waits: the record's number in its event slot */
-  uint64_t watch; /* spin: address of the word; writes, memsets: first address written, 0 = writes no device word */
-  uint64_t watch_bytes; /* writes, memsets: bytes written with a non-zero value */
-  uint64_t effect;      /* owner's pointer to what to do */
+  uint64_t seq;          /* records and waits: the record's number in its event slot; writes, watches: the value */
+  uint64_t watch;        /* spins, watches: address of the word; writes, memsets: first address written, 0 = none */
+  uint64_t watch_bytes;  /* watches: of the word; writes: bytes written; memsets: with a non-zero value */
+  uint64_t effect;       /* owner's pointer to what to do */
 };
 
 /* One stream: a FIFO of items. Lane 0 is the legacy default stream. */
@@ -142,6 +149,28 @@ struct sg_context {
   struct sg_item items[SG_MAX_ITEMS];
 };
 
+/* Device memory that belongs to a process, not to one of its contexts. */
+enum sg_holding { SG_POOLS, SG_PHYSICAL, SG_EXTERNAL, SG_HOLDINGS };
+
+/* One process that has such memory. Only it changes its counters, each with one store: whatever it dies in the middle
+ * of, its slot goes as a whole and takes everything back that it had counted. */
+struct sg_client {
+  int32_t pid; /* in its own pid namespace */
+  uint32_t reserved;
+  uint64_t memory_bytes[SG_HOLDINGS][SG_MAX_DEVICES];
+  uint64_t stored_bytes[SG_HOLDINGS][SG_MAX_DEVICES]; /* what a checkpoint took off the devices */
+};
+
+/* Physical memory that several processes may hold: counted while any of them does, on account of the exporter as long
+ * as it is one of them. A holder's bit is set last and goes with its death, so that no half-made piece is counted. */
+struct sg_piece {
+  uint64_t id; /* never reused */
+  uint64_t bytes;
+  uint32_t device;
+  uint32_t exporter;                     /* client slot */
+  uint64_t holders[SG_MAX_CLIENTS / 64]; /* client slots; none: the entry is free */
+};
+
 /* A context that is gone: its busy time stays on the record. */
 struct sg_past {
   uint32_t device;
@@ -152,6 +181,7 @@ struct sg_past {
   uint64_t ended_ns;
 };
 
+/* A GPU or a MIG instance: to the model both are devices. */
 struct sg_device {
   char name[96];
   uint8_t uuid[16];
@@ -169,6 +199,10 @@ struct sg_device {
   uint64_t switch_until_ns; /* the device changes contexts until then */
   uint64_t slice_end_ns;
   struct sg_history history;
+  uint32_t parent;  /* a MIG instance: the index of its GPU; SG_NONE: a GPU */
+  uint32_t number;  /* of a GPU on the machine, of an instance on its GPU */
+  uint32_t mig;     /* a GPU in MIG mode: nothing runs on it but in its instances */
+  uint32_t mps_pid; /* the MPS server that serves it, 0 = none */
 };
 
 struct sg_xid {
@@ -187,6 +221,7 @@ struct sg_model {
   uint64_t wave_ns;
   uint64_t pcie_bytes_per_s;
   uint64_t context_bytes; /* device memory that a context itself takes */
+  uint64_t module_bytes;  /* and that each loaded module takes */
   uint64_t log_records;
 };
 
@@ -208,11 +243,16 @@ struct sg_shared {
   uint64_t xid_seq;
   uint64_t alive[SG_MAX_CONTEXTS / 64];
   uint64_t active[SG_MAX_CONTEXTS / 64]; /* alive and with pending items */
-  char devices_setting[128];
+  char devices_setting[256];
   struct sg_model model;
   struct sg_device devices[SG_MAX_DEVICES];
   struct sg_xid xids[SG_MAX_XIDS];  /* ring, entry (seq - 1) % SG_MAX_XIDS */
   struct sg_past past[SG_MAX_PAST]; /* ring, entry n % SG_MAX_PAST */
+  uint64_t clients_alive[SG_MAX_CLIENTS / 64];
+  uint64_t last_piece;  /* id */
+  uint32_t piece_count; /* entries ever used: no piece is at or after it */
+  struct sg_client clients[SG_MAX_CLIENTS];
+  struct sg_piece pieces[SG_MAX_PIECES];
   char names[SG_MAX_NAMES][SG_NAME_BYTES];
   struct sg_context contexts[SG_MAX_CONTEXTS];
 };
@@ -238,6 +278,7 @@ struct sg_state {
   struct sg_log_record *log; /* NULL without a log */
   int fd;
   uint64_t own[SG_MAX_CONTEXTS / 64]; /* slots of this hold; guarded by the lock */
+  uint32_t client;                    /* of this hold, SG_NONE: not one yet; guarded by the lock */
   char path[240];
 };
 
@@ -257,27 +298,62 @@ void sg_lock(struct sg_state *state);
 /* sg_lock, then advance to now; now and then also drop the contexts of dead processes. */
 void sg_lock_advanced(struct sg_state *state);
 void sg_unlock(struct sg_state *state);
-/* With the lock: drop every context whose process is gone. */
+/* With the lock: drop every context and every client whose process is gone. */
 void sg_reap(struct sg_state *state);
+
+/* --- catalogue.c: what is installed ------------------------------------------------------------------------------ */
+
+/* Fill the devices from "2xH200,1xH100:3g.40gb+4g.40gb": counts, models, and MIG instances behind a colon. An instance
+ * follows its GPU. 0 or -EINVAL. */
+int sg_add_devices(struct sg_shared *shared, const char *text);
+/* GPUs, without their instances. */
+uint32_t sg_gpu_count(const struct sg_shared *shared);
+/* A number from the environment. */
+uint64_t sg_setting(const char *name, uint64_t otherwise);
+
+/* --- state.c: contexts, faults ----------------------------------------------------------------------------------- */
 
 /* With the lock: a slot for a new context of this process, locked by it, or SG_NONE. */
 uint32_t sg_context_create(struct sg_state *state, uint32_t device);
 /* With the lock: drop its work and memory, remember its busy time. */
 void sg_context_drop(struct sg_state *state, uint32_t slot);
-/* With the lock: device memory in use by all contexts. */
-uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
 /* With the lock: the number of `name` in the table of kernel names; a full table gives the last entry, "...". */
 uint32_t sg_intern(struct sg_shared *shared, const char *name);
 /* With the lock: busy time between two instants, at most SG_BUCKETS spans back; whole spans only, scaled. */
 uint64_t sg_history_busy(const struct sg_history *history, uint64_t from_ns, uint64_t to_ns);
 /* With the lock: wake every waiter to look again. */
 void sg_kick(struct sg_shared *shared);
-/* With the lock: report an XID. Those that lose the device (48 79 94 95 119 ...) also fail every context on it. */
+/* With the lock: report an XID. Those that lose the device (48 79 94 95 119 ...) also fail every context on it, and
+ * those of a GPU the instances of it. */
 void sg_inject_xid(struct sg_state *state, uint32_t device, uint32_t xid);
 /* Without the lock: sleep until an XID is reported after number `seq`, or for the timeout. */
 void sg_await_xid(const struct sg_shared *shared, uint64_t seq, uint64_t timeout_ns);
 /* With the lock: the device works again for new contexts. */
 void sg_recover(struct sg_state *state, uint32_t device);
+
+/* --- client.c: memory of processes ------------------------------------------------------------------------------- */
+
+/* With the lock: this process's entry among the clients, made if there is none; NULL: the table is full. */
+struct sg_client *sg_client_own(struct sg_state *state);
+/* With the lock: drop the clients whose process is gone. */
+void sg_clients_reap(struct sg_state *state);
+/* With the lock: device memory in use, by contexts, by processes beside them, and in pieces. */
+uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
+/* With the lock: the same for one process, as its clients' pieces and contexts have it. */
+uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, int32_t pid);
+/* With the lock: what a process has of one kind, pieces that are on its account included. */
+uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, int32_t pid, enum sg_holding holding);
+/* With the lock: a new piece that this process holds, or SG_NONE. Its bytes are not checked against the capacity. */
+uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes);
+/* With the lock: hold a piece that another process may have made; false: it is gone. */
+bool sg_piece_hold(struct sg_state *state, uint32_t piece, uint64_t id);
+/* With the lock: this process lets go of it. */
+void sg_piece_drop(struct sg_state *state, uint32_t piece);
+
+/* A lock on one byte of the state file: 0, or -errno. */
+int sg_lock_byte(int fd, short type, int64_t byte, int command);
+#define SG_PRESENCE_BYTE (1 + SG_MAX_CONTEXTS)          /* read-locked by everyone who has the file open */
+#define SG_CLIENT_BYTE   (2 + (int64_t)SG_MAX_CONTEXTS) /* of client 0 */
 
 static inline bool sg_bit(const uint64_t *bits, uint32_t n) {
   return (bits[n / 64] >> (n % 64)) & 1;

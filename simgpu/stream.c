@@ -155,6 +155,7 @@ CUresult wait_context(struct context *context) {
   }
   if (!result)
     run_effects();
+  pools_synchronized();
   return result ? result : context_error(context);
 }
 
@@ -204,7 +205,11 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     result = legacy_conflict(stream);
   if (!result)
     result = unsafe_call();
-  return result ? result : wait_stream(stream);
+  if (!result)
+    result = wait_stream(stream);
+  if (!result)
+    pools_synchronized();
+  return result;
 }
 
 EXPORT CUresult cuStreamQuery(CUstream handle) {
@@ -261,32 +266,6 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *ordinal) {
     if (process.devices[n] == stream->context->device)
       *ordinal = (CUdevice)n;
   return CUDA_SUCCESS;
-}
-
-static CUresult write_value(CUstream handle, CUdeviceptr address, uint64_t value, uint32_t bytes) {
-  uint64_t entry_ns = sg_now();
-  FIND_STREAM(handle);
-  if (!address || address % bytes)
-    return CUDA_ERROR_INVALID_VALUE;
-  burn(entry_ns, process.settings.write_cost_ns);
-  struct effect effect = {.kind = EFFECT_WRITE, .element = bytes, .value = value, .dst = (void *)(uintptr_t)address};
-  struct sg_item item = {.kind = SG_WRITE, .watch = value ? address : 0, .watch_bytes = bytes};
-  return issue(stream, item, &effect, NULL);
-}
-
-EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags) {
-  (void)flags; /* the memory barrier is implied: the owner writes in order */
-  return write_value(stream, address, value, 4);
-}
-EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags) {
-  (void)flags;
-  return write_value(stream, address, value, 8);
-}
-EXPORT CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags) {
-  return cuStreamWriteValue32_v2(stream, address, value, flags);
-}
-EXPORT CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags) {
-  return cuStreamWriteValue64_v2(stream, address, value, flags);
 }
 
 EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {

@@ -10,6 +10,7 @@ struct truth_device {
   char name[96];
   uint8_t uuid[16];
   uint64_t busy_ns, switches, memory_used_bytes, memory_total_bytes;
+  uint32_t parent, reserved; /* parent: UINT32_MAX: a GPU */
 };
 
 struct truth_context {
@@ -17,6 +18,12 @@ struct truth_context {
   int32_t pid;
   uint64_t busy_ns, memory_bytes;
   uint32_t alive, lost;
+};
+
+struct truth_process {
+  int32_t pid;
+  uint32_t reserved;
+  uint64_t contexts_bytes, pools_bytes, physical_bytes, external_bytes;
 };
 
 EXPORT struct sg_state *simgpu_truth_open(const char *path, int *error) {
@@ -47,7 +54,8 @@ EXPORT uint32_t simgpu_truth_devices(struct sg_state *state, struct truth_device
     out[n] = (struct truth_device){.busy_ns = device->busy_ns,
                                    .switches = device->switches,
                                    .memory_used_bytes = sg_memory_used(state->shared, n),
-                                   .memory_total_bytes = device->memory_total_bytes};
+                                   .memory_total_bytes = device->memory_total_bytes,
+                                   .parent = device->parent};
     memcpy(out[n].name, device->name, sizeof device->name);
     memcpy(out[n].uuid, device->uuid, sizeof device->uuid);
   }
@@ -76,6 +84,40 @@ EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, s
     if (past->device == device && !again && count++ < room)
       out[count - 1] = (struct truth_context){past->id, past->pid, past->busy_ns, 0, 0, 0};
   }
+  sg_unlock(state);
+  return count;
+}
+
+/* With the state locked: a process with its memory on a device, once, if it has any. */
+static void add_process(const struct sg_shared *shared, uint32_t device, int32_t pid, struct truth_process *out,
+                        uint32_t room, uint32_t *count) {
+  for (uint32_t n = 0; n < *count && n < room; n++)
+    if (out[n].pid == pid)
+      return;
+  struct truth_process found = {
+      .pid = pid,
+      .pools_bytes = sg_holding_of(shared, device, pid, SG_POOLS),
+      .physical_bytes = sg_holding_of(shared, device, pid, SG_PHYSICAL),
+      .external_bytes = sg_holding_of(shared, device, pid, SG_EXTERNAL),
+  };
+  uint64_t all = sg_memory_of(shared, device, pid);
+  found.contexts_bytes = all - found.pools_bytes - found.physical_bytes - found.external_bytes;
+  if (all && (*count)++ < room)
+    out[*count - 1] = found;
+}
+
+/* Returns how many processes have memory on the device; at most `room` are written. */
+EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, struct truth_process *out,
+                                       uint32_t room) {
+  uint32_t count = 0;
+  look(state);
+  const struct sg_shared *shared = state->shared;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  add_process(shared, device, shared->contexts[slot].pid, out, room, &count);
+  for
+    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
+  add_process(shared, device, shared->clients[slot].pid, out, room, &count);
   sg_unlock(state);
   return count;
 }
@@ -109,5 +151,13 @@ EXPORT void simgpu_truth_recover(struct sg_state *state, uint32_t device) {
   look(state);
   if (device < state->shared->device_count)
     sg_recover(state, device);
+  sg_unlock(state);
+}
+
+/* An MPS server with this pid serves the device from now on; 0: none does. */
+EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, uint32_t pid) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].mps_pid = pid;
   sg_unlock(state);
 }

@@ -15,6 +15,7 @@ from typing import Self
 from uuid import UUID
 
 _LIBRARY = Path(__file__).parent / "lib" / "libcuda.so.1"
+_NO_PARENT = 0xFFFFFFFF
 _RECORD = struct.Struct("<IIiIQQQQQQ")  # struct sg_log_record
 
 
@@ -26,6 +27,8 @@ class _Device(ctypes.Structure):
         ("switches", ctypes.c_uint64),
         ("memory_used_bytes", ctypes.c_uint64),
         ("memory_total_bytes", ctypes.c_uint64),
+        ("parent", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     )
 
 
@@ -40,9 +43,23 @@ class _Context(ctypes.Structure):
     )
 
 
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("contexts_bytes", ctypes.c_uint64),
+        ("pools_bytes", ctypes.c_uint64),
+        ("physical_bytes", ctypes.c_uint64),
+        ("external_bytes", ctypes.c_uint64),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceTruth:
-    """One device: ``busy_ns`` is execution time of all contexts, switches between contexts excluded."""
+    """One device, a GPU or a MIG instance: ``busy_ns`` is execution time of all contexts, switches excluded.
+
+    ``index`` counts both; without MIG it is NVML's.
+    """
 
     index: int
     uuid: str
@@ -62,6 +79,27 @@ class ContextTruth:
     busy_ns: int
     memory_bytes: int
     alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTruth:
+    """Device memory of one process, in bytes: each byte of a device is on one process's account.
+
+    ``contexts_bytes`` goes with the contexts: linear, managed, arrays, modules, the contexts' own overhead.
+    ``pools_bytes`` is what its pools have reserved, ``physical_bytes`` what it holds of physical memory (shared memory
+    is the exporter's while it holds it), ``external_bytes`` what it has imported of other APIs.
+    """
+
+    pid: int
+    contexts_bytes: int
+    pools_bytes: int
+    physical_bytes: int
+    external_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return all of it."""
+        return self.contexts_bytes + self.pools_bytes + self.physical_bytes + self.external_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +127,16 @@ def _load() -> ctypes.CDLL:
     library.simgpu_truth_devices.argtypes = (handle, ctypes.POINTER(_Device), ctypes.c_uint32)
     library.simgpu_truth_contexts.restype = ctypes.c_uint32
     library.simgpu_truth_contexts.argtypes = (handle, ctypes.c_uint32, ctypes.POINTER(_Context), ctypes.c_uint32)
+    library.simgpu_truth_processes.restype = ctypes.c_uint32
+    library.simgpu_truth_processes.argtypes = (handle, ctypes.c_uint32, ctypes.POINTER(_Process), ctypes.c_uint32)
     library.simgpu_truth_kernels.restype = ctypes.c_uint64
     library.simgpu_truth_kernels.argtypes = (handle, ctypes.c_void_p, ctypes.c_uint64)
     library.simgpu_truth_name.restype = ctypes.c_char_p
     library.simgpu_truth_name.argtypes = (handle, ctypes.c_uint32)
-    for name in ("simgpu_truth_inject_xid", "simgpu_truth_recover"):
+    for name in ("simgpu_truth_inject_xid", "simgpu_truth_recover", "simgpu_truth_serve_by_mps"):
         getattr(library, name).restype = None
     library.simgpu_truth_inject_xid.argtypes = (handle, ctypes.c_uint32, ctypes.c_uint32)
+    library.simgpu_truth_serve_by_mps.argtypes = (handle, ctypes.c_uint32, ctypes.c_uint32)
     library.simgpu_truth_recover.argtypes = (handle, ctypes.c_uint32)
     return library
 
@@ -140,7 +181,7 @@ class Truth:
         return [
             DeviceTruth(
                 index,
-                f"GPU-{UUID(bytes=bytes(device.uuid))}",
+                f"{'GPU' if device.parent == _NO_PARENT else 'MIG'}-{UUID(bytes=bytes(device.uuid))}",
                 device.name.decode(),
                 device.busy_ns,
                 device.switches,
@@ -155,6 +196,15 @@ class Truth:
         room = (_Context * 16384)()
         count = self._library.simgpu_truth_contexts(self._state, device, room, len(room))
         return [ContextTruth(c.id, c.pid, c.busy_ns, c.memory_bytes, bool(c.alive)) for c in room[:count]]
+
+    def processes(self, device: int = 0) -> list[ProcessTruth]:
+        """Return the processes that have memory on a device."""
+        room = (_Process * 1024)()
+        count = self._library.simgpu_truth_processes(self._state, device, room, len(room))
+        return [
+            ProcessTruth(p.pid, p.contexts_bytes, p.pools_bytes, p.physical_bytes, p.external_bytes)
+            for p in room[:count]
+        ]
 
     def _records(self) -> Iterator[tuple[int, ...]]:
         count = self._library.simgpu_truth_kernels(self._state, None, 0)
@@ -181,3 +231,7 @@ class Truth:
     def recover(self, device: int) -> None:
         """Make a lost device work again for new contexts."""
         self._library.simgpu_truth_recover(self._state, device)
+
+    def serve_by_mps(self, device: int, server_pid: int) -> None:
+        """Let NVML say that an MPS server with this pid serves the device; 0: none does."""
+        self._library.simgpu_truth_serve_by_mps(self._state, device, server_pid)

@@ -13,17 +13,35 @@
 static pthread_mutex_t effects_lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool in_host_function;
 
-/* With the state locked: spin kernels of this process look at their words. */
+static bool effects_due(void) {
+  for
+    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS)
+  if (process.state.shared->contexts[slot].effects_head != SG_NONE)
+    return true;
+  return false;
+}
+
+static bool has_its_word(const struct sg_item *item) {
+  const void *at = (const void *)(uintptr_t)item->watch;
+  if (item->kind != SG_WATCH)
+    return !at || __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE);
+  return sg_satisfied(item, item->watch_bytes == 8 ? __atomic_load_n((const uint64_t *)at, __ATOMIC_ACQUIRE)
+                                                   : __atomic_load_n((const uint32_t *)at, __ATOMIC_ACQUIRE));
+}
+
+/* With the state locked: spin kernels and watches of this process look at their words. While the process has not yet
+ * done what the model has passed, a word may still be what it was: a watch would take it for what it is. */
 static void look_at_words(void) {
   struct sg_shared *shared = process.state.shared;
+  bool stale = effects_due();
   for
     SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS) {
       struct sg_context *context = &shared->contexts[slot];
     for
       SG_EACH(lane, context->active, SG_MAX_LANES) {
         struct sg_item *item = &context->items[context->lanes[lane].head];
-        if ((item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN && item->phase >= SG_READY &&
-            (!item->watch || __atomic_load_n((uint32_t *)(uintptr_t)item->watch, __ATOMIC_ACQUIRE)))
+        bool looks = (sg_spins(item) && item->phase >= SG_READY) || (sg_watches(item) && !stale);
+        if (looks && has_its_word(item))
           sg_release(shared, slot, item);
       }
     }
@@ -75,6 +93,13 @@ void run_effects(void) {
   pthread_mutex_unlock(&effects_lock);
 }
 
+void hold_effects(bool hold) {
+  if (hold)
+    pthread_mutex_lock(&effects_lock);
+  else
+    pthread_mutex_unlock(&effects_lock);
+}
+
 bool inside_host_function(void) {
   return in_host_function;
 }
@@ -117,14 +142,6 @@ void effect_submitted(const struct context *context, uint32_t lane) {
   uint64_t due_ns = sg_bound(shared, context->slot, lane, shared->contexts[context->slot].lanes[lane].submitted_ns);
   if (due_ns < process.wake_ns || process.wake_ns <= sg_now())
     sg_kick(shared);
-}
-
-static bool effects_due(void) {
-  for
-    SG_EACH(slot, process.state.own, SG_MAX_CONTEXTS)
-  if (process.state.shared->contexts[slot].effects_head != SG_NONE)
-    return true;
-  return false;
 }
 
 /* `done` is a counter in the shared state that only grows. */

@@ -66,8 +66,12 @@ RULES = [
     ("RELAXED", ONE, "cuda.cuCtxSynchronize", 900, 901),
     ("GLOBAL", ONE, "lambda: cuda.cuEventQuery(outside)", 900, 901),
     ("RELAXED", ONE, "lambda: cuda.cuEventQuery(outside)", 0, 0),
-    ("RELAXED", ONE, "lambda: cuda.cuEventRecord(event, stream) or cuda.cuEventQuery(event)", 907, 0),
-    ("RELAXED", ONE, "lambda: cuda.cuEventRecord(event, stream) or cuda.cuEventSynchronize(event)", 907, 0),
+    ("RELAXED", ONE, "lambda: cuda.cuEventRecord(event, stream) or cuda.cuEventQuery(event)", 907, 901),
+    ("RELAXED", ONE, "lambda: cuda.cuEventRecord(event, stream) or cuda.cuEventSynchronize(event)", 907, 901),
+    ("THREAD_LOCAL", ELSEWHERE, "lambda: cuda.cuEventQuery(outside)", 0, 0),
+    ("GLOBAL", ELSEWHERE, "lambda: cuda.cuEventSynchronize(outside)", 900, 901),
+    ("GLOBAL", ELSEWHERE, "lambda: cuda.cuEventRecord(outside, other)", 0, 0),
+    ("GLOBAL", ELSEWHERE, "lambda: launch(f, other)", 0, 0),
     ("GLOBAL", ONE, "lambda: cuda.cuStreamWaitEvent(stream, outside, 0)", 905, 901),
     ("GLOBAL", ONE, "lambda: launch(f, other)", 0, 0),
     ("GLOBAL", ONE, "lambda: launch(f)", 0, 0),
@@ -161,3 +165,113 @@ def test_captured_launches_do_not_run_and_the_graph_does_what_they_would(make_si
         """,
     )
     assert output == "3 {0} {7} 1\n"
+
+
+def test_a_capture_goes_on_in_a_graph_that_is_there(make_simgpu: MakeSimgpu, run: Run) -> None:
+    output = run(
+        make_simgpu(),
+        f"""{PREPARE}
+    from graph_api import add_kernel, nodes_of, new_graph, on
+    there, status, held, count, on_ = new_graph(), c_int(), c_void_p(), c_size_t(), c_void_p()
+    first = add_kernel(there, module, "k_1us")
+    begin_to = cuda.cuStreamBeginCaptureToGraph
+    ok(begin_to(stream, there, byref(first), None, c_size_t(1), GLOBAL))
+    print(cuda.cuGraphInstantiateWithFlags(byref(graph), there, c_uint64(0)), cuda.cuGraphDestroy(there))
+    ok(launch(f, stream))
+    ok(cuda.cuStreamGetCaptureInfo_v2(stream, byref(status), None, byref(held), None, None))
+    print(status.value, held.value == there.value)
+    print(end(), graph.value == there.value, len(nodes_of(there)))
+    last = c_void_p(nodes_of(there)[-1])
+    ok(cuda.cuGraphNodeGetDependencies(last, byref(on_), byref(count := c_size_t(1))))
+    print(on_.value == first.value)
+    ok(begin_to(stream, there, None, None, c_size_t(0), GLOBAL))
+    print(allocates(), end(), graph.value, len(nodes_of(there)))
+    stranger = add_kernel(new_graph(), module, "k_1us")
+    print(begin_to(stream, there, byref(stranger), None, c_size_t(1), GLOBAL))
+    """,
+    )
+    assert output.splitlines() == ["1 1", "1 True", "0 True 2", "True", "900 901 None 2", "1"]
+
+
+def test_the_next_nodes_dependencies_are_told_and_changed(make_simgpu: MakeSimgpu, run: Run) -> None:
+    output = run(
+        make_simgpu(),
+        f"""{PREPARE}
+    from graph_api import add_kernel, nodes_of
+    held, nodes, edges, count, ident = c_void_p(), c_void_p(), c_void_p(), c_size_t(), c_uint64()
+    def info():
+        ok(cuda.cuStreamGetCaptureInfo_v3(stream, byref(status), byref(ident), byref(held), byref(nodes), byref(edges),
+                                          byref(count)))
+        return list((c_void_p * count.value).from_address(nodes.value))
+    update, one = cuda.cuStreamUpdateCaptureDependencies_v2, c_size_t(1)
+    print(update(stream, None, None, c_size_t(0), 0))
+    begin(GLOBAL)
+    first = info()
+    own = add_kernel(held, module, "k_1us", c_void_p(first[0]))
+    ok(update(stream, byref(own), None, one, 0))
+    print(info() == [*first, own.value])
+    ok(update(stream, byref(own), None, one, 1))
+    print(info() == [own.value], status.value, ident.value > 0)
+    ok(launch(f, stream))
+    print(end(), len(nodes_of(graph)))
+    """,
+    )
+    assert output.splitlines() == ["401", "True", "True 1 True", "0 3"]
+
+
+def test_external_events_are_nodes_and_a_graph_launch_is_a_child(make_simgpu: MakeSimgpu, run: Run) -> None:
+    output = run(
+        make_simgpu(),
+        f"""{PREPARE}
+    from graph_api import instantiate, nodes_of, type_of
+    from graph_api import run as complete
+    last, allocated = new_event(), allocate(64)
+    print(cuda.cuEventRecordWithFlags(event, stream, 1), cuda.cuStreamWaitEvent(stream, event, 1))
+    begin(GLOBAL)
+    ok(end())
+    inner = instantiate(graph)
+    begin(GLOBAL)
+    ok(cuda.cuEventRecordWithFlags(event, stream, 1))
+    ok(cuda.cuGraphLaunch(inner, stream))
+    ok(cuda.cuEventRecordWithFlags(last, stream, 1))
+    ok(cuda.cuStreamWaitEvent(stream, outside, 1))
+    ok(cuda.cuStreamWriteValue32_v2(stream, c_uint64(allocated), 1, 0))
+    ok(end())
+    print([type_of(node) for node in nodes_of(graph)])
+    complete(instantiate(graph), stream)
+    print(round(elapsed_us(event, last)))
+    """,
+    )
+    assert output.splitlines() == ["1 1", "[0, 7, 4, 7, 6, 12]", "5"]
+
+
+def test_a_captured_kernel_tells_its_function_and_its_grid(make_simgpu: MakeSimgpu, run: Run) -> None:
+    output = run(
+        make_simgpu(),
+        f"""{PREPARE}
+    from graph_api import Kernel, nodes_of
+    params = Kernel()
+    ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
+    ok(launch(f, stream, grid=7))
+    ok(end())
+    ok(cuda.cuGraphKernelNodeGetParams_v2(c_void_p(nodes_of(graph)[0]), byref(params)))
+    print(params.func == f.value, list(params.grid), list(params.block))
+    """,
+    )
+    assert output == "True [7, 1, 1] [32, 1, 1]\n"
+
+
+@pytest.mark.parametrize("stream", ["c_void_p(2)", "c_void_p()"])
+def test_a_threads_own_stream_is_captured_by_either_name(make_simgpu: MakeSimgpu, run: Run, stream: str) -> None:
+    output = run(
+        make_simgpu(),
+        f"""{PREPARE}
+    from graph_api import nodes_of
+    mine = {stream}
+    ok(cuda.cuStreamBeginCapture_v2_ptsz(mine, GLOBAL))
+    ok(cuda.cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, mine, None, None))
+    print(elsewhere(lambda: cuda.cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, mine, None, None)))
+    print(cuda.cuStreamEndCapture_ptsz(mine, byref(graph)), len(nodes_of(graph)))
+    """,
+    )
+    assert output.splitlines() == ["0", "0 1"]

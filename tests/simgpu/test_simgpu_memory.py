@@ -201,25 +201,29 @@ def test_a_host_function_holds_its_stream_and_may_not_call_the_driver(make_simgp
     assert 21_000 < float(microseconds) < 60_000
 
 
-def test_stream_ordered_memory_comes_back_when_the_stream_gets_there(make_simgpu: MakeSimgpu, run: Run) -> None:
+@pytest.mark.parametrize("name", ["module", "library"])
+def test_modules_take_what_is_set_and_give_it_back(make_simgpu: MakeSimgpu, run: Run, name: str) -> None:
+    image = 'b"\\x7fELF" + bytes(64)'
+    loading = (
+        f"ok(cuda.cuModuleLoadData(byref(one), {image}))"
+        if name == "module"
+        else f"ok(cuda.cuLibraryLoadData(byref(one), {image}, None, None, 0, None, None, 0))"
+    )
     output = run(
-        make_simgpu(),
-        """
-        module, stream, address, free, total = start(), new_stream(), c_uint64(), c_size_t(), c_size_t()
-
-        def used():
-            ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
-            return total.value - free.value
-
-        ok(cuda.cuMemAllocAsync(byref(address), c_size_t(1000), stream))
-        ok(launch(kernel(module, "k_20ms"), stream))
-        ok(cuda.cuMemFreeAsync(address, stream))
+        make_simgpu(SIMGPU_MODULE_KIB="300", SIMGPU_CONTEXT_MIB="5"),
+        f"""
+        from holdings import *
+        start()
+        one = c_void_p()
         before = used()
-        ok(cuda.cuStreamSynchronize(stream))
-        print(before, used())
+        {loading}
+        after = used()
+        ok(cuda.cu{name.title()}Unload(one))
+        print(before, after, used(), account().contexts_bytes)
         """,
     )
-    assert output.split() == ["1000", "0"]
+    one = (5 << 20) + 300 * 1024  # start() has loaded one
+    assert output.split() == [str(one), str(one + 300 * 1024), str(one), str(one)]
 
 
 def test_pointers_tell_what_they_are(make_simgpu: MakeSimgpu, run: Run) -> None:

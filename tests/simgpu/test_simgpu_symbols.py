@@ -140,8 +140,8 @@ def test_stale_and_foreign_handles_are_refused(make_simgpu: MakeSimgpu, run: Run
 
 def test_what_is_not_simulated_says_so_and_is_logged(make_simgpu: MakeSimgpu, run: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert run(make_simgpu(SIMGPU_LOG=str(log)), "start(); print(cuda.cuMemPoolCreate(None, None))") == "801\n"
-    assert log.read_text() == "simgpu: not simulated: cuMemPoolCreate\n"
+    assert run(make_simgpu(SIMGPU_LOG=str(log)), "start(); print(cuda.cuTexObjectCreate(None, None))") == "801\n"
+    assert log.read_text() == "simgpu: not simulated: cuTexObjectCreate\n"
 
 
 def test_every_function_that_is_not_simulated_says_so_and_never_crashes(
@@ -149,7 +149,7 @@ def test_every_function_that_is_not_simulated_says_so_and_never_crashes(
 ) -> None:
     rows = (REPO_ROOT / "simgpu" / "unsupported.def").read_text()
     names = re.findall(r"^X\((\w+)\)$", rows, re.MULTILINE)
-    assert len(names) > 250
+    assert len(names) > 150
     log = tmp_path / "log"
     output = run(
         make_simgpu(SIMGPU_LOG=str(log)),

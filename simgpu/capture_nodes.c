@@ -1,0 +1,60 @@
+/* What a capturing stream is given becomes nodes of its graph. */
+#include "graph.h"
+
+static CUresult add_body(struct stream *stream, struct body *body, CUresult made) {
+  CUresult result = made ? made : capture_node(stream, body);
+  if (result)
+    body_free(body);
+  return result;
+}
+
+CUresult capture_add(struct stream *stream, const struct sg_item *what, const struct effect *effect) {
+  struct body body;
+  CUresult made = body_of_item(what, effect, &body);
+  return add_body(stream, &body, made);
+}
+
+CUresult capture_kernel(struct stream *stream, const struct launch *launch, const struct sg_item *item) {
+  struct body body = {.item = *item,
+                      .params = {.type = NODE_KERNEL,
+                                 .kernel = {.func = launch->function,
+                                            .gridDimX = launch->grid[0],
+                                            .gridDimY = launch->grid[1],
+                                            .gridDimZ = launch->grid[2],
+                                            .blockDimX = launch->block[0],
+                                            .blockDimY = launch->block[1],
+                                            .blockDimZ = launch->block[2],
+                                            .ctx = stream->context}}};
+  return add_body(stream, &body, CUDA_SUCCESS);
+}
+
+CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
+  CUgraphNodeParams params = {.type = NODE_ALLOC,
+                              .alloc = {.poolProps = {.allocType = 1, .locationType = 1}, .bytesize = bytes}};
+  for (uint32_t n = 0; n < process.device_count; n++)
+    if (process.devices[n] == stream->context->device)
+      params.alloc.poolProps.locationId = (int)n;
+  struct body body = {.params = params, .item.kind = SG_WRITE};
+  CUresult result = graph_memory_new(stream->context->device, bytes, &body.memory);
+  if (!result)
+    body.params.alloc.dptr = graph_memory_address(body.memory);
+  CUdeviceptr address = body.params.alloc.dptr;
+  result = add_body(stream, &body, result);
+  if (!result)
+    *out = address;
+  return result;
+}
+
+CUresult capture_free(struct stream *stream, const struct block *block) {
+  CUgraphNodeParams params = {.type = NODE_FREE, .free = block->address};
+  struct body body;
+  CUresult made = body_make(&params, &body);
+  return add_body(stream, &body, made);
+}
+
+CUresult capture_external(struct stream *stream, struct event *event, bool record) {
+  CUgraphNodeParams params = {.type = record ? NODE_RECORD : NODE_WAIT, .event = event};
+  struct body body;
+  CUresult made = body_make(&params, &body);
+  return add_body(stream, &body, made);
+}

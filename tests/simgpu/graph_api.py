@@ -1,0 +1,194 @@
+"""The driver API's graphs through ctypes, for programs that the tests start: `from graph_api import *` in their text.
+
+Layouts are those of CUDA 11.8 to 13; not a test module and never imported by one.
+"""
+
+import ctypes
+from ctypes import Structure, Union, byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+
+from driver import HOST_FUNCTION, cuda, kernel, ok
+
+KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT, RECORD, ALLOC, FREE, BATCH = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12
+USED, USED_HIGH, RESERVED, RESERVED_HIGH = range(4)
+WAIT_32, WRITE_32, BARRIER, WAIT_64, WRITE_64 = 1, 2, 6, 4, 5
+AT_LEAST, EQUAL, ANY_BIT, NEITHER = range(4)
+
+
+def fields(**members: object) -> list[tuple[str, object]]:
+    """Return the members as ctypes wants them."""
+    return list(members.items())
+
+
+class Kernel(Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = fields(
+        func=c_void_p, grid=c_uint * 3, block=c_uint * 3, shared=c_uint, parameters=c_void_p, extra=c_void_p,
+        kern=c_void_p, ctx=c_void_p,
+    )  # fmt: skip
+
+
+class Memset(Structure):
+    """CUDA_MEMSET_NODE_PARAMS_v2."""
+
+    _fields_ = fields(
+        dst=c_uint64, pitch=c_size_t, value=c_uint, element=c_uint, width=c_size_t, height=c_size_t, ctx=c_void_p
+    )
+
+
+class Side(Structure):
+    """One side of CUDA_MEMCPY3D; the array and its neighbour are not used."""
+
+    _fields_ = fields(
+        x=c_size_t, y=c_size_t, z=c_size_t, level=c_size_t, type=c_uint, host=c_void_p, device=c_uint64, array=c_void_p,
+        reserved=c_void_p, pitch=c_size_t, height=c_size_t,
+    )  # fmt: skip
+
+
+class Memcpy(Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = fields(src=Side, dst=Side, width=c_size_t, height=c_size_t, depth=c_size_t)
+
+
+class Host(Structure):
+    """CUDA_HOST_NODE_PARAMS."""
+
+    _fields_ = fields(call=HOST_FUNCTION, data=c_void_p)
+
+
+class Operation(Structure):
+    """CUstreamBatchMemOpParams: a wait or a write."""
+
+    _fields_ = fields(operation=c_int, address=c_uint64, value=c_uint64, flags=c_uint, alias=c_uint64, rest=c_uint64)
+
+
+class Batch(Structure):
+    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+
+    _fields_ = fields(ctx=c_void_p, count=c_uint, operations=c_void_p, flags=c_uint)
+
+
+class Allocation(Structure):
+    """CUDA_MEM_ALLOC_NODE_PARAMS."""
+
+    _fields_ = fields(
+        type=c_int, handles=c_int, location=c_int, device=c_int, security=c_void_p, most=c_size_t, rest=c_ubyte * 56,
+        access=c_void_p, access_count=c_size_t, bytes=c_size_t, address=c_uint64,
+    )  # fmt: skip
+
+
+class Anything(Union):
+    """The union of CUgraphNodeParams."""
+
+    _fields_ = fields(
+        bytes=c_ubyte * 232, kernel=Kernel, memset=Memset, host=Host, child=c_void_p, event=c_void_p, alloc=Allocation,
+        free=c_uint64, batch=Batch,
+    )  # fmt: skip
+
+
+class Params(Structure):
+    """CUgraphNodeParams."""
+
+    _fields_ = fields(type=c_int, reserved=c_int * 3, of=Anything, end=c_uint64)
+
+
+class Updated(Structure):
+    """CUgraphExecUpdateResultInfo."""
+
+    _fields_ = fields(result=c_int, node=c_void_p, source=c_void_p)
+
+
+class Instantiation(Structure):
+    """CUDA_GRAPH_INSTANTIATE_PARAMS."""
+
+    _fields_ = fields(flags=c_uint64, stream=c_void_p, node=c_void_p, result=c_int)
+
+
+def new_graph() -> c_void_p:
+    """Create an empty graph."""
+    graph = c_void_p()
+    ok(cuda.cuGraphCreate(byref(graph), 0))
+    return graph
+
+
+def on(*nodes: c_void_p) -> tuple[object, c_size_t]:
+    """Return dependencies as the calls take them."""
+    return (c_void_p * len(nodes))(*[node.value for node in nodes]) if nodes else None, c_size_t(len(nodes))
+
+
+def kernel_params(module: c_void_p, name: str) -> Kernel:
+    """Return the parameters of a kernel of one block."""
+    return Kernel(kernel(module, name).value, (1, 1, 1), (32, 1, 1))
+
+
+def add_kernel(graph: c_void_p, module: c_void_p, name: str, *after: c_void_p) -> c_void_p:
+    """Add a kernel node."""
+    node = c_void_p()
+    ok(cuda.cuGraphAddKernelNode_v2(byref(node), graph, *on(*after), byref(kernel_params(module, name))))
+    return node
+
+
+def add(name: str, graph: c_void_p, argument: object, *after: c_void_p) -> c_void_p:
+    """Add a node by the call of this name with the one argument that it takes."""
+    node = c_void_p()
+    ok(cuda[name](byref(node), graph, *on(*after), argument))
+    return node
+
+
+def allocation(size: int) -> Allocation:
+    """Return the parameters of an allocation on device 0."""
+    return Allocation(type=1, location=1, device=0, bytes=size)
+
+
+def operations(*words: tuple[int, int, int, int]) -> object:
+    """Return operations, each of: what, address, value, how."""
+    return (Operation * len(words))(*[Operation(*word) for word in words])
+
+
+def batch(array: object, context: c_void_p) -> Batch:
+    """Return the parameters of a node for the operations."""
+    return Batch(context, len(array), ctypes.cast(array, c_void_p), 0)  # type: ignore[arg-type, call-overload]
+
+
+def instantiate(graph: c_void_p, flags: int = 0) -> c_void_p:
+    """Make an executable."""
+    executable = c_void_p()
+    ok(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(flags)))
+    return executable
+
+
+def run(executable: c_void_p, stream: c_void_p) -> None:
+    """Launch and wait."""
+    ok(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+
+
+def graph_memory(which: int, device: int = 0) -> int:
+    """Return one of the device's amounts of memory for graphs."""
+    value = c_uint64()
+    ok(cuda.cuDeviceGetGraphMemAttribute(device, which, byref(value)))
+    return value.value
+
+
+def free_memory() -> int:
+    """Return what is free on the current device."""
+    free, total = c_size_t(), c_size_t()
+    ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
+    return free.value
+
+
+def nodes_of(graph: c_void_p) -> list[int]:
+    """Return the graph's nodes."""
+    count = c_size_t()
+    ok(cuda.cuGraphGetNodes(graph, None, byref(count)))
+    nodes = (c_void_p * count.value)()
+    ok(cuda.cuGraphGetNodes(graph, nodes, byref(count)))
+    return list(nodes)
+
+
+def type_of(node: int) -> int:
+    """Return a node's type."""
+    kind = c_int()
+    ok(cuda.cuGraphNodeGetType(c_void_p(node), byref(kind)))
+    return kind.value

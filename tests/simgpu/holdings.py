@@ -1,0 +1,290 @@
+"""Every kind of device memory through ctypes, for programs that tests start: `from holdings import *` in their text.
+
+Not a test module and never imported by one: it loads whatever libcuda.so.1 the program's environment names.
+"""
+
+import ctypes
+import os
+import socket
+import time
+from collections.abc import Sequence
+from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
+from pathlib import Path
+
+from driver import cuda, ok
+
+from sharepod.simgpu.truth import ProcessTruth, Truth
+
+MIB = 1 << 20
+DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT = 1, 2, 3, 4
+REUSE, THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 1, 4, 5, 6, 7, 8
+
+
+class Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class Prop(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", Location),
+        ("metadata", c_void_p),
+        ("flags", c_ubyte * 8),
+    )
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("flags", c_int))
+
+
+class PoolProps(ctypes.Structure):
+    """CUmemPoolProps."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", Location),
+        ("attributes", c_void_p),
+        ("max_bytes", c_size_t),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 54),
+    )
+
+
+class Array(ctypes.Structure):
+    """CUDA_ARRAY_DESCRIPTOR."""
+
+    _fields_ = (("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint))
+
+
+class Array3D(ctypes.Structure):
+    """CUDA_ARRAY3D_DESCRIPTOR."""
+
+    _fields_ = (
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+        ("format", c_int),
+        ("channels", c_uint),
+        ("flags", c_uint),
+    )
+
+
+class End2D(ctypes.Structure):
+    """One half of a CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("x", c_size_t),
+        ("y", c_size_t),
+        ("kind", c_uint),
+        ("host", c_void_p),
+        ("device", c_uint64),
+        ("array", c_void_p),
+        ("pitch", c_size_t),
+    )
+
+
+class Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (("source", End2D), ("target", End2D), ("width", c_size_t), ("height", c_size_t))
+
+
+class End3D(ctypes.Structure):
+    """One half of a CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        ("at", c_size_t * 4),
+        ("kind", c_uint),
+        ("host", c_void_p),
+        ("device", c_uint64),
+        ("array", c_void_p),
+        ("reserved", c_void_p),
+        ("pitch", c_size_t),
+        ("height", c_size_t),
+    )
+
+
+class Copy3D(ctypes.Structure):
+    """CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER."""
+
+    _fields_ = (("source", End3D), ("target", End3D), ("extent", c_size_t * 3))
+
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("bytes", ctypes.c_char * 64),)
+
+
+class External(ctypes.Structure):
+    """CUDA_EXTERNAL_MEMORY_HANDLE_DESC."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("fd", c_uint64),
+        ("padding", c_void_p),
+        ("bytes", c_uint64),
+        ("flags", c_uint),
+        ("reserved", c_uint * 16),
+    )
+
+
+class Buffer(ctypes.Structure):
+    """CUDA_EXTERNAL_MEMORY_BUFFER_DESC."""
+
+    _fields_ = (("offset", c_uint64), ("bytes", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16))
+
+
+class MappedMipmap(ctypes.Structure):
+    """CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC."""
+
+    _fields_ = (("offset", c_uint64), ("array", Array3D), ("levels", c_uint), ("reserved", c_uint * 16))
+
+
+def used() -> int:
+    """Return how much of the current device is taken, as the driver says."""
+    free, total = c_size_t(), c_size_t()
+    ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
+    return total.value - free.value
+
+
+def account(pid: int | None = None) -> ProcessTruth:
+    """Return what a process, this one unless told, has of device 0 in truth; the device's sum must agree."""
+    with Truth(os.environ["SIMGPU_STATE"]) as truth:
+        processes = truth.processes(0)
+        assert sum(p.memory_bytes for p in processes) == truth.devices()[0].memory_used_bytes
+    wanted = os.getpid() if pid is None else pid
+    return next((p for p in processes if p.pid == wanted), ProcessTruth(wanted, 0, 0, 0, 0))
+
+
+def make_pool(max_bytes: int = 0, handle_types: int = 0, device: int = 0) -> c_void_p:
+    """Create a pool on a device."""
+    pool = c_void_p()
+    props = PoolProps(1, handle_types, Location(DEVICE, device), None, max_bytes)
+    ok(cuda.cuMemPoolCreate(byref(pool), byref(props)))
+    return pool
+
+
+def default_pool(device: int = 0) -> c_void_p:
+    """Return a device's default pool."""
+    pool = c_void_p()
+    ok(cuda.cuDeviceGetDefaultMemPool(byref(pool), device))
+    return pool
+
+
+def attribute(pool: c_void_p, which: int) -> int:
+    """Return a 64-bit attribute of a pool."""
+    value = c_uint64()
+    ok(cuda.cuMemPoolGetAttribute(pool, which, byref(value)))
+    return value.value
+
+
+def set_attribute(pool: c_void_p, which: int, value: int) -> int:
+    """Set a 64-bit attribute of a pool; returns the driver's result."""
+    return int(cuda.cuMemPoolSetAttribute(pool, which, byref(c_uint64(value))))
+
+
+def from_pool(pool: c_void_p, size: int, stream: c_void_p | None = None, suffix: str = "") -> int:
+    """Allocate from a pool."""
+    address = c_uint64()
+    ok(cuda["cuMemAllocFromPoolAsync" + suffix](byref(address), c_size_t(size), pool, stream))
+    return address.value
+
+
+def free_in(address: int, stream: c_void_p | None = None) -> None:
+    """Free in a stream."""
+    ok(cuda.cuMemFreeAsync(c_uint64(address), stream))
+
+
+def physical(size: int, kind: int = DEVICE, handle_types: int = 0, where: int = 0) -> c_uint64:
+    """Create physical memory."""
+    handle = c_uint64()
+    prop = Prop(1, handle_types, Location(kind, where))
+    ok(cuda.cuMemCreate(byref(handle), c_size_t(size), byref(prop), c_uint64(0)))
+    return handle
+
+
+def reserve(size: int) -> int:
+    """Reserve addresses."""
+    address = c_uint64()
+    ok(cuda.cuMemAddressReserve(byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0)))
+    return address.value
+
+
+def map_at(address: int, size: int, handle: c_uint64, device: int = 0) -> None:
+    """Map physical memory and let a device use it."""
+    ok(cuda.cuMemMap(c_uint64(address), c_size_t(size), c_size_t(0), handle, c_uint64(0)))
+    access = Access(Location(DEVICE, device), 3)
+    ok(cuda.cuMemSetAccess(c_uint64(address), c_size_t(size), byref(access), c_size_t(1)))
+
+
+def unmap(address: int, size: int) -> int:
+    """Unmap; returns the driver's result."""
+    return int(cuda.cuMemUnmap(c_uint64(address), c_size_t(size)))
+
+
+def put(address: int, data: bytes) -> None:
+    """Copy bytes to the device."""
+    ok(cuda.cuMemcpyHtoD_v2(c_uint64(address), data, c_size_t(len(data))))
+
+
+def get(address: int, size: int) -> bytes:
+    """Copy bytes from the device."""
+    buffer = ctypes.create_string_buffer(size)
+    ok(cuda.cuMemcpyDtoH_v2(buffer, c_uint64(address), c_size_t(size)))
+    return buffer.raw
+
+
+def new_array(*shape: int, texel: int = 1, channels: int = 1, flags: int = 0) -> c_void_p:
+    """Create an array of width, height, depth."""
+    array = c_void_p()
+    sizes = (*shape, 0, 0)[:3]
+    ok(cuda.cuArray3DCreate_v2(byref(array), byref(Array3D(*sizes, texel, channels, flags))))
+    return array
+
+
+def serve(path: str) -> socket.socket:
+    """Wait for the other process."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path + ".new")
+        listener.listen()
+        Path(path + ".new").rename(path)
+        return listener.accept()[0]
+
+
+def visit(path: str) -> socket.socket:
+    """Find the other process."""
+    while not Path(path).exists():
+        time.sleep(0.01)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(path)
+    return peer
+
+
+def give(peer: socket.socket, data: bytes = b".", fds: Sequence[int] = ()) -> None:
+    """Send bytes, and descriptors with them."""
+    socket.send_fds(peer, [data], list(fds))
+
+
+def receive(peer: socket.socket) -> tuple[bytes, int]:
+    """Receive bytes and one descriptor (-1: none); the other end's death is an error."""
+    data, fds, _, _ = socket.recv_fds(peer, 4096, 1)
+    assert data, "the other process is gone"
+    return data, fds[0] if fds else -1
+
+
+__all__ = [
+    "DEVICE", "HOST", "HOST_NUMA", "HOST_NUMA_CURRENT", "MIB", "RESERVED", "RESERVED_HIGH", "REUSE", "THRESHOLD",
+    "USED", "USED_HIGH", "Access", "Array", "Array3D", "Buffer", "Copy2D", "Copy3D", "End2D", "End3D", "External",
+    "IpcHandle", "Location", "MappedMipmap", "PoolProps", "Prop", "account", "attribute", "default_pool", "free_in",
+    "from_pool", "get", "give", "make_pool", "map_at", "new_array", "os", "physical", "put", "receive", "reserve",
+    "serve", "set_attribute", "unmap", "used", "visit",
+]  # fmt: skip

@@ -1,0 +1,365 @@
+"""Graphs built by hand: every type of node, its parameters, updates, and what a launch does and takes."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from simulated_gpu import MakeSimgpu
+
+from sharepod.simgpu.truth import Truth
+
+Run = Callable[..., str]
+
+PREPARE = """
+from graph_api import *
+module, stream, context = start(), new_stream(), c_void_p()
+ok(cuda.cuCtxGetCurrent(byref(context)))
+"""
+
+
+def program(make_simgpu: MakeSimgpu, run: Run, text: str, *arguments: str) -> list[str]:
+    """Run a program that has a module, a stream and its context; return its lines."""
+    return run(make_simgpu(), PREPARE + text, *arguments).splitlines()
+
+
+def test_every_type_of_node_is_made_by_its_own_call_and_by_the_general_one(make_simgpu: MakeSimgpu, run: Run) -> None:
+    own, general = program(
+        make_simgpu,
+        run,
+        """
+memory, event, call = allocate(64), new_event(), HOST_FUNCTION(lambda _: None)
+words = operations((WRITE_32, memory, 1, 0))
+def own():
+    graph, child = new_graph(), new_graph()
+    first = add_kernel(graph, module, "k_10us")
+    add("cuGraphAddHostNode", graph, byref(Host(call, None)), first)
+    add("cuGraphAddChildGraphNode", graph, child, first)
+    ok(cuda.cuGraphAddEmptyNode(byref(c_void_p()), graph, *on(first)))
+    add("cuGraphAddEventWaitNode", graph, event, first)
+    add("cuGraphAddEventRecordNode", graph, event, first)
+    block = allocation(100)
+    add("cuGraphAddMemAllocNode", graph, byref(block), first)
+    add("cuGraphAddMemFreeNode", graph, c_uint64(block.address), first)
+    add("cuGraphAddBatchMemOpNode", graph, byref(batch(words, context)), first)
+    node = c_void_p()
+    ok(cuda.cuGraphAddMemsetNode(byref(node), graph, *on(first), byref(Memset(memory, 4, 1, 1, 4, 1)), context))
+    return graph
+def general():
+    graph, child, node = new_graph(), new_graph(), c_void_p()
+    def put(kind, **of):
+        params = Params(type=kind, of=Anything(**of))
+        ok(cuda.cuGraphAddNode_v2(byref(node), graph, *on()[:1], None, c_size_t(0), byref(params)))
+        return params
+    put(KERNEL, kernel=kernel_params(module, "k_10us"))
+    put(HOST, host=Host(call, None))
+    put(CHILD, child=child)
+    put(EMPTY)
+    put(WAIT, event=event)
+    put(RECORD, event=event)
+    address = put(ALLOC, alloc=allocation(100)).of.alloc.address
+    put(FREE, free=address)
+    put(BATCH, batch=batch(words, context))
+    put(MEMSET, memset=Memset(memory, 4, 1, 1, 4, 1, context))
+    return graph
+for graph in (own(), general()):
+    print([type_of(node) for node in nodes_of(graph)])
+    run(instantiate(graph), stream)
+""",
+    )
+    assert own == general == "[0, 3, 4, 5, 6, 7, 10, 11, 12, 2]"
+
+
+def test_an_unmodified_client_builds_updates_and_launches_graphs(make_simgpu: MakeSimgpu, run: Run) -> None:
+    # NVIDIA's own bindings bring the layouts of every struct.
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
+    output = run(
+        gpu,
+        """
+from cuda.bindings import driver as d
+def must(answer):
+    assert answer[0] == d.CUresult.CUDA_SUCCESS, answer
+    return answer[1] if len(answer) == 2 else answer[1:]
+must(d.cuInit(0))
+context = must(d.cuDevicePrimaryCtxRetain(0))
+must(d.cuCtxSetCurrent(context))
+image = b".version 7.0\\n.target sm_70\\n.visible .entry a_100us() { ret; }\\n.visible .entry b_300us() { ret; }\\n\\0"
+module = must(d.cuModuleLoadData(image))
+stream, graph = must(d.cuStreamCreate(1)), must(d.cuGraphCreate(0))
+def kernel(name, kind=d.CUDA_KERNEL_NODE_PARAMS):
+    params = kind()
+    params.func = must(d.cuModuleGetFunction(module, name))
+    params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY = params.blockDimZ = 1
+    return params
+memory = d.CUDA_MEM_ALLOC_NODE_PARAMS()
+memory.poolProps.allocType = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+memory.poolProps.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+memory.bytesize = 4096
+alloc = must(d.cuGraphAddMemAllocNode(graph, None, 0, memory))
+general = d.CUgraphNodeParams()
+general.type = d.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+general.kernel = kernel(b"a_100us", d.CUDA_KERNEL_NODE_PARAMS_v3)
+node = must(d.cuGraphAddNode(graph, [alloc], None, 1, general))
+set_word = d.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+word = d.CUstreamBatchMemOpParams()
+word.writeValue.operation = d.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
+word.writeValue.address, word.writeValue.value = memory.dptr, 7
+set_word.ctx, set_word.count, set_word.paramArray = context, 1, [word]
+written = must(d.cuGraphAddBatchMemOpNode(graph, [node], 1, set_word))
+host = (c_uint32 * 1)()
+copy = d.CUDA_MEMCPY3D()
+copy.srcMemoryType, copy.dstMemoryType = d.CUmemorytype.CU_MEMORYTYPE_DEVICE, d.CUmemorytype.CU_MEMORYTYPE_HOST
+copy.srcDevice, copy.dstHost, copy.WidthInBytes, copy.Height, copy.Depth = memory.dptr, ctypes.addressof(host), 4, 1, 1
+copied = must(d.cuGraphAddMemcpyNode(graph, [written], 1, copy, context))
+must(d.cuGraphAddMemFreeNode(graph, [copied], 1, memory.dptr))
+executable = must(d.cuGraphInstantiate(graph, 0))
+for name in (b"a_100us", b"b_300us"):
+    must(d.cuGraphExecKernelNodeSetParams(executable, node, kernel(name)))
+    must(d.cuGraphLaunch(executable, stream))
+    must(d.cuStreamSynchronize(stream))
+print(host[0], must(d.cuGraphKernelNodeGetParams(node)).gridDimX, must(d.cuGraphMemAllocNodeGetParams(alloc)).bytesize)
+print(must(d.cuGraphGetEdges(graph))[3], int(must(d.cuGraphExecUpdate(executable, graph)).result))
+""",
+    )
+    assert output.splitlines() == ["7 1 4096", "4 0"]
+    with Truth(gpu.state) as truth:
+        busy = [record.busy_ns for record in truth.kernels(0) if record.busy_ns > 10_000]
+    assert busy == [100_000, 300_000]
+
+
+def test_a_child_graph_runs_in_its_place_and_its_nodes_can_be_found_and_changed(
+    make_simgpu: MakeSimgpu, run: Run
+) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
+    output = run(
+        gpu,
+        f"""{PREPARE}
+child, graph, inside, clone, found = new_graph(), new_graph(), c_void_p(), c_void_p(), c_void_p()
+a = add_kernel(child, module, "a_100us")
+add_kernel(child, module, "b_200us", a)
+before = add_kernel(graph, module, "c_50us")
+node = add("cuGraphAddChildGraphNode", graph, child, before)
+add_kernel(graph, module, "d_30us", node)
+ok(cuda.cuGraphDestroy(child))
+ok(cuda.cuGraphChildGraphNodeGetGraph(node, byref(inside)))
+inner = c_void_p(nodes_of(inside)[0])
+executable = instantiate(graph)
+run(executable, stream)
+ok(cuda.cuGraphExecKernelNodeSetParams_v2(executable, inner, byref(kernel_params(module, "e_1ms"))))
+run(executable, stream)
+other = new_graph()
+add_kernel(other, module, "f_1us", add_kernel(other, module, "f_2us"))
+ok(cuda.cuGraphExecChildGraphNodeSetParams(executable, node, other))
+run(executable, stream)
+ok(cuda.cuGraphClone(byref(clone), graph))
+print(cuda.cuGraphNodeFindInClone(byref(found), inner, clone), found.value not in (None, inner.value))
+print(cuda.cuGraphNodeFindInClone(byref(found), inner, graph), cuda.cuGraphDestroy(inside))
+""",
+    )
+    assert output.splitlines() == ["0 True", "1 1"]
+    with Truth(gpu.state) as truth:
+        assert [record.busy_ns for record in truth.kernels(0)] == [380_000, 1_280_000, 83_000]
+
+
+def test_what_depends_on_a_host_function_or_an_event_comes_after_it_and_the_rest_does_not_wait(
+    make_simgpu: MakeSimgpu, run: Run
+) -> None:
+    held, between, at_once, ordered = program(
+        make_simgpu,
+        run,
+        """
+graph, other = new_graph(), new_stream()
+first, last, gate, seen = new_event(), new_event(), new_event(), []
+call = HOST_FUNCTION(lambda _: seen.append(time.monotonic()))
+a = add_kernel(graph, module, "a_1ms")
+record = add("cuGraphAddEventRecordNode", graph, first, a)
+host = add("cuGraphAddHostNode", graph, byref(Host(call, None)), record)
+b = add_kernel(graph, module, "b_2ms", host)
+add("cuGraphAddEventRecordNode", graph, last, b)
+wait = add("cuGraphAddEventWaitNode", graph, gate)
+late = add_kernel(graph, module, "c_1ms", wait)
+ok(launch(kernel(module, "gate_20ms"), other))
+ok(cuda.cuEventRecord(gate, other))
+start_s = time.monotonic()
+run(instantiate(graph), stream)
+print(time.monotonic() - start_s > 0.020)
+print(2000 <= elapsed_us(first, last) < 25000)
+print(seen[0] - start_s < 0.015)
+print(elapsed_us(gate, last))
+""",
+    )
+    assert (held, between, at_once) == ("True", "True", "True")
+    assert float(ordered) < 0
+
+
+def test_nodes_for_words_wait_for_them_and_write_them(make_simgpu: MakeSimgpu, run: Run) -> None:
+    lines = program(
+        make_simgpu,
+        run,
+        """
+graph, memory, seen = new_graph(), allocate(64), (c_uint32 * 4)()
+words = operations((WAIT_32, memory, 5, AT_LEAST), (WRITE_32, memory + 4, 9, 0), (BARRIER, 0, 0, 0),
+                   (WRITE_64, memory + 8, 1 << 33, 0))
+node = add("cuGraphAddBatchMemOpNode", graph, byref(batch(words, context)))
+executable, other = instantiate(graph), new_stream()
+ok(cuda.cuGraphLaunch(executable, stream))
+print(cuda.cuStreamQuery(stream))
+ok(cuda.cuStreamWriteValue32_v2(other, c_uint64(memory), 4, 0))
+ok(cuda.cuStreamSynchronize(other))
+print(cuda.cuStreamQuery(stream))
+ok(cuda.cuStreamWriteValue32_v2(other, c_uint64(memory), 5, 0))
+ok(cuda.cuStreamSynchronize(stream))
+ok(cuda.cuMemcpyDtoH_v2(seen, c_uint64(memory), c_size_t(16)))
+print(list(seen))
+less = operations((WRITE_32, memory + 4, 11, 0))
+ok(cuda.cuGraphExecBatchMemOpNodeSetParams(executable, node, byref(batch(less, context))))
+run(executable, stream)
+ok(cuda.cuMemcpyDtoH_v2(seen, c_uint64(memory), c_size_t(16)))
+print(list(seen))
+""",
+    )
+    assert lines == ["600", "600", "[5, 9, 0, 2]", "[5, 11, 0, 2]"]
+
+
+def test_an_executable_is_updated_only_by_a_graph_of_the_same_shape(make_simgpu: MakeSimgpu, run: Run) -> None:
+    lines = program(
+        make_simgpu,
+        run,
+        """
+call = HOST_FUNCTION(lambda _: None)
+def chain(*names, host=False, crossed=False):
+    graph = new_graph()
+    nodes = [add_kernel(graph, module, names[0])]
+    nodes.append(add_kernel(graph, module, names[1], *nodes))
+    for name in names[2:]:
+        nodes.append(add_kernel(graph, module, name, nodes[0 if crossed else 1]))
+    if host:
+        nodes.append(add("cuGraphAddHostNode", graph, byref(Host(call, None)), nodes[-1]))
+    return graph, nodes
+executable = instantiate(chain("a_1us", "b_1us", "c_1us")[0])
+def update(graph, nodes):
+    info = Updated()
+    result = cuda.cuGraphExecUpdate_v2(executable, graph, byref(info))
+    values = [node.value for node in nodes]
+    print(result, info.result, *[values.index(at) if at else None for at in (info.node, info.source)])
+update(*chain("a_5us", "b_5us", "c_5us"))
+update(*chain("a_5us", "b_5us"))
+update(*chain("a_5us", "b_5us", host=True))
+update(*chain("a_5us", "b_5us", "c_5us", crossed=True))
+print(cuda.cuGraphExecUpdate_v2(executable, None, None))
+begin, end = new_event(), new_event()
+ok(launch(kernel(module, "before_1ms"), stream))
+ok(cuda.cuEventRecord(begin, stream))
+ok(cuda.cuGraphLaunch(executable, stream))
+ok(cuda.cuEventRecord(end, stream))
+ok(cuda.cuStreamSynchronize(stream))
+print(round(elapsed_us(begin, end)))
+""",
+    )
+    assert lines == ["0 0 None None", "910 2 None None", "910 3 2 None", "910 2 2 0", "1", "15"]
+
+
+def test_single_nodes_of_an_executable_are_changed_and_switched_off(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="20")
+    output = run(
+        gpu,
+        f"""{PREPARE}
+graph, memory, words, seen, on_off = new_graph(), allocate(16), (c_uint32 * 4)(), [], c_uint()
+calls = [HOST_FUNCTION(lambda _, n=n: seen.append(n)) for n in range(2)]
+a = add_kernel(graph, module, "a_100us")
+memset, memcpy = c_void_p(), c_void_p()
+ok(cuda.cuGraphAddMemsetNode(byref(memset), graph, *on(a), byref(Memset(memory, 16, 7, 4, 4, 1)), context))
+def copy(width):
+    target = Side(type=1, host=ctypes.addressof(words), pitch=16, height=1)
+    return Memcpy(Side(type=2, device=memory, pitch=16, height=1), target, width, 1, 1)
+ok(cuda.cuGraphAddMemcpyNode(byref(memcpy), graph, *on(memset), byref(copy(16)), context))
+host = add("cuGraphAddHostNode", graph, byref(Host(calls[0], None)), memcpy)
+executable = instantiate(graph)
+run(executable, stream)
+print(list(words), seen)
+ok(cuda.cuGraphExecKernelNodeSetParams_v2(executable, a, byref(kernel_params(module, "a_400us"))))
+ok(cuda.cuGraphExecMemsetNodeSetParams(executable, memset, byref(Memset(memory, 16, 8, 4, 4, 1)), context))
+ok(cuda.cuGraphExecMemcpyNodeSetParams(executable, memcpy, byref(copy(8)), context))
+ok(cuda.cuGraphExecHostNodeSetParams(executable, host, byref(Host(calls[1], None))))
+run(executable, stream)
+print(list(words), seen)
+ok(cuda.cuGraphNodeSetEnabled(executable, memset, 0))
+ok(cuda.cuGraphNodeSetEnabled(executable, a, 0))
+ok(cuda.cuGraphNodeGetEnabled(executable, a, byref(on_off)))
+ok(cuda.cuMemsetD8_v2(c_uint64(memory), 0, c_size_t(16)))
+run(executable, stream)
+print(list(words), on_off.value, cuda.cuGraphNodeSetEnabled(executable, host, 0))
+stranger = add_kernel(new_graph(), module, "x_1us")
+print(cuda.cuGraphExecKernelNodeSetParams_v2(executable, stranger, byref(kernel_params(module, "a_1us"))),
+      cuda.cuGraphExecHostNodeSetParams(executable, a, byref(Host(calls[1], None))))
+params = Memset()
+ok(cuda.cuGraphMemsetNodeGetParams(memset, byref(params)))
+print(params.value, cuda.cuGraphMemsetNodeGetParams(a, byref(params)))
+""",
+    )
+    assert output.splitlines() == [
+        "[7, 7, 7, 7] [0]",
+        "[8, 8, 7, 7] [0, 1]",
+        "[0, 0, 7, 7] 0 1",
+        "1 1",
+        "7 1",
+    ]
+    with Truth(gpu.state) as truth:
+        busy = [record.busy_ns // 1000 * 1000 for record in truth.kernels(0) if record.name == "graph"]
+    assert busy == [102_000, 402_000, 1_000]
+
+
+def test_edges_and_nodes_come_and_go(make_simgpu: MakeSimgpu, run: Run, tmp_path: Path) -> None:
+    dot = tmp_path / "graph.dot"
+    lines = program(
+        make_simgpu,
+        run,
+        f"""
+graph, count = new_graph(), c_size_t(9)
+a, b, c = (add_kernel(graph, module, name) for name in ("a_1us", "b_1us", "c_1us"))
+one = c_size_t(1)
+def edges():
+    count = c_size_t(9)
+    sources, targets = (c_void_p * 9)(), (c_void_p * 9)()
+    ok(cuda.cuGraphGetEdges_v2(graph, sources, targets, None, byref(count)))
+    names = {{a.value: "a", b.value: "b", c.value: "c"}}
+    return ["".join((names[sources[n]], names[targets[n]])) for n in range(count.value)]
+ok(cuda.cuGraphAddDependencies(graph, byref(a), byref(b), one))
+ok(cuda.cuGraphAddDependencies_v2(graph, byref(b), byref(c), None, one))
+print(edges(), cuda.cuGraphAddDependencies(graph, byref(a), byref(b), one))
+ok(cuda.cuGraphDebugDotPrint(graph, {str(dot)!r}.encode(), 0))
+dependents = (c_void_p * 9)()
+ok(cuda.cuGraphNodeGetDependentNodes(a, dependents, byref(count)))
+print(count.value, dependents[0] == b.value, dependents[1])
+ok(cuda.cuGraphAddDependencies(graph, byref(c), byref(a), one))
+print(cuda.cuGraphInstantiateWithFlags(byref(c_void_p()), graph, c_uint64(0)))
+ok(cuda.cuGraphRemoveDependencies(graph, byref(c), byref(a), one))
+print(cuda.cuGraphRemoveDependencies(graph, byref(c), byref(a), one), edges())
+ok(cuda.cuGraphDestroyNode(b))
+print(edges(), len(nodes_of(graph)))
+""",
+    )
+    assert lines == ["['ab', 'bc'] 1", "1 True None", "1", "1 ['ab', 'bc']", "[] 2"]
+    names = dict(re.findall(r'(node_\d+) \[label="(\w+)"\]', dot.read_text()))
+    arrows = re.findall(r"(node_\d+) -> (node_\d+)", dot.read_text())
+    assert [(names[first], names[last]) for first, last in arrows] == [("a_1us", "b_1us"), ("b_1us", "c_1us")]
+
+
+def test_flags_of_an_executable_are_told_and_what_is_not_simulated_is_refused(
+    make_simgpu: MakeSimgpu, run: Run
+) -> None:
+    lines = program(
+        make_simgpu,
+        run,
+        """
+graph, executable, flags = new_graph(), c_void_p(), c_uint64()
+add_kernel(graph, module, "a_1us")
+params = Instantiation(flags=3, stream=stream)
+ok(cuda.cuGraphInstantiateWithParams(byref(executable), graph, byref(params)))
+ok(cuda.cuGraphExecGetFlags(executable, byref(flags)))
+print(flags.value, params.result)
+print(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(4)))
+print(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(16)))
+print(cuda.cuGraphAddNode(byref(c_void_p()), graph, None, c_size_t(0), byref(Params(type=13))))
+""",
+    )
+    assert lines == ["3 0", "801", "1", "801"]
