@@ -10,6 +10,7 @@
 #include "gate.h"
 #include "guest.h"
 #include "memory.h"
+#include "mps.h"
 
 #define DEFAULT_DIRECTORY "/run/sharepod/share"
 
@@ -81,9 +82,15 @@ static void map_devices(void) {
   }
 }
 
-static int attach(void) {
+const char *sp_share_directory(void) {
   const char *directory = getenv("SHAREPOD_REGION");
-  int error = sp_region_attach(&sp_guest.region, directory && *directory ? directory : DEFAULT_DIRECTORY);
+  return directory && *directory ? directory : DEFAULT_DIRECTORY;
+}
+
+static int attach(void) {
+  if (sp_mps_client())
+    return -EOPNOTSUPP; /* the device's time would be the server's, whoever's work it is */
+  int error = sp_region_attach(&sp_guest.region, sp_share_directory());
   if (error)
     return error;
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
@@ -123,46 +130,4 @@ struct sp_device *sp_device_current(void) {
     if (sp_guest.devices[index].ordinal == ordinal)
       return &sp_guest.devices[index];
   return NULL;
-}
-
-/* ---- the memory account of memory.h ---- */
-
-static struct sp_device *device_of(int ordinal) {
-  if (!sp_load(&sp_guest.attached))
-    return NULL;
-  for (uint32_t index = 0; index < sp_guest.device_count; index++)
-    if (sp_guest.devices[index].ordinal == ordinal)
-      return &sp_guest.devices[index];
-  return NULL;
-}
-
-int sp_share_memory_try(int device_ordinal, uint64_t bytes) {
-  struct sp_device *device = device_of(device_ordinal);
-  if (!device)
-    return 0;
-  uint64_t limit_bytes = sp_load(&device->grant->memory_limit_bytes);
-  /* Twice: two processes that race may refuse each other where one would have fitted. */
-  return sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes) &&
-                 sp_region_memory_try(&sp_guest.region, device->index, bytes, limit_bytes)
-             ? -1
-             : 0;
-}
-
-void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
-  struct sp_device *device = device_of(device_ordinal);
-  if (!device || !delta_bytes)
-    return;
-  /* Two's complement: subtracting a negative adds. */
-  sp_region_memory_sub(&sp_guest.region, device->index, (uint64_t)-delta_bytes);
-}
-
-uint64_t sp_share_memory_limit(int device_ordinal) {
-  struct sp_device *device = device_of(device_ordinal);
-  uint64_t limit_bytes = device ? sp_load(&device->grant->memory_limit_bytes) : 0;
-  return limit_bytes ? limit_bytes : UINT64_MAX;
-}
-
-uint64_t sp_share_memory_used(int device_ordinal) {
-  struct sp_device *device = device_of(device_ordinal);
-  return device ? sp_region_memory_used(&sp_guest.region, device->index) : 0;
 }

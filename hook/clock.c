@@ -2,9 +2,9 @@
  * When did it finish? The keeper wakes some microseconds after a marker has; the marker's own timestamp is exact but
  * on the device's clock. Elapsed times between consecutive markers make a device time scale. The smallest difference
  * between host and device that wake-ups saw in the last one to two seconds bounds the mapping from above (a wake-up can
- * be late, never early): work is said to have finished then, never too early. The largest difference that recording a
- * turn's start event saw bounds it from below (a stamp can be late, too): where the two are near each other, that is
- * the better guess of when it ended, for the account alone.
+ * be late, never early): work is said to have finished then, never too early. The largest difference that the recording
+ * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
+ * once): where the two are near each other, that is the better guess of when it ended, for the account alone.
  */
 #include "guest.h"
 
@@ -21,13 +21,17 @@ bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
 }
 
 /* The mapping of the device's clock to the host's, host - device: at most `offset_ns`, as a wake-up saw it; at least
- * `least_ns`, as the recording of a start event saw it. */
+ * `least_ns`, as the recording of an event saw it. */
 static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];
     clock->least_ns[1] = clock->least_ns[0];
+    clock->latency_ns[1] = clock->latency_ns[0];
+    clock->waits[1] = clock->waits[0];
     clock->offset_ns[0] = offset_ns;
     clock->least_ns[0] = INT64_MIN;
+    clock->latency_ns[0] = INT64_MAX;
+    clock->waits[0] = false;
     clock->window_ns = now_ns;
   } else if (offset_ns < clock->offset_ns[0]) {
     clock->offset_ns[0] = offset_ns;
@@ -38,9 +42,26 @@ static int64_t most(const struct sp_clock *clock) {
   return clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
 }
 
-void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
+static int64_t least(const struct sp_clock *clock) {
+  return clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
+}
+
+/* At `host_ns` the device's clock showed `device_ns`, or more. */
+static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device_ns) {
+  int64_t least_ns = (int64_t)host_ns - device_ns;
+  if (least_ns > clock->least_ns[0])
+    clock->least_ns[0] = least_ns;
+}
+
+int64_t sp_clock_latency_ns(const struct sp_clock *clock) {
+  int64_t least_ns = clock->latency_ns[0] < clock->latency_ns[1] ? clock->latency_ns[0] : clock->latency_ns[1];
+  return least_ns == INT64_MAX ? 0 : least_ns;
+}
+
+void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked) {
   struct sp_clock *clock = &device->clock;
-  uint64_t now_ns = sp_now_ns(), before_ns = sp_load(&device->finished_ns);
+  uint64_t now_ns = sp_now_ns(), seen_ns = sp_load(&device->seen_ns[device->queue_head % SP_MARKERS_MAX]),
+           before_ns = sp_load(&device->finished_ns);
   int64_t span_ns = 0, start_ns = 0;
   struct sp_lane *start = __atomic_exchange_n(&device->start_lane, NULL, __ATOMIC_ACQUIRE);
   if (__atomic_exchange_n(&clock->stale, false, __ATOMIC_ACQUIRE))
@@ -49,46 +70,40 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker) {
                  sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->context = marker->lane->context;
   clock->event = marker->event;
-  clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
-                   sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
-  clock->span_ns = clock->started ? (uint64_t)start_ns : 0;
-  if (!chained) { /* the first one, or another context: start the scale anew */
+  if (chained) {
+    clock->device_ns += span_ns;
+    /* The program may have seen it first. */
+    learn(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
+    clock->waits[0] |= blocked || seen_ns;
+  } else { /* the first one, or another context: start the scale anew */
+    clock->scale++;
     clock->device_ns = clock->latest_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;
+    clock->latency_ns[0] = clock->latency_ns[1] = INT64_MAX;
+    clock->waits[0] = clock->waits[1] = false;
     clock->window_ns = now_ns;
-    sp_store(&device->ended_ns, now_ns);
-    sp_store(&device->finished_ns, now_ns); /* app threads read it to learn their pauses */
-    sp_store(&device->began_ns, now_ns);
-    if (clock->started)
-      sp_store(&device->slot->first_ended_ns, now_ns);
-    return;
+    before_ns = 0;
   }
-  clock->device_ns += span_ns;
-  learn(clock, (int64_t)now_ns - clock->device_ns, now_ns);
-  if (clock->started) {
-    int64_t least_ns = (int64_t)start->start_ns - (clock->device_ns - start_ns);
-    clock->least_ns[0] = least_ns > clock->least_ns[0] ? least_ns : clock->least_ns[0];
-  }
-  /* Markers of two streams may be out of order: only what lies past the latest end is new. */
-  span_ns = clock->device_ns - clock->latest_ns;
-  if (span_ns > 0)
-    clock->latest_ns = clock->device_ns;
+  learn_least(clock, marker->recorded_ns, clock->device_ns);
+  clock->started = start && !sp_load(&start->dead) && start->context == clock->context &&
+                   sp_clock_elapsed_ns(start->start_event, marker->event, &start_ns) && start_ns >= 0;
+  clock->start_ns = clock->device_ns - start_ns;
   if (clock->started)
-    span_ns = start_ns;
-  int64_t most_ns = most(clock),
-          least_ns = clock->least_ns[0] > clock->least_ns[1] ? clock->least_ns[0] : clock->least_ns[1];
-  uint64_t finished_ns = (uint64_t)(clock->device_ns + most_ns);
+    learn_least(clock, start->start_ns, clock->start_ns);
+  if (clock->device_ns > clock->latest_ns)
+    clock->latest_ns = clock->device_ns;
+  int64_t most_ns = most(clock), least_ns = least(clock);
+  clock->tight = least_ns > most_ns - TIGHT_NS;
+  clock->sure = clock->tight || clock->waits[0] || clock->waits[1];
+  clock->guess_ns = clock->tight && least_ns < most_ns ? least_ns : most_ns;
+  uint64_t finished_ns = (uint64_t)(clock->latest_ns + most_ns);
   if (finished_ns < before_ns) /* work ends in the order of its markers, whatever the mapping says */
     finished_ns = before_ns;
   if (finished_ns > now_ns)
     finished_ns = now_ns;
-  bool tight = least_ns < most_ns && least_ns > most_ns - TIGHT_NS;
-  uint64_t ended_ns = (uint64_t)(clock->device_ns + (tight ? least_ns : most_ns));
-  sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
-  sp_store(&device->finished_ns, finished_ns);
+  sp_store(&device->finished_ns, finished_ns); /* app threads read it to learn their pauses */
   sp_store(&device->began_ns, finished_ns);
   if (clock->started)
     sp_store(&device->slot->first_ended_ns, finished_ns);
-  clock->span_ns = span_ns > 0 ? (uint64_t)span_ns : 0; /* markers of two streams may be out of order */
 }

@@ -21,6 +21,24 @@ COPY_ASYNC(cuMemcpyDtoDAsync, CUdeviceptr_v1, unsigned int, false)
 COPY_ASYNC(cuMemcpyDtoDAsync_v2, CUdeviceptr, size_t, false)
 COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, size_t, true)
 
+/* Arrays are device memory, wherever in them a copy begins. */
+#define ARRAY_COPIES(variant, address, size, per_thread)                                                               \
+  SP_WRAPPER(cuMemcpyAtoA##variant, (CUarray target, size to, CUarray source, size from, size bytes),                  \
+             (target, to, source, from, bytes)) {                                                                      \
+    GATED(NULL, per_thread, KEY_OF(bytes), real(target, to, source, from, bytes));                                     \
+  }                                                                                                                    \
+  SP_WRAPPER(cuMemcpyDtoA##variant, (CUarray target, size to, address source, size bytes),                             \
+             (target, to, source, bytes)) {                                                                            \
+    GATED(NULL, per_thread, KEY_OF(bytes), real(target, to, source, bytes));                                           \
+  }                                                                                                                    \
+  SP_WRAPPER(cuMemcpyAtoD##variant, (address target, CUarray source, size from, size bytes),                           \
+             (target, source, from, bytes)) {                                                                          \
+    GATED(NULL, per_thread, KEY_OF(bytes), real(target, source, from, bytes));                                         \
+  }
+ARRAY_COPIES(, CUdeviceptr_v1, unsigned int, false)
+ARRAY_COPIES(_v2, CUdeviceptr, size_t, false)
+ARRAY_COPIES(_v2_ptds, CUdeviceptr, size_t, true)
+
 /* Whether memory of this kind, at this address if the kind does not tell, is a device's. The question is allowed while
  * any stream is capturing. */
 static bool on_device(unsigned int memory_type, CUdeviceptr address) {
@@ -106,3 +124,154 @@ BOX(cuMemcpy3DPeer, CUDA_MEMCPY3D, VOLUME, false)
 BOX(cuMemcpy3DPeer_ptds, CUDA_MEMCPY3D, VOLUME, true)
 BOX_ASYNC(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D, VOLUME, false)
 BOX_ASYNC(cuMemcpy3DPeerAsync_ptsz, CUDA_MEMCPY3D, VOLUME, true)
+
+#define WITH_ATTRIBUTES(name, per_thread)                                                                              \
+  SP_WRAPPER(name, (CUdeviceptr target, CUdeviceptr source, size_t bytes, void *attributes, CUstream stream),          \
+             (target, source, bytes, attributes, stream)) {                                                            \
+    GATED_IF(BOTH_UNIFIED, stream, per_thread, KEY_OF(bytes), real(target, source, bytes, attributes, stream));        \
+  }
+WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync, false)
+WITH_ATTRIBUTES(cuMemcpyWithAttributesAsync_ptsz, true)
+
+/*
+ * A batch passes the gate once, as one unit, if a copy of it is inside a device. Its copies are alike as a rule (the
+ * blocks of a cache, say), and there may be thousands of them: some, evenly spread, are asked for all.
+ */
+enum { ASKED_OF_A_BATCH = 32 };
+#define STRIDE(count) ((count) / ASKED_OF_A_BATCH + 1)
+
+static bool flat_inside(const CUdeviceptr *targets, const CUdeviceptr *sources, size_t count) {
+  for (size_t i = 0; targets != NULL && sources != NULL && i < count; i += STRIDE(count)) {
+    if (on_device(CU_MEMORYTYPE_UNIFIED, targets[i]) && on_device(CU_MEMORYTYPE_UNIFIED, sources[i])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static uint64_t flat_bytes(const size_t *sizes, size_t count) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; sizes != NULL && i < count; i++) {
+    bytes += sizes[i];
+  }
+  return bytes;
+}
+
+#define FLAT_BATCH(name, per_thread)                                                                                   \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUdeviceptr * targets, CUdeviceptr * sources, size_t *sizes, size_t count, void *attributes,             \
+              size_t *indices, size_t attribute_count, CUstream stream),                                               \
+             (targets, sources, sizes, count, attributes, indices, attribute_count, stream)) {                         \
+    GATED_IF(flat_inside(targets, sources, count), stream, per_thread, KEY_OF(flat_bytes(sizes, count)),               \
+             real(targets, sources, sizes, count, attributes, indices, attribute_count, stream));                      \
+  }
+#define FLAT_BATCH_12(name, per_thread)                                                                                \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUdeviceptr * targets, CUdeviceptr * sources, size_t *sizes, size_t count, void *attributes,             \
+              size_t *indices, size_t attribute_count, size_t *failed, CUstream stream),                               \
+             (targets, sources, sizes, count, attributes, indices, attribute_count, failed, stream)) {                 \
+    GATED_IF(flat_inside(targets, sources, count), stream, per_thread, KEY_OF(flat_bytes(sizes, count)),               \
+             real(targets, sources, sizes, count, attributes, indices, attribute_count, failed, stream));              \
+  }
+FLAT_BATCH_12(cuMemcpyBatchAsync, false)
+FLAT_BATCH_12(cuMemcpyBatchAsync_ptsz, true)
+FLAT_BATCH(cuMemcpyBatchAsync_v2, false)
+FLAT_BATCH(cuMemcpyBatchAsync_v2_ptsz, true)
+
+static bool operand_on_device(const CUmemcpy3DOperand *operand) {
+  return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ||
+         (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, operand->ptr));
+}
+
+static bool boxes_inside(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
+  for (size_t i = 0; copies != NULL && i < count; i += STRIDE(count)) {
+    if (operand_on_device(&copies[i].dst) && operand_on_device(&copies[i].src)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* In elements where an array is involved: as good a name for a class of sizes. */
+static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    bytes += (uint64_t)copies[i].width * copies[i].height * copies[i].depth;
+  }
+  return bytes;
+}
+
+#define BOXES(name, per_thread)                                                                                        \
+  SP_WRAPPER(name, (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream),          \
+             (count, copies, flags, stream)) {                                                                         \
+    GATED_IF(boxes_inside(copies, count), stream, per_thread, KEY_OF(boxes_bytes(copies, count)),                      \
+             real(count, copies, flags, stream));                                                                      \
+  }
+#define BOXES_12(name, per_thread)                                                                                     \
+  SP_WRAPPER(                                                                                                          \
+      name, (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, size_t *failed, unsigned long long flags, CUstream stream), \
+      (count, copies, failed, flags, stream)) {                                                                        \
+    GATED_IF(boxes_inside(copies, count), stream, per_thread, KEY_OF(boxes_bytes(copies, count)),                      \
+             real(count, copies, failed, flags, stream));                                                              \
+  }
+#define BOX_WITH_ATTRIBUTES(name, per_thread)                                                                          \
+  SP_WRAPPER(name, (CUDA_MEMCPY3D_BATCH_OP * copy, unsigned long long flags, CUstream stream),                         \
+             (copy, flags, stream)) {                                                                                  \
+    GATED_IF(boxes_inside(copy, 1), stream, per_thread, KEY_OF(boxes_bytes(copy, 1)), real(copy, flags, stream));      \
+  }
+BOXES_12(cuMemcpy3DBatchAsync, false)
+BOXES_12(cuMemcpy3DBatchAsync_ptsz, true)
+BOXES(cuMemcpy3DBatchAsync_v2, false)
+BOXES(cuMemcpy3DBatchAsync_v2_ptsz, true)
+BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync, false)
+BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync_ptsz, true)
+
+/* The far side of a fabric is another device's memory. */
+static bool end_on_device(const CUfabricCpyOperand *end) {
+  return end->type == CU_FABRIC_COPY_OPERAND_TYPE_LOGICAL_ENDPOINT ||
+         (end->type == CU_FABRIC_COPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, end->ptr));
+}
+
+static bool fabric_inside(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count) {
+  for (size_t i = 0; copies != NULL && i < count; i += STRIDE(count)) {
+    if (end_on_device(&copies[i].dst) && end_on_device(&copies[i].src)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static uint64_t fabric_bytes(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    bytes += copies[i].size;
+  }
+  return bytes;
+}
+
+#define FABRIC(name, per_thread)                                                                                       \
+  SP_WRAPPER(name, (size_t count, CUDA_FABRIC_COPY_BATCH_OP *copies, unsigned long long flags, CUstream stream),       \
+             (count, copies, flags, stream)) {                                                                         \
+    GATED_IF(fabric_inside(copies, count), stream, per_thread, KEY_OF(fabric_bytes(copies, count)),                    \
+             real(count, copies, flags, stream));                                                                      \
+  }
+FABRIC(cuFabricCpyBatchAsync, false)
+FABRIC(cuFabricCpyBatchAsync_ptsz, true)
+
+/* Decompression runs on an engine of the device or, without one, as kernels. */
+static uint64_t unpacked_bytes(const CUmemDecompressParams *pieces, size_t count) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; pieces != NULL && i < count; i++) {
+    bytes += pieces[i].dstNumBytes;
+  }
+  return bytes;
+}
+
+#define DECOMPRESS(name, per_thread)                                                                                   \
+  SP_WRAPPER(name,                                                                                                     \
+             (CUmemDecompressParams * pieces, size_t count, unsigned int flags, size_t *failed, CUstream stream),      \
+             (pieces, count, flags, failed, stream)) {                                                                 \
+    GATED(stream, per_thread, KEY_OF(unpacked_bytes(pieces, count)), real(pieces, count, flags, failed, stream));      \
+  }
+DECOMPRESS(cuMemBatchDecompressAsync, false)
+DECOMPRESS(cuMemBatchDecompressAsync_ptsz, true)

@@ -17,6 +17,7 @@
   X(cuCtxSetCurrent, "cuCtxSetCurrent", "cuCtxSetCurrent", (CUcontext))                                                \
   X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", "cuCtxPushCurrent", (CUcontext))                                          \
   X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", "cuCtxPopCurrent", (CUcontext *))                                           \
+  X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", "cuCtxFromGreenCtx", (CUcontext *, CUgreenCtx))                            \
   X(cuCtxGetDevice, "cuCtxGetDevice", "cuCtxGetDevice", (CUdevice *))                                                  \
   X(cuDeviceGet, "cuDeviceGet", "cuDeviceGet", (CUdevice *, int))                                                      \
   X(cuDeviceGetCount, "cuDeviceGetCount", "cuDeviceGetCount", (int *))                                                 \
@@ -37,6 +38,18 @@
     (int *))                                                                                                           \
   X(cuMemFreeAsync, "cuMemFreeAsync", "cuMemFreeAsync", (CUdeviceptr, CUstream))                                       \
   X(cuMemFreeAsync_ptsz, "cuMemFreeAsync_ptsz", "cuMemFreeAsync_ptsz", (CUdeviceptr, CUstream))                        \
+  X(cuDeviceGetMemPool, "cuDeviceGetMemPool", "cuDeviceGetMemPool", (CUmemoryPool *, CUdevice))                        \
+  X(cuMemPoolGetAttribute, "cuMemPoolGetAttribute", "cuMemPoolGetAttribute", (CUmemoryPool, int, void *))              \
+  X(cuMemPoolTrimTo, "cuMemPoolTrimTo", "cuMemPoolTrimTo", (CUmemoryPool, size_t))                                     \
+  X(cuDeviceGetGraphMemAttribute, "cuDeviceGetGraphMemAttribute", "cuDeviceGetGraphMemAttribute",                      \
+    (CUdevice, int, void *))                                                                                           \
+  X(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", "cuDeviceGraphMemTrim", (CUdevice))                                  \
+  X(cuGraphGetNodes, "cuGraphGetNodes", "cuGraphGetNodes", (CUgraph, CUgraphNode *, size_t *))                         \
+  X(cuGraphNodeGetType, "cuGraphNodeGetType", "cuGraphNodeGetType", (CUgraphNode, int *))                              \
+  X(cuGraphMemAllocNodeGetParams, "cuGraphMemAllocNodeGetParams", "cuGraphMemAllocNodeGetParams",                      \
+    (CUgraphNode, CUDA_MEM_ALLOC_NODE_PARAMS *))                                                                       \
+  X(cuGraphChildGraphNodeGetGraph, "cuGraphChildGraphNodeGetGraph", "cuGraphChildGraphNodeGetGraph",                   \
+    (CUgraphNode, CUgraph *))                                                                                          \
   X(cuPointerGetAttribute, "cuPointerGetAttribute", "cuPointerGetAttribute", (void *, int, CUdeviceptr))
 
 struct sp_driver {

@@ -14,10 +14,17 @@
 
 #define LONG_NS 200000u /* a unit whose end is told at its launch */
 #define FORETOLD_NS                                                                                                    \
-  50000u               /* what was foretold may be so much too early: not every short launch is worth the telling      \
-                        */
-#define MARKERS   8u   /* a lane's unmarked work stays below the budget divided by this */
-#define REMEASURE 256u /* one launch in so many of a unit is measured alone in mixed streams */
+  50000u           /* what was foretold may be so much too early: not every short launch is worth the telling          \
+                    */
+#define MARKERS 8u /* a lane's unmarked work stays below the budget divided by this */
+/* Launches behind others of a stream are measured alone: one in 1,024, one in 256 of a unit that is not known exactly
+ * or lies between others, one in 16 of its first 512. The golden ratio spreads them, so that they fall anywhere in
+ * bursts of any length. */
+#define SPREAD 40503u
+#define OFTEN  4096u
+#define SELDOM 256u
+#define RARELY 64u
+#define FIRST  512u
 
 static void wake_keeper(struct sp_device *device) {
   sp_keeper_start(device);
@@ -72,6 +79,11 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
   return thread->lane;
 }
 
+static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread) {
+  bool known = sp_unit_exact(unit) && sp_load(&lane->batch_unit) == unit;
+  return sp_load(&lane->pending_ns) && spread < (known ? RARELY : launches < FIRST ? OFTEN : SELDOM);
+}
+
 /* Inlined into each of its callers: for one device `held` is the constant 0. */
 static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
                                                         struct sp_device *device, struct sp_lane *lane, uint64_t key,
@@ -120,11 +132,14 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   pass->lane = lane;
   pass->unit = unit;
   pass->predicted_ns = predicted_ns ? predicted_ns : 1;
-  uint32_t launches = sp_load(&unit->launches) + 1;
+  uint16_t launches = (uint16_t)(sp_load(&unit->launches) + 1), spread = (uint16_t)(launches * SPREAD);
   sp_store(&unit->launches, launches);
-  if (sp_unlikely(!sp_load(&unit->predicted_ns)) ||
-      sp_unlikely(launches % REMEASURE == 0 && sp_load(&lane->batch_unit) != unit))
-    sp_lane_mark(lane); /* the left edge: this launch is measured alone */
+  pass->measured = sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
+                   (sp_unlikely(spread < OFTEN) && is_measured(lane, unit, launches, spread));
+  if (sp_unlikely(pass->measured))
+    sp_lane_measure(lane); /* the left edge */
+  if (sp_unlikely(!sp_load(&lane->pending_ns)))
+    sp_store(&lane->batch_ns, sp_now_ns());
 }
 
 bool sp_gate_attached(void) {
@@ -188,16 +203,23 @@ static inline __attribute__((always_inline)) void account(const struct sp_pass *
   struct sp_device *device = pass->device;
   struct sp_lane *lane = pass->lane;
   struct sp_unit *unit = sp_load(&lane->batch_unit);
-  if (!unit)
+  uint8_t version = sp_load(&pass->unit->version);
+  if (!unit) {
+    sp_store(&lane->batch_version, version);
     sp_store(&lane->batch_unit, pass->unit);
-  else if (sp_unlikely(unit != pass->unit))
+  } else if (sp_unlikely(unit != pass->unit || sp_load(&lane->batch_version) != version)) {
     sp_store(&lane->batch_mixed, true);
+  }
   sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + 1);
   uint64_t pending_ns = __atomic_add_fetch(&lane->pending_ns, pass->predicted_ns, __ATOMIC_ACQ_REL);
   sp_store(&thread->launches[device->index], thread->launches[device->index] + 1);
   if (sp_unlikely(pending_ns >= sp_grant_budget_ns(device->grant) / MARKERS) ||
-      sp_unlikely(!sp_load(&pass->unit->predicted_ns)))
-    sp_lane_mark(lane);
+      sp_unlikely(!sp_load(&pass->unit->predicted_ns)) || sp_unlikely(sp_unit_stale(pass->unit)) ||
+      /* nobody else may record there while a capture is open */
+      (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_is_legacy(lane)))
+    sp_lane_mark(lane, true);
+  else if (sp_unlikely(pass->measured))
+    sp_lane_measure(lane);
 }
 
 void sp_gate_leave(struct sp_pass *pass, int result) {
@@ -297,11 +319,21 @@ void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint
       wake_keeper(passes[index].device);
 }
 
+void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
+  if (!sp_load(&sp_guest.attached) || sp_load(&sp_guest.captures))
+    return; /* a record may not disturb a capture, in whatever thread it is */
+  struct sp_thread *thread = sp_thread_self();
+  if (thread && thread->device)
+    sp_lanes_close(thread->device, thread, stream, per_thread, sync);
+}
+
 void sp_gate_synced(void) {
   if (!sp_load(&sp_guest.attached))
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
+  if (device)
+    sp_lanes_closed(device, thread);
   uint32_t flags = device ? sp_grant_flags(device->grant) : 0;
   if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))
     sp_keeper_synced(device, flags & SP_GRANT_CONTENDED);
@@ -322,11 +354,12 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? sp_device_current() : NULL;
-  /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. */
-  if (device && !sp_lane_capturing(stream, per_thread)) {
-    struct sp_lane *lane = sp_lane_find(device, thread, stream, per_thread);
-    if (lane && sp_load(&lane->pending_ns))
-      sp_lane_mark(lane);
+  CUcontext context = NULL;
+  /* Markers behind earlier work must be in the stream before the capture is: afterwards they would join it. Those of
+   * other streams too: they may join, and then the legacy stream is out of the keeper's reach. */
+  if (device && !sp_lane_capturing(stream, per_thread) && sp_driver()->cuCtxGetCurrent(&context) == CUDA_SUCCESS) {
+    sp_lane_find(device, thread, stream, per_thread); /* which counts its captures */
+    sp_lanes_mark_all(device, context);
   }
   sp_lanes_capture_begin(stream);
 }
@@ -334,6 +367,11 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
 void sp_gate_capture_end(void *stream, bool per_thread) {
   (void)per_thread;
   sp_lanes_capture_end(stream);
+}
+
+void sp_gate_unit_changed(uint64_t key, bool gone) {
+  if (sp_load(&sp_guest.attached))
+    sp_unit_changed(key, gone);
 }
 
 void sp_gate_forget_stream(void *stream) {

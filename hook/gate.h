@@ -28,6 +28,7 @@ struct sp_pass {
   struct sp_unit *unit;     /* the prediction row of this function and grid */
   uint64_t predicted_ns;    /* what was added to the work in flight */
   bool entered;             /* the first of its turn: the keeper has to hear of it */
+  bool measured;            /* alone: a marker goes behind it */
 };
 
 /* The identity under which durations are learned: a function with its grid and block, or an executable graph. */
@@ -58,12 +59,24 @@ struct sp_part {
 void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count);
 void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result);
 
-/* The calling thread has just returned from a call that waited for all its work (a synchronise, a blocking copy). */
+/* What a synchronising call waits for. */
+enum sp_sync {
+  SP_SYNC_STREAM,  /* the work in a stream */
+  SP_SYNC_CONTEXT, /* all work of the current context */
+  SP_SYNC_BEFORE,  /* what was launched before into the legacy stream, and into those that wait for it */
+  SP_SYNC_EVENT,   /* work before an event: where that was recorded we do not know */
+};
+
+/* The calling thread is about to wait for its work (a synchronise, a blocking copy); it has just returned from that. */
+void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync);
 void sp_gate_synced(void);
 
 /* A capture into `stream` is about to begin / has ended or failed: no marker is recorded while one is open. */
 void sp_gate_capture_begin(void *stream, bool per_thread);
 void sp_gate_capture_end(void *stream, bool per_thread);
+
+/* What is launched under this key does something else from now on (an executable graph was updated), or is gone. */
+void sp_gate_unit_changed(uint64_t key, bool gone);
 
 /* A stream or context is about to be destroyed: forget its markers (the driver's handles may come back). */
 void sp_gate_forget_stream(void *stream);

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "driver.h"
+#include "gate.h"
 #include "region.h"
 
 #define SP_THREADS_MAX      1024
@@ -31,24 +32,40 @@
 struct sp_unit {
   uint64_t key;          /* 0: empty row */
   uint32_t predicted_ns; /* 0: not known yet */
-  uint32_t launches;     /* wraps; picks the launches that are measured alone */
+  uint16_t launches;     /* wraps; picks the launches that are measured alone */
+  uint8_t version;       /* of what it does, in steps of two: an executable graph can be changed */
+  uint8_t learned;       /* the version that the prediction is of; one more when that is exact */
 };
+_Static_assert(sizeof(struct sp_unit) == 16, "four to a cache line");
+
+static inline bool sp_unit_stale(const struct sp_unit *unit) {
+  return (sp_load(&unit->learned) & ~1) != sp_load(&unit->version);
+}
+
+/* Was it measured while its stream never ran empty? Else the prediction has in it what a launch takes to arrive. */
+static inline bool sp_unit_exact(const struct sp_unit *unit) {
+  return sp_load(&unit->learned) == (sp_load(&unit->version) | 1);
+}
 
 struct sp_marker {
   struct sp_lane *lane;
   CUevent event;
+  uint64_t first_ns;    /* when the first of its work was launched */
   uint64_t recorded_ns; /* when it was recorded: all of its work had been launched */
   uint64_t work_ns;     /* predicted work between the lane's previous marker and this one */
   uint32_t launches;    /* how many that were */
   struct sp_unit *unit; /* what that work was, if all of one unit; NULL otherwise */
-  bool follows;         /* the previous marker's event bounds this work on the left: elapsed time means something */
+  uint8_t version;      /* of the unit */
+  bool foreign;         /* not recorded by the thread that launched */
 };
 
 struct sp_lane {
   _Alignas(64) uint64_t pending_ns; /* predicted work launched since the last marker */
   struct sp_unit *batch_unit;       /* what it is, NULL when nothing is pending */
   uint32_t batch_launches;
+  uint64_t batch_ns; /* when the first of it was about to be launched */
   uint32_t captures; /* of sp_guest.captures: begun in this stream and not ended */
+  uint8_t batch_version;
   bool batch_mixed;
   /* the rest is guarded by lock */
   pthread_mutex_t lock;
@@ -64,7 +81,20 @@ struct sp_lane {
   uint32_t outstanding; /* markers not yet finished */
   uint64_t start_ns;    /* when … */
   CUevent start_event;  /* recorded ahead of the first work of a turn */
-  CUevent last_event;   /* the last finished or queued marker's event, the left edge of the next span */
+  /* the keeper's own */
+  int64_t ended_ns; /* when its last finished marker did, on the scale of the device's clock … */
+  uint32_t scale;   /* … that had this name */
+  bool foreign;     /* it was recorded by another thread than launched */
+};
+
+/* When the device had work of ours, on the scale of its clock. Streams run side by side: their work counts once. */
+#define SP_GAPS_MAX 32
+struct sp_spans {
+  int64_t until_ns; /* the latest end so far */
+  uint32_t count;
+  struct {
+    int64_t from_ns, until_ns;
+  } gaps[SP_GAPS_MAX]; /* the last ones without work: what another stream did then may come to be known later */
 };
 
 struct sp_device {
@@ -92,31 +122,41 @@ struct sp_device {
   /* guarded by queue_lock */
   pthread_mutex_t queue_lock;
   struct sp_marker queue[SP_MARKERS_MAX];
-  uint32_t queue_head, queue_tail; /* head: next to wait for */
-  struct sp_lane *waiting_lane;    /* the keeper is inside the driver for this lane */
-  uint32_t synced;                 /* a thread has just waited for all its work */
-  uint64_t gap_ns;                 /* moving average of the pauses between work */
+  uint32_t queue_head, queue_tail;  /* head: next to wait for */
+  uint64_t seen_ns[SP_MARKERS_MAX]; /* of each in the queue: when a thread of the program saw its end; 0: none has */
+  struct sp_lane *waiting_lane;     /* the keeper is inside the driver for this lane */
+  uint32_t synced;                  /* a thread has just waited for all its work */
+  uint64_t gap_ns;                  /* moving average of the pauses between work */
   /* the keeper's own */
   uint64_t finished_ns; /* when the last marker finished on the device, as well as we can tell */
   uint64_t ended_ns;    /* … the nearest guess of that, finished_ns or less: for the account */
   uint64_t began_ns;    /* when what is in flight began to run: then, or at its launch into an empty device */
   uint64_t longest_ns;  /* longest unit seen */
-  struct {              /* work of several streams: who of them was idle is known when all have ended */
-    uint64_t span_ns, work_ns, began_ns;
-  } joint;
-  uint64_t starved_ns;        /* time without work inside a turn, not reported yet */
+  uint64_t closed_ns;   /* when the keeper was last kicked for a marker ahead of a synchronise */
+  struct sp_spans spans;
+  uint32_t scale;        /* of the clock, that of the spans */
+  int64_t ours_ns;       /* on that scale: before then this turn's work may have waited for another share's */
+  int64_t told_guess_ns; /* the mapping by which the end of that work was told last */
+  uint64_t fresh_ns;     /* the device was empty and the turn entered at this time, since the last finish; else 0 */
+  int64_t starved_ns;    /* time without work inside a turn, not reported yet; negative: so much was too much */
   struct sp_lane *start_lane; /* its start_event tells when the turn's work began to run; NULL: seen, or not recorded */
   struct sp_clock {
     bool stale; /* a context has gone: start the scale anew */
     CUcontext context;
-    CUevent event;        /* the last finished marker's */
-    int64_t latest_ns;    /* the latest end so far, on that scale */
-    int64_t device_ns;    /* its time on a scale of our own: sums of elapsed times */
-    bool started;         /* the last finish was the first of its turn, and its span is from the turn's start event */
-    uint64_t span_ns;     /* else from the finish before */
-    int64_t offset_ns[2]; /* smallest (host - device) in this second and in the one before */
-    int64_t least_ns[2];  /* what it is at least */
-    uint64_t window_ns;   /* when this second began */
+    CUevent event;         /* the last finished marker's */
+    uint32_t scale;        /* the name of the scale of our own, which is sums of elapsed times */
+    int64_t device_ns;     /* the last finished marker's time on it */
+    int64_t latest_ns;     /* the latest end so far */
+    bool started;          /* the last finish was the first of its turn, … */
+    int64_t start_ns;      /* … and this is the time of the turn's start event */
+    int64_t offset_ns[2];  /* smallest (host - device) in this second and in the one before */
+    int64_t least_ns[2];   /* what it is at least */
+    int64_t guess_ns;      /* the nearest guess of it, … */
+    bool tight;            /* … between two bounds near each other; else it may be too large */
+    int64_t latency_ns[2]; /* the shortest way of a launch to an empty stream; INT64_MAX: none was measured */
+    bool waits[2];         /* somebody was woken by a marker: the offset is not only how seldom we looked */
+    bool sure;             /* … in either second */
+    uint64_t window_ns;    /* when this second began */
   } clock;
 };
 
@@ -128,6 +168,7 @@ struct sp_thread {
   struct sp_lane *lane;
   uint32_t lane_generation;
   bool lane_per_thread;
+  uint32_t closed; /* the marker that its synchronising call waits for, its place in the queue + 1; 0: none */
   uint64_t launches[SP_DEVICES_MAX];
   /* the patience of a launch that the budget holds back */
   uint32_t progress_seen;
@@ -149,6 +190,7 @@ struct sp_guest {
 extern struct sp_guest sp_guest;
 
 /* attach.c */
+const char *sp_share_directory(void);      /* where the share's region lies, if this process is in one */
 struct sp_device *sp_device_current(void); /* of the calling thread's context; NULL: not metered */
 
 /* thread.c */
@@ -160,33 +202,67 @@ void sp_barrier(void); /* every thread of the process passes a full barrier */
 
 /* predict.c */
 struct sp_unit *sp_unit_find(uint64_t key);
-/* `elapsed_ns` passed on the device for `launches` of the unit, one after the other. */
-void sp_unit_learn(struct sp_unit *unit, uint32_t launches, uint64_t elapsed_ns);
+/* `elapsed_ns` passed on the device for `launches` of the unit, one after the other, when it was of that version. Not
+ * `exact`: it took no longer than that. */
+void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uint64_t elapsed_ns, bool exact);
+/* The unit does something else from now on, and what is known of it is a guess; or it is gone. */
+void sp_unit_changed(uint64_t key, bool gone);
 
 /* lane.c */
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread);
+/* The lane of a handle, of whatever context; NULL for the default streams, which outlive every capture. */
+struct sp_lane *sp_lane_of_handle(const void *stream);
+/* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused).
+ * `launching`: the caller is about to launch into this stream, or has just done so. */
+bool sp_lane_mark(struct sp_lane *lane, bool launching);
+/* The same by who launches, to measure what is launched on this side of it; the keeper is not woken for it. */
+void sp_lane_measure(struct sp_lane *lane);
+/* Record the event that tells when what is launched next began to run: the turn may have been granted before its
+ * predecessor's work was done. */
+void sp_lane_start(struct sp_lane *lane);
+/* Record markers in every lane of the device that has pending work; `context`: in those of this current one only. */
+void sp_lanes_mark_all(struct sp_device *device, void *context);
+/* The calling thread is about to wait for the work in `stream`, or for more: a marker behind that, where it can
+ * be recorded, tells when it ends. */
+void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
+                    enum sp_sync sync);
+/* It has come back from that. */
+void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread);
+bool sp_lanes_pending(const struct sp_device *device);
+void sp_lanes_forget(void *stream, void *context);
+
+/* marker.c */
+/* The keeper has waited for (or given up on) the queue's head; `blocked`: it had not ended before. */
+void sp_marker_finish(struct sp_device *device, bool waited, bool blocked);
+
+/* spans.c */
+/* Nothing was known to run before `from_ns`, or what did is another account's. */
+void sp_spans_begin(struct sp_spans *spans, int64_t from_ns);
+/* Work ran from `from_ns` to `until_ns`. Returns how much longer the device was idle than was said so far; negative: so
+ * much of that was work. */
+int64_t sp_spans_add(struct sp_spans *spans, int64_t from_ns, int64_t until_ns);
+/* Work of `work_ns` ran somewhere in between: where nothing else is known to have run, as far as there is room. */
+int64_t sp_spans_fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns, int64_t work_ns);
+
+/* capture.c */
 bool sp_lane_capturing(void *stream, bool per_thread);
 /* Captures are counted, and how many began in each stream that can go. */
 void sp_lanes_capture_begin(void *stream);
 void sp_lanes_capture_end(void *stream);
-/* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused). */
-bool sp_lane_mark(struct sp_lane *lane);
-/* Record the event that tells when what is launched next began to run: the turn may have been granted before its
- * predecessor's work was done. */
-void sp_lane_start(struct sp_lane *lane);
-/* Record markers in every lane of the device that has pending work. */
-void sp_lanes_mark_all(struct sp_device *device);
-bool sp_lanes_pending(const struct sp_device *device);
-void sp_lanes_forget(void *stream, void *context);
-/* The keeper has waited for (or given up on) the queue's head. */
-void sp_marker_finish(struct sp_device *device, bool waited);
+/* The lane's stream goes, and with it the captures that began there. */
+void sp_captures_end_with(struct sp_lane *lane);
+/* Is the lane the legacy stream, or one that other threads reach through it? */
+bool sp_lane_is_legacy(const struct sp_lane *lane);
+/* Record an event into the lane's stream, unless that could disturb a capture. */
+CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launching);
 
 /* clock.c */
 /* Device time from one event to another, negative when they finished the other way round; false: not known. */
 bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns);
-/* Work out when the marker that has just been waited for finished, and how long what it stands for took:
- * device->finished_ns, clock.span_ns. */
-void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker);
+/* Work out when the marker that has just been waited for finished: on the device's scale, and on the host's clock. */
+void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked);
+/* What a launch into an empty stream takes to arrive, at least; 0: not known. */
+int64_t sp_clock_latency_ns(const struct sp_clock *clock);
 
 /* keeper.c */
 void sp_keeper_start(struct sp_device *device);

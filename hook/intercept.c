@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "driver.h"
+#include "nvml.h"
 #include "resolve.h"
 
 #define SP_RTLD_LAZY   1
@@ -116,10 +117,13 @@ void *sp_wrapper_of(void *address) {
   return best >= 0 ? (void *)symbols[best].wrapper : address;
 }
 
-/* Called by the dlsym trampoline for a real handle and a name that begins with "cu": a wrapper, or NULL for "go on to
- * the real dlsym". Calls libc only once the name is one of ours. */
+/* Called by the dlsym trampoline for a real handle and a name that begins with "cu" or "nv": a wrapper, or NULL for "go
+ * on to the real dlsym". Calls libc only once the name is one of ours. */
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
+  if (name[0] == 'n') {
+    return sp_nvml_filter(handle, name);
+  }
   for (int row = 0; row < SP_ROW_COUNT; row++) {
     if (!sp_text_equal(symbols[row].name, name)) {
       continue;

@@ -22,8 +22,10 @@
 #define LOOK_ALONE_NS     10000000u /* the longest time between looks while nobody else waits */
 #define LOOK_CONTENDED_NS 200000u
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
+#define TELL_NS           100000      /* so much idle time is told at once */
 #define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
 #define INSIDE_POLL_NS    20000u
+#define BLOCKED_NS        10000u /* a wait that takes longer has slept */
 #define LAST_LOOKS        50     /* of INSIDE_POLL_NS, at the end of the process */
 #define SAME_END_NS       50000u /* two predictions of the end of a drain that differ by less are the same */
 
@@ -78,6 +80,7 @@ static void wait_for_marker(struct sp_device *device) {
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker->lane;
   bool waited = false;
+  uint64_t began_ns = sp_now_ns();
   __atomic_store_n(&device->waiting_lane, lane, __ATOMIC_SEQ_CST); /* pairs with await_keeper in lane.c */
   if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
     if (driver->cuCtxSetCurrent) {
@@ -86,7 +89,7 @@ static void wait_for_marker(struct sp_device *device) {
     /* Any error counts as finished: the context is lost or the driver is being torn down. */
     waited = driver->cuEventSynchronize(marker->event) == CUDA_SUCCESS;
   }
-  sp_marker_finish(device, waited);
+  sp_marker_finish(device, waited, sp_now_ns() - began_ns > BLOCKED_NS);
   __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
   __atomic_fetch_add(&device->progress, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST))
@@ -97,11 +100,23 @@ static void wait_for_marker(struct sp_device *device) {
 static void publish(struct sp_device *device) {
   struct sp_report *report = &device->report;
   report->launches = sp_threads_launches(device->index);
-  report->idle_ns += __atomic_exchange_n(&device->starved_ns, 0, __ATOMIC_RELAXED);
+  int64_t starved_ns = __atomic_exchange_n(&device->starved_ns, 0, __ATOMIC_RELAXED);
+  if (starved_ns < 0 && (uint64_t)-starved_ns > report->idle_ns)
+    starved_ns = -(int64_t)report->idle_ns;
+  report->idle_ns += (uint64_t)starved_ns;
   report->passed = sp_load(&device->passed);
   uint64_t longest_us = sp_load(&device->longest_ns) / 1000 + 1;
   report->longest_unit_us = longest_us > UINT32_MAX ? UINT32_MAX : (uint32_t)longest_us;
   sp_slot_publish(device->slot, report);
+}
+
+/* The arbiter takes what is not told to be idle for work, and a counter that it has written does not fall. */
+static void tell_idle(struct sp_device *device) {
+  if (sp_load(&device->starved_ns) < TELL_NS && sp_load(&device->starved_ns) > -TELL_NS)
+    return;
+  pthread_mutex_lock(&device->turn_lock);
+  publish(device);
+  pthread_mutex_unlock(&device->turn_lock);
 }
 
 /* Nobody of this process launches under the entered turn any more when this returns true. Caller holds turn_lock. */
@@ -151,7 +166,7 @@ static bool works(const struct sp_device *device) {
 static void drain(struct sp_device *device, uint32_t turn) {
   if (!leave_turn(device))
     return;
-  sp_lanes_mark_all(device);
+  sp_lanes_mark_all(device, NULL);
   uint64_t in_flight_ns = sp_device_in_flight(device);
   if (in_flight_ns) {
     uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
@@ -272,6 +287,7 @@ static void *run(void *argument) {
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
     if (!queue_empty(device)) {
       wait_for_marker(device);
+      tell_idle(device);
       idle_since_ns = 0;
       if (sp_grant_word(device->grant) == sp_load(&device->entered))
         continue;
@@ -321,7 +337,7 @@ static void *run(void *argument) {
       }
       sleep_until_kicked(device, kick, true, word, look_ns);
     } else if (sp_lanes_pending(device)) {
-      sp_lanes_mark_all(device);
+      sp_lanes_mark_all(device, NULL);
       if (queue_empty(device))
         sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
     } else {

@@ -6,12 +6,19 @@
  * lane). Launching threads record markers and never query or wait for one.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <string.h>
 
 #include "guest.h"
 
-#define ALONE_SLACK_NS 200000u /* the mapping of the two clocks is coarser than an elapsed time */
+#define CLOSED_MAX     8u       /* so many markers behind ended work may wait for the keeper's next look */
+#define CLOSED_KICK_NS 1000000u /* it is woken for one so often at most: who synchronises all the time pays little */
+
+/* Who records a marker. */
+enum recorder {
+  LAUNCHING, /* the thread that launches into the stream, just before or behind a launch */
+  CALLING,   /* a thread of the program that has launched there, as a rule */
+  OTHER,     /* the keeper, or another thread: a launch may be under way */
+};
 
 static struct sp_lane lanes[SP_LANES_MAX];
 static uint32_t lane_count;
@@ -41,7 +48,7 @@ static bool lane_matches(const struct sp_lane *lane, const struct sp_device *dev
 /* The events of a dead context went with it. */
 static void drop_events(struct sp_lane *lane) {
   memset(lane->events, 0, sizeof lane->events);
-  lane->start_event = lane->last_event = NULL;
+  lane->start_event = NULL;
   lane->next_event = 0;
 }
 
@@ -88,6 +95,7 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     lane->stream = stream;
     lane->per_thread = per_thread;
     lane->owner_thread = owner;
+    lane->scale = 0;
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
     sp_store(&lane->batch_launches, 0);
@@ -99,28 +107,8 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
   return lane;
 }
 
-bool sp_lane_capturing(void *stream, bool per_thread) {
-  const struct sp_driver *driver = sp_driver();
-  int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  CUresult result = CUDA_SUCCESS;
-  if (per_thread && driver->cuStreamIsCapturing_ptsz)
-    result = driver->cuStreamIsCapturing_ptsz(stream, &status);
-  else if (driver->cuStreamIsCapturing)
-    result = driver->cuStreamIsCapturing(stream, &status);
-  /* 906: the legacy stream while a capture that it would join is open. Any touch would invalidate it. */
-  return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-static bool decrement(uint32_t *count) {
-  uint32_t before = sp_load(count);
-  while (before &&
-         !__atomic_compare_exchange_n(count, &before, before - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
-  }
-  return before != 0;
-}
-
 /* The lane of a handle, of whatever context; NULL for the default streams, which outlive every capture. */
-static struct sp_lane *lane_of_handle(const void *stream) {
+struct sp_lane *sp_lane_of_handle(const void *stream) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count && !default_stream(stream); index++)
     if (__atomic_load_n(&lanes[index].live, __ATOMIC_ACQUIRE) && lanes[index].stream == stream)
@@ -128,39 +116,8 @@ static struct sp_lane *lane_of_handle(const void *stream) {
   return NULL;
 }
 
-void sp_lanes_capture_begin(void *stream) {
-  struct sp_lane *lane = lane_of_handle(stream);
-  __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
-  if (lane)
-    __atomic_fetch_add(&lane->captures, 1, __ATOMIC_RELAXED);
-}
-
-void sp_lanes_capture_end(void *stream) {
-  struct sp_lane *lane = lane_of_handle(stream);
-  if (lane)
-    decrement(&lane->captures);
-  decrement(&sp_guest.captures);
-}
-
-/* Record into the lane's stream; from another thread, a thread's own stream is reached through the legacy stream,
- * which waits for it. */
-static CUresult record(const struct sp_lane *lane, CUevent event) {
-  const struct sp_driver *driver = sp_driver();
-  void *stream = lane->stream;
-  bool per_thread = lane->per_thread;
-  struct sp_thread *self = lane->owner_thread ? sp_thread_self() : NULL;
-  if (lane->owner_thread && (!self || sp_thread_index(self) + 1 != lane->owner_thread)) {
-    stream = CU_STREAM_LEGACY;
-    per_thread = false;
-  }
-  if (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread))
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  if (per_thread && driver->cuEventRecord_ptsz)
-    return driver->cuEventRecord_ptsz(event, stream);
-  return driver->cuEventRecord(event, stream);
-}
-
-bool sp_lane_mark(struct sp_lane *lane) {
+/* Without telling the keeper: it looks from time to time. */
+static bool mark(struct sp_lane *lane, enum recorder recorder, uint32_t *place) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventCreate || !driver->cuEventRecord)
     return false;
@@ -169,12 +126,13 @@ bool sp_lane_mark(struct sp_lane *lane) {
   struct sp_device *device = lane->device;
   bool marked = false;
   CUevent *event = &lane->events[lane->next_event];
-  /* Two events stay out of reuse: the left edge of the oldest span and the one to come. */
+  /* Two events stay out of reuse: the last finished, which the clock goes on from, and the one to come. */
   if (lane->live && !lane->dead && sp_load(&lane->outstanding) < SP_LANE_EVENTS - 2 &&
       (*event || driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS)) {
-    struct sp_marker marker = {.lane = lane, .event = *event};
-    marker.follows = lane->last_event && sp_load(&lane->outstanding) > 0; /* not counting this one */
+    struct sp_marker marker = {.lane = lane, .event = *event, .foreign = recorder == OTHER};
+    marker.first_ns = sp_load(&lane->batch_ns);
     marker.unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
+    marker.version = sp_load(&lane->batch_version);
     marker.launches = sp_load(&lane->batch_launches);
     /* Work is always seen somewhere: the count goes up before the pending work vanishes into the marker (pairs with
      * sp_lanes_pending), and `marked` before the event can finish. */
@@ -187,10 +145,11 @@ bool sp_lane_mark(struct sp_lane *lane) {
     marker.recorded_ns = sp_now_ns();
     pthread_mutex_lock(&device->queue_lock);
     bool room = device->queue_tail - device->queue_head < SP_MARKERS_MAX;
-    if (room && record(lane, *event) == CUDA_SUCCESS) {
+    if (room && sp_lane_record(lane, *event, recorder == LAUNCHING) == CUDA_SUCCESS) {
       device->queue[device->queue_tail % SP_MARKERS_MAX] = marker;
+      sp_store(&device->seen_ns[device->queue_tail % SP_MARKERS_MAX], 0);
+      *place = device->queue_tail + 1;
       __atomic_store_n(&device->queue_tail, device->queue_tail + 1, __ATOMIC_RELEASE);
-      lane->last_event = *event;
       lane->next_event = (lane->next_event + 1) % SP_LANE_EVENTS;
       marked = true;
     }
@@ -202,9 +161,20 @@ bool sp_lane_mark(struct sp_lane *lane) {
     }
   }
   pthread_mutex_unlock(&lane->lock);
-  if (marked)
-    sp_keeper_kick(device);
   return marked;
+}
+
+bool sp_lane_mark(struct sp_lane *lane, bool launching) {
+  uint32_t place;
+  bool marked = mark(lane, launching ? LAUNCHING : CALLING, &place);
+  if (marked)
+    sp_keeper_kick(lane->device);
+  return marked;
+}
+
+void sp_lane_measure(struct sp_lane *lane) {
+  uint32_t place;
+  mark(lane, LAUNCHING, &place);
 }
 
 void sp_lane_start(struct sp_lane *lane) {
@@ -216,7 +186,7 @@ void sp_lane_start(struct sp_lane *lane) {
   lane->start_ns = sp_now_ns();
   if (lane->live && !lane->dead &&
       (lane->start_event || driver->cuEventCreate(&lane->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
-      record(lane, lane->start_event) == CUDA_SUCCESS)
+      sp_lane_record(lane, lane->start_event, true) == CUDA_SUCCESS)
     __atomic_store_n(&device->start_lane, lane, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&lane->lock);
 }
@@ -234,17 +204,79 @@ bool sp_lanes_pending(const struct sp_device *device) {
   return false;
 }
 
-void sp_lanes_mark_all(struct sp_device *device) {
+void sp_lanes_mark_all(struct sp_device *device, void *context) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
     struct sp_lane *lane = &lanes[index];
     if (sp_load(&lane->device) != device || !sp_load(&lane->pending_ns) || sp_load(&lane->dead))
       continue;
-    if (driver->cuCtxSetCurrent)
+    if (context && lane->context != context)
+      continue;
+    if (!context && driver->cuCtxSetCurrent)
       driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
-    sp_lane_mark(lane);
+    uint32_t place;
+    if (mark(lane, OTHER, &place))
+      sp_keeper_kick(device);
   }
+}
+
+/* Another thread's own stream could be reached through the legacy stream only, and every other would wait for that. */
+static bool closes(struct sp_lane *lane, const struct sp_device *device, const void *context, uint32_t owner) {
+  return sp_load(&lane->pending_ns) && sp_load(&lane->device) == device &&
+         __atomic_load_n(&lane->live, __ATOMIC_ACQUIRE) && (void *)lane->context == context &&
+         (!lane->owner_thread || lane->owner_thread == owner);
+}
+
+void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
+                    enum sp_sync sync) {
+  const struct sp_driver *driver = sp_driver();
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE), owner = sp_thread_index(thread) + 1, most = 0;
+  CUcontext context = NULL;
+  bool own = own_stream(stream, per_thread), marked = false;
+  thread->closed = 0;
+  for (uint32_t index = 0; index < count; index++) {
+    struct sp_lane *lane = &lanes[index];
+    if (!sp_load(&lane->pending_ns))
+      continue;
+    if (!context && (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context) || !context))
+      return;
+    if (!closes(lane, device, context, owner))
+      continue;
+    if (sync == SP_SYNC_STREAM && !(own ? lane->owner_thread != 0 : default_stream(stream) || lane->stream == stream))
+      continue;
+    if (sync == SP_SYNC_EVENT && sp_load(&lane->outstanding))
+      continue; /* more is behind it, it seems: it will be marked in its time */
+    uint32_t place = 0;
+    if (!mark(lane, CALLING, &place))
+      continue;
+    marked = true;
+    bool all = sync == SP_SYNC_CONTEXT, this = own || lane->stream == (default_stream(stream) ? NULL : stream);
+    if (all || (sync == SP_SYNC_STREAM && this))
+      thread->closed = place;
+    most = sp_load(&lane->outstanding) > most ? sp_load(&lane->outstanding) : most;
+  }
+  if (!marked)
+    return;
+  uint64_t now_ns = sp_now_ns();
+  if (most < CLOSED_MAX && !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) &&
+      now_ns - sp_load(&device->closed_ns) < CLOSED_KICK_NS &&
+      sp_device_in_flight(device) < sp_grant_budget_ns(device->grant) / CLOSED_MAX)
+    return;
+  sp_store(&device->closed_ns, now_ns);
+  sp_keeper_kick(device);
+}
+
+void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread) {
+  uint32_t place = thread->closed - 1;
+  if (!thread->closed)
+    return;
+  uint64_t now_ns = sp_now_ns();
+  pthread_mutex_lock(&device->queue_lock);
+  if (device->queue_tail - place <= device->queue_tail - device->queue_head) /* the keeper has not been there yet */
+    sp_store(&device->seen_ns[place % SP_MARKERS_MAX], now_ns);
+  pthread_mutex_unlock(&device->queue_lock);
+  thread->closed = 0;
 }
 
 /* Wait, for 100 ms at most, until the keeper is not inside the driver for this lane. */
@@ -264,7 +296,7 @@ static void await_work(const struct sp_lane *lane) {
 
 /* The last chance of the lane's work to be marked: wait, for 100 ms at most, while every event is behind work. */
 static void mark_last(struct sp_lane *lane) {
-  for (int look = 0; look < 2000 && sp_load(&lane->pending_ns) && !sp_lane_mark(lane); look++) {
+  for (int look = 0; look < 2000 && sp_load(&lane->pending_ns) && !sp_lane_mark(lane, false); look++) {
     if (!sp_load(&lane->outstanding))
       return; /* not for want of an event: the driver refuses */
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
@@ -296,8 +328,8 @@ void sp_lanes_forget(void *stream, void *context) {
       __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
     sp_store(&lane->pending_ns, 0); /* what could not be marked: nothing will tell when it ends */
     /* A capture ends with its stream. A context may stay after all (a release of a primary one), and its captures. */
-    while (!context && decrement(&lane->captures))
-      decrement(&sp_guest.captures);
+    if (!context)
+      sp_captures_end_with(lane);
     pthread_mutex_unlock(&lane->lock);
     pthread_mutex_unlock(&table_lock);
     if (context) {
@@ -307,80 +339,4 @@ void sp_lanes_forget(void *stream, void *context) {
     }
   }
   __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
-}
-
-/* Does another lane of the device have work that has not been seen to end? */
-static bool others_run(const struct sp_lane *lane) {
-  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
-  for (uint32_t index = 0; index < count; index++) {
-    const struct sp_lane *other = &lanes[index];
-    if (other == lane || sp_load(&other->device) != lane->device || sp_load(&other->dead))
-      continue;
-    if (__atomic_load_n(&other->pending_ns, __ATOMIC_ACQUIRE) || __atomic_load_n(&other->outstanding, __ATOMIC_ACQUIRE))
-      return true;
-  }
-  return false;
-}
-
-/* How long the device had none of our work before the marker that finished last, since `began_ns`: until the turn's
- * start event; and after that, or after the marker before, where its span is longer than its work is predicted to be,
- * but only until all of that had been launched: a wrong prediction errs by no more than the launching took. */
-static uint64_t starved_ns(struct sp_device *device, const struct sp_marker *marker, uint64_t began_ns) {
-  uint64_t ended_ns = sp_load(&device->ended_ns), span_ns = device->clock.span_ns, before_ns = 0;
-  if (device->clock.started) {
-    device->joint.span_ns = device->joint.work_ns = 0;
-    if (ended_ns > began_ns + span_ns)
-      before_ns = ended_ns - began_ns - span_ns;
-    began_ns += before_ns;
-  }
-  if (!device->joint.work_ns)
-    device->joint.began_ns = began_ns;
-  device->joint.span_ns += span_ns;
-  device->joint.work_ns += marker->work_ns;
-  if (others_run(marker->lane))
-    return before_ns; /* asked again when the last of them ends */
-  uint64_t work_ns = device->joint.work_ns;
-  span_ns = device->joint.span_ns;
-  began_ns = device->joint.began_ns;
-  device->joint.span_ns = device->joint.work_ns = 0;
-  if (span_ns <= work_ns || marker->recorded_ns <= began_ns)
-    return before_ns;
-  uint64_t idle_ns = span_ns - work_ns, launching_ns = marker->recorded_ns - began_ns;
-  return before_ns + (idle_ns < launching_ns ? idle_ns : launching_ns);
-}
-
-void sp_marker_finish(struct sp_device *device, bool waited) {
-  struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
-  struct sp_lane *lane = marker.lane;
-  uint64_t began_ns = sp_load(&device->began_ns);
-  bool alone = !device->joint.work_ns; /* of no other lane since the device was empty */
-  if (waited && !sp_load(&lane->dead)) {
-    sp_clock_finish(device, &marker);
-    __atomic_fetch_add(&device->starved_ns, starved_ns(device, &marker, began_ns), __ATOMIC_RELAXED);
-  }
-  /* Work that stood alone has no left edge, but it took no longer than since the device was empty: a unit once measured
-   * beside another share's work is not believed to be long for ever. */
-  uint64_t since_ns = device->finished_ns > began_ns ? device->finished_ns - began_ns : 0;
-  if (waited && alone && !device->joint.work_ns && !marker.follows && marker.unit &&
-      since_ns + ALONE_SLACK_NS < marker.work_ns)
-    sp_unit_learn(marker.unit, marker.launches, since_ns);
-  if (waited && marker.follows && marker.unit && !sp_load(&lane->dead)) {
-    /* The event before this one in the ring is the left edge; it is not reused while this marker is outstanding. */
-    CUevent left = NULL;
-    for (uint32_t index = 0; index < SP_LANE_EVENTS && !left; index++)
-      if (lane->events[index] == marker.event)
-        left = lane->events[(index + SP_LANE_EVENTS - 1) % SP_LANE_EVENTS];
-    int64_t elapsed_ns = 0;
-    if (sp_clock_elapsed_ns(left, marker.event, &elapsed_ns) && elapsed_ns >= 0) {
-      sp_unit_learn(marker.unit, marker.launches, (uint64_t)elapsed_ns);
-      uint64_t unit_ns = sp_load(&marker.unit->predicted_ns);
-      uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
-      sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
-    }
-  }
-  pthread_mutex_lock(&device->queue_lock);
-  __atomic_store_n(&device->queue_head, device->queue_head + 1, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&device->queue_lock);
-  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
-  __atomic_fetch_add(&device->completed_ns, marker.work_ns, __ATOMIC_ACQ_REL);
 }

@@ -3,6 +3,7 @@
  * gate how it went. The gate decides what is metered (not a stream under capture, not a device without a share).
  */
 #include "gated.h"
+#include "memory_graph.h"
 
 static inline uint64_t pack_grid(unsigned int x, unsigned int y, unsigned int z) {
   return (uint64_t)x | (uint64_t)y << 32 | (uint64_t)z << 48; /* y and z are below 2^16 */
@@ -72,7 +73,17 @@ SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (CUDA_LAUNCH_PARAMS * list, uns
 
 #define GRAPH(name, per_thread)                                                                                        \
   SP_WRAPPER(name, (CUgraphExec graph, CUstream stream), (graph, stream)) {                                            \
-    GATED(stream, per_thread, sp_unit_key(graph, 0, 0), real(graph, stream));                                          \
+    struct sp_growth growth = {.pool = NULL};                                                                          \
+    struct sp_pass pass;                                                                                               \
+    CUresult result;                                                                                                   \
+    if (sp_graphs_may_allocate() && !sp_graph_begin(graph, &growth)) {                                                 \
+      return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
+    }                                                                                                                  \
+    sp_gate_enter(&pass, stream, per_thread, sp_unit_key(graph, 0, 0));                                                \
+    SP_CALL(result, real(graph, stream));                                                                              \
+    sp_gate_leave(&pass, result);                                                                                      \
+    sp_graph_end(graph, &growth, result);                                                                              \
+    return result;                                                                                                     \
   }
 GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)

@@ -8,7 +8,7 @@
 #include "driver.h"
 #include "gate.h"
 #include "intercept.h"
-#include "memory.h"
+#include "memory_charge.h"
 
 SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
   CUresult result;
@@ -32,17 +32,80 @@ SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
     sp_gate_context_changed();                                                                                         \
     return result;                                                                                                     \
   }
-CONTEXT_CHANGE(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
-CONTEXT_CHANGE(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
-CONTEXT_CHANGE(cuCtxCreate_v3, (CUcontext * context, void *affinities, int count, unsigned int flags, CUdevice device),
-               (context, affinities, count, flags, device))
-CONTEXT_CHANGE(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice device),
-               (context, parameters, flags, device))
 CONTEXT_CHANGE(cuCtxSetCurrent, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPushCurrent, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPushCurrent_v2, (CUcontext context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent, (CUcontext * context), (context))
 CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
+
+/* What a context takes of the device is reserved before it is made, as far as it is known. A primary context that is
+ * there already takes its own charge over. */
+static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  if (result != CUDA_SUCCESS) {
+    sp_memory_rollback(device, bytes);
+    return;
+  }
+  sp_slot_context_memory(device, (int64_t)bytes);
+  struct sp_place place = {.context = (uint64_t)(uintptr_t)context, .device = device};
+  struct sp_allocation made = sp_allocation_of(SP_MEMORY_CONTEXT, place.context, bytes, &place);
+  sp_memory_commit(&made);
+}
+
+#define CONTEXT_CREATE(name, parameters, arguments)                                                                    \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    uint64_t bytes = sp_share_context_bytes(device);                                                                   \
+    CUresult result;                                                                                                   \
+    if (bytes != 0 && !sp_memory_reserve(device, bytes)) {                                                             \
+      return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
+    }                                                                                                                  \
+    SP_CALL(result, real arguments);                                                                                   \
+    conclude_context(result, device, result == CUDA_SUCCESS ? *context : NULL, bytes);                                 \
+    sp_gate_context_changed();                                                                                         \
+    return result;                                                                                                     \
+  }
+CONTEXT_CREATE(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuCtxCreate_v3, (CUcontext * context, void *affinities, int count, unsigned int flags, CUdevice device),
+               (context, affinities, count, flags, device))
+CONTEXT_CREATE(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned int flags, CUdevice device),
+               (context, parameters, flags, device))
+CONTEXT_CREATE(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
+CONTEXT_CREATE(cuVDPAUCtxCreate,
+               (CUcontext * context, unsigned int flags, CUdevice device, uint32_t display, void *find),
+               (context, flags, device, display, find))
+CONTEXT_CREATE(cuVDPAUCtxCreate_v2,
+               (CUcontext * context, unsigned int flags, CUdevice device, uint32_t display, void *find),
+               (context, flags, device, display, find))
+
+static bool primary_is_active(CUdevice device) {
+  const struct sp_driver *driver = sp_driver();
+  unsigned int flags;
+  int active = 0;
+  return driver->cuDevicePrimaryCtxGetState != NULL &&
+         driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (context, device)) {
+  uint64_t bytes = primary_is_active(device) ? 0 : sp_share_context_bytes(device);
+  CUresult result;
+  if (bytes != 0 && !sp_memory_reserve(device, bytes)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  SP_CALL(result, real(context, device));
+  conclude_context(result, device, result == CUDA_SUCCESS ? *context : NULL, bytes);
+  return result;
+}
+
+/* The context and what was in it are gone. */
+static void forget_memory(CUcontext context) {
+  sp_memory_forget_context(context);
+  sp_places_changed();
+  sp_pools_look();
+}
 
 #define CONTEXT_END(name)                                                                                              \
   SP_WRAPPER(name, (CUcontext context), (context)) {                                                                   \
@@ -52,7 +115,7 @@ CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
     CUresult result;                                                                                                   \
     SP_CALL(result, real(context));                                                                                    \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      sp_memory_forget_context(context);                                                                               \
+      forget_memory(context);                                                                                          \
     }                                                                                                                  \
     return result;                                                                                                     \
   }
@@ -60,12 +123,17 @@ CONTEXT_END(cuCtxDestroy)
 CONTEXT_END(cuCtxDestroy_v2)
 CONTEXT_END(cuCtxDetach)
 
-static bool primary_is_active(CUdevice device) {
+/* Its memory is the primary context's, of which it holds one reference: the account hears of that one's end. */
+SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
   const struct sp_driver *driver = sp_driver();
-  unsigned int flags;
-  int active = 0;
-  return driver->cuDevicePrimaryCtxGetState != NULL &&
-         driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+  CUcontext context;
+  if (green != NULL && driver->cuCtxFromGreenCtx != NULL &&
+      driver->cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS) {
+    sp_gate_forget_context(context);
+  }
+  CUresult result;
+  SP_CALL(result, real(green));
+  return result;
 }
 
 /* The handle of a device's primary context, which only a retain tells. NULL when it is not there. */
@@ -90,7 +158,7 @@ static CUcontext primary_context(CUdevice device) {
     CUresult result;                                                                                                   \
     SP_CALL(result, real(device));                                                                                     \
     if (result == CUDA_SUCCESS && context != NULL && !primary_is_active(device)) {                                     \
-      sp_memory_forget_context(context);                                                                               \
+      forget_memory(context);                                                                                          \
     }                                                                                                                  \
     return result;                                                                                                     \
   }
@@ -145,6 +213,14 @@ SP_WRAPPER(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, m
   }
 CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph, false)
 CAPTURE_TO_GRAPH(cuStreamBeginCaptureToGraph_ptsz, true)
+
+#define RECAPTURE(name, per_thread)                                                                                    \
+  SP_WRAPPER(name, (CUstream stream, int mode, CUgraph graph, void *callback, void *user_data),                        \
+             (stream, mode, graph, callback, user_data)) {                                                             \
+    CAPTURE(stream, per_thread, real(stream, mode, graph, callback, user_data));                                       \
+  }
+RECAPTURE(cuStreamBeginRecaptureToGraph, false)
+RECAPTURE(cuStreamBeginRecaptureToGraph_ptsz, true)
 
 /* Whether a capture has ended: these failures end it too; with others (the wrong thread, the wrong stream, no capture
  * at all) nothing has changed. */

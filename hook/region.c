@@ -182,6 +182,14 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   return error;
 }
 
+bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
+    if (__atomic_load_n(&region->claims->claimed[index], __ATOMIC_ACQUIRE) &&
+        __atomic_load_n(&region->slots[index].pid, __ATOMIC_RELAXED) == pid)
+      return true;
+  return false;
+}
+
 int sp_region_relock(struct sp_region *region) {
   const char *directory = region->directory;
   struct stat mapped, opened;
@@ -345,12 +353,22 @@ int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, c
   return load_acquire(&grant->word) == report->held_turn;
 }
 
+typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
+
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
   uint64_t total = 0;
-  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
-    if (__atomic_load_n(&region->claims->claimed[index], __ATOMIC_ACQUIRE))
-      total += load_relaxed64(&region->slots[index].devices[device].memory_used_bytes);
-  return total;
+  for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
+    /* eight slots at a time: most shares have one process */
+    uint64_t claimed =
+        __atomic_load_n((const eight_claims *)(const void *)&region->claims->claimed[group], __ATOMIC_ACQUIRE);
+    for (uint32_t index = group; claimed; index++, claimed >>= 8)
+      if (claimed & 0xff)
+        total += load_relaxed64(&region->slots[index].devices[device].memory_used_bytes);
+  }
+  uint64_t overhead_bytes = load_relaxed64((const uint64_t *)&region->grants[device].overhead_bytes);
+  if (overhead_bytes >> 63 && total < -overhead_bytes)
+    return 0;
+  return total + overhead_bytes;
 }
 
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {
@@ -386,6 +404,11 @@ void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, 
 
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
   store_relaxed64(&grant->used_ns, used_ns);
+}
+
+void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes) {
+  store_relaxed64(&grant->context_bytes, context_bytes);
+  store_relaxed64((uint64_t *)&grant->overhead_bytes, (uint64_t)overhead_bytes);
 }
 
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {

@@ -80,8 +80,9 @@ struct sp_grant {
   uint64_t granted_ns;
   uint32_t share_class; /* enum sp_class of policy.h; information only */
   uint32_t reserved_word;
-  uint64_t used_ns; /* device time used so far: the bill of an agent that was killed goes on from here */
-  uint32_t reserved[4];
+  uint64_t used_ns;       /* device time used so far: the bill of an agent that was killed goes on from here */
+  uint64_t context_bytes; /* device memory that a context takes, as the agent has learned; 0: not known yet */
+  int64_t overhead_bytes; /* what the share's processes take beyond what their slots say, as NVML tells */
 };
 
 /* What one process says about one device. Two lines: each field of the first is written alone, by waiting threads and
@@ -92,7 +93,11 @@ struct sp_slot_device {
   uint64_t waiting_since_ns;  /* when the first of them began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
   uint64_t first_ended_ns;    /* when the first work of the last turn that had any had ended, at the latest */
-  uint64_t reserved_line[4];
+  uint64_t context_bytes;     /* of memory_used_bytes, what was reserved for contexts: an estimate */
+  uint64_t refused_bytes;     /* the last allocation that did not fit under the cap */
+  uint32_t refusals;          /* how many did not */
+  uint32_t reserved_refusals;
+  uint64_t reserved_line;
   uint32_t sequence;         /* counts writes; odd while the fields below are being written */
   uint32_t held_turn;        /* the last turn entered */
   uint32_t drained_turn;     /* == held_turn: nothing of this process is on the device any more */
@@ -142,11 +147,16 @@ SP_ASSERT_OFFSET(sp_grant, pair_ns, 80);
 SP_ASSERT_OFFSET(sp_grant, granted_ns, 88);
 SP_ASSERT_OFFSET(sp_grant, share_class, 96);
 SP_ASSERT_OFFSET(sp_grant, used_ns, 104);
+SP_ASSERT_OFFSET(sp_grant, context_bytes, 112);
+SP_ASSERT_OFFSET(sp_grant, overhead_bytes, 120);
 _Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
 SP_ASSERT_OFFSET(sp_slot_device, waiting, 0);
 SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
 SP_ASSERT_OFFSET(sp_slot_device, memory_used_bytes, 16);
 SP_ASSERT_OFFSET(sp_slot_device, first_ended_ns, 24);
+SP_ASSERT_OFFSET(sp_slot_device, context_bytes, 32);
+SP_ASSERT_OFFSET(sp_slot_device, refused_bytes, 40);
+SP_ASSERT_OFFSET(sp_slot_device, refusals, 48);
 SP_ASSERT_OFFSET(sp_slot_device, sequence, 64);
 SP_ASSERT_OFFSET(sp_slot_device, held_turn, 68);
 SP_ASSERT_OFFSET(sp_slot_device, drained_turn, 72);
@@ -192,6 +202,12 @@ struct sp_region {
 /* Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI, -EUSERS no
  * free slot. */
 int sp_region_attach(struct sp_region *region, const char *directory);
+/* Map the files in `directory` for reading alone: nothing is claimed and nobody hears of it. For a process that asks
+ * about its share without using a device. 0 or -errno as above; `slot` is NULL and there are no descriptors. */
+int sp_region_look(struct sp_region *region, const char *path); /* region_look.c */
+void sp_region_unlook(struct sp_region *region);
+/* Is it the pid of a process in a claimed slot, as that process knows itself? */
+bool sp_region_has_pid(const struct sp_region *region, int32_t pid);
 /* Take the slot's record lock again (some programs close every descriptor). 0 or -errno. */
 int sp_region_relock(struct sp_region *region);
 /* Tell the agent to look at our slots. */
@@ -231,6 +247,7 @@ int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, c
 /* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
+/* Of all processes of the share, with what the agent has found beyond. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
 
 /* ---- the agent's side; the files are made in agent/region_files.c, the slots read in agent/region_slots.c ---- */
@@ -258,6 +275,7 @@ uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
+void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes);
 
 /* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);

@@ -38,10 +38,11 @@ dlsym:
         cbz     x1, .Lnext
         ldrb    w16, [x1]
         cmp     w16, #'c'
-        b.ne    .Lnext
+        b.ne    .Lnvml
         ldrb    w16, [x1, #1]
         cmp     w16, #'u'
         b.ne    .Lnext
+.Lours:
         save_arguments
         bl      sp_filter
         mov     x16, x0
@@ -50,6 +51,12 @@ dlsym:
         cbz     x16, .Lnext
         mov     x0, x16                 /* one of our wrappers */
         ret
+.Lnvml:
+        cmp     w16, #'n'
+        b.ne    .Lnext
+        ldrb    w16, [x1, #1]
+        cmp     w16, #'v'
+        b.eq    .Lours
 .Lnext:
         adrp    x16, sp_chain_dlsym
         ldr     x16, [x16, #:lo12:sp_chain_dlsym]

@@ -42,13 +42,19 @@ dlsym:
         testq   %rsi, %rsi
         jz      .Lnext
         cmpb    $'c', (%rsi)            /* byte by byte: the name may end at the end of a page */
-        jne     .Lnext
+        jne     .Lnvml
         cmpb    $'u', 1(%rsi)
         jne     .Lnext
+.Lours:
         call_ours sp_filter
         testq   %rax, %rax
         jz      .Lnext
         ret                             /* one of our wrappers */
+.Lnvml:
+        cmpb    $'n', (%rsi)
+        jne     .Lnext
+        cmpb    $'v', 1(%rsi)
+        je      .Lours
 .Lnext:
         movq    sp_chain_dlsym(%rip), %rax
         testq   %rax, %rax

@@ -55,7 +55,8 @@ def check_account(place: Place, kernels_ns: int) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert account.launches >= 20
-    assert account.used_ns >= 0.97 * kernels_ns  # units seen for the first time are judged against a guess
+    # Units seen for the first time are judged against a guess: two of the twenty may be in flight before one is known.
+    assert account.used_ns >= 0.9 * kernels_ns
     assert (account.passed, account.faults, account.memory_used_bytes) == (0, 0, 0)
 
 
@@ -66,6 +67,16 @@ def run(script: str, env: dict[str, str]) -> dict[str, Any]:
     seen: dict[str, Any] = json.loads(done.stdout)
     assert seen["libraries"] == sorted(["libcuda.so.1", *(["libsharepod.so"] if "LD_PRELOAD" in env else [])])
     return seen
+
+
+def test_every_kind_of_device_memory_is_there_for_cuda_bindings(place: Place) -> None:
+    seen = run("memory_client.py", place.env)
+    mib = 1 << 20
+    assert seen["pool"] == [32 * mib, True]
+    assert seen["physical"] == [2 * mib, True]
+    assert seen["array"] == [16 * 16 * 4 * 4, True]
+    assert seen["external"] == [2 * mib, True]
+    assert seen["leaked"] == 0
 
 
 def test_cuda_bindings_runs_unmodified(place: Place) -> None:

@@ -1,9 +1,14 @@
-"""Builds the interposition laboratory once a session, into a directory that goes away."""
+"""Builds the interposition laboratory once a session, into a directory that goes away; makes agents importable."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from hooklab import HOOK, HOOK_FLAGS, INTERPOSITION, MACHINE, STRICT, C, Lab, compile_c
+
+AGENT = str(Path(__file__).resolve().parents[1] / "agent")
+if AGENT not in sys.path:
+    sys.path.append(AGENT)
 
 
 @pytest.fixture(scope="session")

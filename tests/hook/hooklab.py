@@ -25,10 +25,20 @@ INTERPOSITION = [
     "lookup.c",
     "launch.c",
     "copy.c",
+    "graph.c",
     "sync.c",
     "lifecycle.c",
     "memory.c",
     "memory_account.c",
+    "memory_array.c",
+    "memory_graph.c",
+    "memory_physical.c",
+    "memory_place.c",
+    "memory_pool.c",
+    "memory_rows.c",
+    "memory_stream.c",
+    "nvml_intercept.c",
+    "nvml.c",
 ]
 
 
@@ -46,6 +56,11 @@ def read_symbols() -> list[Symbol]:
     """Return the rows of symbols.def."""
     rows = re.findall(r"^SP_SYMBOL\((\w+), (\d+), ([01]), (\w+)\)$", (HOOK / "symbols.def").read_text(), re.MULTILINE)
     return [Symbol(name, int(since), per_thread == "1", action) for name, since, per_thread, action in rows]
+
+
+def read_nvml_symbols() -> list[str]:
+    """Return the names of nvml.def."""
+    return re.findall(r"^SP_NVML\((\w+), \w+\)$", (HOOK / "nvml.def").read_text(), re.MULTILINE)
 
 
 def clean_environment() -> dict[str, str]:

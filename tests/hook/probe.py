@@ -19,6 +19,7 @@ log_fields = [
     "contexts_forgotten",
     "attaches",
     "context_changes",
+    "units_changed",
     "key",
     "stream",
     "per_thread",

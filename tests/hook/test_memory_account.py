@@ -123,7 +123,7 @@ def test_ten_thousand_random_allocations_on_two_devices_leave_nothing(script: Sc
                 totals[device] -= size
             else:
                 device, size = random.randrange(2), random.randrange(1, 1 << 20)
-                current_device.value = device
+                current_device.value, current_context.value = device, 0xc0 + device
                 next_address.value = random.randrange(1, 1 << 34) << 8 | 0x10
                 while any(next_address.value == a for a, _, _ in live[-3:]): next_address.value += 256
                 r, address = alloc(size)

@@ -124,6 +124,30 @@ def test_the_aarch64_product_changes_nothing_for_a_busy_program(portable: dict[s
     assert (done.returncode, done.stdout, done.stderr) == (0, "busy 4\n", "")
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_portable_hook_stands_before_nvml(portable: dict[str, Path], tmp_path: Path, machine: str) -> None:
+    if machine == "aarch64":
+        cc, emulator = (
+            need_tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+            need_tool("qemu-aarch64", "qemu-user"),
+        )
+    elif X86:
+        cc, emulator = "cc", ""
+    else:
+        pytest.skip("runs the x86-64 build")
+    nvml = HOOK.parent / "tests" / "nvml" / "crowded_nvml.c"
+    library: list[str | Path] = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", nvml]
+    compile_c(tmp_path / "libnvidia-ml.so.1", *library, cc=[cc])
+    program = compile_c(tmp_path / "lookup", C / "nvml_lookup.c", "-ldl", cc=[cc])
+    settings = {"LD_PRELOAD": str(portable[machine]), "LD_LIBRARY_PATH": str(tmp_path)}
+    if emulator:
+        guest = [part for name, value in settings.items() for part in ("-E", f"{name}={value}")]
+        done = run([emulator, "-L", CROSS_ROOT, *guest, program], clean_environment())
+    else:
+        done = run([program], clean_environment() | settings)
+    assert done.stdout == f"libsharepod-{machine}.so libnvidia-ml.so.1 - - 7 2000\n", done.stderr
+
+
 @pytest.mark.skipif(not X86, reason="this machine's musl loader has another name")
 def test_a_musl_program_runs_under_the_portable_hook(portable: dict[str, Path], lab: Lab) -> None:
     cc = need_tool("musl-gcc", "musl-tools")

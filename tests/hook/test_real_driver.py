@@ -4,6 +4,7 @@ They are taken from the system, or unpacked from Debian's non-free component for
 here and never shipped.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hooklab import STRICT, C, Lab, clean_environment, compile_c, read_symbols, run
+from hooklab import STRICT, C, Lab, clean_environment, compile_c, read_nvml_symbols, read_symbols, run
+
+from sharepod.hook.coverage import read_functions
 
 HOOKED = {symbol.name for symbol in read_symbols()}
 VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
@@ -147,12 +150,20 @@ def driver_version(driver: Path) -> int:
     return int(run([sys.executable, "-c", script, driver], clean_environment()).stdout)
 
 
+def test_every_function_of_the_real_driver_has_a_class(real_driver: Path) -> None:
+    classed = {function.name: function for function in read_functions()}
+    own = {name for name in exports(real_driver) if name.startswith("cu")}
+    assert sorted(own - classed.keys()) == []
+    assert [name for name in sorted(own) if classed[name].reason == "absent"] == []
+
+
 def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
     newer = {symbol.name for symbol in read_symbols() if symbol.since > driver_version(real_driver)}
     gone = {"cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"}  # a driver may drop what CUDA 2 had
     assert HOOKED - exports(real_driver) <= newer | gone
 
 
+NEWER_NVML = {"nvmlDeviceGetProcessesUtilizationInfo"}  # of driver 550
 ADDRESSES = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -161,17 +172,41 @@ print([address - at[0] for address in at])
 """
 
 
-def test_the_management_library_is_left_as_it_is(lab: Lab, real_nvml: Path) -> None:
-    names = "\n".join(sorted(exports(real_nvml)))
+def test_the_management_library_is_left_as_it_is_but_for_the_table(lab: Lab, real_nvml: Path) -> None:
+    ours = {*read_nvml_symbols()}
+    assert ours - exports(real_nvml) <= NEWER_NVML
 
-    def addresses(env: dict[str, str]) -> str:
+    def addresses(env: dict[str, str], names: set[str]) -> list[int]:
         command = [sys.executable, "-c", ADDRESSES, str(real_nvml)]
-        done = subprocess.run(command, input=names, capture_output=True, text=True, env=env, timeout=60, check=True)
-        return done.stdout
+        text = "\n".join(["nvmlInit_v2", *sorted(names)])
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=env, timeout=60, check=True)
+        found: list[int] = json.loads(done.stdout)
+        return found[1:]
 
-    plain = addresses(clean_environment())
-    assert plain.count(",") > 200
-    assert addresses(clean_environment() | {"LD_PRELOAD": str(lab.hook)}) == plain
+    hooked = clean_environment() | {"LD_PRELOAD": str(lab.hook)}
+    others = exports(real_nvml) - ours
+    assert len(others) > 200
+    assert addresses(hooked, others) == addresses(clean_environment(), others)
+    there = ours & exports(real_nvml)
+    before, after = addresses(clean_environment(), there), addresses(hooked, there)
+    assert [one for one, other in zip(before, after, strict=True) if one == other] == []
+
+
+CALLS = """
+import ctypes, sys
+library, number = ctypes.CDLL(sys.argv[1]), ctypes.c_uint(0)
+print([library[name](None, ctypes.byref(number), None, 0) for name in sys.stdin.read().split()])
+"""
+
+
+def test_the_management_librarys_own_refusals_come_through(lab: Lab, real_nvml: Path) -> None:
+    names = "\n".join(sorted({*read_nvml_symbols()} & exports(real_nvml)))
+    command = [sys.executable, "-c", CALLS, str(real_nvml)]
+
+    def answers(env: dict[str, str]) -> str:
+        return subprocess.run(command, input=names, capture_output=True, text=True, env=env, check=True).stdout
+
+    assert answers(clean_environment() | {"LD_PRELOAD": str(lab.hook)}) == answers(clean_environment())
 
 
 def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_driver: Path, real_nvml: Path) -> None:
@@ -184,4 +219,4 @@ def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_d
     if version <= 12020:  # newer functions may be missing, older ones not: they say that they are not simulated
         left_out = exports(real_driver) - exports(simgpu / "lib" / "libcuda.so.1")
         assert {name for name in left_out if name.startswith("cu") and not name.startswith("cudbg")} <= {"cuEGLApiInit"}
-    assert exports(simgpu / "lib" / "libnvidia-ml.so.1") <= exports(real_nvml)
+    assert exports(simgpu / "lib" / "libnvidia-ml.so.1") - exports(real_nvml) <= NEWER_NVML

@@ -32,18 +32,23 @@ def third(lab: Lab) -> Path:
     return compile_c(lab.directory / "libthird.so", *STRICT, "-shared", C / "third.c", "-ldl")
 
 
-COUNTERS = ("enters", "leaves", "synced", "begun", "ended", "streams", "contexts", "attaches", "changes")
+COUNTERS = ("enters", "leaves", "synced", "begun", "ended", "streams", "contexts", "attaches", "changes", "units")
 # What the gate hears of a symbol whose name begins so.
 HEARD_OF = {
     "cuInit": "attaches",
     "cuCtxDe": "contexts",
-    "cuDevicePrimaryCtxRe": "contexts",
+    "cuDevicePrimaryCtxRel": "contexts",
+    "cuDevicePrimaryCtxRes": "contexts",
+    "cuGreenCtxDe": "contexts",
     "cuCtxCreate": "changes",
+    "cuGLCtxCreate": "changes",
+    "cuVDPAUCtxCreate": "changes",
     "cuCtxSet": "changes",
     "cuCtxPush": "changes",
     "cuCtxPop": "changes",
     "cuStreamDestroy": "streams",
     "cuStreamBeginCapture": "begun",
+    "cuStreamBeginRecapture": "begun",
     "cuStreamEndCapture": "ended",
 }
 
@@ -58,6 +63,8 @@ def expected(symbol: Symbol, *, through_gate: bool) -> list[str]:
             count["enters"] = count["leaves"] = 4 if symbol.name.endswith("MultiDevice") else 1
         elif symbol.action == "SYNC":
             count["synced"] = 1
+        elif symbol.action == "CHANGE" or symbol.name == "cuGraphExecDestroy":
+            count["units"] = 1
         else:
             count |= {counter: 1 for begin, counter in HEARD_OF.items() if symbol.name.startswith(begin)}
         if count["enters"] == 1 or count["begun"] or count["ended"]:

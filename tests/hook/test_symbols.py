@@ -4,28 +4,31 @@ import re
 from pathlib import Path
 
 import pytest
-from hooklab import HOOK, C, read_symbols, run
+from hooklab import HOOK, C, read_nvml_symbols, read_symbols, run
 
 SYMBOLS = read_symbols()
-LOADER = {"dlopen", "dlsym"}
+NVML_SYMBOLS = read_nvml_symbols()
+EXPORTED = {"dlopen", "dlsym", *(symbol.name for symbol in SYMBOLS), *NVML_SYMBOLS}
 
 
 def test_no_row_of_the_table_escapes_its_reader() -> None:
     rows = [line for line in (HOOK / "symbols.def").read_text().splitlines() if line.startswith("SP_SYMBOL(")]
     assert len(rows) == len(SYMBOLS) == len({symbol.name for symbol in SYMBOLS}) > 80
+    rows = [line for line in (HOOK / "nvml.def").read_text().splitlines() if line.startswith("SP_NVML(")]
+    assert len(rows) == len(NVML_SYMBOLS) == len({*NVML_SYMBOLS}) > 10
 
 
 def test_the_export_map_names_the_table_and_the_loader_calls_and_nothing_else() -> None:
     text = (HOOK / "exports.map").read_text()
     exported = re.findall(r"^    (\w+);$", text, re.MULTILINE)
-    assert sorted(exported) == sorted(LOADER | {symbol.name for symbol in SYMBOLS})
+    assert sorted(exported) == sorted(EXPORTED)
     assert re.search(r"local:\s+\*;", text)
 
 
 def test_the_library_defines_exactly_what_the_export_map_names(product: Path) -> None:
     done = run(["nm", "--dynamic", "--defined-only", product])
     defined = {line.split()[-1] for line in done.stdout.splitlines()}
-    assert defined == LOADER | {symbol.name for symbol in SYMBOLS}
+    assert defined == EXPORTED
 
 
 def test_per_thread_rows_are_those_that_the_driver_names_so() -> None:
@@ -38,7 +41,15 @@ def test_every_row_has_a_call_in_the_laboratory() -> None:
     assert called == [symbol.name for symbol in SYMBOLS]
 
 
-@pytest.mark.parametrize("action", ["LOOKUP", "LAUNCH", "COPY", "SYNC", "LIFECYCLE", "MEMORY"])
+@pytest.mark.parametrize("action", ["LOOKUP", "LAUNCH", "COPY", "SYNC", "LIFECYCLE", "CHANGE", "MEMORY"])
 def test_every_kind_of_row_is_in_use_and_no_other(action: str) -> None:
     assert any(symbol.action == action for symbol in SYMBOLS)
-    assert {symbol.action for symbol in SYMBOLS} == {"LOOKUP", "LAUNCH", "COPY", "SYNC", "LIFECYCLE", "MEMORY"}
+    assert {symbol.action for symbol in SYMBOLS} == {
+        "LOOKUP",
+        "LAUNCH",
+        "COPY",
+        "SYNC",
+        "LIFECYCLE",
+        "CHANGE",
+        "MEMORY",
+    }

@@ -1,74 +1,16 @@
 """What pynvml, unmodified, sees of the simulated devices, while real clients of the simulated driver use them."""
 
-import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from simulated_gpu import MakeSimgpu, SimulatedGpu
+from nvml_programs import HERE, Ask, Use, until
+from simulated_gpu import SimulatedGpu
 
-HERE = Path(__file__).parent
 MIB = 1 << 20
 H200_BYTES = 143771 * MIB
-
-Ask = Callable[[str], Any]
-Use = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def machine(make_simgpu: MakeSimgpu) -> SimulatedGpu:
-    return make_simgpu("2xH200,1xA10")
-
-
-@contextmanager
-def talking(command: list[str], env: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
-    """Run a program that ends when its input closes."""
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-@pytest.fixture
-def ask(machine: SimulatedGpu) -> Iterator[Ask]:
-    """Ask a pynvml process one expression at a time."""
-    with talking([sys.executable, str(HERE / "ask_nvml.py")], machine.env) as process:
-
-        def ask_one(expression: str) -> Any:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(expression + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield ask_one
-
-
-@pytest.fixture
-def use(machine: SimulatedGpu) -> Iterator[Use]:
-    """Start programs that use a device: `use(device, busy_us, idle_us, size)`; they end with the test."""
-    with ExitStack() as running:
-
-        def start(device: int, busy_us: int, idle_us: int = 0, size: int = MIB) -> "subprocess.Popen[str]":
-            numbers = [str(number) for number in (device, busy_us, idle_us, size)]
-            command = [sys.executable, str(HERE / "device_user.py"), *numbers]
-            process = running.enter_context(talking(command, machine.env))
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            return process
-
-        yield start
 
 
 @pytest.fixture
@@ -77,20 +19,15 @@ def inject(machine: SimulatedGpu, repo_root: Path, tmp_path: Path) -> Callable[[
     tool = tmp_path / "inject_xid"
     sources = [
         str(path)
-        for path in (HERE / "inject_xid.c", *(repo_root / "simgpu" / f for f in ("state.c", "model.c", "repair.c")))
+        for path in (
+            HERE / "inject_xid.c",
+            *(repo_root / "simgpu" / f for f in ("state.c", "client.c", "catalogue.c", "model.c", "repair.c")),
+        )
     ]
     subprocess.run(["cc", "-std=gnu11", "-O1", f"-I{repo_root}", "-o", str(tool), *sources], check=True)
     return lambda device, xid: (
         subprocess.run([str(tool), str(machine.state), str(device), str(xid)], check=True) and None
     )
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Wait for a condition that must come true soon."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.05)
 
 
 def test_the_devices_are_those_that_were_asked_for(ask: Ask) -> None:

@@ -14,8 +14,10 @@ ABI_1 = {
     "sp_header": "magic 0 abi 8 header_size 12 grant_size 16 grant_count 20 slot_size 24 slot_count 28 flags 32 "
     "heartbeat_ns 64 = 128",
     "sp_grant": "uuid 0 memory_limit_bytes 48 request_millipercent 56 limit_millipercent 60 word 64 flags 68 "
-    "budget_ns 72 pair_ns 80 granted_ns 88 share_class 96 used_ns 104 = 128",
-    "sp_slot_device": "waiting 0 waiting_since_ns 8 memory_used_bytes 16 first_ended_ns 24 sequence 64 held_turn 68 "
+    "budget_ns 72 pair_ns 80 granted_ns 88 share_class 96 used_ns 104 context_bytes 112 "
+    "overhead_bytes 120 = 128",
+    "sp_slot_device": "waiting 0 waiting_since_ns 8 memory_used_bytes 16 first_ended_ns 24 context_bytes 32 "
+    "refused_bytes 40 refusals 48 sequence 64 held_turn 68 "
     "drained_turn 72 check 76 drained_ns 80 entered_ns 88 residue_until_ns 96 idle_ns 104 launches 112 passed 120 "
     "longest_unit_us 124 = 128",
     "sp_slots_header": "claimed 0 = 64",
@@ -56,4 +58,6 @@ def test_only_types_of_one_width_everywhere_are_shared() -> None:
         body = re.search(rf"^struct {struct} {{\n(.*?)^}};", HEADER, re.DOTALL | re.MULTILINE)
         assert body
         types = set(re.findall(r"^\s+(struct \w+|\w+) \w+(?:\[\w+\])?;", body.group(1), re.MULTILINE))
-        assert types <= {"uint8_t", "uint32_t", "uint64_t", "int32_t", "char", "struct sp_slot_device"}, struct
+        assert types <= {"uint8_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "char", "struct sp_slot_device"}, (
+            struct
+        )

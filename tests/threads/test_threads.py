@@ -14,13 +14,30 @@ SOURCES = [
     "tests/threads/threads.c",
     *[
         f"hook/{name}.c"
-        for name in ("gate", "wait", "lane", "keeper", "predict", "thread", "clock", "attach", "region")
+        for name in (
+            "gate",
+            "wait",
+            "lane",
+            "keeper",
+            "predict",
+            "thread",
+            "clock",
+            "attach",
+            "region",
+            "mps",
+            "capture",
+            "marker",
+            "spans",
+        )
     ],
     *[
         f"agent/{name}.c"
         for name in (
             "arbiter",
+            "gang",
+            "holdings",
             "slots",
+            "step",
             "turn",
             "lead",
             "bill",

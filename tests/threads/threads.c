@@ -213,10 +213,10 @@ int main(int count, char **arguments) {
     }
     usleep(20000);
   }
+  __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST); /* first: no launch is seen outside later than a co-grant is counted */
   struct sp_usage usage[2];
   for (int index = 0; index < 2; index++)
     sp_arbiter_read_usage(arbiter, shares[index], 0, &usage[index]);
-  __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
   sp_arbiter_free(arbiter); /* a planned stop: whoever waits at a gate goes on, or the joins below never end */
   for (int index = 0; index <= THREADS; index++)
     pthread_join(threads[index], NULL);

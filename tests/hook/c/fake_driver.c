@@ -82,6 +82,9 @@ static int record(int row, const uint64_t *arguments) {
     store(arguments[0], fake_total_bytes, is_narrow(one->name));
   } else if (starts(one->name, "cuDevicePrimaryCtxRelease") && fake_retained > 0) {
     fake_retained--;
+  } else if (starts(one->name, "cuDevicePrimaryCtxRetain")) {
+    *(uint64_t *)arguments[0] = fake_current_context;
+    fake_retained++;
   } else if (starts(one->name, "cuDevicePrimaryCtxRe")) {
     fake_primary_active = 0;
   } else if (starts(one->name, "cuGetProcAddress")) {
@@ -149,6 +152,12 @@ EXPORT int cuCtxGetCurrent(uint64_t *context) {
   *context = fake_current_context;
   return 0;
 }
+EXPORT int cuCtxFromGreenCtx(uint64_t *context, void *green);
+EXPORT int cuCtxFromGreenCtx(uint64_t *context, void *green) {
+  (void)green;
+  *context = fake_current_context;
+  return 0;
+}
 EXPORT int cuStreamGetCtx(void *stream, uint64_t *context);
 EXPORT int cuStreamGetCtx(void *stream, uint64_t *context) {
   (void)stream;
@@ -179,12 +188,5 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *acti
   (void)device;
   *flags = 0;
   *active = fake_primary_active;
-  return 0;
-}
-EXPORT int cuDevicePrimaryCtxRetain(uint64_t *context, int device);
-EXPORT int cuDevicePrimaryCtxRetain(uint64_t *context, int device) {
-  (void)device;
-  fake_retained++;
-  *context = fake_current_context;
   return 0;
 }

@@ -1,7 +1,7 @@
 /*
  * Calls every wrapped symbol by one route to the driver and prints what the driver and the gate saw, one line each:
  *   name  calls-the-driver-saw  arguments-arrived  result  enters leaves synced begun ended streams contexts attaches
- * changes per_thread stream Built as a program (linked lazily, or with -fno-plt -z now) and as a plugin.
+ * changes units per_thread stream Built as a program (linked lazily, or with -fno-plt -z now) and as a plugin.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ struct seen {
 };
 struct gate_log {
   uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches,
-      context_changes;
+      context_changes, units_changed;
   uint64_t key, stream, per_thread, left_with, forgotten;
 };
 
@@ -127,8 +127,29 @@ static any_function *find(const char *route, const struct row *row) {
   return (any_function *)dlsym(driver_handle(route), row->name);
 }
 
-/* A copy of two or three dimensions is from device memory to device memory: its first argument says so. */
+/* A batch, or a copy with attributes, is from device memory to device memory: its list of copies says so. */
+static int describe_batch(const char *name) {
+  if (strncmp(name, "cuFabricCpyBatch", 16) == 0) {
+    CUDA_FABRIC_COPY_BATCH_OP *copy = (CUDA_FABRIC_COPY_BATCH_OP *)scratch[1];
+    copy->src.type = CU_FABRIC_COPY_OPERAND_TYPE_LOGICAL_ENDPOINT;
+    copy->dst.type = CU_FABRIC_COPY_OPERAND_TYPE_POINTER;
+    return 1;
+  }
+  int batch = strncmp(name, "cuMemcpy3DBatch", 15) == 0;
+  if (!batch && strncmp(name, "cuMemcpy3DWith", 14) != 0) {
+    return 0;
+  }
+  CUDA_MEMCPY3D_BATCH_OP *copy = (CUDA_MEMCPY3D_BATCH_OP *)scratch[batch];
+  copy->src.type = CU_MEMCPY_OPERAND_TYPE_ARRAY;
+  copy->dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  return 1;
+}
+
+/* A copy of two or three dimensions likewise: its first argument says so. */
 static void describe_copy(const char *name) {
+  if (describe_batch(name)) {
+    return;
+  }
   int newer = strstr(name, "_v2") != NULL || strstr(name, "Peer") != NULL;
   if (strncmp(name, "cuMemcpy2D", 10) == 0 && newer) {
     CUDA_MEMCPY2D *box = (CUDA_MEMCPY2D *)scratch[0];
@@ -174,9 +195,10 @@ static void call(const char *route, const struct row *row) {
   }
   struct gate_log none = {0};
   log = log != NULL ? log : &none;
-  printf("%s %d %d %d %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu\n", row->name, seen->calls, arrived, result,
+  printf("%s %d %d %d %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu\n", row->name, seen->calls, arrived, result,
          log->enters, log->leaves, log->synced, log->captures_begun, log->captures_ended, log->streams_forgotten,
-         log->contexts_forgotten, log->attaches, log->context_changes, log->per_thread, log->stream);
+         log->contexts_forgotten, log->attaches, log->context_changes, log->units_changed, log->per_thread,
+         log->stream);
 }
 
 __attribute__((visibility("default"))) int run_route(const char *route);

@@ -7,12 +7,13 @@
 
 #include "../../../hook/gate.h"
 #include "../../../hook/memory.h"
+#include "../../../hook/nvml.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 struct gate_log {
   uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches,
-      context_changes;
+      context_changes, units_changed;
   uint64_t key, stream, per_thread, left_with, forgotten;
 };
 EXPORT struct gate_log test_log;
@@ -50,6 +51,12 @@ void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint
   }
 }
 
+void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
+  (void)stream;
+  (void)per_thread;
+  (void)sync;
+}
+
 void sp_gate_synced(void) {
   test_log.synced++;
 }
@@ -64,6 +71,12 @@ void sp_gate_capture_end(void *stream, bool per_thread) {
   test_log.captures_ended++;
   test_log.stream = (uint64_t)stream;
   test_log.per_thread = per_thread;
+}
+
+void sp_gate_unit_changed(uint64_t key, bool gone) {
+  test_log.units_changed++;
+  test_log.key = key;
+  test_log.left_with = gone;
 }
 
 void sp_gate_forget_stream(void *stream) {
@@ -108,4 +121,42 @@ uint64_t sp_share_memory_limit(int device_ordinal) {
 
 uint64_t sp_share_memory_used(int device_ordinal) {
   return __atomic_load_n(&test_memory_used_bytes[device_ordinal & 7], __ATOMIC_RELAXED);
+}
+
+EXPORT uint64_t test_context_bytes, test_context_memory_bytes, test_refusals, test_refused_bytes;
+
+void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes) {
+  (void)device_ordinal;
+  __atomic_fetch_add(&test_context_memory_bytes, (uint64_t)delta_bytes, __ATOMIC_RELAXED);
+}
+
+void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {
+  (void)device_ordinal;
+  __atomic_fetch_add(&test_refusals, 1, __ATOMIC_RELAXED);
+  __atomic_store_n(&test_refused_bytes, bytes, __ATOMIC_RELAXED);
+}
+
+uint64_t sp_share_context_bytes(int device_ordinal) {
+  (void)device_ordinal;
+  return test_context_bytes;
+}
+
+/* NVML's answers are cut down to a share's with the whole hook: here nobody is in one. */
+bool sp_view_open(struct sp_view *view) {
+  view->region = NULL;
+  return false;
+}
+
+void sp_view_close(struct sp_view *view) {
+  (void)view;
+}
+
+bool sp_view_has_pid(const struct sp_view *view, uint32_t pid) {
+  (void)view, (void)pid;
+  return false;
+}
+
+void sp_view_memory(const struct sp_view *view, const char *uuid, uint64_t *total_bytes, uint64_t *used_bytes,
+                    uint64_t *free_bytes) {
+  (void)view, (void)uuid, (void)total_bytes, (void)used_bytes, (void)free_bytes;
 }

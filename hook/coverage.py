@@ -1,0 +1,247 @@
+"""What the hook does about each function of the driver API: reads the two tables, writes ``docs/cuda-coverage.md``.
+
+``coverage.def`` has a class for every function that a driver exports; ``symbols.def`` says which of them are wrapped.
+This module checks that the two agree and renders them. It may not load a library, and nothing at run time needs it.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_ROW = re.compile(r'^SP_DRIVER\((\w+), (\d+), (\w+), "([^"]*)", "([^"]*)"\)$', re.MULTILINE)
+_SYMBOL = re.compile(r"^SP_SYMBOL\((\w+), (\d+), ([01]), (\w+)\)$", re.MULTILINE)
+_VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+
+CLASSES = {
+    "metered": "work on the device: it passes the gate, is counted as a launch and billed; a copy that serves host "
+    "memory too, when both sides are device memory",
+    "charged": "obtains device memory, or gives it back, against the share’s cap",
+    "virtualised": "answers with the share’s part of the device instead of the whole",
+    "lifecycle": "goes to the driver with its arguments untouched, and the hook takes note; what a new context is "
+    "known to take for itself is charged",
+    "passed": "goes to the driver untouched and takes no turn and no device memory",
+    "escape": "takes device time or memory, or leads round the hook, and is not accounted by it",
+}
+"""The classes in the order of the document. A function is in exactly one."""
+
+WRAPPED = frozenset({"metered", "charged", "virtualised", "lifecycle"})
+"""The classes of functions that have a wrapper."""
+
+CLASSES_OF_ACTION = {
+    "LAUNCH": {"metered"},
+    "COPY": {"metered"},
+    "SYNC": {"lifecycle"},
+    "LIFECYCLE": {"lifecycle"},
+    "LOOKUP": {"lifecycle"},
+    "CHANGE": {"lifecycle"},
+    "MEMORY": {"charged", "virtualised"},
+}
+"""What a row of symbols.def may be classed as."""
+
+REASONS = {
+    "query": "answers a question",
+    "state": "changes a setting or makes an object of no more than a few bytes",
+    "ordering": "orders streams; takes no device time itself",
+    "host copy": "copies from, to or inside host memory, or moves managed memory: copy engines, beside the kernels",
+    "host memory": "memory and work of the host",
+    "host function": "the driver calls the program back, on the host",
+    "mapping": "gives an address, or a way over the fabric, to memory that was charged where it was made",
+    "graph": "makes or changes a graph: what is in it is metered when the graph is launched",
+    "graphics": "shares the memory of a graphics API, which is not CUDA’s to charge",
+    "tool": "for profilers and debuggers",
+    "absent": "no Linux driver exports it: Windows, consoles, or a name that only tracing tools know",
+}
+"""Why a function may pass."""
+
+ESCAPES = {
+    "private": "Hands out unnamed functions of the driver, for NVIDIA’s runtime and tools. A launch through one passes "
+    "no gate, memory through one is not charged; NVML’s figures for the process show both.",
+    "module memory": "Code and globals of a module lie in device memory: part of NVML’s figure for the process.",
+    "context memory": "A context has device memory of its own, stacks and heap included: part of NVML’s figure for the "
+    "process.",
+    "graphics work": "Launches are recorded and run when the graphics API submits them: counted when they are "
+    "recorded, not billed when they run. NVML’s utilisation of the process shows them.",
+    "other process": "Takes the memory of a process off its device, or brings it back, while its charge stays. NVML’s "
+    "figure for that process shows it.",
+}
+"""What escapes, and how it is seen nevertheless."""
+
+NOTES = {
+    "device launch": "A graph made for it can also be launched by kernels, which no gate sees: it runs before the "
+    "graph that launched it is done, and the bill lasts until then.",
+}
+"""What is to be known of a wrapped function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function under the name by which a driver exports it.
+
+    Attributes:
+        name: the exported name, variants apart.
+        since: the first CUDA version that has it, as in ``CUDA_VERSION``; 0 where none is documented.
+        kind: its class, a key of ``CLASSES``.
+        subject: the heading that it stands under.
+        reason: a key of ``REASONS`` or ``ESCAPES``; for a wrapped one empty or a key of ``NOTES``.
+    """
+
+    name: str
+    since: int
+    kind: str
+    subject: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        """Refuse a class or a reason that does not exist, and a subject that is empty."""
+        if self.kind not in CLASSES:
+            raise ValueError(f"{self.name}: no class {self.kind!r}: one of {', '.join(CLASSES)}")
+        if not self.subject:
+            raise ValueError(f"{self.name}: the subject is missing")
+        known: Iterable[str] = {"passed": REASONS, "escape": ESCAPES}.get(self.kind, {"": "", **NOTES})
+        if self.reason not in known:
+            raise ValueError(f"{self.name}: no reason {self.reason!r} of class {self.kind}: one of {', '.join(known)}")
+
+
+def read_functions() -> list[Function]:
+    """Return the rows of coverage.def, in its order.
+
+    Raises:
+        ValueError: for a row that does not parse or says what does not exist.
+    """
+    text = (_HERE / "coverage.def").read_text(encoding="utf-8")
+    rows = [Function(name, int(since), kind, subject, why) for name, since, kind, subject, why in _ROW.findall(text)]
+    if len(rows) != sum(line.startswith("SP_DRIVER(") for line in text.splitlines()):
+        raise ValueError('coverage.def: a row is not SP_DRIVER(name, version, class, "subject", "reason")')
+    return rows
+
+
+def read_actions() -> dict[str, str]:
+    """Return exported name -> action for the rows of symbols.def."""
+    text = (_HERE / "symbols.def").read_text(encoding="utf-8")
+    return {name: action for name, _, _, action in _SYMBOL.findall(text)}
+
+
+def plain_name(name: str) -> str:
+    """Return the name without the suffixes that tell variants apart: ``cuMemcpyDtoD`` of ``cuMemcpyDtoD_v2_ptds``."""
+    return _VARIANT.sub("", name)
+
+
+def disagreements(functions: Sequence[Function], actions: dict[str, str]) -> list[str]:
+    """Return a line for each driver function that the two tables class differently; none if they agree."""
+    kinds = {function.name: function.kind for function in functions}
+    lines = []
+    for name, action in actions.items():
+        allowed = CLASSES_OF_ACTION.get(action)
+        if not name.startswith("cu"):
+            continue
+        if allowed is None:
+            lines.append(f"{name}: the action {action} has no class: add it to CLASSES_OF_ACTION")
+        elif kinds.get(name) not in allowed:
+            lines.append(f"{name}: {action} in symbols.def, {kinds.get(name, 'missing')} in coverage.def")
+    return lines
+
+
+def unwrapped(functions: Sequence[Function], actions: dict[str, str]) -> set[str]:
+    """Return the functions whose class needs a wrapper and that have none."""
+    return {function.name for function in functions if function.kind in WRAPPED} - actions.keys()
+
+
+def _version(since: int) -> str:
+    return f"{since // 1000}.{since % 1000 // 10}" if since else "–"
+
+
+def _variants(group: Sequence[Function], missing: set[str]) -> str:
+    """Return the exported names of a function, with the version of those that came later."""
+    plain = plain_name(group[0].name)
+    first = min(function.since for function in group)
+    parts = []
+    for function in sorted(group, key=lambda function: (function.since, function.name)):
+        text = f"`{function.name.removeprefix(plain) or plain}`"
+        text += "" if function.since == first else f" {_version(function.since)}"
+        parts.append(text + (" (no wrapper yet)" if function.name in missing else ""))
+    return ", ".join(parts)
+
+
+def _table(functions: Sequence[Function], missing: set[str]) -> list[str]:
+    """Return the table of one subject: a line for each function, its variants together."""
+    groups: dict[tuple[str, str], list[Function]] = {}
+    for function in functions:
+        groups.setdefault((plain_name(function.name), function.reason), []).append(function)
+    reasons = any(function.reason for function in functions)
+    columns = ["function", "since", "exported as", *(["reason"] if reasons else [])]
+    rows = [columns, ["---"] * len(columns)]
+    for (plain, reason), group in sorted(groups.items()):
+        since = _version(min(function.since for function in group))
+        rows.append([plain, since, _variants(group, missing), *([reason] if reasons else [])])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _counts(functions: Sequence[Function], missing: set[str]) -> list[str]:
+    """Return the table of the classes."""
+    names = Counter(function.kind for function in functions)
+    plain = {kind: {plain_name(function.name) for function in functions if function.kind == kind} for kind in CLASSES}
+    lines = ["| class | functions | exported names | what the hook does |", "| --- | --- | --- | --- |"]
+    for kind, meaning in CLASSES.items():
+        lines.append(f"| [{kind}](#{kind}) | {len(plain[kind])} | {names[kind]} | {meaning} |")
+    everything = {plain_name(function.name) for function in functions}
+    lines.append(f"| all | {len(everything)} | {len(functions)} | |")
+    if missing:
+        lines += ["", f"{len(missing)} names of the wrapped classes have no wrapper yet; each says so below."]
+    return lines
+
+
+def _legend(functions: Sequence[Function]) -> list[str]:
+    """Return what the reasons of some functions mean."""
+    used = {function.reason for function in functions}
+    rows = [f"| {reason} | {text} |" for reason, text in (REASONS | ESCAPES | NOTES).items() if reason in used]
+    return ["", "| reason | meaning |", "| --- | --- |", *rows] if rows else []
+
+
+def _outside(actions: dict[str, str]) -> list[str]:
+    """Return the section on wrapped functions of other libraries: NVML's, whose answers show the share."""
+    names = sorted(name for name in actions if not name.startswith("cu"))
+    if not names:
+        return []
+    return ["", "## Other libraries", "", "Wrapped as well, so that they show the share:", "",
+            *(f"* `{name}`" for name in names)]  # fmt: skip
+
+
+def manual() -> str:
+    """Return docs/cuda-coverage.md.
+
+    Raises:
+        ValueError: when the tables do not parse, or disagree.
+    """
+    functions, actions = read_functions(), read_actions()
+    if lines := disagreements(functions, actions):
+        raise ValueError("\n".join(lines))
+    missing = unwrapped(functions, actions)
+    newest = max(function.since for function in functions)
+    parts = [
+        "# Coverage of the CUDA driver API",
+        "",
+        "Generated from `hook/coverage.def` and `hook/symbols.def` by `python -m sharepod.hook.coverage`; a test",
+        "compares them, and another fails when a toolkit or a driver has a function that is not listed here.",
+        "",
+        f"Every function of the driver API from CUDA 11.8 to {_version(newest)}, by every name that a driver exports,",
+        "and what the hook does about it. The runtime API stands on these. A function counts once for each class that",
+        "its variants are in. A version is that of the first toolkit with the function, – where none is documented.",
+        "",
+        *_counts(functions, missing),
+    ]
+    for kind in CLASSES:
+        of_kind = [function for function in functions if function.kind == kind]
+        parts += ["", f"## {kind.capitalize()}", "", f"{kind.capitalize()}: {CLASSES[kind]}.", *_legend(of_kind)]
+        for subject in sorted({function.subject for function in of_kind}):
+            title = subject[0].upper() + subject[1:]
+            own = [function for function in of_kind if function.subject == subject]
+            parts += ["", f"### {title}", "", *_table(own, missing)]
+    return "\n".join([*parts, *_outside(actions)]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(manual())

@@ -1,0 +1,152 @@
+/*
+ * What a finished marker tells: when the device had that work, and how long a unit takes.
+ *
+ * An event's time is when the work before it had ended, unless it was recorded behind work that had ended already. When
+ * that work began to run is not known: an event in front would be stamped before the launch arrives, which short work
+ * is shorter than. So a stream's span is as long as its work is predicted to be, but within what is certain: it ran
+ * neither before it was launched nor before the stream's work before it had ended, and once all of it had been
+ * launched it ran until its end. A wrong prediction errs by no more than the launching took, and a queue that never
+ * ran empty is never taken for idle. Only the first work of a turn may have waited for another share's after it was
+ * launched: there a length that is known exactly is believed, as far as such a wait can be long.
+ */
+#include "guest.h"
+
+#define LATE_NS    5000    /* an event that is stamped so soon after its recording was behind ended work */
+#define LOOSE_NS   50000   /* the mapping of the clocks may be wrong by that, unless it is tight */
+#define LATENCY_NS 20000   /* a launch that takes longer to arrive has waited for something */
+#define SPARSE_NS  500000  /* work that was launched over a longer time may have had pauses anywhere in it */
+#define AWAIT_NS   1000000 /* so long the first work of a turn may have waited for another share's */
+
+/* What is known of the work before a marker, on the device's scale. */
+struct sp_bounds {
+  int64_t from_ns; /* it began no earlier */
+  int64_t end_ns;
+  int64_t rest_ns; /* at its end it had run for so long at least */
+  bool empty;      /* its first launch found the stream empty */
+  bool late;       /* it had ended before: the marker was recorded too late to tell when */
+  bool dense;      /* the stream has not run empty since the end before: it took exactly so long */
+};
+
+static struct sp_bounds bounds_of(const struct sp_device *device, const struct sp_marker *marker) {
+  const struct sp_clock *clock = &device->clock;
+  const struct sp_lane *lane = marker->lane;
+  int64_t first_ns = (int64_t)marker->first_ns - clock->guess_ns;
+  int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->guess_ns;
+  struct sp_bounds bounds = {.from_ns = first_ns, .end_ns = clock->device_ns, .empty = true};
+  if (lane->scale == clock->scale) {
+    bounds.dense = clock->sure && recorded_ns + (clock->tight ? 0 : LOOSE_NS) <= lane->ended_ns;
+    if (lane->ended_ns >= first_ns) {
+      bounds.from_ns = lane->ended_ns;
+      bounds.empty = false;
+    }
+  }
+  if (clock->started && bounds.from_ns < clock->start_ns)
+    bounds.from_ns = clock->start_ns;
+  if (bounds.from_ns > bounds.end_ns)
+    bounds.from_ns = bounds.end_ns;
+  if (recorded_ns < bounds.end_ns)
+    bounds.rest_ns = bounds.end_ns - recorded_ns;
+  bounds.late = clock->tight && bounds.rest_ns < LATE_NS;
+  return bounds;
+}
+
+/* Add the work to the device's spans. Returns what that adds to its idle time. */
+static int64_t add(struct sp_spans *spans, const struct sp_bounds *bounds, int64_t work_ns, int64_t latency_ns) {
+  int64_t from_ns = bounds->from_ns + (bounds->empty ? latency_ns : 0), end_ns = bounds->end_ns;
+  if (from_ns > end_ns)
+    from_ns = end_ns;
+  if (work_ns <= bounds->rest_ns || work_ns >= end_ns - from_ns) /* longer than we thought, or it waited for others */
+    return sp_spans_add(spans, from_ns, end_ns);
+  if (end_ns - bounds->rest_ns - from_ns > SPARSE_NS &&
+      !bounds->late) /* launched over a long time: now and then it ran */
+    return sp_spans_add(spans, end_ns - bounds->rest_ns, end_ns) +
+           sp_spans_fill(spans, from_ns, end_ns - bounds->rest_ns, work_ns - bounds->rest_ns);
+  if (bounds->late) /* at once, as far as we know */
+    return sp_spans_add(spans, from_ns, from_ns + work_ns);
+  return sp_spans_add(spans, end_ns - work_ns, end_ns);
+}
+
+/* A turn may be granted before its predecessor's work is done, and its first work waits for that. Where the length of
+ * our work is known exactly, so is when it began; until then the device was another's for all of our streams. */
+static void await_device(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
+                         bool fresh) {
+  bool exact = marker->unit && sp_unit_exact(marker->unit);
+  int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns;
+  if (began_ns > bounds->from_ns + AWAIT_NS)
+    began_ns = bounds->from_ns + AWAIT_NS;
+  if (fresh)
+    device->ours_ns = exact && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED ? began_ns : INT64_MIN;
+  else if (exact && began_ns < device->ours_ns)
+    device->ours_ns = began_ns;
+  if (bounds->from_ns >= device->ours_ns || bounds->end_ns <= device->ours_ns)
+    return;
+  bounds->from_ns = device->ours_ns;
+  bounds->empty = false; /* it arrived long before */
+}
+
+static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
+  struct sp_clock *clock = &device->clock;
+  uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
+  int64_t idle_ns = 0;
+  if (fresh_ns) {
+    sp_spans_begin(&device->spans, (int64_t)fresh_ns - clock->guess_ns);
+  } else if (device->scale != clock->scale) {
+    sp_spans_begin(&device->spans, bounds.end_ns);
+    device->ours_ns = INT64_MIN;
+  } else {
+    /* The end is told on the host's clock, and moves with the mapping: edges alone have moved it, too. */
+    idle_ns = clock->guess_ns - device->told_guess_ns;
+  }
+  device->told_guess_ns = clock->guess_ns;
+  device->scale = clock->scale;
+  await_device(device, marker, &bounds, fresh_ns != 0);
+  idle_ns += add(&device->spans, &bounds, (int64_t)marker->work_ns, sp_clock_latency_ns(clock));
+  __atomic_fetch_add(&device->starved_ns, idle_ns, __ATOMIC_RELAXED);
+  uint64_t ended_ns = (uint64_t)(device->spans.until_ns + clock->guess_ns), finished_ns = sp_load(&device->finished_ns);
+  sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
+}
+
+/* How long a launch takes to arrive at an empty stream, at least: seen where the work behind it is known exactly. */
+static void learn_latency(struct sp_clock *clock, const struct sp_marker *marker, const struct sp_bounds *bounds) {
+  int64_t latency_ns = bounds->end_ns - bounds->from_ns - (int64_t)marker->work_ns;
+  if (!bounds->empty || bounds->late || !marker->unit || marker->foreign || marker->lane->foreign ||
+      !sp_unit_exact(marker->unit) || !clock->sure)
+    return;
+  if (latency_ns > 0 && latency_ns < LATENCY_NS && latency_ns < clock->latency_ns[0])
+    clock->latency_ns[0] = latency_ns;
+}
+
+/* A launch that was being made while the keeper recorded a marker was before it and is counted behind it: between
+ * such edges it is not known how many there were. */
+static void learn_unit(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
+  if (marker->foreign || marker->lane->foreign)
+    return;
+  sp_unit_learn(marker->unit, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->from_ns),
+                bounds->dense);
+  uint64_t unit_ns = sp_load(&marker->unit->predicted_ns);
+  uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
+  sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
+}
+
+void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
+  struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
+  struct sp_lane *lane = marker.lane;
+  if (waited && !sp_load(&lane->dead)) {
+    sp_clock_finish(device, &marker, blocked);
+    if (marker.launches) { /* else it is an edge alone */
+      struct sp_bounds bounds = bounds_of(device, &marker);
+      account(device, &marker, bounds);
+      learn_latency(&device->clock, &marker, &bounds);
+      if (marker.unit)
+        learn_unit(device, &marker, &bounds);
+    }
+    lane->ended_ns = device->clock.device_ns;
+    lane->scale = device->clock.scale;
+    lane->foreign = marker.foreign;
+  }
+  pthread_mutex_lock(&device->queue_lock);
+  __atomic_store_n(&device->queue_head, device->queue_head + 1, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&device->queue_lock);
+  __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
+  __atomic_fetch_add(&device->completed_ns, marker.work_ns, __ATOMIC_ACQ_REL);
+}

@@ -1,0 +1,320 @@
+#include "memory_graph.h"
+
+#include <errno.h>
+
+#define POOLS_MAX   512u
+#define GRAIN_BYTES (2u << 20) /* the driver's granularity: the least that a pool is believed to grow by */
+
+enum state { FREE_ENTRY, OPEN, DESTROYED, IMPORTED };
+
+struct sp_pool {
+  CUmemoryPool handle; /* NULL: the graphs' */
+  uint32_t state;
+  int device;
+  uint64_t charged;   /* what it held when the driver was asked last */
+  uint64_t in_flight; /* reserved for allocations that are on their way */
+  uint64_t live;      /* the sum of its allocations */
+  uint64_t chunk;     /* what it grew by for less; 0 until seen */
+};
+
+struct pools {
+  pthread_mutex_t lock; /* guards all below; nothing that may wait is called under it */
+  uint32_t count;
+  struct sp_pool pools[POOLS_MAX];
+};
+
+static void *shared_pools;
+static uint32_t dirty; /* a pool may hold more than its allocations, and may give that back at any synchronise */
+
+static struct pools *lock_pools(bool create) {
+  struct pools *pools = create ? sp_map_wiped(&shared_pools, sizeof *pools)
+                               : __atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE);
+  if (pools != NULL) {
+    pthread_mutex_lock(&pools->lock);
+  }
+  return pools;
+}
+
+static void unlock_pools(struct pools *pools) {
+  pthread_mutex_unlock(&pools->lock);
+}
+
+/* What the pool has reserved of the device. False: the driver does not say. */
+static bool ask(const struct sp_pool *pool, uint64_t *bytes) {
+  const struct sp_driver *driver = sp_driver();
+  *bytes = 0;
+  if (pool->handle == NULL) {
+    return driver->cuDeviceGetGraphMemAttribute != NULL &&
+           driver->cuDeviceGetGraphMemAttribute(pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes) ==
+               CUDA_SUCCESS;
+  }
+  return driver->cuMemPoolGetAttribute != NULL &&
+         driver->cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
+}
+
+struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
+  struct pools *pools = lock_pools(true);
+  if (pools == NULL) {
+    return NULL;
+  }
+  struct sp_pool *found = NULL;
+  for (uint32_t index = 0; index < pools->count && found == NULL; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->state != FREE_ENTRY && pool->state != DESTROYED && pool->handle == handle &&
+        (handle != NULL || pool->device == device_ordinal)) {
+      found = pool;
+    }
+  }
+  if (found == NULL) {
+    uint32_t index = 0;
+    while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
+      index++;
+    }
+    struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal};
+    uint64_t bytes;
+    if (index < POOLS_MAX && ask(&made, &bytes)) {
+      pools->count += index == pools->count;
+      found = &pools->pools[index];
+      *found = made;
+      found->charged = bytes; /* of before we were there, or of the driver's own: all of it is the share's */
+      sp_slot_memory(device_ordinal, (int64_t)bytes);
+    }
+  }
+  unlock_pools(pools);
+  return found;
+}
+
+bool sp_pool_foreign(const struct sp_pool *pool) {
+  return pool->state == IMPORTED;
+}
+
+void sp_pool_imported(CUmemoryPool handle) {
+  struct pools *pools = lock_pools(true);
+  if (pools == NULL) {
+    return;
+  }
+  for (uint32_t index = 0; index < POOLS_MAX; index++) {
+    if (index >= pools->count || pools->pools[index].state == FREE_ENTRY) {
+      pools->count += index == pools->count;
+      pools->pools[index] = (struct sp_pool){.handle = handle, .state = IMPORTED, .device = SP_NO_DEVICE};
+      break;
+    }
+  }
+  unlock_pools(pools);
+}
+
+int sp_pool_device(const struct sp_pool *pool) {
+  return pool->device;
+}
+
+/* Bring the charge to what it holds; what is on its way has a charge of its own. */
+static bool refresh(struct sp_pool *pool) {
+  uint64_t now = 0, before = pool->charged;
+  if (pool->state == OPEN && !ask(pool, &now)) {
+    return false;
+  }
+  if (pool->state == DESTROYED && pool->live != 0) {
+    return false; /* what it still holds goes when the last allocation does */
+  }
+  if (now > before && pool->in_flight != 0) {
+    return false; /* an allocation that is about to tell */
+  }
+  pool->charged = now;
+  if (pool->state == DESTROYED && pool->in_flight == 0) {
+    pool->state = FREE_ENTRY;
+  }
+  sp_slot_memory(pool->device, (int64_t)(now - before));
+  return now < before;
+}
+
+static bool refresh_all(int device_ordinal, bool every) {
+  struct pools *pools = lock_pools(false);
+  bool less = false, keeps = false;
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->state != OPEN && pool->state != DESTROYED) {
+      continue;
+    }
+    if (every || pool->device == device_ordinal) {
+      less |= refresh(pool);
+    }
+    keeps |= pool->handle != NULL && pool->charged > pool->live; /* a graph's pool gives back when it is trimmed */
+  }
+  if (pools != NULL) {
+    __atomic_store_n(&dirty, keeps, __ATOMIC_RELAXED);
+    unlock_pools(pools);
+  }
+  return less;
+}
+
+void sp_pools_look(void) {
+  if (__builtin_expect(__atomic_load_n(&dirty, __ATOMIC_RELAXED) != 0, 0)) {
+    int saved_errno = errno;
+    refresh_all(0, true);
+    errno = saved_errno;
+  }
+}
+
+void sp_pools_refresh_graphs(int device_ordinal) {
+  refresh_all(device_ordinal, false);
+}
+
+void sp_pool_refresh(CUmemoryPool handle) {
+  struct pools *pools = lock_pools(false);
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    if (pools->pools[index].state == OPEN && pools->pools[index].handle == handle) {
+      refresh(&pools->pools[index]);
+    }
+  }
+  if (pools != NULL) {
+    unlock_pools(pools);
+  }
+}
+
+void sp_pool_destroyed(CUmemoryPool handle) {
+  struct pools *pools = lock_pools(false);
+  for (uint32_t index = 0; pools != NULL && index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->handle != handle || handle == NULL) {
+      continue;
+    }
+    if (pool->state == IMPORTED) {
+      pool->state = FREE_ENTRY;
+    } else if (pool->state == OPEN) {
+      pool->state = DESTROYED;
+      refresh(pool);
+    }
+  }
+  if (pools != NULL) {
+    unlock_pools(pools);
+  }
+}
+
+bool sp_pools_shrink(int device_ordinal) {
+  const struct sp_driver *driver = sp_driver();
+  if (__atomic_load_n((struct pools **)&shared_pools, __ATOMIC_ACQUIRE) == NULL) {
+    return false;
+  }
+  bool less = refresh_all(device_ordinal, false);
+  /* One after the other, without the lock: a trim may wait in the driver. */
+  for (uint32_t index = 0; index < POOLS_MAX; index++) {
+    struct pools *pools = lock_pools(false);
+    bool ours = index < pools->count && pools->pools[index].state == OPEN &&
+                pools->pools[index].device == device_ordinal && pools->pools[index].charged != 0;
+    bool last = index + 1 >= pools->count;
+    CUmemoryPool handle = pools->pools[index].handle;
+    unlock_pools(pools);
+    if (ours && handle != NULL && driver->cuMemPoolTrimTo != NULL) {
+      driver->cuMemPoolTrimTo(handle, 0);
+    } else if (ours && handle == NULL && driver->cuDeviceGraphMemTrim != NULL) {
+      driver->cuDeviceGraphMemTrim(device_ordinal);
+      sp_graphs_trimmed();
+    }
+    if (last) {
+      break;
+    }
+  }
+  return refresh_all(device_ordinal, false) || less;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t to) {
+  return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
+}
+
+/* What the pool grows by, as far as it is known, for `bytes` that its unused part does not hold. */
+static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
+  uint64_t unused = pool->charged > pool->live ? pool->charged - pool->live : 0;
+  if (bytes <= unused) {
+    return 0;
+  }
+  return bytes < pool->chunk ? pool->chunk : round_up(bytes, GRAIN_BYTES);
+}
+
+static bool begin(struct sp_growth *growth) {
+  struct sp_pool *pool = growth->pool;
+  bool reserved = sp_memory_reserve(pool->device, growth->growth);
+  if (!reserved) {
+    struct pools *pools = lock_pools(false);
+    pool->live -= growth->bytes;
+    pool->in_flight -= growth->growth;
+    unlock_pools(pools);
+  }
+  return reserved;
+}
+
+bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
+  struct pools *pools = lock_pools(false);
+  *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
+  pool->live += bytes; /* two at a time do not count on the same unused part */
+  pool->in_flight += growth->growth;
+  unlock_pools(pools);
+  return begin(growth);
+}
+
+bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
+  struct pools *pools = lock_pools(false);
+  *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
+  pool->in_flight += bytes;
+  unlock_pools(pools);
+  return begin(growth);
+}
+
+bool sp_pool_grown(struct sp_growth *growth) {
+  struct sp_pool *pool = growth->pool;
+  struct pools *pools = lock_pools(false);
+  uint64_t now = 0, others = pool->in_flight - growth->growth, before = pool->charged + pool->in_flight;
+  bool fits = true;
+  if (!ask(pool, &now)) { /* it told before: then what was reserved is what it grew by */
+    now = pool->charged + growth->growth;
+  }
+  uint64_t after = now + others;
+  if (after > before && now <= before) { /* others have grown it, and have not told yet */
+    after = before;
+  } else if (after > before) {
+    fits = sp_share_memory_try(pool->device, after - before) == 0;
+    if (!fits) {
+      sp_slot_memory(pool->device, (int64_t)(after - before)); /* for so long it is there */
+    }
+  } else {
+    sp_slot_memory(pool->device, -(int64_t)(before - after));
+  }
+  if (others == 0 && now > pool->charged && now - pool->charged > growth->bytes) {
+    pool->chunk = now - pool->charged;
+  }
+  if (now > pool->live) {
+    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+  }
+  pool->in_flight = others;
+  pool->charged = after - others;
+  growth->growth = 0;
+  unlock_pools(pools);
+  return fits;
+}
+
+void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
+  struct sp_pool *pool = growth->pool;
+  struct pools *pools = lock_pools(false);
+  pool->live -= growth->bytes < pool->live ? growth->bytes : pool->live;
+  pool->in_flight -= growth->growth;
+  unlock_pools(pools);
+  sp_memory_rollback(pool->device, growth->growth);
+  if (allocated) {
+    sp_slot_memory_refused(pool->device, growth->bytes);
+    __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+    sp_pools_shrink(pool->device);
+  }
+}
+
+void sp_pool_freed(const struct sp_allocation *taken) {
+  struct sp_pool *pool = (struct sp_pool *)(uintptr_t)taken->owner;
+  struct pools *pools = lock_pools(false);
+  if (pools == NULL) {
+    return; /* of the parent, in a forked child */
+  }
+  pool->live -= taken->bytes < pool->live ? taken->bytes : pool->live;
+  if (pool->state == DESTROYED) {
+    refresh(pool);
+  }
+  unlock_pools(pools);
+  __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
+}

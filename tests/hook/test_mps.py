@@ -1,0 +1,55 @@
+"""Who is a client of MPS: decided by the daemon's file in the pipe directory, without a word to the daemon."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hooklab import HOOK, HOOK_FLAGS, clean_environment, compile_c
+
+MAIN = '#include <stdio.h>\n#include "mps.h"\nint main(void) { return printf("%d", sp_mps_client()) < 0; }\n'
+
+
+@pytest.fixture
+def default(tmp_path: Path) -> Path:
+    """The directory that is looked into when the environment names none."""
+    (tmp_path / "pipe").mkdir()
+    return tmp_path / "pipe"
+
+
+def is_client(default: Path, named: str | None = None) -> bool:
+    program, source = default.parent / "client", default.parent / "client.c"
+    if not program.exists():
+        source.write_text(MAIN)
+        compile_c(program, *HOOK_FLAGS, f'-DSP_MPS_DIRECTORY="{default}"', f"-I{HOOK}", source, HOOK / "mps.c")
+    env = clean_environment()
+    env.pop("CUDA_MPS_PIPE_DIRECTORY", None)
+    env |= {} if named is None else {"CUDA_MPS_PIPE_DIRECTORY": named}
+    return subprocess.run([program], env=env, capture_output=True, text=True, check=True).stdout == "1"
+
+
+def test_without_a_daemon_nobody_is_a_client(default: Path, tmp_path: Path) -> None:
+    (default / "control").touch()  # a daemon that has stopped leaves its socket
+    assert not is_client(default)
+    assert not is_client(default, "")
+    assert not is_client(default, str(tmp_path / "nowhere"))
+    assert not is_client(default, "/" + "x" * 5000)
+
+
+def test_a_daemon_at_the_default_place_counts_while_it_lives(default: Path) -> None:
+    file = default / "nvidia-cuda-mps-control.pid"
+    file.write_text(f"{os.getpid()}\n")
+    assert is_client(default)
+    file.write_text(f"{2**22 + 1}\n")  # there is no such pid: it was killed
+    assert not is_client(default)
+    file.write_text("")  # it is about to write it
+    assert is_client(default)
+
+
+def test_a_directory_that_the_environment_names_is_believed(default: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (default / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    assert not is_client(default, str(other))
+    (other / "nvidia-cuda-mps-control.pid").write_text(f"{2**22 + 1}\n")  # of another pid namespace
+    assert is_client(default, str(other))
