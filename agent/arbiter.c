@@ -27,21 +27,13 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
   pthread_mutex_unlock(&arbiter->lock);
 }
 
-static void step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
-  for (uint32_t index = 0; index < share->member_count; index++) {
-    struct sp_member *member = &share->members[index];
-    sp_turn_update(arbiter, member, now_ns);
-    sp_turn_step(arbiter, member->device, now_ns);
-  }
-}
-
 static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
   uint64_t rung = sp_bell_drain(&share->region); /* before the scan: what is rung for later rings again */
   uint64_t now_ns = sp_now_ns();
   sp_slots_hear(share, rung);
   if (rung & ~share->watched) /* somebody new */
     sp_slots_watch(arbiter, share, now_ns);
-  step_share(arbiter, share, now_ns);
+  sp_step_share(arbiter, share, now_ns);
 }
 
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
@@ -74,7 +66,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     }
   }
   for (uint32_t index = 0; index < arbiter->device_count; index++)
-    sp_turn_step(arbiter, &arbiter->devices[index], now_ns); /* what has changed by the passing of time alone */
+    sp_step(arbiter, &arbiter->devices[index], now_ns); /* what has changed by the passing of time alone */
 }
 
 static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) {
@@ -92,7 +84,7 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
     on_bell(arbiter, share);
   } else {
     sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff));
-    step_share(arbiter, share, sp_now_ns());
+    sp_step_share(arbiter, share, sp_now_ns());
   }
 }
 
@@ -108,22 +100,9 @@ static void *run(void *argument) {
     if (now_ns - arbiter->ticked_ns >= SP_TICK_NS)
       tick(arbiter, now_ns);
     uint64_t due_ns = arbiter->ticked_ns + SP_TICK_NS;
-    for (uint32_t index = 0; index < arbiter->device_count; index++) {
-      struct sp_node_device *device = &arbiter->devices[index];
-      uint64_t device_due_ns = sp_turn_due_ns(device);
-      if (device_due_ns <= now_ns) {
-        struct sp_member *holder = device->holder;
-        if (holder)
-          sp_turn_update(arbiter, holder, now_ns);
-        sp_turn_step(arbiter, device, now_ns);
-        device_due_ns = sp_turn_due_ns(device);
-        /* A step that changes nothing must not spin. */
-        if (device_due_ns <= now_ns)
-          device_due_ns = now_ns + 50000;
-      }
-      if (device_due_ns < due_ns)
-        due_ns = device_due_ns;
-    }
+    uint64_t device_due_ns = sp_step_due(arbiter, now_ns);
+    if (device_due_ns < due_ns)
+      due_ns = device_due_ns;
     sp_turn_wake(arbiter); /* before the timer is set: they have work to do */
     if (due_ns != armed_ns) {
       struct itimerspec timer = {
@@ -280,7 +259,12 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   if (member->policy < 0)
     return -EUSERS;
   device->members[member->policy] = member;
+  device->gang_members += member->share->member_count > 1;
   write_terms(member, terms);
+  if (!device->context_bytes) /* as an earlier agent has learned */
+    device->context_bytes = member->grant->context_bytes;
+  member->usage.memory_overhead_bytes = member->grant->overhead_bytes;
+  sp_grant_overhead(member->grant, device->context_bytes, member->grant->overhead_bytes);
   memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
   if (sp_grant_word(member->grant) & 1u) {
     sp_turn_adopt(member, now_ns);
@@ -299,6 +283,7 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
     sp_turn_drop(arbiter, member, now_ns);
     sp_member_count(member, false);
     member->device->members[member->policy] = NULL;
+    member->device->gang_members -= share->member_count > 1;
     sp_policy_remove(&member->device->policy, member->policy, now_ns);
   }
 }
@@ -367,6 +352,8 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
   for (uint32_t index = 0; !error && index < term_count; index++)
     if (terms[index].device != found->members[index].device->handle)
       error = -EINVAL; /* a share does not move */
+  if (!error)
+    sp_gang_dissolve(arbiter, found, sp_now_ns()); /* what was chosen under the old terms is chosen anew */
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &found->members[index];
     write_terms(member, &terms[index]);
@@ -395,7 +382,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
       if (!member->holding)
         sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_PAIR_NS, paused ? SP_GRANT_PAUSED : 0);
     }
-    step_share(arbiter, found, now_ns);
+    sp_step_share(arbiter, found, now_ns);
   }
   sp_arbiter_unlock(arbiter);
   poke(arbiter);

@@ -35,9 +35,13 @@ struct sp_usage {
   uint64_t passed;       /* launches that passed a closed gate deliberately (deadlines, stale agent) */
   uint64_t cogrants;     /* turns granted to others because this share's drain was late */
   uint64_t faults;       /* values in the tenant's slots that had to be clamped */
-  uint64_t memory_used_bytes;
-  uint32_t processes; /* live slots */
-  uint32_t state;     /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
+  uint64_t memory_used_bytes;    /* what its processes are charged with, and what NVML shows beyond */
+  int64_t memory_overhead_bytes; /* of that, the latter: contexts, modules, what the driver rounds up */
+  uint64_t memory_refused_bytes; /* the last allocation that did not fit under the cap */
+  uint64_t memory_refusals;      /* how many did not */
+  uint32_t processes;            /* live slots */
+  uint32_t state;                /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
+  int32_t gang_device;           /* the device for which the share's gang waits before it may have this one; -1: none */
 };
 
 /* One finished turn, for traces. */
@@ -61,6 +65,14 @@ struct sp_process {
   uint32_t slot;
   uint64_t launches;
   uint64_t memory_used_bytes;
+};
+
+/* What one live process of a share is charged with on one device. */
+struct sp_holding {
+  int32_t pid; /* in the agent's pid namespace */
+  uint32_t slot;
+  uint64_t memory_used_bytes;
+  uint64_t context_bytes; /* of that, what was reserved for contexts: an estimate */
 };
 
 struct sp_arbiter *sp_arbiter_new(void);
@@ -89,6 +101,15 @@ int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_
 /* Of the whole device, since start: time charged to shares, decisions made, time that they took. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns);
+/* Up to `capacity` live processes of the share with what they hold of its `term`-th device, as the slots say now. */
+int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_holding *holdings,
+                             uint32_t capacity);
+/* The process in `slot` takes so much more of the device than it is charged with (less when negative, but never less
+ * than its contexts were reserved with). Ignored when another process has the slot by now. */
+int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term, uint32_t slot, int32_t pid,
+                            int64_t overhead_bytes);
+/* What a context takes of the device, told to its shares; 0: read back what was told them, by an earlier agent too. */
+uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes);
 /* cdef end */
 
 #endif

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sharepod.agent.share import DeviceUuid, ShareStatus
+
+MPS_REASON: Final = (
+    "MPS serves it, and shares cannot be metered there until `echo quit | nvidia-cuda-mps-control` stops it"
+)
+"""The health reason of a device while an MPS server is on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class DeviceProcess:
     memory_used_bytes: int
     region: str = ""
     """The region that its environment names; empty when it names none or may not be read."""
+    mps_client: bool = False
+    """It is a client of MPS, or its environment makes it one."""
     unmetered_cause: str = ""
     """Why it runs unmetered although it was started in a share of this node; empty for others."""
 
@@ -44,6 +51,8 @@ class DeviceLook:
     """Xid events since the last look, application errors included."""
     needs_reset: bool = False
     """The driver says that the device must be reset or drained before it is well."""
+    mps: bool = False
+    """An MPS server or clients of one are on the device."""
 
 
 @dataclass(frozen=True, slots=True)

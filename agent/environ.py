@@ -1,34 +1,40 @@
-"""What a process's environment says of its share. The text is the tenant's: bounded, and printable or nothing."""
+"""What a process's environment says of its share and of MPS. A tenant's text: bounded, and printable or nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-_VARIABLE: Final = b"SHAREPOD_REGION="
+_REGION: Final = b"SHAREPOD_REGION="
+_MPS: Final = b"CUDA_MPS_PIPE_DIRECTORY="
 _READ_BYTES: Final = 1 << 18
 """So much of an environment is read; what stands behind is not looked for."""
 _REGION_BYTES: Final = 255
 """The longest directory that the hook takes: sp_region.directory of hook/region.h."""
 
 
-def region_of(pid: int) -> str:
-    """Return what SHAREPOD_REGION was when the process started; empty when it is not set or may not be read.
+def environment_of(pid: int) -> bytes:
+    """Return the environment with which the process started; empty when it may not be read.
 
     It reads the process's memory, which may take long: not for the event loop.
     """
     try:
         with Path(f"/proc/{pid}/environ").open("rb") as file:
-            return region_in(file.read(_READ_BYTES))
+            return file.read(_READ_BYTES)
     except OSError:
-        return ""
+        return b""
 
 
 def region_in(environment: bytes) -> str:
     """Return the value of SHAREPOD_REGION; empty when there is none that a hook would take and a log may show."""
     for entry in environment.split(b"\0"):
-        if entry.startswith(_VARIABLE):
-            value = entry.removeprefix(_VARIABLE)
+        if entry.startswith(_REGION):
+            value = entry.removeprefix(_REGION)
             text = value.decode("utf-8", "replace") if len(value) <= _REGION_BYTES else ""
             return text if text.isprintable() else ""
     return ""
+
+
+def names_mps(environment: bytes) -> bool:
+    """Tell whether the environment sends its program to an MPS daemon."""
+    return any(entry.startswith(_MPS) and len(entry) > len(_MPS) for entry in environment.split(b"\0"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sharepod.agent.device import MPS_REASON
 from sharepod.agent.errors import UnknownShare
 from sharepod.agent.share import (
     DeviceTerms,
@@ -67,12 +68,26 @@ def _reason_waiting(terms: DeviceTerms, usage: DeviceUsage, names: str, share_cl
     )
 
 
-def _reason(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus, names: str) -> str:
+def _reason(
+    status: ShareStatus,
+    terms: DeviceTerms,
+    usage: DeviceUsage,
+    device: DeviceStatus,
+    names: str,
+    gang_index: int | None,
+) -> str:
     state = usage.usage.state
     if status.share.paused:
         return f"paused by an operator: `sharepod resume {status.share.title}` lets it run"
+    if device.health_reason == MPS_REASON:
+        return f"its device is of no use to shares: {MPS_REASON}"
     if not device.healthy:
         return f"its device is unhealthy ({device.health_reason}): its launches meet the driver's own error"
+    if state is ShareState.WAITING and gang_index is not None:
+        return (
+            f"waits for device {gang_index} of its gang: its turn has come here, and it gets the devices on which it "
+            "waits together; until then others run here, 2 ms at a time"
+        )
     if state is ShareState.WAITING:
         return _reason_waiting(terms, usage, names, status.share.share_class)
     if state is ShareState.HOLDING:
@@ -93,6 +108,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
     result: list[Explanation] = []
     for terms, usage in zip(status.share.devices, status.usages, strict=True):
         device = devices[terms.device]
+        gang = devices.get(usage.gang_device) if usage.gang_device else None
         holders = _holders(node, terms.device, share_id)
         names = " and ".join(
             f"{other.share.title} {'holds' if held.usage.state is ShareState.HOLDING else 'drains'}"
@@ -104,8 +120,8 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
             Explanation(
                 device=terms.device,
                 state=usage.usage.state,
-                reason=_reason(status, terms, usage, device, names),
-                facts=_facts(status, terms, usage, device),
+                reason=_reason(status, terms, usage, device, names, gang.info.index if gang else None),
+                facts=(*_facts(status, terms, usage, device), *_strays(node, status)),
                 holders=tuple(other.share.id for other, _ in holders),
             )
         )
@@ -115,13 +131,24 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
 def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
     held, account = terms.terms, usage.usage
     cap = f"of {bytes_text(held.memory_limit_bytes)}" if held.memory_limit_bytes else "(no cap)"
+    used, limit = account.memory_used_bytes, held.memory_limit_bytes
+    beyond = account.memory_overhead_bytes
     facts = [
         f"request {percent_text(held.request_millipercent)}, limit {percent_text(held.limit_millipercent)}",
         f"used {percent_text(usage.used_1s_millipercent)} of the last second",
         f"used {percent_text(usage.used_1m_millipercent)} of the last minute",
-        f"memory {bytes_text(account.memory_used_bytes)} {cap}",
+        f"memory {bytes_text(used)} {cap}"
+        + (f", {bytes_text(beyond)} of it contexts, modules and rounding" if beyond > 0 else ""),
         f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised",
     ]
+    if limit and used > limit:
+        over = bytes_text(used - limit)
+        facts.append(f"its memory is {over} above its cap: new allocations are refused until it has freed that")
+    if account.memory_refusals:
+        count = account.memory_refusals
+        what = f"{count} allocations" if count > 1 else "an allocation"
+        last = "the last of " if count > 1 else "of "
+        facts.append(f"{what} did not fit under its memory cap, {last}{bytes_text(account.memory_refused_bytes)}")
     if account.overrun_ns:
         facts.append(f"overran its quanta by {account.overrun_ns / 1e9:.3f} s in all; overruns are repaid")
     if account.passed:
@@ -137,3 +164,15 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         names = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign)
         facts.append(f"unmetered processes use the device: {names}")
     return tuple(facts)
+
+
+def _strays(node: NodeStatus, status: ShareStatus) -> list[str]:
+    """Tell of the share's processes on devices that it does not hold."""
+    held = {terms.device for terms in status.share.devices}
+    return [
+        f"its process {process.name} ({process.pid}) runs unmetered on device {device.info.index}: "
+        f"{process.unmetered_cause}"
+        for device in node.devices
+        for process in device.foreign
+        if device.info.uuid not in held and process.unmetered_cause and process.region == status.share.directory
+    ]

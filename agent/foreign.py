@@ -30,6 +30,12 @@ _NOT_ATTACHED: Final = (
 )
 
 
+MPS_CAUSE: Final = "it is a client of MPS, under which nobody can tell whose work runs: stop MPS and start it again"
+OUTSIDE_CAUSE: Final = (
+    "its share does not hold this device: it has changed CUDA_VISIBLE_DEVICES; take devices from the list it was given"
+)
+
+
 def unmetered_cause(region_error: int) -> str:
     """Say why a process runs unmetered that was started in a share; `region_error` is what its region is now (errno).
 

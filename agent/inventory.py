@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pynvml
 
 from sharepod.agent.device import DeviceInfo, DeviceLook, DeviceProcess
-from sharepod.agent.environ import region_of
+from sharepod.agent.environ import environment_of, names_mps, region_in
 from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.share import DeviceUuid
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LIBRARY_NAME: Final = "libnvidia-ml.so.1"
 LOOK_INTERVAL_S: Final = 2.4
 """A process without a share is told at the second look that sees it: within 5 s."""
+_MPS_SERVER: Final = "nvidia-cuda-mps"
+"""The name of nvidia-cuda-mps-server, as long as the kernel keeps names."""
+_MEMORY_LIMITS: Final = "nvmlDeviceSetMemoryLimits_v1"
 _RECOVERY_NONE: Final = 0
 _RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
@@ -60,6 +63,30 @@ def _memory(handle: Any) -> tuple[int, int]:
     except pynvml.NVMLError_NotSupported:
         return 0, 0
     return int(memory.total or 0), int(memory.used or 0)
+
+
+def _name(handle: Any, parent: Any) -> str:
+    """Return a device's product name; older drivers have none for MIG instances but the GPU's."""
+    try:
+        return _text(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError_NotSupported:
+        return _text(pynvml.nvmlDeviceGetName(parent))
+
+
+def _mps_clients(handle: Any) -> set[int]:
+    """Return the pids of the processes that use the device through MPS; none where the driver does not tell."""
+    try:
+        return {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)}
+    except pynvml.NVMLError:
+        return set()
+
+
+def offers_memory_limits(library: str = LIBRARY_NAME) -> bool:
+    """Tell whether the driver has memory limits of its own, per cgroup (r615 and later)."""
+    try:
+        return hasattr(ctypes.CDLL(library), _MEMORY_LIMITS)
+    except OSError:
+        return False
 
 
 def _process_name(pid: int) -> str:
@@ -115,25 +142,25 @@ class Inventory:
         for position in range(pynvml.nvmlDeviceGetCount()):
             parent = pynvml.nvmlDeviceGetHandleByIndex(position)
             parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
-            name = _text(pynvml.nvmlDeviceGetName(parent))
-            for handle in self._instances(parent) or [parent]:
+            instances = self._instances(parent)
+            for handle in [parent] if instances is None else instances:
                 uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-                info = DeviceInfo(uuid, len(found), name, _memory(handle)[0])
+                info = DeviceInfo(uuid, len(found), _name(handle, parent), _memory(handle)[0])
                 found.append(_Handle(info, handle, parent, parent_uuid))
         return tuple(found)
 
     @staticmethod
-    def _instances(parent: Any) -> list[Any]:
-        """Return the MIG instances of a GPU; none when it is whole."""
+    def _instances(parent: Any) -> list[Any] | None:
+        """Return the MIG instances of a GPU, None when it is whole: in MIG mode nothing runs but in an instance."""
         instances: list[Any] = []
         try:
             if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-                return []
+                return None
             for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
                 with contextlib.suppress(pynvml.NVMLError_NotFound):
                     instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot))
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-            return []
+            return None
         return instances
 
     def _watch_events(self) -> None:
@@ -189,16 +216,22 @@ class Inventory:
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(item.handle)
         except pynvml.NVMLError as error:
             return DeviceLook(item.info.uuid, error=f"NVML: {error}", xids=xids)
-        processes = tuple(self._process(process.pid, int(process.usedGpuMemory or 0)) for process in running)
-        return DeviceLook(item.info.uuid, "", used, processes, xids, _needs_reset(item.parent))
+        clients = _mps_clients(item.handle)
+        listed = [self._process(process.pid, int(process.usedGpuMemory or 0), clients) for process in running]
+        processes = tuple(process for process in listed if process.name != _MPS_SERVER)
+        mps = bool(clients) or len(processes) < len(listed)
+        return DeviceLook(item.info.uuid, "", used, processes, xids, _needs_reset(item.parent), mps)
 
-    def _process(self, pid: int, memory_used_bytes: int) -> DeviceProcess:
+    def _process(self, pid: int, memory_used_bytes: int, clients: set[int]) -> DeviceProcess:
         """Return a process; for one that was there at the last look its name and region are not asked for again."""
         known = self._known.get(pid)
-        if known is not None:
-            same = known.memory_used_bytes == memory_used_bytes
-            return known if same else replace(known, memory_used_bytes=memory_used_bytes)
-        return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region_of(pid))
+        if known is None:
+            environment = environment_of(pid)
+            region, mps = region_in(environment), names_mps(environment) or pid in clients
+            return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region, mps)
+        mps = known.mps_client or pid in clients
+        same = (known.memory_used_bytes, known.mps_client) == (memory_used_bytes, mps)
+        return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)
 
     def close(self) -> None:
         """Stop looking and close NVML.

@@ -29,7 +29,7 @@ import grpc
 from sharepod import hook, simgpu
 from sharepod.agent import hook_file, logs, metrics
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
-from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
+from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library, offers_memory_limits
 from sharepod.agent.lock import HostLock
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
@@ -175,6 +175,8 @@ class Agent:
         features += ["simulated"] if settings.simulate else []
         features += ["overcommit"] if settings.overcommit else []
         features += ["metrics"] if settings.metrics_listen else []
+        features += ["memory-by-hook"]
+        features += ["driver-memory-limits-unused"] if offers_memory_limits() else []
         return Identity(
             node_name=socket.gethostname(),
             version=importlib.metadata.version("sharepod"),

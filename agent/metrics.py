@@ -95,6 +95,11 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         lambda h: h.usage.usage.faults,
     ),
     Row(
+        "sharepod_share_memory_refusals",
+        "Allocations that did not fit under the memory cap.",
+        lambda h: h.usage.usage.memory_refusals,
+    ),
+    Row(
         "sharepod_share_request_ratio",
         "Guaranteed part of the device's time.",
         lambda h: h.terms.request_millipercent / 1e5,
@@ -111,6 +116,11 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         lambda h: h.usage.usage.memory_used_bytes,
     ),
     Row("sharepod_share_memory_limit_bytes", "Memory cap; 0 is none.", lambda h: h.terms.memory_limit_bytes),
+    Row(
+        "sharepod_share_memory_overhead_bytes",
+        "Of the memory in use, what NVML shows beyond the allocations: contexts, modules, rounding.",
+        lambda h: h.usage.usage.memory_overhead_bytes,
+    ),
     Row("sharepod_share_processes", "Live processes.", lambda h: h.usage.usage.processes),
     Row(
         "sharepod_share_waiting",

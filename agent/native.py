@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharepod.agent.device import DeviceCounters
-from sharepod.agent.share import Handle, Process, ShareClass, ShareState, Terms, Turn, Usage
+from sharepod.agent.share import Handle, Holding, Process, ShareClass, ShareState, Terms, Turn, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,15 @@ class Arbiter(Protocol):
     def read_device(self, device: Handle) -> DeviceCounters:
         """Return the counters of a device."""
 
+    def read_holdings(self, share: Handle, term: int) -> tuple[Holding, ...]:
+        """Return what each live process of the share is charged with on its `term`-th device."""
+
+    def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
+        """Say how much more (negative: less) of the device the process takes than it is charged with."""
+
+    def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
+        """Set what a context takes of the device, if not 0; return what is set."""
+
     def close(self) -> None:
         """Stop as planned: gates that are not paused open within 50 ms."""
 
@@ -75,6 +84,7 @@ class NativeArbiter:
         # Read into again and again, on the event loop alone.
         self._usage = self._ffi.new("struct sp_usage *")
         self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
+        self._holdings = self._ffi.new("struct sp_holding[]", self._lib.SP_SLOTS_MAX)
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -144,8 +154,12 @@ class NativeArbiter:
             cogrants=usage.cogrants,
             faults=usage.faults,
             memory_used_bytes=usage.memory_used_bytes,
+            memory_overhead_bytes=usage.memory_overhead_bytes,
+            memory_refused_bytes=usage.memory_refused_bytes,
+            memory_refusals=usage.memory_refusals,
             processes=usage.processes,
             state=ShareState(usage.state),
+            gang_device=Handle(usage.gang_device),
         )
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
@@ -153,6 +167,22 @@ class NativeArbiter:
         found, capacity = self._processes, self._lib.SP_SLOTS_MAX
         count = _check(self._lib.sp_arbiter_read_processes(self._arbiter, share, found, capacity), "read processes")
         return tuple(Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in found[0:count])
+
+    def read_holdings(self, share: Handle, term: int) -> tuple[Holding, ...]:
+        """See Arbiter."""
+        found, capacity = self._holdings, self._lib.SP_SLOTS_MAX
+        count = _check(self._lib.sp_arbiter_read_holdings(self._arbiter, share, term, found, capacity), "read holdings")
+        return tuple(Holding(h.pid, h.slot, h.memory_used_bytes, h.context_bytes) for h in found[0:count])
+
+    def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
+        """See Arbiter."""
+        slot, pid = holding.slot, holding.pid
+        result = self._lib.sp_arbiter_set_overhead(self._arbiter, share, term, slot, pid, overhead_bytes)
+        _check(result, "set overhead")
+
+    def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
+        """See Arbiter."""
+        return int(self._lib.sp_arbiter_context_bytes(self._arbiter, device, context_bytes))
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         """See Arbiter."""

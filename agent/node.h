@@ -4,6 +4,8 @@
  *
  *   arbiter.c  the thread, its events, the functions of arbiter.h
  *   slots.c    what the tenants' slots say, and who is alive
+ *   step.c     what is due on a device
+ *   gang.c     the devices that a share gets together
  *   turn.c     open, close, drain: the life of a turn
  *   lead.c     how early the next one is granted
  *   bill.c     who pays for the time that passes
@@ -35,6 +37,8 @@
 #define SP_BUDGET_END_NS     1000000u    /* … at the end of a turn */
 #define SP_BUDGET_LIMITED_NS 2000000u    /* … of a share with a limit */
 #define SP_BUDGET_LATENCY_NS 200000u     /* … beside a latency share */
+#define SP_BUDGET_FOLLOW_NS  200000u     /* … of a follower: what another device spins for is short */
+#define SP_LENT_NS           2000000u    /* a turn on a device that a gang has reserved */
 #define SP_PAIR_NS           16000000u   /* two units may be in flight when both end within this */
 #define SP_PAIR_LATENCY_NS   1100000u    /* … beside a latency share */
 #define SP_WATCH_NS          1000000000u /* how often a share that does not ring is looked at all the same */
@@ -73,7 +77,7 @@ struct sp_view {
   uint64_t ended_ns;         /* when the last work ended, or the time of the scan: the nearest guess */
   uint64_t used_ns;          /* device time that the processes used in the current turn so far, added up */
   uint32_t running;          /* processes for which that goes on */
-  uint64_t launches, passed, memory_used_bytes, longest_unit_ns;
+  uint64_t launches, passed, memory_used_bytes, longest_unit_ns, refusals;
 };
 
 struct sp_member {
@@ -91,6 +95,9 @@ struct sp_member {
   bool draining;
   bool late;      /* granted while its last turn had not drained */
   bool cogranted; /* its drain is late: others run beside it */
+  bool reserves;  /* the device, for its gang: the policy has chosen it, and counts it as idle */
+  bool lent;      /* its turn is on a device that another one reserves */
+  bool follows;   /* its turn is for what another device of its share spins for */
   uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
@@ -110,9 +117,10 @@ struct sp_member {
   uint64_t lead_max_ns;    /* a longer lead and its residue is cut; learned */
   uint32_t cuts;           /* so many residues in a row were */
   bool lead_cut;           /* granted later than the device's lead, for that of whoever drained */
+  uint64_t refused_ns;     /* it was too far ahead to follow; asked again then */
   uint32_t reason;
-  uint64_t waiting_ns;                       /* since when the wait is counted; 0 = not waiting */
-  uint64_t retired_launches, retired_passed; /* of processes that are gone */
+  uint64_t waiting_ns;                                         /* since when the wait is counted; 0 = not waiting */
+  uint64_t retired_launches, retired_passed, retired_refusals; /* of processes that are gone */
   struct sp_usage usage;
 };
 
@@ -122,8 +130,9 @@ struct sp_tenant {
   int32_t pid;
   uint64_t orphaned_ns; /* claimed, but nobody held the lock since */
   struct {
-    uint64_t launches, memory_bytes;
-    uint32_t passed;
+    uint64_t launches, memory_bytes, context_bytes;
+    int64_t overhead_bytes; /* NVML's figure less that */
+    uint32_t passed, refusals;
     bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
   } said[SP_DEVICES_MAX]; /* the last that was believed */
 };
@@ -153,6 +162,9 @@ struct sp_node_device {
     const struct sp_member *member;
     uint64_t ended_ns;
   } recent[2];
+  uint32_t gang_members;      /* of shares on several devices */
+  uint32_t reserved;          /* members that reserve it */
+  struct sp_share *called_by; /* of them, whom it is kept for; NULL: it is lent */
   /* Closed, not drained, the oldest first. Nearly always none or one. */
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
@@ -161,6 +173,7 @@ struct sp_node_device {
   uint64_t retry_ns;             /* when a limit lets somebody run; UINT64_MAX */
   uint64_t drained_ns, ended_ns; /* when the last turn drained, and when its work ended: the nearest guess */
   uint64_t charged_ns, decisions, decision_ns;
+  uint64_t context_bytes; /* what a context takes, as far as it is known */
 };
 
 struct sp_arbiter {
@@ -172,6 +185,9 @@ struct sp_arbiter {
   uint32_t device_count;
   struct sp_node_device devices[SP_NODE_DEVICES_MAX];
   struct sp_share *shares[SP_SHARES_MAX];
+  uint64_t stirred; /* a bit per device: something elsewhere has changed what is due there */
+  uint32_t gang_count;
+  struct sp_share *gangs[SP_SHARES_MAX]; /* that reserve something, the oldest first */
   uint64_t turn_count;
   struct sp_turn *turns; /* ring of SP_TURNS_KEPT */
   uint32_t wake_count;
@@ -198,6 +214,9 @@ void sp_slots_deafen(struct sp_member *member);
 void sp_slots_hear(struct sp_share *share, uint64_t rung);
 void sp_slots_close(struct sp_share *share);
 
+/* A process has another overhead, or is gone: grants carry the sum over the live ones. */
+void sp_holdings_changed(struct sp_share *share);
+
 static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;
 }
@@ -219,6 +238,8 @@ void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 static inline bool sp_others_wait(const struct sp_node_device *device, const struct sp_member *member) {
   return device->waiting > (uint32_t)member->counted_waiting;
 }
+/* Somebody else had a turn a moment ago and will want one soon: what is queued now delays that. */
+bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns);
 /* Does its turn end at its deadline? */
 static inline bool sp_turn_ends(const struct sp_node_device *device, const struct sp_member *member) {
   return sp_others_wait(device, member) || member->terms.limit_millipercent < SP_POLICY_WHOLE;
@@ -244,9 +265,11 @@ void sp_lead_aim(struct sp_member *holder);
 /* turn.c */
 /* Scan the member and act on what its slots say. */
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* Close, drain, grant: whatever is due on the device. */
-void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+/* `member`, which holds in its policy, has the device, which is free. */
+void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns);
 void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
+/* Its drain is late. */
+void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns);
 /* A region with its gate open from an earlier agent: that turn drains like any other. */
 void sp_turn_adopt(struct sp_member *member, uint64_t now_ns);
 /* Its waiters are woken with the next sp_turn_wake. */
@@ -255,7 +278,37 @@ void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant);
 void sp_turn_wake(struct sp_arbiter *arbiter);
 /* The turn is over whatever the slots say: the share is being released. */
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-/* When the device wants to be stepped next; UINT64_MAX: on an event. */
-uint64_t sp_turn_due_ns(const struct sp_node_device *device);
+
+/* step.c */
+/* Close, drain, grant: whatever is due on the device. */
+void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+/* Scan all members of the share, then step their devices. */
+void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
+/* Step every device on which something is due; returns when the next one is. */
+uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns);
+/* May the next share be granted? */
+bool sp_step_is_free(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+/* The choice wants the account of who drains. */
+void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+
+/* gang.c; `member` is one of a share on several devices */
+/* The device is free: true when a gang has had it, or it is kept for one. */
+bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
+/* Let those that may call their devices: who is complete depends on what goes on on any of them. */
+void sp_gang_call(struct sp_arbiter *arbiter);
+/* The policy has chosen `member`. True: it waits for the rest of its gang. */
+bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
+/* It does not, or no longer. */
+void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
+void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
+/* Does the holder's turn end for a gang's sake, or because it was one? When that may next be so; UINT64_MAX: never. */
+bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
+uint64_t sp_gang_due_ns(const struct sp_node_device *device);
+/* Close the turn of `member`, and with it those of its gang. */
+void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
+/* When the turns that the share holds end, together; UINT64_MAX: it holds none, or they do not. */
+uint64_t sp_gang_deadline_ns(const struct sp_share *share);
+/* The device that its gang waits for, -1: none. For whoever asks why it waits. */
+int32_t sp_gang_waits_for(const struct sp_member *member);
 
 #endif

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import checkpoint, foreign, health
+from sharepod.agent import checkpoint, foreign, health, overhead
 from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
 from sharepod.agent.errors import ShareError
 from sharepod.agent.owners import Owners, start_ticks, user_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sharepod.agent.native import Arbiter
     from sharepod.agent.registry import Registry, TermsChange
-    from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
+    from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
 
 log = logging.getLogger("sharepod.agent")
 
@@ -66,6 +66,8 @@ class Node:
         self._health = {info.uuid: health.Health() for info in registry.devices}
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._foreign = foreign.ForeignProcesses(monitoring)
+        self._overheads = overhead.Overheads()
+        self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot)
         self._save_failure = ""
@@ -115,6 +117,7 @@ class Node:
         """End a share and return its last account."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
+        self._refusals = {key: count for key, count in self._refusals.items() if key[0] != last.share.id}
         used_ns = sum(held.usage.used_ns for held in last.usages)
         log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
         self.publish()
@@ -202,6 +205,7 @@ class Node:
         """Take one look of the inventory into account: health, and processes without a share."""
         now_ns = time.monotonic_ns()
         owned = self._registry.pids()
+        attached = {pid for pids in owned.values() for pid in pids}
         for look in looks:
             self._looks[look.uuid] = look
             before = self._health[look.uuid]
@@ -210,13 +214,42 @@ class Node:
             if after.reason != before.reason:
                 self._registry.set_health(look.uuid, after.reason)
                 self._tell_health(look.uuid, after.reason)
+            here = owned.get(look.uuid, set())
             causes = {
-                process.pid: cause
+                process.pid: self._registry.unmetered_cause(process, attached=process.pid in attached)
                 for process in look.processes
-                if process.pid not in owned and (cause := self._registry.unmetered_cause(process.region))
+                if process.pid not in here
             }
-            for found in self._foreign.step(look.uuid, look.processes, owned, now_ns, causes):
+            for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
+            self._settle(look)
+
+    def _settle(self, look: DeviceLook) -> None:
+        """Charge shares with what their processes take beyond their allocations, and tell what did not fit."""
+        held: list[overhead.Held] = []
+        for share, handle, term in self._registry.terms_on(look.uuid):
+            held += [overhead.Held(handle, term, one) for one in self._arbiter.read_holdings(handle, term)]
+            self._tell_refusals(share, look.uuid, self._arbiter.read_usage(handle, term))
+        nvml_bytes = {process.pid: process.memory_used_bytes for process in look.processes}
+        for settled in self._overheads.step(look.uuid, held, nvml_bytes):
+            one = settled.held
+            self._arbiter.set_overhead(one.share, one.term, one.holding, settled.overhead_bytes)
+        if learned := self._overheads.context_bytes(look.uuid):
+            self._arbiter.context_bytes(self._registry.device_handle(look.uuid), learned)
+
+    def _tell_refusals(self, share: Share, device: DeviceUuid, usage: Usage) -> None:
+        told = self._refusals.get((share.id, device), 0)
+        self._refusals[share.id, device] = usage.memory_refusals
+        if usage.memory_refusals > told:
+            [limit] = [held.terms.memory_limit_bytes for held in share.devices if held.device == device]
+            fields = {
+                "device": device,
+                "refused": usage.memory_refusals - told,
+                "last_bytes": usage.memory_refused_bytes,
+                "memory_used_bytes": usage.memory_used_bytes,
+                "memory_limit_bytes": limit,
+            }
+            log.warning("allocations did not fit under the cap", extra=_fields(share) | fields)
 
     def _tell_health(self, device: DeviceUuid, reason: str) -> None:
         held = [s.title for s in self._registry.shares() if any(terms.device == device for terms in s.devices)]

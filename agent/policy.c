@@ -50,6 +50,21 @@ static bool goes_before(const struct sp_policy_share *a, const struct sp_policy_
   return behind != 0 ? behind > 0 : a->waiting_since_ns < b->waiting_since_ns;
 }
 
+/* The share's turn begins. */
+static struct sp_choice give(struct sp_policy *policy, int share) {
+  struct sp_policy_share *s = &policy->shares[share];
+  struct sp_choice choice = {.share = share, .retry_ns = UINT64_MAX};
+  choice.quantum_ns = sp_account_quantum(policy, s);
+  if (is_limited(s)) { /* the bucket goes on filling during the turn, so it lasts bucket / (100 % - limit) */
+    uint64_t bucket = s->bucket > 0 ? (uint64_t)s->bucket : 0;
+    choice.quantum_ns = min_u64(choice.quantum_ns, bucket / (WHOLE - s->limit_mp));
+  }
+  choice.rule = s->rule = rule_of(s);
+  s->holding = true; /* waiting -> holding: the active set, and with it the rates, stay */
+  s->waiting = false;
+  return choice;
+}
+
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   struct sp_choice choice = {.share = -1, .quantum_ns = 0, .retry_ns = UINT64_MAX, .rule = SP_RULE_NONE};
   refresh(policy, now_ns);
@@ -72,15 +87,34 @@ struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns) {
   }
   if (best == NULL)
     return choice;
-  choice.retry_ns = UINT64_MAX;
-  choice.quantum_ns = sp_account_quantum(policy, best);
-  if (is_limited(best)) /* the bucket goes on filling during the turn, so it lasts bucket / (100 % - limit) */
-    choice.quantum_ns = min_u64(choice.quantum_ns, (uint64_t)best->bucket / (WHOLE - best->limit_mp));
-  choice.rule = rule_of(best);
-  best->rule = choice.rule;
-  best->holding = true; /* waiting -> holding: the active set, and with it the rates, stay */
-  best->waiting = false;
+  return give(policy, choice.share);
+}
+
+struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share) || policy->shares[share].holding || policy->shares[share].paused)
+    return (struct sp_choice){.share = -1, .retry_ns = UINT64_MAX};
+  sp_policy_wait(policy, share, true, now_ns);
+  refresh(policy, now_ns);
+  sp_accounts_settle(policy);
+  policy->decisions++;
+  sp_accounts_cap(policy, &policy->shares[share]);
+  struct sp_choice choice = give(policy, share);
+  choice.quantum_ns = max_u64(choice.quantum_ns, QUANTUM_MIN_NS);
   return choice;
+}
+
+void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns) {
+  sp_policy_wait(policy, share, true, now_ns); /* before the end, or it would count as idle between */
+  sp_policy_end(policy, share, now_ns);
+}
+
+bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns) {
+  if (!is_known(policy, share))
+    return false;
+  struct sp_policy_share *s = &policy->shares[share];
+  refresh(policy, now_ns);
+  sp_accounts_bring(policy, s, now_ns);
+  return !s->paused && s->debt == 0 && s->lag >= -2 * s->due_lag && limit_allows(s, s->bucket);
 }
 
 /* Somebody waits who is below its request and may run. */

@@ -112,6 +112,13 @@ void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint
 void sp_policy_end(struct sp_policy *policy, int share, uint64_t now_ns);
 /* Who is next among those that wait and do not hold. The chosen share holds and no longer waits. */
 struct sp_choice sp_policy_next(struct sp_policy *policy, uint64_t now_ns);
+/* The turn of a share that was chosen before, let go by with sp_policy_end alone, and so was idle meanwhile: it waited
+ * for other devices of its gang. It holds from here on, for two milliseconds at least; share == -1: it cannot. */
+struct sp_choice sp_policy_take(struct sp_policy *policy, int share, uint64_t now_ns);
+/* Its limit allows a turn, and it is ahead of its target by one at most: it may go before others once. */
+bool sp_policy_is_near(struct sp_policy *policy, int share, uint64_t now_ns);
+/* The share that was chosen last does not get the turn: it waits again. */
+void sp_policy_return(struct sp_policy *policy, int share, uint64_t now_ns);
 
 /* True when `waiter`, a waiting latency share below its limit, should revoke `holder` now: below its request, any
  * holder that was not itself chosen so; else only one that uses leftovers. Ask when it begins to wait. */

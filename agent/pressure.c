@@ -4,8 +4,7 @@
  */
 #include "node.h"
 
-/* Somebody else had a turn a moment ago and will want one soon: what is queued now delays that. */
-static bool others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
+bool sp_others_recent(const struct sp_node_device *device, const struct sp_member *member, uint64_t now_ns) {
   for (int index = 0; index < 2; index++) {
     const struct sp_member *other = device->recent[index].member;
     if (other && other != member && other->share->claimed && now_ns - device->recent[index].ended_ns < SP_RECENT_NS)
@@ -30,7 +29,7 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
   struct pressure pressure = {SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, contended ? SP_GRANT_CONTENDED : 0};
   if (member->terms.limit_millipercent < SP_POLICY_WHOLE)
     pressure.flags |= SP_GRANT_LIMITED;
-  if (contended || others_recent(device, member, now_ns)) {
+  if (contended || sp_others_recent(device, member, now_ns)) {
     pressure.budget_ns = SP_BUDGET_SHARED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
@@ -38,7 +37,9 @@ static struct pressure pressure_on(const struct sp_node_device *device, const st
     pressure.budget_ns = SP_BUDGET_LIMITED_NS;
     pressure.pair_ns = SP_PAIR_NS;
   }
-  if (beside_latency(device, member)) {
+  if (member->follows) {
+    pressure.budget_ns = pressure.pair_ns = SP_BUDGET_FOLLOW_NS;
+  } else if (beside_latency(device, member)) {
     pressure.budget_ns = SP_BUDGET_LATENCY_NS;
     pressure.pair_ns = SP_PAIR_LATENCY_NS;
   }

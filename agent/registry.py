@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sharepod.agent.checkpoint import Record
-    from sharepod.agent.device import DeviceInfo
+    from sharepod.agent.device import DeviceInfo, DeviceProcess
     from sharepod.agent.native import Arbiter
 
 _ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -200,15 +200,20 @@ class Registry:
             shutil.rmtree(path, ignore_errors=True)
         return [path.name for path in orphans]
 
-    def unmetered_cause(self, region: str) -> str:
-        """Say why a process without a slot runs unmetered whose environment names `region`; empty for no share of ours.
+    def unmetered_cause(self, process: DeviceProcess, *, attached: bool) -> str:
+        """Say why a process runs unmetered that was started in a share; empty for one that belongs to no share of ours.
 
-        The text is a tenant's: it counts only when it is the directory of a share, there or gone.
+        `attached`: it has a slot, but its share does not hold the device. What its environment names is a tenant's:
+        it counts only when it is the directory of a share, there or gone.
         """
-        directory, _, name = region.rpartition("/")
+        if attached:
+            return foreign.OUTSIDE_CAUSE
+        directory, _, name = process.region.rpartition("/")
         if directory != str(self._directory) or not _ID.fullmatch(name):
             return ""
-        return foreign.unmetered_cause(self._arbiter.region_error(region))
+        if process.mps_client:
+            return foreign.MPS_CAUSE
+        return foreign.unmetered_cause(self._arbiter.region_error(process.region))
 
     def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> Share:
         """Change the terms of a live share. Raises a ShareError and changes nothing when they do not fit."""
@@ -260,10 +265,23 @@ class Registry:
             if not wanted or entry.share.id in wanted
         )
 
-    def pids(self) -> set[int]:
-        """Return the pids of the live processes of all shares."""
-        found = (self._arbiter.read_processes(entry.handle) for entry in self._entries.values())
-        return {process.pid for processes in found for process in processes}
+    def pids(self) -> dict[DeviceUuid, set[int]]:
+        """Return the pids of the live processes of all shares, by each device that their share holds."""
+        found: dict[DeviceUuid, set[int]] = {}
+        for entry in self._entries.values():
+            pids = {process.pid for process in self._arbiter.read_processes(entry.handle)}
+            for held in entry.share.devices:
+                found.setdefault(held.device, set()).update(pids)
+        return found
+
+    def terms_on(self, device: DeviceUuid) -> list[tuple[Share, Handle, int]]:
+        """Return the shares that hold the device, with the arbiter's names for share and term."""
+        return [
+            (entry.share, entry.handle, term)
+            for entry in self._entries.values()
+            for term, held in enumerate(entry.share.devices)
+            if held.device == device
+        ]
 
     def turns(self, after: int, capacity: int) -> list[tuple[Turn, Share | None, DeviceUuid]]:
         """Return finished turns with their share (None when it has been forgotten) and device."""
@@ -321,7 +339,8 @@ class Registry:
             minute = account.rate_millipercent(now_ns, usage.used_ns, MINUTE_NS)
             if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):
                 usage = replace(usage, state=ShareState.PAUSED)
-            usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute))
+            gang_device = self._uuids.get(usage.gang_device)
+            usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute, gang_device))
         return ShareStatus(entry.share, tuple(usages), self._arbiter.read_processes(entry.handle))
 
     def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:

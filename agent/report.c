@@ -14,6 +14,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
     if (member->holding)
       sp_bill(member->device, now_ns);
     *usage = member->usage;
+    usage->gang_device = sp_gang_waits_for(member);
     if (member->waiting_ns)
       usage->waited_ns += now_ns - member->waiting_ns;
     usage->state = found->paused          ? SP_PAUSED

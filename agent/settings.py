@@ -41,7 +41,8 @@ MONITORING: Final = (
     "nv-hostengine", "dcgm*", "nvidia-smi", "nvidia-persiste*", "nvidia-cuda-mps*", "nvtop", "Xorg", "gnome-shell",
 )  # fmt: skip
 
-_SIMULATE: Final = re.compile(r"[1-9][0-9]?x[A-Za-z0-9-]+(,[1-9][0-9]?x[A-Za-z0-9-]+)*")
+_SIMULATED: Final = r"[1-9][0-9]?x[A-Za-z0-9-]+(:[a-z0-9.]+(\+[a-z0-9.]+)*)?"
+_SIMULATE: Final = re.compile(f"{_SIMULATED}(,{_SIMULATED})*")
 SOCKET_PATH_MAX: Final = 107
 """sockaddr_un.sun_path, less the byte that ends it."""
 _ADDRESS: Final = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):(\d{1,5})")
@@ -185,7 +186,7 @@ class Settings:
     )  # fmt: skip
     state_directory: str = _setting("", _path, "Directory of the checkpoint. Default: the runtime directory.")
     simulate: str = _setting(
-        "", _simulate, "Run on simulated GPUs, for example 2xH200 or 1xH200,1xA10. Empty: real ones."
+        "", _simulate, "Run on simulated GPUs, for example 2xH200 or 1xH100:3g.40gb+4g.40gb,1xA10. Empty: real ones."
     )
     metrics_listen: str = _setting(METRICS_DEFAULT, _metrics, "Loopback address where Prometheus scrapes, or off.")
     overcommit: bool = _setting(

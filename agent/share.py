@@ -179,8 +179,15 @@ class Usage:
     cogrants: int = 0
     faults: int = 0
     memory_used_bytes: int = 0
+    memory_overhead_bytes: int = 0
+    """Of that, what NVML shows beyond the allocations: contexts, modules, what the driver rounds up."""
+    memory_refused_bytes: int = 0
+    """The last allocation that did not fit under the cap."""
+    memory_refusals: int = 0
     processes: int = 0
     state: ShareState = ShareState.IDLE
+    gang_device: Handle = Handle(-1)
+    """The device for which the share's gang waits before it may have this one; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,8 @@ class DeviceUsage:
     usage: Usage
     used_1s_millipercent: int = 0
     used_1m_millipercent: int = 0
+    gang_device: DeviceUuid | None = None
+    """Another device of the share, for which this one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,17 @@ class Process:
     slot: int
     launches: int
     memory_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Device memory that one process of a share is charged with on one device."""
+
+    pid: int
+    slot: int
+    memory_used_bytes: int
+    context_bytes: int
+    """Of that, what was reserved for contexts before they were made: an estimate."""
 
 
 @dataclass(frozen=True, slots=True)

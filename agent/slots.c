@@ -127,11 +127,27 @@ void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t
   watch(arbiter, share, &look, now_ns);
 }
 
-static void take_counts(struct sp_tenant *tenant, uint32_t index, const struct sp_slot_device *said) {
+void sp_holdings_changed(struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++) {
+    struct sp_member *member = &share->members[index];
+    int64_t sum_bytes = 0;
+    for (uint64_t rest = share->claimed; rest; rest &= rest - 1)
+      sum_bytes += share->tenants[__builtin_ctzll(rest)].said[index].overhead_bytes;
+    member->usage.memory_overhead_bytes = sum_bytes;
+    sp_grant_overhead(member->grant, member->device->context_bytes, sum_bytes);
+  }
+}
+
+static void take_counts(struct sp_member *member, struct sp_tenant *tenant, const struct sp_slot_device *said) {
+  uint32_t index = member->index;
   if (said->launches >= tenant->said[index].launches)
     tenant->said[index].launches = said->launches;
   if (said->passed >= tenant->said[index].passed)
     tenant->said[index].passed = said->passed;
+  if (said->refusals >= tenant->said[index].refusals)
+    tenant->said[index].refusals = said->refusals;
+  if (said->refused_bytes)
+    member->usage.memory_refused_bytes = said->refused_bytes;
 }
 
 void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot) {
@@ -157,13 +173,15 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     struct sp_slot_device said; /* what it said at its end */
     bool whole = sp_slot_read(&share->region, slot, index, &said) == 0;
     if (whole)
-      take_counts(tenant, index, &said);
+      take_counts(member, tenant, &said);
     if (!whole || said.held_turn == member->turn) /* what it used of the turn goes with its slot */
       member->by_clock = true;
     share->members[index].retired_launches += tenant->said[index].launches;
     share->members[index].retired_passed += tenant->said[index].passed;
+    share->members[index].retired_refusals += tenant->said[index].refusals;
   }
   memset(tenant->said, 0, sizeof tenant->said);
+  sp_holdings_changed(share);
   sp_slot_clear(&share->region, slot);
   share->claimed &= ~((uint64_t)1 << slot);
   for (uint32_t index = 0; index < share->member_count; index++)
@@ -251,13 +269,16 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
       view->first_ended_ns = said.first_ended_ns;
     view->entered = true;
   }
-  take_counts(tenant, member->index, &said);
+  take_counts(member, tenant, &said);
   view->launches += tenant->said[member->index].launches;
   view->passed += tenant->said[member->index].passed;
-  if (said.memory_used_bytes < (uint64_t)1 << 50)
+  view->refusals += tenant->said[member->index].refusals;
+  if (said.memory_used_bytes < (uint64_t)1 << 50 && said.context_bytes <= said.memory_used_bytes) {
     tenant->said[member->index].memory_bytes = said.memory_used_bytes;
-  else
+    tenant->said[member->index].context_bytes = said.context_bytes;
+  } else {
     member->usage.faults++;
+  }
   view->memory_used_bytes += tenant->said[member->index].memory_bytes;
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
   if (unit_ns > 10000000000u)
@@ -277,7 +298,11 @@ static void scan(struct sp_member *member, const struct sp_slot_device *first, u
   sp_member_count(member, true);
   member->usage.launches = view.launches + member->retired_launches;
   member->usage.passed = view.passed + member->retired_passed;
-  member->usage.memory_used_bytes = view.memory_used_bytes;
+  int64_t overhead_bytes = member->usage.memory_overhead_bytes;
+  member->usage.memory_used_bytes = overhead_bytes < 0 && view.memory_used_bytes < (uint64_t)-overhead_bytes
+                                        ? 0
+                                        : view.memory_used_bytes + (uint64_t)overhead_bytes;
+  member->usage.memory_refusals = view.refusals + member->retired_refusals;
   member->usage.processes = (uint32_t)__builtin_popcountll(member->share->claimed);
 }
 

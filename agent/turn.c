@@ -1,5 +1,5 @@
 /*
- * The life of a turn: grant, revoke, drain.
+ * The life of a turn: grant, revoke, drain. What is due when is step.c's.
  *
  * At most one member of a device holds an open grant. Closed grants drain; while one does, the next share is granted
  * early when the residue is about to end (no bubble between them), or beside it when the drain is late (co-grant: the
@@ -8,9 +8,6 @@
 #include <string.h>
 
 #include "node.h"
-
-#define TOLD_NS        300000u  /* a drain is told this late at most, ordinarily */
-#define OVERLAP_MAX_NS 1000000u /* a residue that outlives its prediction by this is shared time */
 
 void sp_turn_wake_later(struct sp_arbiter *arbiter, struct sp_grant *grant) {
   if (arbiter->wake_count == SP_WAKES_MAX)
@@ -79,14 +76,15 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
     device->holder->predecessor_ns = drained_ns;
   remove_drain(member);
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
-  sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
+  if (!member->reserves)
+    sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
   if (!member->cogranted)
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
-/* The drain is late: others run beside it from here on. So may the share itself again: what does not end may be
- * spinning for a launch of its own that waits at the closed gate. */
-static void cogrant(struct sp_member *member, uint64_t now_ns) {
+/* Others run beside it from here on. So may the share itself again: what does not end may be spinning for a launch of
+ * its own that waits at the closed gate. */
+void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_bill(device, now_ns);
   member->cogranted = true;
@@ -101,7 +99,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
     return;
   sp_bill(device, now_ns);
   sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
-  member->holding = false;
+  member->holding = member->lent = member->follows = false;
   add_drain(member);
   member->cogranted = false;
   member->reason = reason;
@@ -144,6 +142,7 @@ void sp_turn_adopt(struct sp_member *member, uint64_t now_ns) {
 }
 
 void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
+  sp_gang_leave(arbiter, member, now_ns);
   sp_turn_close(arbiter, member, SP_REASON_RELEASED, now_ns);
   if (member->draining)
     finish(arbiter, member, now_ns, now_ns);
@@ -156,7 +155,7 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
       device->members[index]->cut = NULL;
 }
 
-static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
+void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t quantum_ns, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
     device->billed_until_ns = now_ns;
@@ -183,151 +182,6 @@ static void grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
   sp_turn_wake_later(arbiter, member->grant);
 }
 
-/* Ask the policy whether the holder goes on. True: it does, with a new deadline. */
-static bool extend(struct sp_node_device *device, struct sp_member *holder, uint64_t now_ns) {
-  sp_bill(device, now_ns);
-  sp_policy_unit(&device->policy, holder->policy, holder->view.longest_unit_ns);
-  sp_policy_wait(&device->policy, holder->policy, true, now_ns); /* before the end, or it would count as idle between */
-  sp_policy_end(&device->policy, holder->policy, now_ns);
-  struct sp_choice choice = sp_policy_next(&device->policy, now_ns);
-  if (choice.share == holder->policy) {
-    holder->deadline_ns = now_ns + choice.quantum_ns;
-    sp_lead_aim(holder);
-    return true;
-  }
-  if (choice.share >= 0) { /* another one, but the device must drain first: it is chosen again, or a better one, then */
-    sp_policy_wait(&device->policy, choice.share, true, now_ns);
-    sp_policy_end(&device->policy, choice.share, now_ns);
-  }
-  return false;
-}
-
-static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
-  if (!device->latency_waiting)
-    return false;
-  for (int index = 0; index < device->policy.top; index++) {
-    const struct sp_member *other = device->members[index];
-    if (other && other != device->holder && other->view.waiting && !other->share->paused &&
-        other->terms.share_class == SP_CLASS_LATENCY &&
-        sp_policy_preempts(&device->policy, index, device->holder->policy, now_ns))
-      return true;
-  }
-  return false;
-}
-
-/* Does the holder have to go? */
-static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  struct sp_member *holder = device->holder;
-  const struct sp_view *view = &holder->view;
-  /* It parks without a bell while nobody waits. */
-  if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
-    sp_slots_scan(holder, now_ns);
-  bool contended = sp_others_wait(device, holder);
-  if (holder->share->paused) {
-    sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
-  } else if (!holder->share->claimed) {
-    sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
-  } else if (!view->entered && now_ns - holder->granted_ns > SP_ENTER_NS) {
-    sp_slots_deafen(holder);
-    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
-  } else if ((contended || holder->by_clock) && view->entered && !view->busy && !view->waiting) {
-    sp_turn_close(arbiter, holder, SP_REASON_IDLE, now_ns);
-  } else if (contended && preempted(device, now_ns)) {
-    sp_turn_close(arbiter, holder, SP_REASON_LATENCY, now_ns);
-  } else if (now_ns >= holder->deadline_ns && sp_turn_ends(device, holder)) {
-    if (!extend(device, holder, now_ns))
-      sp_turn_close(arbiter, holder, contended ? SP_REASON_QUANTUM : SP_REASON_LIMIT, now_ns);
-  }
-  if (device->holder)
-    sp_pressure_update(arbiter, device, now_ns);
-}
-
-/* May the next share be granted although somebody still drains? */
-static bool drained_enough(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  for (uint32_t index = device->draining; index-- > 0;) { /* downwards: an update may end a drain */
-    struct sp_member *member = device->drains[index];
-    if (member->cogranted)
-      continue;
-    if (now_ns >= member->bound_ns) {
-      cogrant(member, now_ns);
-      continue;
-    }
-    if (!member->view.residue_until_ns || now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
-      return false;
-    /* A launch that was under way at the close has put the end off, without a bell. */
-    sp_turn_update(arbiter, member, now_ns);
-    if (member->draining && now_ns + sp_lead_ns(member) < member->view.residue_until_ns)
-      return false;
-  }
-  return true;
-}
-
-/* A successor was granted early and the residue outlived its prediction: from here on they share the time. */
-static void judge_overlap(struct sp_node_device *device, uint64_t now_ns) {
-  for (uint32_t index = 0; index < device->draining; index++) {
-    struct sp_member *member = device->drains[index];
-    if (member->cogranted)
-      continue;
-    if (now_ns < member->bound_ns &&
-        (!member->view.residue_until_ns || now_ns < member->view.residue_until_ns + OVERLAP_MAX_NS))
-      continue;
-    cogrant(member, now_ns);
-  }
-}
-
-/* A late turn whose share wants to launch: what does not end may be spinning for that launch, is charged all the while,
- * and so may never be the policy's choice again (its limit's bucket stays empty). It gets a short turn all the same. */
-static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now_ns) {
-  struct sp_member *longest = NULL;
-  for (uint32_t index = 0; index < device->draining; index++) {
-    struct sp_member *member = device->drains[index];
-    if (member->cogranted && member->view.waiting && !member->share->paused &&
-        now_ns >= member->bound_ns + SP_STUCK_AFTER_NS && (!longest || member->bound_ns < longest->bound_ns))
-      longest = member;
-  }
-  return longest;
-}
-
-/* The choice wants the account of who drains. */
-static void bill_drains(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  bool exclusive = false;
-  for (uint32_t index = device->draining; index-- > 0;) {
-    struct sp_member *member = device->drains[index];
-    if (member->cogranted) /* it may have drained without our knowing */
-      sp_turn_update(arbiter, member, now_ns);
-    else
-      exclusive = true;
-  }
-  if (device->draining) /* the very end of a drain may lie a little back without our knowing yet */
-    sp_bill(device, exclusive ? now_ns - TOLD_NS : now_ns);
-}
-
-void sp_turn_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
-  uint64_t began_ns = sp_now_ns();
-  if (device->holder)
-    judge_holder(arbiter, device, now_ns);
-  if (device->holder && device->draining)
-    judge_overlap(device, now_ns);
-  if (!device->holder) {
-    device->retry_ns = UINT64_MAX;
-    if (!device->draining || drained_enough(arbiter, device, now_ns)) {
-      bill_drains(arbiter, device, now_ns);
-      struct sp_member *late = stuck(device, now_ns);
-      struct sp_choice choice = {.share = -1, .retry_ns = UINT64_MAX};
-      if (!late)
-        choice = sp_policy_next(&device->policy, now_ns);
-      if (late)
-        grant(arbiter, late, SP_STUCK_NS, now_ns);
-      else if (choice.share >= 0)
-        grant(arbiter, device->members[choice.share], choice.quantum_ns, now_ns);
-      else
-        device->retry_ns = choice.retry_ns;
-    }
-  }
-  device->decisions++;
-  device->decision_ns += sp_now_ns() - began_ns;
-}
-
 /* One more wants the device: the holder's quantum was measured out when its part was larger. */
 static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
@@ -352,38 +206,12 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   }
   if (member->draining && !member->view.busy)
     finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
-  if (!member->holding && (!member->draining || member->cogranted)) {
+  if (member->reserves && (!member->view.waiting || member->share->paused))
+    sp_gang_leave(arbiter, member, now_ns);
+  if (!member->holding && !member->reserves && (!member->draining || member->cogranted)) {
     bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->share->paused;
     sp_policy_wait(&device->policy, member->policy, waits, now_ns);
     if (waits && !waited && device->holder)
       shorten(device, now_ns);
   }
-}
-
-uint64_t sp_turn_due_ns(const struct sp_node_device *device) {
-  uint64_t due_ns = device->holder ? UINT64_MAX : device->retry_ns;
-  const struct sp_member *holder = device->holder;
-  if (holder) {
-    bool contended = sp_others_wait(device, holder); /* else the tick is soon enough */
-    if (contended && !holder->view.entered)
-      due_ns = holder->granted_ns + SP_ENTER_NS + 1;
-    if (sp_pressure_due_ns(device) < due_ns)
-      due_ns = sp_pressure_due_ns(device);
-  }
-  for (uint32_t index = 0; index < device->draining; index++) {
-    const struct sp_member *member = device->drains[index];
-    if (member->cogranted) {
-      if (member->view.waiting && !holder && member->bound_ns + SP_STUCK_AFTER_NS < due_ns)
-        due_ns = member->bound_ns + SP_STUCK_AFTER_NS;
-      continue;
-    }
-    uint64_t next_ns = member->bound_ns, residue_ns = member->view.residue_until_ns;
-    if (residue_ns && !holder && sp_others_wait(device, member))
-      next_ns = residue_ns > sp_lead_ns(member) ? residue_ns - sp_lead_ns(member) : 0;
-    if (residue_ns && holder && residue_ns + OVERLAP_MAX_NS < next_ns)
-      next_ns = residue_ns + OVERLAP_MAX_NS;
-    if (next_ns < due_ns)
-      due_ns = next_ns;
-  }
-  return due_ns;
 }

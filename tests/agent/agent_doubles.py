@@ -12,6 +12,7 @@ from sharepod.agent.share import (
     DeviceAsk,
     DeviceUuid,
     Handle,
+    Holding,
     Process,
     ShareAsk,
     ShareClass,
@@ -44,6 +45,9 @@ class MemoryArbiter:
         self.paused: dict[Handle, bool] = {}
         self.usages: dict[Handle, list[Usage]] = {}
         self.processes: dict[Handle, tuple[Process, ...]] = {}
+        self.holdings: dict[tuple[Handle, int], tuple[Holding, ...]] = {}
+        self.overheads: dict[tuple[Handle, int, int], int] = {}
+        self.contexts: dict[Handle, int] = {}
         self.finished: list[Turn] = []
         self.refuse = 0
         self.closed = False
@@ -87,6 +91,16 @@ class MemoryArbiter:
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         return self.processes.get(share, ())
+
+    def read_holdings(self, share: Handle, term: int) -> tuple[Holding, ...]:
+        return self.holdings.get((share, term), ())
+
+    def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
+        self.overheads[share, term, holding.pid] = overhead_bytes
+
+    def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
+        self.contexts[device] = context_bytes or self.contexts.get(device, 0)
+        return self.contexts[device]
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]

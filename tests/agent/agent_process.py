@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
 
 import grpc
 import pytest
@@ -19,8 +20,7 @@ import pytest
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
-if TYPE_CHECKING:
-    from pathlib import Path
+PROGRAM = Path(__file__).with_name("gpu_program.py")
 
 
 def wait_until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -131,3 +131,34 @@ class RunningAgent:
 
 
 MakeAgent = Callable[..., RunningAgent]
+
+
+@contextlib.contextmanager
+def program(environment: dict[str, str], *arguments: str, of: Path = PROGRAM) -> Iterator[subprocess.Popen[str]]:
+    """Run the GPU program, or another one, from its first line ("ready") on, and end it."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
+    with subprocess.Popen(
+        [sys.executable, str(of), *arguments],
+        env={**inherited, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def metered(answer: pb.RegisterShareResponse) -> dict[str, str]:
+    """Return what a program needs in its environment to run in a share."""
+    return {**answer.environment, "LD_PRELOAD": answer.hook_path}
+
+
+def usage(agent: RunningAgent, name: str) -> pb.Usage:
+    """Return the usage of a share on its first device."""
+    return agent.stub.ListShares(pb.ListSharesRequest(shares=[name])).shares[0].devices[0].usage

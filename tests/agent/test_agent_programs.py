@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import free_port, wait_until
+from agent_process import free_port, metered, program, usage, wait_until
 
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agent_process import MakeAgent, RunningAgent
 
 MS = 1_000_000
-PROGRAM = Path(__file__).with_name("gpu_program.py")
-
-
-@contextmanager
-def program(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the GPU program from its first finished work on, and end it."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments],
-        env={**inherited, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-            yield process
-        finally:
-            process.kill()
-
-
-def metered(answer: pb.RegisterShareResponse) -> dict[str, str]:
-    """Return what a program needs in its environment to run in a share."""
-    return {**answer.environment, "LD_PRELOAD": answer.hook_path}
-
-
-def usage(agent: RunningAgent, name: str) -> pb.Usage:
-    """Return the usage of a share on its first device."""
-    return agent.stub.ListShares(pb.ListSharesRequest(shares=[name])).shares[0].devices[0].usage
 
 
 def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) -> None:
@@ -110,12 +72,16 @@ def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(agent: Runn
         before = {name: usage(agent, name) for name in ("slow", "other")}
         time.sleep(2)
         after = {name: usage(agent, name) for name in before}
-    # An entry takes longer than the quantum: hardly a turn comes to a launch, and nobody waits for it to drain.
-    turns, launches = (getattr(after["slow"], f) - getattr(before["slow"], f) for f in ("turns", "launches"))
-    assert turns > 20
-    assert launches < turns
-    assert after["slow"].cogrants == before["slow"].cogrants
-    assert after["slow"].used_ns - before["slow"].used_ns < 200 * MS
+    grown = {
+        field: getattr(after["slow"], field) - getattr(before["slow"], field)
+        for field in ("turns", "launches", "cogrants", "used_ns")
+    }
+    # An entry takes longer than the quantum: hardly a turn comes to a launch, and nobody waits for it to drain. Behind
+    # a launch a marker is recorded, which may take longer than the bound of a drain where others load the machine.
+    assert grown["turns"] > 20
+    assert grown["launches"] < grown["turns"]
+    assert grown["cogrants"] <= grown["launches"]
+    assert grown["used_ns"] < (grown["launches"] + 4) * 30 * MS
     assert after["other"].used_ns - before["other"].used_ns > 500 * MS
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from sharepod.agent import checkpoint
+from sharepod.agent.device import DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
 from sharepod.agent.share import Handle, Process, ShareClass, ShareState, Turn, Usage
@@ -121,9 +122,15 @@ def test_an_unhealthy_device_takes_no_new_share(tmp_path: Path) -> None:
 def test_only_the_directory_of_a_share_of_ours_says_that_a_process_was_started_in_it(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    assert registry.unmetered_cause(share.directory).startswith("it has not attached")
+
+    def cause(region: str, *, attached: bool = False, mps: bool = False) -> str:
+        return registry.unmetered_cause(DeviceProcess(7, "python", 1, region, mps), attached=attached)
+
+    assert cause(share.directory).startswith("it has not attached")
+    assert cause(share.directory, mps=True).startswith("it is a client of MPS")
+    assert cause(share.directory, attached=True).startswith("its share does not hold this device")
     registry.release("a", 0)
-    assert registry.unmetered_cause(share.directory).startswith("its region is gone")
+    assert cause(share.directory).startswith("its region is gone")
     for region in (
         "",
         "/",
@@ -133,7 +140,15 @@ def test_only_the_directory_of_a_share_of_ours_says_that_a_process_was_started_i
         f"/elsewhere/{share.id}",
         f"{share.directory}/",
     ):
-        assert registry.unmetered_cause(region) == ""
+        assert cause(region) == cause(region, mps=True) == ""
+
+
+def test_the_processes_of_a_share_are_at_home_on_its_devices_alone(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    for name, device, pid in (("a", "0", 7), ("b", "0", 8), ("c", "1", 9)):
+        registry.register(ask(10, device=device, name=name), unix_ns=1, now_ns=0)
+        arbiter.processes[max(arbiter.terms)] = (Process(pid, 0, 0, 0),)
+    assert registry.pids() == {H200.uuid: {7, 8}, registry.devices[1].uuid: {9}}
 
 
 def test_turns_keep_the_name_of_a_released_share(tmp_path: Path) -> None:

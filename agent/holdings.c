@@ -1,0 +1,57 @@
+/* Device memory that a process takes beyond what it is charged with: contexts, modules, what the driver rounds up. NVML
+ * tells the whole of a process; the difference goes into the grant, where every process of the share adds it. */
+#include <errno.h>
+
+#include "node.h"
+
+#define MOST_BYTES ((int64_t)1 << 50)
+
+int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_holding *holdings,
+                             uint32_t capacity) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int result = !found ? -ENOENT : term >= found->member_count ? -EINVAL : 0;
+  if (!result) {
+    sp_slots_scan(&found->members[term], sp_now_ns());
+    for (uint64_t rest = found->claimed; rest && (uint32_t)result < capacity; rest &= rest - 1) {
+      uint32_t slot = (uint32_t)__builtin_ctzll(rest);
+      const struct sp_tenant *tenant = &found->tenants[slot];
+      holdings[result++] = (struct sp_holding){.pid = tenant->pid,
+                                               .slot = slot,
+                                               .memory_used_bytes = tenant->said[term].memory_bytes,
+                                               .context_bytes = tenant->said[term].context_bytes};
+    }
+  }
+  sp_arbiter_unlock(arbiter);
+  return result;
+}
+
+int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term, uint32_t slot, int32_t pid,
+                            int64_t overhead_bytes) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int error = !found ? -ENOENT : term >= found->member_count || slot >= SP_SLOTS_MAX ? -EINVAL : 0;
+  if (!error && found->claimed >> slot & 1 && found->tenants[slot].pid == pid && overhead_bytes < MOST_BYTES) {
+    int64_t least_bytes = -(int64_t)found->tenants[slot].said[term].context_bytes;
+    found->tenants[slot].said[term].overhead_bytes = overhead_bytes < least_bytes ? least_bytes : overhead_bytes;
+    sp_holdings_changed(found);
+  }
+  sp_arbiter_unlock(arbiter);
+  return error;
+}
+
+uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes) {
+  if (device < 0 || (uint32_t)device >= arbiter->device_count)
+    return 0;
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_node_device *found = &arbiter->devices[device];
+  if (context_bytes && context_bytes != found->context_bytes) {
+    found->context_bytes = context_bytes;
+    for (int handle = 0; handle < SP_SHARES_MAX; handle++)
+      if (arbiter->shares[handle])
+        sp_holdings_changed(arbiter->shares[handle]);
+  }
+  context_bytes = found->context_bytes;
+  sp_arbiter_unlock(arbiter);
+  return context_bytes;
+}

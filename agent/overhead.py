@@ -1,0 +1,76 @@
+"""What processes take of a device beyond what they are charged with. Pure: figures in, figures out.
+
+Every allocation is charged as it is made; contexts, modules and the driver's rounding show only in NVML's figure for
+the whole process. The two are read at different instants, so a difference is believed when two looks in a row find the
+same: while a program allocates and frees, the last one stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sharepod.agent.share import DeviceUuid, Handle, Holding
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A process of a share on one of the share's devices."""
+
+    share: Handle
+    term: int
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The overhead of a process as two looks have found it, bytes; negative when less was taken than reserved."""
+
+    held: Held
+    overhead_bytes: int
+
+
+class Overheads:
+    """What the last look found on each device.
+
+    Invariant: `_before` holds one difference for each process of a share that NVML listed at the last look.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[DeviceUuid, dict[Held, int]] = {}
+        self._context: dict[DeviceUuid, int] = {}
+
+    def step(self, device: DeviceUuid, held: Iterable[Held], nvml_bytes: Mapping[int, int]) -> list[Settled]:
+        """Take one look into account; `nvml_bytes` is NVML's figure by pid, 0 where it does not tell."""
+        before = self._before.get(device, {})
+        now: dict[Held, int] = {}
+        settled: list[Settled] = []
+        for one in held:
+            total = nvml_bytes.get(one.holding.pid, 0)
+            if total <= 0:
+                continue
+            beyond = max(total - one.holding.memory_used_bytes, -one.holding.context_bytes)
+            key = Held(one.share, one.term, _named(one.holding))
+            now[key] = beyond
+            if before.get(key) == beyond:
+                settled.append(Settled(one, beyond))
+                self._learn(device, beyond + one.holding.context_bytes)
+        self._before[device] = now
+        return settled
+
+    def context_bytes(self, device: DeviceUuid) -> int:
+        """Return the least that a process was found to take beyond its allocations: its context. 0: none was seen."""
+        return self._context.get(device, 0)
+
+    def _learn(self, device: DeviceUuid, overhead_bytes: int) -> None:
+        known = self._context.get(device, 0)
+        if overhead_bytes > 0 and (not known or overhead_bytes < known):
+            self._context[device] = overhead_bytes
+
+
+def _named(holding: Holding) -> Holding:
+    """Return who it is, whatever it holds."""
+    return type(holding)(holding.pid, holding.slot, 0, 0)

@@ -1,0 +1,646 @@
+/*
+ * Random schedules of gangs in virtual time: the arbiter's own code (step.c, gang.c, turn.c, slots.c, pressure.c,
+ * bill.c, lead.c, policy*.c) on simulated devices, with simulated processes behind their gates.
+ *
+ *     gang_program FIRST_SEED SCHEDULES [apart]
+ *
+ * A schedule is 2 to 4 devices and random shares: gangs on two or more of them, some of which work in lock step (every
+ * collective is a kernel on each of its devices, and none gets more than a step ahead of the others) and some on each
+ * device for itself; shares of one device; with limits, of every class. They come, pause, go, are paused, and die; the
+ * agent is replaced by another. A device slices between the work of different shares.
+ *
+ * `apart`: the devices of a share are shares of their own for the arbiter, as if there were no gangs.
+ *
+ * Prints one JSON object: see main.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "node.h"
+
+#define TICK_NS     50000u
+#define MS          1000000u
+#define RUN_NS      1200000000u
+#define HANG_NS     4000000000u /* a collective that is not done by then hangs */
+#define SLICE_NS    2000000u
+#define LINGER_NS   200000u
+#define PATIENCE_NS 2000000u
+#define SHARES      10u
+#define DEVICES     4u
+#define QUEUE       64u
+#define STEPS       4u
+
+static uint64_t clock_ns, state;
+static struct sp_turn *turns;
+
+static uint32_t draw(uint32_t below) {
+  state ^= state >> 12;
+  state ^= state << 25;
+  state ^= state >> 27;
+  return (uint32_t)((state * 0x2545f4914f6cdd1du) >> 33) % below;
+}
+
+/* ------------------------------------------------------------------------------------------- what runs there */
+
+/* What one share does on one device: one process, one thread, one stream. */
+struct rank {
+  struct sp_member *member;
+  struct sp_grant grant;
+  struct sp_slot_device said;
+  struct gang *gang;
+  uint32_t device;
+  uint64_t unit_ns, burst, pause_ns; /* kernels of such length, so many, then a pause */
+  uint64_t left, resume_ns;
+  uint64_t queue_ns[QUEUE]; /* lengths of what is in flight; 0: a step of a collective */
+  uint32_t head, tail;
+  uint64_t done_ns;      /* of the head */
+  uint64_t predicted_ns; /* of all in flight */
+  uint64_t progress_ns, idle_since_ns;
+  uint64_t waits_since_ns, longest_wait_ns, ran_ns;
+  uint32_t step; /* of the collective */
+  bool launched; /* its part of the collective */
+};
+
+struct gang {
+  struct sp_share *share;
+  struct rank ranks[DEVICES];
+  uint32_t count;
+  bool lock_step, dead, rung;
+  uint64_t begin_ns, end_ns, pause_at_ns, resume_at_ns, die_at_ns;
+  uint64_t began_ns; /* of the collective under way */
+  uint64_t collectives, longest_ns;
+};
+
+static struct world {
+  struct sp_arbiter arbiter;
+  struct gang gangs[SHARES];
+  uint32_t gang_count, device_count;
+  struct {
+    struct rank *active;
+    uint64_t slice_ns;
+  } devices[DEVICES];
+} *world;
+
+static bool lives(const struct gang *gang) {
+  return !gang->dead && clock_ns >= gang->begin_ns && clock_ns < gang->end_ns;
+}
+
+static bool in_flight(const struct rank *rank) {
+  return rank->head != rank->tail;
+}
+
+/* ------------------------------------------------------------------------------------------- region, faked */
+
+uint64_t sp_now_ns(void) {
+  return clock_ns;
+}
+uint32_t sp_grant_word(const struct sp_grant *grant) {
+  return grant->word;
+}
+uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {
+  sp_grant_set(grant, budget_ns, pair_ns, flags);
+  grant->granted_ns = now_ns;
+  return grant->word += 1 + (grant->word & 1);
+}
+uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
+  grant->flags = flags;
+  return grant->word += grant->word & 1;
+}
+void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags) {
+  grant->budget_ns = budget_ns;
+  grant->pair_ns = pair_ns;
+  grant->flags = flags;
+}
+void sp_grant_wake(struct sp_grant *grant) {
+  (void)grant;
+}
+void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes) {
+  grant->context_bytes = context_bytes;
+  grant->overhead_bytes = overhead_bytes;
+}
+void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
+  grant->used_ns = used_ns;
+}
+static const struct gang *gang_of(const struct sp_region_owner *owner) {
+  for (uint32_t index = 0; index < world->gang_count; index++)
+    for (uint32_t rank = 0; rank < world->gangs[index].count; rank++)
+      if (&world->gangs[index].ranks[rank].member->share->region == owner)
+        return &world->gangs[index];
+  abort();
+}
+int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
+  (void)slot;
+  const struct gang *gang = gang_of(owner);
+  for (uint32_t rank = 0; rank < gang->count; rank++)
+    if (&gang->ranks[rank].member->share->region == owner && gang->ranks[rank].member->index == device)
+      *out = gang->ranks[rank].said;
+  return 0;
+}
+int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
+  *look = (struct sp_slots_look){.claimed = !gang_of(owner)->dead};
+  return 0;
+}
+int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
+  (void)owner;
+  (void)slot;
+  return 0;
+}
+int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
+  (void)owner;
+  (void)slot;
+  return 0;
+}
+
+/* ------------------------------------------------------------------------------------------- hook and program */
+
+static void wait_at_gate(struct rank *rank) {
+  if (rank->said.waiting)
+    return;
+  rank->said.waiting = 1;
+  rank->said.waiting_since_ns = rank->waits_since_ns = clock_ns;
+  rank->gang->rung = true;
+}
+
+/* The slow half of the gate. */
+static bool enter(struct rank *rank) {
+  uint32_t word = rank->grant.word;
+  if (!(word & 1)) {
+    wait_at_gate(rank);
+    return false;
+  }
+  if (rank->said.waiting) {
+    if (clock_ns - rank->waits_since_ns > rank->longest_wait_ns)
+      rank->longest_wait_ns = clock_ns - rank->waits_since_ns;
+    rank->said.waiting = 0;
+  }
+  if (rank->said.held_turn != word || rank->said.drained_turn == word) {
+    if (rank->said.held_turn != word) {
+      rank->said.idle_ns = 0;
+      rank->said.entered_ns = clock_ns;
+    } else if (clock_ns > rank->said.residue_until_ns) {
+      rank->said.idle_ns += clock_ns - rank->said.residue_until_ns;
+    }
+    rank->said.held_turn = word;
+    rank->said.drained_turn = 0;
+    rank->said.residue_until_ns = 0;
+    rank->idle_since_ns = 0;
+  }
+  return true;
+}
+
+static void launch(struct rank *rank, uint64_t length_ns) {
+  if (!in_flight(rank))
+    rank->progress_ns = clock_ns;
+  rank->queue_ns[rank->tail++ % QUEUE] = length_ns;
+  rank->predicted_ns += length_ns ? length_ns : TICK_NS;
+  rank->said.launches++;
+}
+
+/* Less than the budget is in flight, or nothing moves: what runs may spin for this launch. */
+static bool fits(struct rank *rank) {
+  if (rank->tail - rank->head >= QUEUE)
+    return false;
+  if (!in_flight(rank) || rank->predicted_ns < rank->grant.budget_ns)
+    return true;
+  if (clock_ns - rank->progress_ns < PATIENCE_NS + rank->predicted_ns)
+    return false;
+  rank->progress_ns = clock_ns;
+  return true;
+}
+
+static void run_lock_step(struct rank *rank) {
+  struct gang *gang = rank->gang;
+  if (rank->launched || clock_ns < rank->resume_ns || (!lives(gang) && !gang->began_ns) || !enter(rank))
+    return;
+  if (!gang->began_ns)
+    gang->began_ns = clock_ns;
+  launch(rank, 0);
+  launch(rank, rank->unit_ns);
+  rank->launched = true;
+}
+
+static void run_alone(struct rank *rank) {
+  for (int launches = 0; launches < 64; launches++) {
+    if (clock_ns < rank->resume_ns)
+      return;
+    if (!rank->left) {
+      if (in_flight(rank))
+        return; /* it waits for its burst */
+      rank->left = rank->burst;
+      if (rank->pause_ns) {
+        rank->resume_ns = clock_ns + rank->pause_ns;
+        return;
+      }
+    }
+    if (!lives(rank->gang) || !enter(rank) || !fits(rank))
+      return;
+    launch(rank, rank->unit_ns);
+    rank->left--;
+  }
+}
+
+/* When all ranks have done their part, the next collective begins, each rank a little later. */
+static void collect(struct gang *gang) {
+  if (!gang->began_ns)
+    return;
+  for (uint32_t rank = 0; rank < gang->count; rank++)
+    if (!gang->ranks[rank].launched || in_flight(&gang->ranks[rank]))
+      return;
+  uint64_t took_ns = clock_ns - gang->began_ns;
+  gang->collectives++;
+  if (took_ns > gang->longest_ns)
+    gang->longest_ns = took_ns;
+  gang->began_ns = 0;
+  for (uint32_t rank = 0; rank < gang->count; rank++) {
+    gang->ranks[rank].launched = false;
+    gang->ranks[rank].step = 0;
+    gang->ranks[rank].resume_ns = clock_ns + (draw(20) ? draw(3) * TICK_NS : draw(3 * MS));
+  }
+}
+
+/* The keeper: gives back what is idle, drains what is closed. */
+static void keep(struct rank *rank) {
+  struct sp_slot_device *said = &rank->said;
+  if (said->held_turn == 0 || said->drained_turn == said->held_turn)
+    return;
+  bool open = rank->grant.word == said->held_turn;
+  if (in_flight(rank)) {
+    rank->idle_since_ns = 0;
+    if (!open && !said->residue_until_ns) {
+      said->residue_until_ns = clock_ns + rank->predicted_ns - (rank->done_ns < rank->predicted_ns ? rank->done_ns : 0);
+      rank->gang->rung = true;
+    }
+    return;
+  }
+  if (!rank->idle_since_ns)
+    rank->idle_since_ns = clock_ns;
+  if (open && clock_ns - rank->idle_since_ns < LINGER_NS)
+    return;
+  said->drained_turn = said->held_turn;
+  said->drained_ns = clock_ns;
+  said->residue_until_ns = rank->idle_since_ns;
+  if (!open || rank->grant.flags & SP_GRANT_CONTENDED)
+    rank->gang->rung = true;
+}
+
+/* ------------------------------------------------------------------------------------------- the devices */
+
+static bool head_done(struct rank *rank) {
+  uint64_t length_ns = rank->queue_ns[rank->head % QUEUE];
+  if (length_ns) {
+    rank->done_ns += TICK_NS;
+    return rank->done_ns >= length_ns;
+  }
+  for (uint32_t other = 0; other < rank->gang->count; other++)
+    if (rank->gang->ranks[other].step < rank->step)
+      return false; /* it spins */
+  return ++rank->step == STEPS + 1;
+}
+
+static void work(uint32_t device) {
+  struct rank *working[SHARES], *active = NULL;
+  uint32_t count = 0, at = 0;
+  for (uint32_t index = 0; index < world->gang_count; index++)
+    for (uint32_t rank = 0; rank < world->gangs[index].count; rank++)
+      if (world->gangs[index].ranks[rank].device == device && in_flight(&world->gangs[index].ranks[rank]))
+        working[count++] = &world->gangs[index].ranks[rank];
+  if (!count)
+    return;
+  for (uint32_t index = 0; index < count; index++)
+    if (working[index] == world->devices[device].active) {
+      active = working[index];
+      at = index;
+    }
+  if (!active || clock_ns >= world->devices[device].slice_ns + SLICE_NS) {
+    active = working[active ? (at + 1) % count : draw(count)];
+    world->devices[device].active = active;
+    world->devices[device].slice_ns = clock_ns;
+  }
+  active->ran_ns += TICK_NS;
+  uint64_t length_ns = active->queue_ns[active->head % QUEUE];
+  if (!head_done(active))
+    return;
+  active->predicted_ns -= length_ns ? length_ns : TICK_NS;
+  active->done_ns = 0;
+  active->head++;
+  active->progress_ns = clock_ns;
+  if (!active->said.first_ended_ns || active->said.first_ended_ns < active->said.entered_ns)
+    active->said.first_ended_ns = clock_ns;
+}
+
+/* ------------------------------------------------------------------------------------------- the agent's part */
+
+static void join(struct rank *rank, struct sp_share *share, const struct sp_terms *terms) {
+  struct sp_member *member = &share->members[share->member_count - 1];
+  struct sp_node_device *device = &world->arbiter.devices[rank->device];
+  *member = (struct sp_member){.share = share, .device = device, .grant = &rank->grant, .terms = *terms};
+  member->index = share->member_count - 1;
+  sp_lead_init_member(member);
+  member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
+                                 terms->share_class, clock_ns);
+  device->members[member->policy] = member;
+  rank->grant.word = 2;
+  rank->member = member;
+}
+
+static void open_devices(void) {
+  world->arbiter.device_count = world->device_count;
+  for (uint32_t index = 0; index < world->device_count; index++) {
+    struct sp_node_device *device = &world->arbiter.devices[index];
+    memset(device, 0, sizeof *device);
+    snprintf(device->uuid, sizeof device->uuid, "GPU-%u", (index * 7 + 3) % DEVICES);
+    device->handle = (int)index;
+    device->retry_ns = UINT64_MAX;
+    device->billed_until_ns = clock_ns;
+    sp_lead_init_device(device);
+    sp_policy_init(&device->policy);
+  }
+}
+
+static void count_gang_members(struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++)
+    share->members[index].device->gang_members += share->member_count > 1;
+}
+
+static struct sp_share *new_share(void) {
+  struct sp_share *share = calloc(1, sizeof *share);
+  if (!share)
+    abort();
+  share->claimed = share->watched = 1;
+  share->tenants[0].pidfd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  while (world->arbiter.shares[share->handle])
+    share->handle++;
+  world->arbiter.shares[share->handle] = share;
+  return share;
+}
+
+/* A new agent takes over what it finds: regions, and grants that are open. */
+static void restart(void) {
+  struct sp_share *shares[SP_SHARES_MAX];
+  memcpy(shares, world->arbiter.shares, sizeof shares);
+  memset(&world->arbiter, 0, sizeof world->arbiter);
+  memcpy(world->arbiter.shares, shares, sizeof shares);
+  world->arbiter.turns = turns;
+  open_devices();
+  for (uint32_t index = 0; index < world->gang_count; index++) {
+    struct gang *gang = &world->gangs[index];
+    for (uint32_t rank = 0; rank < gang->count; rank++)
+      gang->ranks[rank].member->share->member_count = 0;
+    for (uint32_t rank = 0; rank < gang->count; rank++) {
+      struct sp_share *share = gang->ranks[rank].member->share;
+      struct sp_terms terms = gang->ranks[rank].member->terms;
+      uint32_t word = gang->ranks[rank].grant.word;
+      share->member_count++;
+      join(&gang->ranks[rank], share, &terms);
+      gang->ranks[rank].grant.word = word;
+      if (word & 1)
+        sp_turn_adopt(gang->ranks[rank].member, clock_ns);
+      if (share->paused)
+        sp_policy_pause(&gang->ranks[rank].member->device->policy, gang->ranks[rank].member->policy, true, clock_ns);
+    }
+    for (uint32_t rank = 0; rank < gang->count; rank++)
+      if (rank == 0 || gang->ranks[rank].member->share != gang->ranks[rank - 1].member->share)
+        count_gang_members(gang->ranks[rank].member->share);
+    gang->rung = true;
+  }
+}
+
+static void pause_gang(struct gang *gang, bool paused) {
+  for (uint32_t rank = 0; rank < gang->count; rank++) {
+    struct sp_member *member = gang->ranks[rank].member;
+    member->share->paused = paused;
+    sp_policy_pause(&member->device->policy, member->policy, paused, clock_ns);
+    sp_member_count(member, true);
+  }
+  gang->rung = true;
+}
+
+static void die(struct gang *gang) {
+  gang->dead = true;
+  for (uint32_t rank = 0; rank < gang->count; rank++) {
+    gang->ranks[rank].head = gang->ranks[rank].tail;
+    gang->ranks[rank].predicted_ns = 0;
+    if (gang->ranks[rank].member->share->claimed)
+      sp_slots_died(&world->arbiter, gang->ranks[rank].member->share, 0);
+  }
+  gang->began_ns = 0;
+  gang->rung = true;
+}
+
+static void happen(struct gang *gang) {
+  if (gang->pause_at_ns && clock_ns >= gang->pause_at_ns) {
+    gang->pause_at_ns = 0;
+    pause_gang(gang, true);
+  }
+  if (gang->resume_at_ns && clock_ns >= gang->resume_at_ns) {
+    gang->resume_at_ns = 0;
+    pause_gang(gang, false);
+    if (gang->began_ns)
+      gang->began_ns = clock_ns; /* the pause is not the arbiter's */
+  }
+  if (gang->die_at_ns && clock_ns >= gang->die_at_ns && !gang->dead)
+    die(gang);
+}
+
+/* ------------------------------------------------------------------------------------------- a schedule */
+
+struct plan {
+  bool steady; /* nothing but saturating shares without limits: everybody gets its target */
+};
+
+static void add_gang(bool apart, struct plan plan, uint32_t mask, uint32_t request, bool lock_step) {
+  struct gang *gang = &world->gangs[world->gang_count++];
+  struct sp_share *share = NULL;
+  gang->lock_step = lock_step;
+  gang->end_ns = UINT64_MAX;
+  struct sp_terms terms = {.request_millipercent = request, .limit_millipercent = SP_POLICY_WHOLE, .share_class = 1};
+  if (!plan.steady) {
+    if (!draw(4))
+      terms.limit_millipercent = request + draw(SP_POLICY_WHOLE - request);
+    if (!draw(4))
+      terms.share_class = draw(3);
+    gang->begin_ns = clock_ns + (draw(3) ? 0 : draw(RUN_NS / 2));
+    if (!draw(4))
+      gang->end_ns = clock_ns + RUN_NS / 2 + draw(RUN_NS / 2);
+    if (!draw(6)) {
+      gang->pause_at_ns = clock_ns + draw(RUN_NS / 2);
+      gang->resume_at_ns = gang->pause_at_ns + 1 + draw(RUN_NS / 4);
+    }
+    if (!draw(6))
+      gang->die_at_ns = clock_ns + draw(RUN_NS);
+  }
+  static const uint64_t units_ns[] = {TICK_NS, 200000, 500000, 2000000, 8000000};
+  for (uint32_t device = 0; device < world->device_count; device++) {
+    if (!(mask >> device & 1))
+      continue;
+    if (!share || apart) {
+      if (share)
+        count_gang_members(share);
+      share = new_share();
+    }
+    struct rank *rank = &gang->ranks[gang->count++];
+    rank->gang = gang;
+    rank->device = device;
+    rank->unit_ns = units_ns[draw(plan.steady ? 3 : 5)];
+    rank->burst = plan.steady || draw(2) ? 1u << 30 : 1 + draw(40);
+    rank->pause_ns = rank->burst == 1u << 30 ? 0 : draw(20 * MS);
+    rank->left = rank->burst;
+    share->member_count++;
+    join(rank, share, &terms);
+  }
+  count_gang_members(share);
+  gang->share = share;
+}
+
+static void open_world(bool apart, struct plan plan) {
+  world->device_count = 2 + draw(DEVICES - 1);
+  open_devices();
+  uint32_t gangs = 1 + draw(3), all = (1u << world->device_count) - 1;
+  for (uint32_t index = 0; index < gangs; index++) {
+    uint32_t mask = draw(all) + 1;
+    while (!(mask & (mask - 1))) /* of two devices at least */
+      mask |= 1u << draw(world->device_count);
+    add_gang(apart, plan, mask, 5000 + draw(20) * 1000, plan.steady || draw(3));
+  }
+  for (uint32_t device = 0; device < world->device_count; device++)
+    for (uint32_t index = plan.steady ? 1 : draw(3); index-- > 0 && world->gang_count < SHARES;)
+      add_gang(apart, plan, 1u << device, plan.steady ? 30000 : 5000 + draw(15) * 1000, false);
+}
+
+static void tick(void) {
+  for (uint32_t device = 0; device < world->device_count; device++)
+    work(device);
+  for (uint32_t index = 0; index < world->gang_count; index++) {
+    struct gang *gang = &world->gangs[index];
+    happen(gang);
+    if (gang->dead && !gang->rung)
+      continue;
+    for (uint32_t rank = 0; !gang->dead && rank < gang->count; rank++) {
+      if (gang->lock_step)
+        run_lock_step(&gang->ranks[rank]);
+      else
+        run_alone(&gang->ranks[rank]);
+      keep(&gang->ranks[rank]);
+    }
+    if (gang->lock_step && !gang->dead)
+      collect(gang);
+  }
+  clock_ns += TICK_NS / 2; /* what was said is heard later */
+  for (uint32_t index = 0; index < world->gang_count; index++) {
+    struct gang *gang = &world->gangs[index];
+    if (!gang->rung)
+      continue;
+    gang->rung = false;
+    struct sp_share *last = NULL;
+    for (uint32_t rank = 0; rank < gang->count; rank++) {
+      struct sp_share *share = gang->ranks[rank].member->share;
+      if (share == last)
+        continue;
+      sp_slots_hear(share, UINT64_MAX);
+      sp_step_share(&world->arbiter, share, clock_ns);
+      last = share;
+    }
+  }
+  sp_step_due(&world->arbiter, clock_ns);
+  sp_turn_wake(&world->arbiter);
+  clock_ns += TICK_NS - TICK_NS / 2;
+}
+
+struct sums {
+  uint64_t schedules, collectives, hangs, longest_ns, wait_longest_ns, invalid;
+  uint64_t steady_collectives, steady_longest_ns;
+  double worst_part; /* of what a steady single share is due, the least that it got */
+};
+
+static void judge(struct sums *sums, struct plan plan) {
+  for (uint32_t index = 0; index < world->device_count; index++)
+    sums->invalid += !sp_policy_valid(&world->arbiter.devices[index].policy);
+  for (uint32_t index = 0; index < world->gang_count; index++) {
+    struct gang *gang = &world->gangs[index];
+    sums->collectives += gang->collectives;
+    uint64_t *longest_ns = plan.steady ? &sums->steady_longest_ns : &sums->longest_ns;
+    if (gang->longest_ns > *longest_ns)
+      *longest_ns = gang->longest_ns;
+    if (plan.steady)
+      sums->steady_collectives += gang->collectives;
+    if (!plan.steady || gang->count > 1)
+      continue;
+    uint64_t wait_ns = gang->ranks[0].longest_wait_ns;
+    if (wait_ns > sums->wait_longest_ns)
+      sums->wait_longest_ns = wait_ns;
+    double part = (double)gang->ranks[0].ran_ns / (double)RUN_NS / 0.30;
+    if (part < sums->worst_part)
+      sums->worst_part = part;
+  }
+}
+
+static void run_schedule(struct sums *sums, uint64_t seed, bool apart) {
+  state = (seed * 0x9e3779b97f4a7c15u) | 1u;
+  draw(2);
+  struct plan plan = {.steady = seed % 2};
+  clock_ns = 1000000000;
+  memset(world, 0, sizeof *world);
+  world->arbiter.turns = turns;
+  open_world(apart, plan);
+  uint64_t end_ns = clock_ns + RUN_NS;
+  uint64_t restart_ns = plan.steady || draw(4) ? 0 : clock_ns + draw(RUN_NS);
+  while (clock_ns < end_ns) {
+    if (restart_ns && clock_ns >= restart_ns) {
+      restart_ns = 0;
+      restart();
+    }
+    tick();
+  }
+  judge(sums, plan);
+  /* No collective begins any more, all else goes on: those under way end. */
+  for (uint32_t index = 0; index < world->gang_count; index++)
+    if (world->gangs[index].lock_step)
+      world->gangs[index].end_ns = 0;
+  bool under_way = true;
+  for (end_ns = clock_ns + HANG_NS; under_way && clock_ns < end_ns;) {
+    tick();
+    under_way = false;
+    for (uint32_t index = 0; index < world->gang_count; index++)
+      under_way = under_way || world->gangs[index].began_ns;
+  }
+  for (uint32_t index = 0; index < world->gang_count; index++)
+    if (world->gangs[index].began_ns) {
+      sums->hangs++;
+      fprintf(stderr, "seed %" PRIu64 ": gang %u hangs\n", seed, index);
+    }
+  sums->schedules++;
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
+    if (!world->arbiter.shares[handle])
+      continue;
+    sp_slots_close(world->arbiter.shares[handle]);
+    free(world->arbiter.shares[handle]);
+  }
+}
+
+int main(int count, char **arguments) {
+  if (count < 3)
+    return 2;
+  world = aligned_alloc(_Alignof(struct world), (sizeof *world + 63) / 64 * 64);
+  if (!world)
+    return 2;
+  memset(world, 0, sizeof *world);
+  turns = calloc(SP_TURNS_KEPT, sizeof *turns);
+  struct sums sums = {.worst_part = 1e9};
+  uint64_t first = strtoull(arguments[1], NULL, 10), last = first + strtoull(arguments[2], NULL, 10);
+  for (uint64_t seed = first; seed < last; seed++) {
+    run_schedule(&sums, seed, count > 3);
+  }
+  printf("{\"schedules\": %" PRIu64 ", \"collectives\": %" PRIu64 ", \"hangs\": %" PRIu64 ", \"longest_ms\": %.1f, "
+         "\"steady_collectives\": %" PRIu64
+         ", \"steady_longest_ms\": %.1f, \"longest_wait_ms\": %.1f, \"least_part\": %.4f, \"invalid\": %" PRIu64 "}\n",
+         sums.schedules, sums.collectives, sums.hangs, (double)sums.longest_ns / MS, sums.steady_collectives,
+         (double)sums.steady_longest_ns / MS, (double)sums.wait_longest_ns / MS, sums.worst_part, sums.invalid);
+  free(turns);
+  free(world);
+  return 0;
+}

@@ -1,0 +1,288 @@
+"""Which device is whose: CUDA's numbers, NVML's, MIG instances, devices that MPS serves, programs that go astray."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from agent_process import metered, program, usage, wait_until
+
+from sharepod.proto import v1_pb2 as pb
+from sharepod.simgpu.truth import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent_process import MakeAgent, RunningAgent
+
+MIB = 1 << 20
+MS = 1_000_000
+DRIVER = Path(__file__).resolve().parents[1] / "simgpu"
+GPU = "GPU-53474750-0000-0000-8000-0000000000"
+MIG = "MIG-53474750-0000-0000-8000-0000000000"
+MIXED = "1xA10,1xH200,1xL4,1xH200"  # by bus 0, 1, 2, 3; fastest first 1, 3, 0, 2
+CUT = "1xH100:3g.40gb+4g.40gb,1xA10"
+
+ON_EVERY_DEVICE = f"""
+import json, uuid
+ok(cuda.cuInit(0))
+count, raw, seen = c_int(), ctypes.create_string_buffer(16), []
+ok(cuda.cuDeviceGetCount(byref(count)))
+for n in range(count.value):
+    function = kernel(start(n), "work_500us")
+    ok(cuda.cuDeviceGetUuid_v2(raw, n))
+    seen.append(str(uuid.UUID(bytes=raw.raw)))
+    allocate((n + 1) * {64 * MIB})
+    for _ in range(100 * (n + 1)):
+        ok(launch(function))
+    ok(cuda.cuCtxSynchronize())
+print(json.dumps(seen), cuda.cuDeviceGet(byref(count), len(seen)), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def running(environment: dict[str, str], text: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a program on the driver until the block ends; gives it and the first line that it printed."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
+    source = f"import sys; sys.path.insert(0, {str(DRIVER)!r})\nfrom driver import *\n{text}"
+    with subprocess.Popen(
+        [sys.executable, "-c", source],
+        env={**inherited, **environment, **settings},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield process, line
+        finally:
+            process.kill()
+
+
+def on(agent: RunningAgent, devices: Sequence[str], memory: int = 0, name: str = "") -> pb.RegisterShareResponse:
+    """Register a share of 20 % on each of these devices."""
+    asks = [pb.DeviceAsk(device=device, request_millipercent=20_000, memory_limit_bytes=memory) for device in devices]
+    return agent.stub.RegisterShare(pb.RegisterShareRequest(devices=asks, name=name))
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(
+    ("order", "visible", "seen"),
+    [
+        (None, "given", "2 0 1"),
+        ("PCI_BUS_ID", "given", "2 0 1"),
+        (None, "0,1,2,3", "1 3 0 2"),
+        ("FASTEST_FIRST", "2,0", "0 1"),
+        ("PCI_BUS_ID", "2,0", "2 0"),
+        ("PCI_BUS_ID", f"{GPU}01,{GPU}00", "1 0"),
+    ],
+)
+def test_work_on_a_cuda_device_is_billed_to_the_device_with_its_uuid(
+    make_agent: MakeAgent, order: str | None, visible: str, seen: str
+) -> None:
+    agent = make_agent("--simulate", MIXED).start()
+    devices = ["2", "0", "1", "3"] if "3" in visible else ["2", "0", "1"]
+    answer = on(agent, devices, name="a")
+    settings = {} if visible == "given" else {"CUDA_VISIBLE_DEVICES": visible}
+    settings |= {"CUDA_DEVICE_ORDER": order} if order else {}
+    with running(metered(answer), ON_EVERY_DEVICE, **settings) as (_, line):
+        uuids, beyond = json.loads(line.rpartition(" ")[0]), line.split()[-1]
+        assert uuids == [f"{GPU}0{number}".removeprefix("GPU-") for number in seen.split()]
+        assert beyond == "101"  # CUDA_ERROR_INVALID_DEVICE: more than the share's
+        time.sleep(0.3)  # idle turns are given back, and with them the last counts
+        (share,) = agent.shares()
+        with Truth(f"{agent.directory}/simgpu") as truth:
+            busy = {device.uuid: device.busy_ns for device in truth.devices()}
+        for held in share.devices:
+            n = uuids.index(held.device_uuid.removeprefix("GPU-")) + 1 if held.device_uuid[4:] in uuids else 0
+            assert held.usage.memory_used_bytes == n * 64 * MIB
+            assert busy[held.device_uuid] == pytest.approx(n * 50 * MS, abs=MS)
+            assert held.usage.used_ns == pytest.approx(n * 50 * MS, rel=0.05, abs=2 * MS)
+
+
+def test_a_device_that_the_program_alone_knows_is_the_drivers_error(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", MIXED).start()
+    environment = metered(on(agent, ["1"]))
+    with running(environment, "print(cuda.cuInit(0))", CUDA_VISIBLE_DEVICES="GPU-nowhere") as (_, line):
+        assert line == "100\n"
+    with running(environment, "print(cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 1))") as (
+        _,
+        line,
+    ):
+        assert line == "0 101\n"
+
+
+def test_a_program_on_a_device_outside_its_share_is_told_in_the_log_and_explained(agent: RunningAgent) -> None:
+    inside = on(agent, ["0"], name="inside")
+    with program({**metered(inside), "CUDA_VISIBLE_DEVICES": f"{GPU}01"}, "idle") as stray:
+        wait_until(lambda: "runs unmetered" in agent.log(), 6.0)
+        (line,) = [line for line in agent.log().splitlines() if "runs unmetered" in line]
+        assert f"pid={stray.pid}" in line
+        assert "its share does not hold this device" in line
+        facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="inside")).devices[0].facts
+        assert [f"({stray.pid}) runs unmetered on device 1: its share does not" in fact for fact in facts].count(True)
+    assert "process without a share" not in agent.log()
+
+
+# ---- MIG
+
+LOOK_AROUND = """
+import pynvml
+pynvml.nvmlInit()
+module = start()
+raw, count = ctypes.create_string_buffer(16), c_int()
+ok(cuda.cuDeviceGetCount(byref(count)))
+ok(cuda.cuDeviceGetUuid_v2(raw, 0))
+allocate(512 << 20)
+parent = pynvml.nvmlDeviceGetHandleByIndex(0)
+def look(handle):
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return memory.total >> 20, memory.used >> 20, [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+views = [look(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, n)) for n in (0, 1)]
+whole = [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(parent)]
+print(repr((count.value, raw.raw.hex()[-2:], views, whole)), flush=True)
+function = kernel(module, "work_2ms")
+while True:
+    for _ in range(4):
+        ok(launch(function))
+    ok(cuda.cuCtxSynchronize())
+"""
+
+
+def test_instances_are_devices_and_the_gpu_that_is_cut_is_none(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", CUT).start()
+    devices = agent.stub.GetNode(pb.GetNodeRequest()).devices
+    assert [(d.index, d.uuid) for d in devices] == [(0, f"{MIG}10"), (1, f"{MIG}20"), (2, f"{GPU}01")]
+    assert [d.name for d in devices[:2]] == [
+        f"NVIDIA H100 80GB HBM3 MIG {profile}" for profile in ("3g.40gb", "4g.40gb")
+    ]
+    assert [d.memory_total_bytes // MIB for d in devices] == [40779, 40779, 23028]
+    with pytest.raises(grpc.RpcError, match="unknown device"):
+        on(agent, [f"{GPU}00"])
+    empty = make_agent("--simulate", "1xH100:mig,1xA10").start()
+    assert [d.uuid for d in empty.stub.GetNode(pb.GetNodeRequest()).devices] == [f"{GPU}01"]
+
+
+@pytest.mark.realtime
+def test_two_shares_on_two_instances_of_a_gpu_run_beside_each_other_and_see_their_own(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", CUT).start()
+    first, second = (on(agent, [device], memory, device) for device, memory in (("0", 4096 * MIB), ("1", 8192 * MIB)))
+    with (
+        running(metered(first), LOOK_AROUND) as (one, said_first),
+        running(metered(second), LOOK_AROUND) as (two, said_second),
+        Truth(f"{agent.directory}/simgpu") as truth,
+    ):
+        none = (40779, 0, [])
+        assert ast.literal_eval(said_first) == (1, "10", [(4096, 512, [one.pid]), none], [one.pid])
+        # Of the other's instance it sees what NVML says of its memory, and nobody in it.
+        assert ast.literal_eval(said_second) == (1, "20", [(40779, 512, []), (8192, 512, [two.pid])], [two.pid])
+        time.sleep(0.5)
+        places = {device.uuid: device.index for device in truth.devices()}
+
+        def now() -> tuple[int, list[int], list[int]]:
+            devices = truth.devices()
+            busy = [devices[places[f"{MIG}{n}0"]].busy_ns for n in (1, 2)]
+            return time.monotonic_ns(), busy, [usage(agent, name).used_ns for name in "01"]
+
+        before = now()
+        time.sleep(2)
+        after = now()
+        passed_ns = after[0] - before[0]
+        for n in (0, 1):
+            busy_ns, used_ns = (after[k][n] - before[k][n] for k in (1, 2))  # type: ignore[index]
+            assert busy_ns > 0.8 * passed_ns
+            assert used_ns == pytest.approx(busy_ns, rel=0.05)
+
+
+def test_instances_are_as_healthy_as_their_gpu(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", CUT).start()
+
+    def reasons() -> list[str]:
+        return [device.health_reason for device in agent.stub.GetNode(pb.GetNodeRequest()).devices]
+
+    with program(metered(on(agent, ["1"])), "idle"), Truth(f"{agent.directory}/simgpu") as truth:
+        truth.inject_xid(0, 79)
+        wait_until(lambda: reasons() == ["Xid 79", "Xid 79", ""], 5.0)
+
+
+def test_a_process_without_a_share_on_an_instance_is_found_there(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", CUT).start()
+    environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
+    with program({**environment, "CUDA_VISIBLE_DEVICES": f"{MIG}20"}, "idle") as stranger:
+        wait_until(lambda: "process without a share" in agent.log(), 6.0)
+        foreign = [
+            [p.pid for p in device.foreign_processes] for device in agent.stub.GetNode(pb.GetNodeRequest()).devices
+        ]
+        assert foreign == [[], [stranger.pid], []]
+
+
+# ---- MPS
+
+
+@contextlib.contextmanager
+def mps_server(directory: Path) -> Iterator[int]:
+    """Run something that has an MPS server's name."""
+    copy = directory / "nvidia-cuda-mps-server"
+    shutil.copy("/bin/sleep", copy)
+    with subprocess.Popen([copy, "60"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_device_that_mps_serves_takes_no_share_until_it_is_stopped(agent: RunningAgent, tmp_path: Path) -> None:
+    def reasons() -> list[str]:
+        return [device.health_reason for device in agent.stub.GetNode(pb.GetNodeRequest()).devices]
+
+    with Truth(f"{agent.directory}/simgpu") as truth, mps_server(tmp_path) as pid:
+        truth.serve_by_mps(0, pid)  # its server is there, and no client yet
+        wait_until(lambda: reasons()[0].startswith("MPS serves it"), 5.0)
+        assert reasons()[1] == ""
+        with pytest.raises(grpc.RpcError, match=r"device 0 is unhealthy \(MPS serves it, .*mps-control` stops it\)"):
+            on(agent, ["0"])
+        assert on(agent, [""]).share.devices[0].device_uuid == f"{GPU}01"  # the best fit is elsewhere
+        truth.serve_by_mps(0, 0)
+        wait_until(lambda: reasons() == ["", ""], 5.0)
+        on(agent, ["0"])
+    assert agent.log().count("device unhealthy") == agent.log().count("device healthy again") == 1
+    assert "process without a share" not in agent.log()
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Path:
+    """The pipe directory of an MPS daemon that runs."""
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    return tmp_path
+
+
+def test_a_program_of_a_share_that_is_a_client_of_mps_is_told_with_the_cause(agent: RunningAgent, pipes: Path) -> None:
+    answer = on(agent, ["0"], name="a")
+    with program({**metered(answer), "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}, "idle") as client:
+        wait_until(lambda: "runs unmetered" in agent.log(), 6.0)
+        (line,) = [line for line in agent.log().splitlines() if "runs unmetered" in line]
+        assert f"pid={client.pid}" in line
+        assert "it is a client of MPS" in line
+        assert usage(agent, "a").processes == 0
+
+
+def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_agent: MakeAgent, pipes: Path) -> None:
+    environment = metered(on(make_agent("--policy", "closed").start(), ["0"]))
+    for directory, result in ((pipes, 802), (pipes / "none", 0)):
+        with running(environment, "print(cuda.cuInit(0))", CUDA_MPS_PIPE_DIRECTORY=str(directory)) as (_, line):
+            assert line == f"{result}\n"
