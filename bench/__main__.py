@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench import costs, memory, neighbours, pauses, rivals, shares, table
+from bench import costs, memory, neighbours, pauses, replay, rivals, shares, streams, table
 from bench.entry import Parser, run
 from bench.programs import ProgramFailed, machine
 from bench.scale import FULL, QUICK, Scale
@@ -19,6 +19,7 @@ from sharepod.cli.errors import CliError
 ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "machine": costs.machine,
     "share": shares.measure,
+    "streams": streams.measure,
     "stall": pauses.joining,
     "limit": pauses.limits,
     "launch-cost": costs.launch_cost,
@@ -28,6 +29,7 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "duty": neighbours.trainer,
     "arbiter": costs.arbiter,
     "memory": memory.caps,
+    "traces": replay.traces,
     "rivals": rivals.rivals,
 }
 

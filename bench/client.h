@@ -48,6 +48,15 @@ struct array_descriptor {
 #define DRIVER_OPTIONAL(row)                                                                                           \
   row(cuGetErrorName, (int, const char **))                                                                            \
   row(cuEventElapsedTime, (float *, void *, void *))                                                                   \
+  row(cuCtxSynchronize, (void))                                                                                        \
+  row(cuStreamWaitEvent, (void *, void *, unsigned))                                                                   \
+  row(cuMemcpyHtoD, (device_pointer, const void *, size_t))                                                            \
+  row(cuMemcpyHtoDAsync, (device_pointer, const void *, size_t, void *))                                               \
+  row(cuMemcpyDtoH, (void *, device_pointer, size_t))                                                                  \
+  row(cuMemcpyDtoHAsync, (void *, device_pointer, size_t, void *))                                                     \
+  row(cuMemcpyDtoDAsync, (device_pointer, device_pointer, size_t, void *))                                             \
+  row(cuMemsetD8Async, (device_pointer, unsigned char, size_t, void *))                                                \
+  row(cuMemFreeHost, (void *))                                                                                         \
   row(cuEventQuery, (void *))                                                                                          \
   row(cuStreamIsCapturing, (void *, int *))                                                                            \
   row(cuStreamWriteValue32, (void *, device_pointer, uint32_t, unsigned))                                              \
@@ -56,6 +65,7 @@ struct array_descriptor {
   row(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long))                                              \
   row(cuGraphLaunch, (void *, void *))                                                                                 \
   row(cuMemHostAlloc, (void **, size_t, unsigned))                                                                     \
+  row(cuMemsetD32Async, (device_pointer, unsigned, size_t, void *))                                                    \
   row(cuMemHostRegister, (void *, size_t, unsigned))                                                                   \
   row(cuMemGetInfo, (size_t *, size_t *))                                                                              \
   row(cuMemAlloc, (device_pointer *, size_t))                                                                          \
@@ -133,7 +143,7 @@ static const char ptx_kernel[] = ".visible .entry %s(.param .u64 iterations) {\n
                                  "}\n";
 
 /* Load a module into the current context with a kernel for every duration and `spin_until`. */
-static void *load_module(const uint64_t *units_ns, size_t count) {
+static inline void *load_module(const uint64_t *units_ns, size_t count) {
   size_t size = sizeof ptx_header + count * (sizeof ptx_kernel + 64);
   char *ptx = malloc(size), name[64];
   if (!ptx)
@@ -149,7 +159,7 @@ static void *load_module(const uint64_t *units_ns, size_t count) {
   return module;
 }
 
-static void *find_kernel(void *module, uint64_t unit_ns) {
+static inline void *find_kernel(void *module, uint64_t unit_ns) {
   char name[64];
   void *function = NULL;
   kernel_name(name, sizeof name, unit_ns);
@@ -167,7 +177,7 @@ static void *open_context(int ordinal) {
   return context;
 }
 
-static void launch_one(void *function, void *stream, uint64_t argument) {
+static inline void launch_one(void *function, void *stream, uint64_t argument) {
   void *parameters[] = {&argument};
   CALL(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
 }

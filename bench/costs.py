@@ -65,8 +65,11 @@ def _per_launch_ns(result: Result) -> float:
     return figures.median(result.batch_ns) / int(result.other["group"])
 
 
-def _noop_driver() -> Path:
-    return build("noop_driver.c", "noop/libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1").parent
+def noop_driver(node: Node) -> dict[str, str]:
+    """Return what makes a program of the node run on the no-op driver, as on the node's only device."""
+    directory = build("noop_driver.c", "noop/libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1").parent
+    uuid = node.truth.devices()[0].uuid.partition("-")[2].replace("-", "")
+    return {"LD_LIBRARY_PATH": str(directory), "NOOP_UUID": uuid}
 
 
 def _cost_differences(scale: Scale, *, noop: bool) -> tuple[list[float], list[float]]:
@@ -79,10 +82,8 @@ def _cost_differences(scale: Scale, *, noop: bool) -> tuple[list[float], list[fl
         hooked = node.share_environment("a", Terms(100))
         bare = node.environment
         if noop:
-            uuid = node.truth.devices()[0].uuid.partition("-")[2].replace("-", "")
-            own = {"LD_LIBRARY_PATH": str(_noop_driver()), "NOOP_UUID": uuid}
             # There is no other device to hide, and the no-op driver would not know how.
-            hooked, bare = {**hooked, **own}, {**bare, **own}
+            hooked, bare = {**hooked, **noop_driver(node)}, {**bare, **noop_driver(node)}
 
         options = {"unit": "20ns", "group": GROUP, "count": NOOP_BATCHES if noop else SIMULATED_BATCHES}
 

@@ -12,7 +12,6 @@
  *     spin       rounds of kernels that wait for each other as collectives do: across `streams`, across `devices`, and
  *                across `ranks` processes that share the file `words`, of which this one is `rank`
  *     cost       the host's time per launch, in `count` batches of `group` launches
- *     memory     fill the memory that the driver says is free, to the byte, by every kind of allocation; `count` rounds
  *     calibrate  loop iterations per microsecond of the device, for `rate`
  *
  * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`): the simulated device goes by the
@@ -32,11 +31,9 @@
 
 #include "client.h"
 
-#define ATTACH_GLOBAL          1u
-#define MEMBERS_MAX            16u
-#define DEPTH_MAX              1024u
-#define LATENCIES_MAX          1000000u
-#define ARRAY_ELEMENTS_PER_ROW 4096u
+#define MEMBERS_MAX   16u
+#define DEPTH_MAX     1024u
+#define LATENCIES_MAX 1000000u
 
 static struct {
   const char *mode;
@@ -308,109 +305,12 @@ static void run_calibrate(void) {
   printf(", \"rate\": %.0f", (double)iterations / ((double)ms * 1000));
 }
 
-/* ---- memory: each kind allocates exactly `bytes`, or says why not ---- */
-
-struct allocation {
-  device_pointer pointer;
-  void *array;
-};
-
-static int take_linear(struct allocation *it, size_t bytes) {
-  return cuMemAlloc(&it->pointer, bytes);
-}
-static int give_linear(struct allocation *it) {
-  return cuMemFree(it->pointer);
-}
-
-static int take_managed(struct allocation *it, size_t bytes) {
-  return cuMemAllocManaged ? cuMemAllocManaged(&it->pointer, bytes, ATTACH_GLOBAL) : ERROR_NOT_SUPPORTED;
-}
-
-/* One row, so that its pitch is its size up to the driver's rounding. */
-static int take_pitched(struct allocation *it, size_t bytes) {
-  size_t pitch = 0;
-  return cuMemAllocPitch ? cuMemAllocPitch(&it->pointer, &pitch, bytes, 1, 4) : ERROR_NOT_SUPPORTED;
-}
-
-static int take_async(struct allocation *it, size_t bytes) {
-  return cuMemAllocAsync ? cuMemAllocAsync(&it->pointer, bytes, members[0].stream) : ERROR_NOT_SUPPORTED;
-}
-static int give_async(struct allocation *it) {
-  int result = cuMemFreeAsync(it->pointer, members[0].stream);
-  return result ? result : cuStreamSynchronize(members[0].stream);
-}
-
-static int take_array(struct allocation *it, size_t bytes) {
-  struct array_descriptor descriptor = {.width = ARRAY_ELEMENTS_PER_ROW,
-                                        .format = 1,
-                                        .channels = 1,
-                                        .height = (bytes + ARRAY_ELEMENTS_PER_ROW - 1) / ARRAY_ELEMENTS_PER_ROW};
-  return cuArrayCreate ? cuArrayCreate(&it->array, &descriptor) : ERROR_NOT_SUPPORTED;
-}
-static int give_array(struct allocation *it) {
-  return cuArrayDestroy(it->array);
-}
-
-static const struct kind {
-  const char *name;
-  int (*take)(struct allocation *, size_t);
-  int (*give)(struct allocation *);
-} kinds[] = {
-    {"linear", take_linear, give_linear},   {"managed", take_managed, give_linear},
-    {"pitched", take_pitched, give_linear}, {"async", take_async, give_async},
-    {"array", take_array, give_array},
-};
-
-static size_t free_bytes(void) {
-  size_t free_now = 0, total = 0;
-  CALL(cuMemGetInfo, &free_now, &total);
-  return free_now;
-}
-
-/* One byte more than is free must be refused and change nothing; all that is free must be given; then not one more. */
-static const char *fill(const struct kind *kind) {
-  struct allocation whole = {0}, more = {0};
-  size_t available = free_bytes();
-  int result = kind->take(&more, available + 1);
-  if (result == ERROR_NOT_SUPPORTED)
-    return "not supported";
-  if (result != ERROR_OUT_OF_MEMORY)
-    return "a byte more than is free was not refused with CUDA_ERROR_OUT_OF_MEMORY";
-  if (free_bytes() != available)
-    return "a refused allocation changed what is free";
-  if (kind->take(&whole, available) != SUCCESS)
-    return "what is free could not be allocated";
-  size_t left = free_bytes();
-  result = kind->take(&more, left + 1);
-  if (result != ERROR_OUT_OF_MEMORY)
-    return "a byte was given past the cap";
-  if (kind->give(&whole) != SUCCESS)
-    return "free failed";
-  return free_bytes() == available ? NULL : "memory was lost";
-}
-
-static void run_memory(void) {
-  size_t before = free_bytes();
-  const char *faults[sizeof kinds / sizeof *kinds] = {0};
-  uint64_t rounds = options.count ? options.count : 1;
-  for (uint64_t round = 0; round < rounds; round++)
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-      if (!faults[i])
-        faults[i] = fill(&kinds[i]);
-  begin_result();
-  printf(", \"free_bytes\": %zu, \"lost_bytes\": %lld, \"rounds\": %" PRIu64 ", \"kinds\": {", before,
-         (long long)before - (long long)free_bytes(), rounds);
-  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-    printf("%s\"%s\": \"%s\"", i ? ", " : "", kinds[i].name, faults[i] ? faults[i] : "exact");
-  putchar('}');
-}
-
 static const struct {
   const char *name;
   void (*run)(void);
 } modes[] = {
-    {"saturate", run_saturate}, {"sync", run_sync},     {"periodic", run_periodic},   {"spin", run_spin},
-    {"cost", run_cost},         {"memory", run_memory}, {"calibrate", run_calibrate},
+    {"saturate", run_saturate}, {"sync", run_sync}, {"periodic", run_periodic},
+    {"spin", run_spin},         {"cost", run_cost}, {"calibrate", run_calibrate},
 };
 
 static void on_signal(int signal_number) {

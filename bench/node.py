@@ -114,7 +114,7 @@ class Node:
     def _start_agent(self) -> None:
         log = self._directory / "agent.log"
         socket = str(self.socket)
-        (self._directory / "run").mkdir(mode=0o700)
+        (self._directory / "run").mkdir(mode=0o700, exist_ok=True)
         with log.open("wb") as sink:
             command = [sys.executable, "-m", "sharepod.cli", "agent"]
             self._agent = subprocess.Popen(command, env=self._agent_environment, stdout=sink, stderr=sink)
@@ -138,6 +138,14 @@ class Node:
                 self._agent.kill()
                 self._agent.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def restart_agent(self, number: int) -> None:
+        """End the agent with a signal and start another one in its place."""
+        assert self._agent is not None
+        self.client.close()
+        self._agent.send_signal(number)
+        self._agent.wait(10)
+        self._start_agent()
 
     # ---- shares and programs ----
 

@@ -66,9 +66,25 @@ def load_command(mode: str, options: Mapping[str, object]) -> list[str]:
     return [str(build("load.c", "load")), mode, *(f"{name}={value}" for name, value in options.items()), "wait=1"]
 
 
+def fill_command(mode: str, options: Mapping[str, object]) -> list[str]:
+    """Return the command of a program that allocates."""
+    return [str(build("fill.c", "fill")), mode, *(f"{name}={value}" for name, value in options.items()), "wait=1"]
+
+
+def streams_command(options: Mapping[str, object]) -> list[str]:
+    """Return the command of a program whose work lies on several streams."""
+    return [str(build("streams.c", "streams", "-lpthread")), *(f"{name}={value}" for name, value in options.items())]
+
+
 def storm_command(seed: int, threads: int, devices: int) -> list[str]:
     """Return the command of a storm program."""
     return [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
+
+
+def ring_command(devices: int, **options: object) -> list[str]:
+    """Return the command of a program that makes collectives on its first `devices` devices."""
+    program = str(build("ring.c", "ring", "-lpthread"))
+    return [program, str(devices), *(f"{name}={value}" for name, value in options.items())]
 
 
 class Program:

@@ -1,15 +1,16 @@
 """`python3 -m bench.gpu`: the bars of the design on this machine's GPU, in under 8 minutes, without a network.
 
-It needs an NVIDIA driver, gcc and python3 (3.11 or later) with its standard library; PyTorch is counted if it is there.
-It builds the hook, the arbiter and its own probes from this checkout, runs every row in its own time box, prints the
-table, and writes it, with everything behind it, to bench/results/<machine>.json and .md after each row: a run that is
-cut off loses nothing. A row that fails is reported and the rest goes on.
+It needs an NVIDIA driver, gcc and python3 (3.11 or later) with its standard library; frameworks are run if they are
+there. It builds the hook, the arbiter and its own probes from this checkout, runs every row in its own time box, prints
+the table, and writes it, with everything behind it, to bench/results/<machine>.json and .md after each row: a run that
+is cut off loses nothing. A row that fails is reported and the rest goes on.
 
 The device's settings are never touched, and only plain allocations are made. Exit status 1: a bar that may not be
 missed is missed, or a row has failed. 2: nothing can be measured here.
 
     python3 -m bench.gpu                        # everything
     python3 -m bench.gpu --only latency         # one row, as often as you like: --only latency --only duty
+    python3 -m bench.gpu --only frameworks      # all rows of PyTorch, JAX, CuPy and Triton, and the traces
     python3 -m bench.gpu --results /tmp/out     # write there
     python3 -m bench.gpu --simulated            # all of it on the simulated GPU, in seconds; its figures mean nothing
 """
@@ -28,7 +29,19 @@ from pathlib import Path
 from types import FrameType
 
 from bench.entry import Parser, duration, run
-from bench.gpu import calibration, census, checkpoint, costs, hardware, memory, neighbours, pauses, saturated
+from bench.gpu import (
+    calibration,
+    census,
+    checkpoint,
+    costs,
+    frameworks,
+    hardware,
+    memory,
+    neighbours,
+    pauses,
+    recordings,
+    saturated,
+)
 from bench.gpu.build import ROOT, BuildFailed, build
 from bench.gpu.host import Host, Unusable
 from bench.gpu.report import FAILED, MEASURED, SKIPPED, Line, Report, Row
@@ -55,6 +68,26 @@ def _share(case: saturated.Case) -> Entry:
     return Entry(f"share error: {case.what}", 60, functools.partial(saturated.share, case=case))
 
 
+def _framework(key: str, box_s: float) -> Entry:
+    case = frameworks.CASES[key]
+    return Entry(case.what, box_s, functools.partial(frameworks.compare, case=case))
+
+
+FRAMEWORKS: dict[str, Entry] = {
+    "torch-training": _framework("torch-training", 60),
+    "torch-graph": _framework("torch-graph", 35),
+    "torch-expandable": _framework("torch-expandable", 35),
+    "memory-20gib": Entry("PyTorch in a share of 20 GiB that wants all", 40, frameworks.capped),
+    "traces": Entry("traces of three programs", 60, recordings.record),
+    "torch-inference": _framework("torch-inference", 60),
+    "one-share": Entry("two processes of one share", 40, frameworks.one_share),
+    "torch-compile": _framework("torch-compile", 100),
+    "triton": _framework("triton", 40),
+    "jax": _framework("jax", 60),
+    "cupy": _framework("cupy", 50),
+}
+"""Needs packages: `--only frameworks` runs these rows alone, and all of them fit."""
+
 ROWS: dict[str, Entry] = {
     "share-500us": _share(saturated.KERNELS),
     "share-20us": _share(saturated.TINY),
@@ -67,6 +100,7 @@ ROWS: dict[str, Entry] = {
     "hand-off": Entry("hand-off", 45, costs.hand_off),
     "duty": Entry("small shares beside a trainer", 40, neighbours.duty),
     "memory": Entry("memory cap", 30, memory.caps),
+    **FRAMEWORKS,
     "slices": Entry("time slices of the hardware", 40, hardware.slices),
     "calls": Entry("host time of driver calls", 30, hardware.calls),
     "signals": Entry("how soon the host knows", 15, hardware.signals),
@@ -77,6 +111,7 @@ ROWS: dict[str, Entry] = {
 }
 """In the order of their worth: what time does not allow is left out at the end."""
 
+GROUP = "frameworks"
 LEAST_S = 8.0
 """A row that has less time left than this is not begun."""
 
@@ -170,12 +205,19 @@ def _parse() -> argparse.Namespace:
     parser = Parser(
         prog="python3 -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")
+    choices = [*ROWS, GROUP]
+    parser.add_argument("--only", action="append", metavar="ROW", choices=choices, help=f"one of {', '.join(choices)}")
     parser.add_argument("--minutes", type=duration, default=7.5, help="the whole run, building included (default 7.5)")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="where the files go")
     parser.add_argument("--simulated", action="store_true", help="a dry run on the simulated GPU, after `make build`")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     return parser.parse_args()
+
+
+def _chosen(only: list[str] | None) -> list[str]:
+    """Return the rows to run; the group stands for its rows."""
+    named = only or [*ROWS]
+    return [row for name in named for row in (FRAMEWORKS if name == GROUP else (name,))]
 
 
 def main() -> int:
@@ -188,9 +230,9 @@ def main() -> int:
         _say("building ...", end=" ")
         built = build()
         _say("ok")
-        with Host(built, DRY if options.simulated else FULL, options.simulated) as host:
+        with Host(built, DRY if options.simulated else FULL, options.simulated, options.results) as host:
             _say(f"{host.device.name}, driver for CUDA {host.device.cuda_version / 1000:.1f}, {os.cpu_count()} cores")
-            report = _measure(host, options.only or [*ROWS], ends, options.results)
+            report = _measure(host, _chosen(options.only), ends, options.results)
     except (BuildFailed, Unusable, ProgramFailed, OSError) as error:
         _say(f"nothing can be measured here: {error}")
         return 2

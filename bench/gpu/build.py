@@ -36,6 +36,7 @@ class Built:
     census: Path | None
     """None where its thunks are not written for this processor."""
     cupti: Path
+    record: Path
 
 
 def _compile(output: Path, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str]) -> Path:
@@ -96,6 +97,12 @@ def _census() -> Path | None:
     return _compile(CACHE / "libcensus.so", sources, flags, ["-lpthread"])
 
 
+def _record() -> Path:
+    sources = [HERE / "record.c", ROOT / "hook" / "resolve.c", ROOT / "hook" / f"trampoline_{MACHINE}.S"]
+    flags = [*HOOK_FLAGS, *SHARED, f"-I{ROOT / 'hook'}"]
+    return _compile(CACHE / "librecord.so", sources, flags, ["-lpthread"])
+
+
 def _cupti() -> Path:
     flags = [*STRICT, "-fPIC", *SHARED]
     return _compile(CACHE / "libcuptireport.so", [HERE / "cupti.c"], flags, ["-ldl", "-lpthread"])
@@ -105,5 +112,5 @@ def build() -> Built:
     """Build everything, side by side. Raises BuildFailed."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         hook, node, probe, cupti = (pool.submit(part) for part in (_hook, _node, _probe, _cupti))
-        census = pool.submit(_census)
-        return Built(hook.result(), node.result(), probe.result(), census.result(), cupti.result())
+        census, record = pool.submit(_census), pool.submit(_record)
+        return Built(hook.result(), node.result(), probe.result(), census.result(), cupti.result(), record.result())

@@ -1,7 +1,6 @@
 """Does any launch go round the hook? Three counts of one program: the census of its calls, CUPTI's, and the hook's."""
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -11,27 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.build import HERE, ROOT
+from bench.gpu.build import HERE
 from bench.gpu.host import Host
 from bench.gpu.node import Node, Terms
 from bench.gpu.report import Line
 from bench.programs import ProgramFailed
+from sharepod.hook.coverage import plain_name, read_actions, read_functions
 
 PROGRAM_TIMEOUT_S = 100.0
 COUNTED_S = 0.6
 """After a program's last launch, until the hook's count of it has been read."""
-_VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
-_MAYBE_WORK = re.compile(r"cu(Launch(?!HostFunc)|GraphLaunch|Memset|Memcpy(?!.*(HtoD|DtoH)))")
-_ROW = re.compile(r"^SP_SYMBOL\((\w+), \d+, [01], (LAUNCH|COPY)\)$", re.MULTILINE)
-
-
-def _plain(name: str) -> str:
-    return _VARIANT.sub("", name)
 
 
 def _hooked(action: str) -> set[str]:
-    rows = _ROW.findall((ROOT / "hook" / "symbols.def").read_text(encoding="utf-8"))
-    return {_plain(name) for name, its_action in rows if its_action == action}
+    return {plain_name(name) for name, its_action in read_actions().items() if its_action == action}
 
 
 def hooked_launches() -> set[str]:
@@ -48,7 +40,7 @@ def read_counts(path: Path) -> Counter[str]:
     """Return the calls per driver function in a file that the census has written, variants together."""
     counts: Counter[str] = Counter()
     for name, calls in json.loads(path.read_text(encoding="utf-8")):
-        counts[_plain(name)] += calls
+        counts[plain_name(name)] += calls
     return counts
 
 
@@ -83,10 +75,10 @@ class Counts:
         return sum(self.calls[name] for name in hooked_copies())
 
     @property
-    def unhooked(self) -> dict[str, int]:
-        """Calls that may be work on the device and are not in the hook's table."""
-        known = hooked_launches() | hooked_copies()
-        return {name: n for name, n in self.calls.items() if n and name not in known and _MAYBE_WORK.match(name)}
+    def escapes(self) -> dict[str, int]:
+        """Calls that may take the device past the hook: of the class escape, and of functions that have no class."""
+        known = {plain_name(function.name) for function in read_functions() if function.kind != "escape"}
+        return {name: n for name, n in self.calls.items() if n and name not in known}
 
 
 def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None) -> tuple[Counts, dict[str, Any]]:
@@ -126,7 +118,7 @@ def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line
     detail = {
         "calls": dict(counts.calls.most_common()),
         "captured": counts.captured,
-        "may_be_work_and_is_not_hooked": counts.unhooked,
+        "escapes": counts.escapes,
         "cupti": dict(counts.cupti),
     }
     return Line(f"launches counted: {what}", "the same", shown, met, "", detail)

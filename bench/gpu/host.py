@@ -62,6 +62,8 @@ class Host:
     built: Built
     scale: Scale
     simulated: bool
+    results: Path = ROOT / "bench" / "results"
+    """Where a row leaves files of its own."""
     device: Device = field(init=False)
     directory: Path = field(init=False)
     environment: dict[str, str] = field(init=False)

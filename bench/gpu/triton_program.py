@@ -1,0 +1,24 @@
+"""A Triton kernel: it must be in a file, and what it calls in the file's own names."""
+
+from typing import Any
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+
+BLOCK = 1024
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _fused(left: Any, right: Any, out: Any, count: Any, block: tl.constexpr) -> None:
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    product = tl.load(left + at, mask=inside) * tl.load(right + at, mask=inside)
+    tl.store(out + at, tl.maximum(product, 0.0) + 1.0, mask=inside)
+
+
+def fused(left: Any, right: Any) -> Any:
+    """Return max(left × right, 0) + 1."""
+    out = torch.empty_like(left)
+    _fused[(triton.cdiv(left.numel(), BLOCK),)](left, right, out, left.numel(), block=BLOCK)
+    return out

@@ -1,0 +1,245 @@
+"""Traces of real programs, replayed: what the hook costs them alone, and what they get from each other in shares.
+
+Every line says whether its traces are recorded or synthesised. Solo figures are those of the same replay without the
+hook, on a device of its own.
+"""
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import figures
+from bench.figures import Sample
+from bench.node import START_DELAY_NS, Node, Terms
+from bench.programs import Program, Result, build
+from bench.scale import Scale
+from bench.shares import quantum_ns
+from bench.table import Line, milli
+from bench.traces.format import Trace, parse
+
+FOLDER = Path(__file__).resolve().parent / "traces"
+TRAINING, SERVER, LOOP = "training", "server", "launch-bound"
+SETTLE_NS = 500_000_000
+ALONE_NS = 1_200_000_000
+ALONE_PAIRS = 5
+MS = 1_000_000
+SPLITS = ((50.0, 50.0), (70.0, 30.0))
+PAIRS = ((TRAINING, TRAINING), (TRAINING, LOOP), (TRAINING, SERVER), (SERVER, LOOP))
+
+
+def command(trace: str | Path, **options: object) -> list[str]:
+    """Return the command that replays a trace, by its name here or by its path."""
+    path = trace if isinstance(trace, Path) else FOLDER / f"{trace}.trace"
+    program = build("replay.c", "replay", "-lpthread")
+    return [str(program), str(path), *(f"{name}={value}" for name, value in options.items()), "wait=1"]
+
+
+@functools.cache
+def load(name: str) -> Trace:
+    """Return one of the traces that are kept here."""
+    return parse((FOLDER / f"{name}.trace").read_text(encoding="utf-8"))
+
+
+def origin(*names: str) -> str:
+    """Return what a line says of its traces: where they come from."""
+    return ", ".join(sorted({load(name).origin for name in names}))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A trace and the terms that it runs under."""
+
+    trace: str
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What replays side by side gave."""
+
+    samples: Sequence[Sample]
+    results: Mapping[str, Result]
+    used_ns: Mapping[str, int]
+    """Device time by the truth at the very end, all drained."""
+    charged_ns: Mapping[str, int]
+    quantum_ns: float
+
+    @property
+    def bill_errors_percent(self) -> dict[str, float]:
+        """By how much each bill is above the truth."""
+        return {owner: (self.charged_ns[owner] / used - 1) * 100 for owner, used in self.used_ns.items()}
+
+
+def run(shares: Mapping[str, Share], seconds: int, *, hook: bool = True) -> Run:
+    """Replay traces side by side for `seconds`, on a node of their own."""
+    with Node(hook=hook) as node:
+        programs = {
+            owner: node.add(owner, command(share.trace), node.share_environment(owner, share.terms))
+            for owner, share in shares.items()
+        }
+        start_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs.values():
+            program.go(start_ns, start_ns + seconds * 1_000_000_000 + 2 * SETTLE_NS)
+        samples = node.samples(start_ns + SETTLE_NS, seconds)
+        results = {owner: program.result() for owner, program in programs.items()}
+        used = node.sample().busy_ns
+        if not hook:
+            return Run(samples, results, used, {}, 0)
+        charged = {owner: share.devices[0].used_ns for owner, share in node.usage().items()}
+        return Run(samples, results, used, charged, quantum_ns(node))
+
+
+# ---- alone ----
+
+
+def pace_ns(result: Result) -> float:
+    """Return what a program is judged by: the median request of one that serves, else time per device time of work.
+
+    The second is the whole run's: what is in flight at the end has drained.
+    """
+    marks = result.other["marks"]
+    if "request" in marks:
+        return float(marks["request"]["p50_ns"])
+    return (result.end_ns - result.start_ns) / result.work_ns * MS
+
+
+def overhead(name: str, pairs: int) -> Line:
+    """Measure a trace alone, with and without the hook by turns, so that a slow phase of the machine hits both."""
+
+    def pace(environment: Mapping[str, str]) -> float:
+        program = Program("a", command(name), environment)
+        try:
+            program.await_ready()
+            start_ns = time.monotonic_ns() + MS
+            program.go(start_ns, start_ns + ALONE_NS)
+            return pace_ns(program.result())
+        finally:
+            program.kill()
+
+    ratios, bare = [], []
+    with Node() as node:
+        hooked = node.share_environment("a", Terms(100))
+        for pair in range(pairs):
+            order = [(False, node.environment), (True, hooked)]
+            found = {with_hook: pace(environment) for with_hook, environment in (order if pair % 2 else order[::-1])}
+            ratios.append((found[True] / found[False] - 1) * 100)
+            bare.append(found[False])
+        turns = node.usage()["a"].devices[0].turns
+    if turns == 0:
+        raise RuntimeError("the share held no turn: the hook was not there, its cost was not measured")
+    added = figures.median(ratios)
+    what = f"added end to end, alone: {name} ({origin(name)})"
+    detail: dict[str, object] = {"pairs_percent": ratios, "bare_pace_ns": bare}
+    return Line("traces", what, "≤ 0.5 %", f"{added:+.2f} %", added <= 0.5, detail=detail)
+
+
+# ---- pairs ----
+
+
+def _names(pair: tuple[str, str], split: tuple[float, float]) -> str:
+    return f"{pair[0]} {split[0]:.0f} and {pair[1]} {split[1]:.0f} ({origin(*pair)})"
+
+
+def _shares(pair: tuple[str, str], split: tuple[float, float]) -> dict[str, Share]:
+    return {owner: Share(name, Terms(part)) for owner, name, part in zip("ab", pair, split, strict=True)}
+
+
+def _kept(done: Run, pair: tuple[str, str], solo: Mapping[str, float]) -> list[float]:
+    """Return the part of its solo throughput that each of a pair has, by the device time that it got."""
+    return [figures.utilisation(done.samples, [owner]) / solo[name] for owner, name in zip("ab", pair, strict=True)]
+
+
+def _in_words(parts: Sequence[float]) -> str:
+    return f"{sum(parts):.3f} ({' + '.join(f'{part:.3f}' for part in parts)})"
+
+
+def _saturated(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
+    """Measure two training loops: both always have work, so each is due its request, and pays for it."""
+    pair, unit_ns = (TRAINING, TRAINING), max(kernel.duration_ns for kernel in load(TRAINING).kernels)
+    bare = run(_shares(pair, (50, 50)), 4, hook=False) if scale.baselines else None
+    lines = []
+    for split in SPLITS:
+        done = run(_shares(pair, split), scale.short_s)
+        what, targets = _names(pair, split), {"a": split[0] / 100, "b": split[1] / 100}
+        errors = figures.share_errors(done.samples, targets, 1)
+        bar = max(0.5, (done.quantum_ns + unit_ns) / 1e9 * 100)
+        without = f"{max(figures.share_errors(bare.samples, targets, 1)):.1f} pp" if bare else ""
+        detail: dict[str, object] = {"median_pp": figures.median(errors), "quantum": milli(done.quantum_ns)}
+        text = f"{max(errors):.2f} pp"
+        title = f"share error over 1 s: {what}"
+        lines.append(Line("traces", title, f"≤ {bar:.2f} pp", text, max(errors) <= bar, without, detail=detail))
+        bill: dict[str, object] = {"used_ns": done.used_ns, "charged_ns": done.charged_ns}
+        billed = max(map(abs, done.bill_errors_percent.values()))
+        lines.append(Line("traces", f"bill: {what}", "≤ 0.5 %", f"{billed:.2f} %", billed <= 0.5, detail=bill))
+        kept = _kept(done, pair, solo)
+        without = _in_words(_kept(bare, pair, solo)) if bare else ""
+        title = f"sum of throughputs ÷ alone: {what}"
+        lines.append(Line("traces", title, "≥ 0.99", _in_words(kept), sum(kept) >= 0.99, without))
+    return lines
+
+
+def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
+    """Measure pairs of which one at least often waits for its host: shown, as nobody is due what he does not use."""
+    lines = []
+    for pair in PAIRS[1:]:
+        bare = _in_words(_kept(run(_shares(pair, (50, 50)), 3, hook=False), pair, solo)) if scale.baselines else ""
+        for split in SPLITS:
+            done = run(_shares(pair, split), 3)
+            bills = " and ".join(f"{done.bill_errors_percent[owner]:+.1f} %" for owner in "ab")
+            text = f"{_in_words(_kept(done, pair, solo))}, billed {bills}"
+            detail: dict[str, object] = {"used_ns": done.used_ns, "charged_ns": done.charged_ns}
+            what = f"each one's throughput ÷ alone, and the sum: {_names(pair, split)}"
+            lines.append(Line("traces", what, "", text, None, bare, detail=detail))
+    return lines
+
+
+# ---- the server's latency ----
+
+
+def _latency(scale: Scale) -> list[Line]:
+    """Measure p99 of the server as a latency share beside a training loop, against its own alone without the hook."""
+    seconds = max(8, min(16, scale.requests // 150))
+    server = Share(SERVER, Terms(50, share_class="latency"))
+    beside = {"server": server, "training": Share(TRAINING, Terms(50))}
+
+    solo = run({"server": server}, seconds, hook=False)
+    shared = run(beside, seconds)
+    bare = run(beside, seconds, hook=False) if scale.baselines else None
+    lines = []
+    for mark, bar in (("request", "≤ 1.5 ×"), ("token", "")):
+        alone, found = _mark(solo, mark), _mark(shared, mark)
+        ratio = found["p99_ns"] / alone["p99_ns"]
+        text = f"{ratio:.2f} × ({milli(found['p99_ns'])})"
+        without = ""
+        if bare is not None:
+            ns = _mark(bare, mark)["p99_ns"]
+            without = f"{ns / alone['p99_ns']:.2f} × ({milli(ns)})"
+        what = f"p99 ÷ solo p99: {mark}s of the server, a latency share beside training ({origin(SERVER, TRAINING)})"
+        detail: dict[str, object] = {"solo": alone, "shared": found}
+        met = ratio <= 1.5 if bar else None
+        lines.append(Line("traces", what, bar, text, met, without, detail=detail))
+    what = f"training beside it keeps, of what is left ({origin(SERVER, TRAINING)})"
+    without = f"{_left_kept(bare):.3f}" if bare else ""
+    return [*lines, Line("traces", what, "", f"{_left_kept(shared):.3f}", None, without)]
+
+
+def _mark(done: Run, mark: str) -> dict[str, float]:
+    found: dict[str, float] = done.results["server"].other["marks"][mark]
+    return found
+
+
+def _left_kept(done: Run) -> float:
+    left = 1 - figures.utilisation(done.samples, ["server"])
+    return figures.utilisation(done.samples, ["training"]) / left
+
+
+def traces(scale: Scale) -> list[Line]:
+    """Measure everything about the traces that are kept here."""
+    names = (TRAINING, SERVER, LOOP)
+    lines = [overhead(name, min(scale.cost_pairs, ALONE_PAIRS)) for name in names]
+    solo = {
+        name: figures.utilisation(run({"a": Share(name, Terms(100))}, 3, hook=False).samples, ["a"]) for name in names
+    }
+    return [*lines, *_saturated(scale, solo), *_mixed(scale, solo), *_latency(scale)]

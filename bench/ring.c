@@ -1,0 +1,136 @@
+/*
+ * ring: collectives as a library of them makes them, on several devices of one process.
+ *
+ *     ring DEVICES [option=value ...]      steps (4), work (200us), group (1): collectives between two waits
+ *
+ * One thread per device. A collective is a number of steps; in each a rank writes its word with a memset (device time,
+ * behind its own last step) and then spins in a kernel for the word of the next rank. So no rank gets further than one
+ * step ahead of another: a collective ends only while all of them run. Then each rank works on its own.
+ *
+ * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object: how
+ * many collectives rank 0 made, and how long the longest took, from its first launch until its rank was told.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "client.h"
+
+#define DEVICES_MAX 4u
+#define STEPS_MAX   16u
+#define WORDS       (1u << 24) /* fresh ones for every step: none is ever cleared */
+#define GROUP_MAX   64u
+
+struct rank {
+  pthread_t thread;
+  uint32_t device;
+  void *context, *stream, *spin, *work;
+  uint64_t collectives, launches, longest_ns, total_ns;
+};
+
+static struct {
+  uint64_t devices, steps, work_ns, group;
+  uint64_t start_ns, stop_ns;
+  uint64_t last; /* nobody begins a later group: set by rank 0 */
+  uint32_t *words;
+} ring = {.steps = 4, .work_ns = 200000, .group = 1, .last = UINT64_MAX};
+
+static struct rank ranks[DEVICES_MAX];
+
+static uint32_t *word_of(uint64_t collective, uint64_t step, uint64_t device) {
+  uint64_t index = (collective * ring.steps + step) * ring.devices + device;
+  if (index >= WORDS)
+    die("ring: more collectives than words: make it shorter");
+  return &ring.words[index];
+}
+
+static void launch_collective(struct rank *rank, uint64_t number) {
+  for (uint64_t step = 0; step < ring.steps; step++) {
+    uint32_t *own = word_of(number, step, rank->device);
+    uint32_t *next = word_of(number, step, (rank->device + 1) % ring.devices);
+    CALL(cuMemsetD32Async, (device_pointer)(uintptr_t)own, 1, 1, rank->stream);
+    launch_one(rank->spin, rank->stream, (uintptr_t)next);
+  }
+  launch_one(rank->work, rank->stream, 1);
+  rank->launches += 2 * ring.steps + 1;
+}
+
+/* All ranks make the same number of groups: rank 0 says which is the last one before it begins it, and no other rank
+ * has finished that by then. */
+static bool goes_on(const struct rank *rank, uint64_t group) {
+  if (rank->device == 0 && now_ns() >= ring.stop_ns)
+    __atomic_store_n(&ring.last, group, __ATOMIC_SEQ_CST);
+  return group <= __atomic_load_n(&ring.last, __ATOMIC_SEQ_CST);
+}
+
+static void *run(void *argument) {
+  struct rank *rank = argument;
+  CALL(cuCtxSetCurrent, rank->context);
+  for (uint64_t group = 0; goes_on(rank, group); group++) {
+    uint64_t began_ns = now_ns();
+    for (uint64_t index = 0; index < ring.group; index++)
+      launch_collective(rank, rank->collectives + index);
+    CALL(cuStreamSynchronize, rank->stream);
+    uint64_t took_ns = now_ns() - began_ns;
+    rank->collectives += ring.group;
+    rank->total_ns += took_ns;
+    if (took_ns > rank->longest_ns)
+      rank->longest_ns = took_ns;
+    if (rank->device == 0 && __atomic_load_n(&ring.last, __ATOMIC_SEQ_CST) == group)
+      break;
+  }
+  return NULL;
+}
+
+static void open_rank(struct rank *rank, uint32_t device) {
+  rank->device = device;
+  rank->context = open_context((int)device);
+  void *module = load_module(&ring.work_ns, 1);
+  CALL(cuModuleGetFunction, &rank->spin, module, "spin_until");
+  rank->work = find_kernel(module, ring.work_ns);
+  CALL(cuStreamCreate, &rank->stream, STREAM_NON_BLOCKING);
+}
+
+int main(int count, char **arguments) {
+  const struct option options[] = {
+      {"steps", &ring.steps, false}, {"work", &ring.work_ns, true}, {"group", &ring.group, false}};
+  if (count < 2)
+    die("usage: ring DEVICES [option=value ...]");
+  ring.devices = parse_number(arguments[1]);
+  for (int index = 2; index < count; index++)
+    if (parse_option(options, sizeof options / sizeof *options, arguments[index]))
+      die("ring: no option `%s`", arguments[index]);
+  if (ring.devices < 2 || ring.devices > DEVICES_MAX || ring.steps < 1 || ring.steps > STEPS_MAX || ring.group < 1 ||
+      ring.group > GROUP_MAX)
+    die("ring: 2..%u devices, 1..%u steps, groups of 1..%u", DEVICES_MAX, STEPS_MAX, GROUP_MAX);
+  prctl(PR_SET_TIMERSLACK, 1);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  load_driver();
+  CALL(cuInit, 0);
+  for (uint32_t device = 0; device < ring.devices; device++)
+    open_rank(&ranks[device], device);
+  CALL(cuMemHostAlloc, (void **)&ring.words, WORDS * sizeof *ring.words, HOST_PORTABLE_MAPPED);
+  puts("ready");
+  fflush(stdout);
+  if (scanf("%" SCNu64 " %" SCNu64, &ring.start_ns, &ring.stop_ns) != 2)
+    die("ring: no start and stop time on stdin");
+  sleep_until(ring.start_ns);
+  for (uint32_t device = 0; device < ring.devices; device++)
+    if (pthread_create(&ranks[device].thread, NULL, run, &ranks[device]))
+      die("ring: no thread");
+  uint64_t launches = 0, longest_ns = 0;
+  for (uint32_t device = 0; device < ring.devices; device++) {
+    pthread_join(ranks[device].thread, NULL);
+    launches += ranks[device].launches;
+    if (ranks[device].longest_ns > longest_ns)
+      longest_ns = ranks[device].longest_ns;
+  }
+  printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
+         ", \"work_ns\": %" PRIu64 ", \"collectives\": %" PRIu64 ", \"longest_ns\": %" PRIu64 ", \"total_ns\": %" PRIu64
+         "}\n",
+         getpid(), ring.start_ns, now_ns(), launches, ranks[0].collectives * ring.work_ns * ring.devices,
+         ranks[0].collectives, longest_ns, ranks[0].total_ns);
+  return 0;
+}

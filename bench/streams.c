@@ -1,0 +1,239 @@
+/*
+ * streams: a driver-API program whose work lies on several streams, of every kind, for the bill.
+ *
+ *     streams [option=value ...]
+ *
+ * A round gives every stream its burst of kernels, or executable graphs, one stream after the other; `threads` threads
+ * do that at once, each with streams of its own.
+ *
+ *     kinds    one letter per stream: n non-blocking, b blocking, l the legacy stream, p the thread's own
+ *     units    the length of each stream's kernels
+ *     bursts   how many of them each stream gets in a round
+ *     sync     at a round's end wait for every stream (stream), for the context (context), for an event (event), or for
+ *              the round `depth` rounds ago (behind): then the streams never run empty
+ *     gap      stay off the device after a round
+ *     fork     the first stream's work goes before the others', and comes after them again
+ *     graph    kernels in a graph, launched in place of each kernel
+ *     fresh    1: the streams are destroyed with work in flight at the end of a round, and made anew
+ *
+ * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "client.h"
+
+#define STREAMS_MAX   8u
+#define THREADS_MAX   8u
+#define DEPTH_MAX     64u
+#define LEGACY        ((void *)1)
+#define PER_THREAD    ((void *)2)
+#define STREAM_BLOCKS 0u
+
+static int (*cuCtxSynchronize)(void);
+static int (*cuStreamWaitEvent)(void *, void *, unsigned);
+static int (*cuStreamDestroy)(void *);
+
+struct lane {
+  void *stream, *graph, *event;
+};
+
+struct worker {
+  pthread_t thread;
+  struct lane lanes[STREAMS_MAX];
+  void *begun; /* the first stream has come so far */
+  void *rounds[DEPTH_MAX][STREAMS_MAX];
+  uint64_t launches, count;
+};
+
+static struct {
+  const char *kinds, *sync;
+  uint64_t units_ns[STREAMS_MAX], bursts[STREAMS_MAX], streams;
+  uint64_t threads, gap_ns, depth, fork, graph, fresh;
+  uint64_t start_ns, stop_ns;
+  void *context, *functions[STREAMS_MAX];
+} options = {.kinds = "n", .sync = "stream", .threads = 1, .depth = 2};
+
+static struct worker workers[THREADS_MAX];
+
+/* Read a list with commas; what is not given is like the last. */
+static void parse_list(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
+  uint64_t last = 0, count = 0;
+  for (char *part = strtok(text, ","); part && count < STREAMS_MAX; part = strtok(NULL, ","))
+    last = values[count++] = read(part);
+  while (count < STREAMS_MAX)
+    values[count++] = last;
+}
+
+static void parse(int count, char **arguments) {
+  const struct option known[] = {
+      {"threads", &options.threads, false}, {"gap", &options.gap_ns, true},   {"depth", &options.depth, false},
+      {"fork", &options.fork, false},       {"graph", &options.graph, false}, {"fresh", &options.fresh, false},
+  };
+  for (uint32_t i = 0; i < STREAMS_MAX; i++)
+    options.units_ns[i] = 100000, options.bursts[i] = 1;
+  for (int i = 1; i < count; i++) {
+    char *value = parse_option(known, sizeof known / sizeof *known, arguments[i]);
+    if (!value)
+      continue;
+    if (!strcmp(arguments[i], "kinds"))
+      options.kinds = value;
+    else if (!strcmp(arguments[i], "sync"))
+      options.sync = value;
+    else if (!strcmp(arguments[i], "units"))
+      parse_list(value, options.units_ns, parse_time);
+    else if (!strcmp(arguments[i], "bursts"))
+      parse_list(value, options.bursts, parse_number);
+    else
+      die("unknown option `%s`", arguments[i]);
+  }
+  options.streams = strlen(options.kinds);
+  if (!options.streams || options.streams > STREAMS_MAX || !options.threads || options.threads > THREADS_MAX ||
+      !options.depth || options.depth > DEPTH_MAX)
+    die("an option is out of range: streams 1..%u, threads 1..%u, depth 1..%u", STREAMS_MAX, THREADS_MAX, DEPTH_MAX);
+}
+
+static void open_stream(struct lane *lane, uint32_t index) {
+  char kind = options.kinds[index];
+  if (kind == 'l')
+    lane->stream = LEGACY;
+  else if (kind == 'p')
+    lane->stream = PER_THREAD;
+  else
+    CALL(cuStreamCreate, &lane->stream, kind == 'b' ? STREAM_BLOCKS : STREAM_NON_BLOCKING);
+}
+
+static void make_graph(struct lane *lane, uint32_t index) {
+  void *graph = NULL, *stream = NULL;
+  CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
+  CALL(cuStreamBeginCapture, stream, CAPTURE_RELAXED);
+  for (uint64_t i = 0; i < options.graph; i++)
+    launch_one(options.functions[index], stream, 1);
+  CALL(cuStreamEndCapture, stream, &graph);
+  CALL(cuGraphInstantiateWithFlags, &lane->graph, graph, 0);
+  CALL(cuStreamDestroy, stream);
+}
+
+static void open_worker(struct worker *worker) {
+  CALL(cuCtxSetCurrent, options.context);
+  CALL(cuEventCreate, &worker->begun, EVENT_DISABLE_TIMING);
+  for (uint32_t i = 0; i < options.streams; i++) {
+    open_stream(&worker->lanes[i], i);
+    CALL(cuEventCreate, &worker->lanes[i].event, EVENT_DISABLE_TIMING);
+    for (uint64_t round = 0; round < options.depth; round++)
+      CALL(cuEventCreate, &worker->rounds[round][i], EVENT_DISABLE_TIMING);
+    if (options.graph)
+      make_graph(&worker->lanes[i], i);
+  }
+}
+
+static void give(struct worker *worker, uint32_t index) {
+  struct lane *lane = &worker->lanes[index];
+  for (uint64_t i = 0; i < options.bursts[index]; i++) {
+    if (lane->graph)
+      CALL(cuGraphLaunch, lane->graph, lane->stream);
+    else
+      launch_one(options.functions[index], lane->stream, 1);
+    worker->launches++;
+  }
+}
+
+static void give_all(struct worker *worker) {
+  for (uint32_t i = 0; i < options.streams; i++) {
+    if (options.fork && i)
+      CALL(cuStreamWaitEvent, worker->lanes[i].stream, worker->begun, 0);
+    give(worker, i);
+    if (options.fork)
+      CALL(cuEventRecord, i ? worker->lanes[i].event : worker->begun, worker->lanes[i].stream);
+  }
+  for (uint32_t i = 1; options.fork && i < options.streams; i++)
+    CALL(cuStreamWaitEvent, worker->lanes[0].stream, worker->lanes[i].event, 0);
+  if (options.fork)
+    give(worker, 0);
+}
+
+static void wait_behind(struct worker *worker) {
+  void **events = worker->rounds[worker->count % options.depth];
+  for (uint32_t i = 0; i < options.streams; i++) {
+    if (worker->count >= options.depth)
+      CALL(cuEventSynchronize, events[i]);
+    CALL(cuEventRecord, events[i], worker->lanes[i].stream);
+  }
+}
+
+static void wait_all(struct worker *worker) {
+  if (!strcmp(options.sync, "behind")) {
+    wait_behind(worker);
+    return;
+  }
+  if (!strcmp(options.sync, "context")) {
+    CALL(cuCtxSynchronize);
+    return;
+  }
+  for (uint32_t i = 0; i < options.streams; i++) {
+    if (!strcmp(options.sync, "event")) {
+      CALL(cuEventRecord, worker->lanes[i].event, worker->lanes[i].stream);
+      CALL(cuEventSynchronize, worker->lanes[i].event);
+    } else {
+      CALL(cuStreamSynchronize, worker->lanes[i].stream);
+    }
+  }
+}
+
+static void renew(struct worker *worker) {
+  for (uint32_t i = 0; i < options.streams; i++) {
+    CALL(cuStreamDestroy, worker->lanes[i].stream);
+    open_stream(&worker->lanes[i], i);
+  }
+}
+
+static void *run(void *argument) {
+  struct worker *worker = argument;
+  open_worker(worker);
+  for (; now_ns() < options.stop_ns; worker->count++) {
+    give_all(worker);
+    if (options.fresh)
+      renew(worker);
+    wait_all(worker);
+    if (options.gap_ns)
+      sleep_until(now_ns() + options.gap_ns);
+  }
+  CALL(cuCtxSynchronize);
+  return NULL;
+}
+
+int main(int count, char **arguments) {
+  parse(count, arguments);
+  prctl(PR_SET_TIMERSLACK, 1);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  load_driver();
+  REQUIRE(cuCtxSynchronize, "cuCtxSynchronize");
+  REQUIRE(cuStreamWaitEvent, "cuStreamWaitEvent");
+  REQUIRE(cuStreamDestroy, "cuStreamDestroy");
+  CALL(cuInit, 0);
+  options.context = open_context(0);
+  void *module = load_module(options.units_ns, STREAMS_MAX);
+  for (uint32_t i = 0; i < options.streams; i++)
+    options.functions[i] = find_kernel(module, options.units_ns[i]);
+  puts("ready");
+  fflush(stdout);
+  if (scanf("%" SCNu64 " %" SCNu64, &options.start_ns, &options.stop_ns) != 2)
+    die("no start and stop time on stdin");
+  sleep_until(options.start_ns);
+  uint64_t launches = 0, rounds = 0;
+  for (uint64_t i = 0; i < options.threads; i++)
+    if (pthread_create(&workers[i].thread, NULL, run, &workers[i]))
+      die("no thread");
+  for (uint64_t i = 0; i < options.threads; i++) {
+    pthread_join(workers[i].thread, NULL);
+    launches += workers[i].launches;
+    rounds += workers[i].count;
+  }
+  printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
+         ", \"work_ns\": 0, \"rounds\": %" PRIu64 "}\n",
+         getpid(), options.start_ns, now_ns(), launches, rounds);
+  return 0;
+}

@@ -1,0 +1,87 @@
+"""Work on several streams: what a share is billed for it, alone and beside a share that is always busy."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.node import START_DELAY_NS, Load, Node, Terms
+from bench.programs import streams_command
+from bench.scale import Scale
+from bench.table import Line
+
+BAR_PERCENT = 0.5
+NEIGHBOUR = Load(Terms(50), "saturate", {"unit": "500us", "depth": 8, "warm": 3})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program of streams.c, `processes` of it in one share."""
+
+    what: str
+    options: Mapping[str, object]
+    processes: int = 1
+    beside: bool = False
+
+
+TINY: Mapping[str, object] = {"units": "5us", "bursts": 10}
+PAIR: Mapping[str, object] = {"kinds": "nn", "units": "200us", "bursts": 2}
+BURSTS: Mapping[str, object] = {"kinds": "nnnn", "units": "20us", "bursts": 10, "sync": "context", "gap": "300us"}
+MIXED: Mapping[str, object] = {"kinds": "nnn", "units": "5us,100us,2ms", "bursts": "100,10,1", "sync": "behind"}
+KINDS: Mapping[str, object] = {"kinds": "lbn", "units": "100us,50us,200us", "bursts": 2}
+THREADS: Mapping[str, object] = {"kinds": "p", "threads": 4, "units": "50us", "bursts": 8, "gap": "200us"}
+FORK: Mapping[str, object] = {"kinds": "nnn", "units": "100us,300us,200us", "fork": 1}
+GRAPHS: Mapping[str, object] = {"kinds": "nn", "units": "50us,30us", "graph": 10, "bursts": 2}
+CASES = (
+    Case("one stream, synchronised after ten 5 µs kernels", TINY),
+    Case("2 streams, synchronised each round", PAIR),
+    Case("4 streams, bursts of 20 µs kernels", BURSTS),
+    Case("3 streams, kernels of 5 µs, 100 µs, 2 ms", MIXED),
+    Case("legacy, blocking and non-blocking", KINDS),
+    Case("4 threads with streams of their own", THREADS),
+    Case("fork and join by events", FORK),
+    Case("graphs on 2 streams", GRAPHS),
+    Case("one stream, synchronised after ten 5 µs kernels", TINY, beside=True),
+    Case("2 streams, synchronised each round", PAIR, beside=True),
+    Case("fork and join by events", FORK, beside=True),
+    Case("3 streams, kernels of 5 µs, 100 µs, 2 ms", MIXED, beside=True),
+    Case("legacy, blocking and non-blocking", KINDS, beside=True),
+    Case("3 processes in one share, 2 streams each", PAIR, processes=3, beside=True),
+)
+
+
+def bill_errors(case: Case, seconds: float) -> dict[str, float]:
+    """Return how much more each share is billed than the device worked for it, in percent of that."""
+    with Node() as node:
+        environment = node.share_environment("a", Terms(50))
+        command = streams_command(case.options)
+        programs = [node.add("a", command, environment) for _ in range(case.processes)]
+        if case.beside:
+            programs.append(node.start("b", NEIGHBOUR))
+        start_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs:
+            program.go(start_ns, start_ns + round(seconds * 1e9))
+        for program in programs:
+            program.result()
+        time.sleep(0.05)
+        busy = node.sample().busy_ns
+        return {owner: (share.devices[0].used_ns / busy[owner] - 1) * 100 for owner, share in node.usage().items()}
+
+
+def measure(scale: Scale) -> list[Line]:
+    """Measure the bill of every case over a run of `short_s`."""
+    lines = []
+    for case in CASES:
+        errors = bill_errors(case, scale.short_s)
+        worst = max(errors.values(), key=abs)
+        where = "beside a busy share" if case.beside else "alone"
+        lines.append(
+            Line(
+                "streams",
+                f"bill against the truth, {where}: {case.what}",
+                f"≤ {BAR_PERCENT} %",
+                f"{worst:+.2f} %",
+                abs(worst) <= BAR_PERCENT,
+                detail={"percent": errors},
+            )
+        )
+    return lines
