@@ -180,8 +180,15 @@ def extensions() -> list[Extension]:
         PlainSharedObject(
             "sharepod.simgpu.lib.libnvidia_ml",
             "libnvidia-ml.so.1",
-            [*nvml, *sources("simgpu/state.c", "simgpu/model.c", "simgpu/repair.c")] if nvml else [],
-            ["-Wl,-soname,libnvidia-ml.so.1"],
+            [
+                *nvml,
+                *sources(
+                    "simgpu/state.c", "simgpu/client.c", "simgpu/catalogue.c", "simgpu/model.c", "simgpu/repair.c"
+                ),
+            ]
+            if nvml
+            else [],
+            ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic"],
             simgpu_depends,
         ),
     ]

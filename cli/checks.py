@@ -33,6 +33,9 @@ _OLDEST_KERNEL: Final = (5, 3)
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}
 _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
 _PROBE_TIMEOUT_S: Final = 20
+_MPS_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 - where the daemon puts it
+_STOP_MPS: Final = "stop it: echo quit | nvidia-cuda-mps-control; give each program a share instead"
+_DRIVER_LIMITS: Final = "driver-memory-limits-unused"
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -71,6 +74,9 @@ def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> 
     yield check_hook(Path(node.hook_path) if node and node.hook_path else hook_path)
     if node is not None:
         yield from check_served_hook(node)
+    yield check_mps(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_DIRECTORY))
+    if node is not None:
+        yield check_memory(node)
     yield check_driver(node.environment if node else {}, simulated=node.simulated if node else False)
     yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -145,6 +151,24 @@ def check_served_hook(node: Node) -> Iterator[Check]:
         yield Check("hook", WARN, text, remedy)
 
 
+def check_mps(directory: Path) -> Check:
+    """Check that no MPS control daemon waits in `directory` for the programs of this host."""
+    try:
+        pid = int((directory / "nvidia-cuda-mps-control.pid").read_text(encoding="ascii"))
+        os.kill(pid, 0)
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        return Check("MPS", OK, "no control daemon")
+    except (OSError, ValueError, OverflowError):
+        return Check("MPS", FAIL, f"a control daemon serves {directory}: its clients cannot be metered", _STOP_MPS)
+    return Check("MPS", FAIL, f"control daemon {pid} serves {directory}: its clients cannot be metered", _STOP_MPS)
+
+
+def check_memory(node: Node) -> Check:
+    """Tell who enforces memory caps."""
+    unused = "; the driver's own limits, which are per cgroup, are not used"
+    return Check("memory", OK, "caps are kept by the hook" + (unused if _DRIVER_LIMITS in node.features else ""))
+
+
 def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
     """Check that the CUDA driver, real or simulated, loads and initialises."""
     probe = _probe([sys.executable, "-I", "-c", _DRIVER_PROBE], {**os.environ, **environment})
@@ -190,7 +214,9 @@ def check_devices(node: Node) -> Iterator[Check]:
     """Check each device's health, and that nothing runs on it outside a share."""
     for device in node.devices:
         name = f"device {device.index}"
-        if not device.healthy:
+        if device.health_reason.startswith("MPS "):
+            yield Check(name, FAIL, f"{device.name}: {device.health_reason}", _STOP_MPS)
+        elif not device.healthy:
             yield Check(
                 name, FAIL, f"{device.name}: {device.health_reason}", "look at dmesg for XID; drain and reset it"
             )

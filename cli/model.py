@@ -27,6 +27,9 @@ class DeviceShare:
     cogrants: int
     faults: int
     memory_used_bytes: int
+    memory_overhead_bytes: int
+    memory_refusals: int
+    memory_refused_bytes: int
     processes: int
     used_1s_millipercent: int
     used_1m_millipercent: int

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sharepod.agent.device import MPS_REASON
 from sharepod.cli import checks
 from sharepod.cli.model import Device, ForeignProcess, Node
 
@@ -74,6 +77,26 @@ def test_each_device_is_checked_for_health_and_strangers() -> None:
     found = checks.check_devices(node(device(), device(healthy=False), device(foreign=(stranger,))))
     assert [check.status for check in found] == ["OK", "FAIL", "WARN"]
     assert [check.status for check in checks.check_devices(node())] == ["FAIL"]
+
+
+def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: Path) -> None:
+    assert checks.check_mps(tmp_path).status == checks.OK
+    file = tmp_path / "nvidia-cuda-mps-control.pid"
+    file.write_text(str(os.getpid()))
+    assert f"control daemon {os.getpid()} serves" in checks.check_mps(tmp_path).text
+    file.write_text(str(2**22 + 1))  # no such process: a daemon that was killed
+    assert checks.check_mps(tmp_path).status == checks.OK
+    file.write_text("?")
+    assert checks.check_mps(tmp_path).status == checks.FAIL
+    served = replace(device(healthy=False), health_reason=MPS_REASON)
+    (check,) = checks.check_devices(node(served))
+    assert (check.status, "quit" in check.remedy) == (checks.FAIL, True)
+
+
+def test_who_keeps_the_memory_caps_is_told() -> None:
+    assert checks.check_memory(node()).text == "caps are kept by the hook"
+    offered = replace(node(), features=("driver-memory-limits-unused",))
+    assert checks.check_memory(offered).text.endswith("are not used")
 
 
 def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:

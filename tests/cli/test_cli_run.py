@@ -149,6 +149,20 @@ def test_the_program_finds_its_share_and_the_hook_and_nothing_else_of_ours(node:
     assert before.keys() <= after.keys()
 
 
+NVIDIA_SMI = """
+import pynvml
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+memory, processes = pynvml.nvmlDeviceGetMemoryInfo(gpu), pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+print(memory.total >> 20, memory.used >> 20, memory.free >> 20, len(processes))
+"""
+
+
+def test_nvml_shows_the_share_to_a_program_that_never_uses_cuda(node: Host) -> None:
+    answer = node.sharepod("run", "--gpu", "30", "--memory", "4GiB", "--", sys.executable, "-c", NVIDIA_SMI)
+    assert (answer.stdout, answer.stderr) == ("4096 0 4096 0\n", "")
+
+
 def test_signals_and_descriptors_are_as_a_shell_would_leave_them(node: Host) -> None:
     look = "grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
     bare = subprocess.run(["sh", "-c", look], env=node.env, capture_output=True, text=True, check=True)
