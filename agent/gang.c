@@ -16,7 +16,8 @@
  * another, and that one waits at its gate. So when a drain is late and its share waits elsewhere, the share is let in
  * there, one launch at a time, to *follow*. The same goes for a share that holds one device and begins to wait for
  * another: it joins there for what is left of the turn. Neither is the policy's choice, so neither goes on when the
- * share is a turn ahead of its target.
+ * share is a turn ahead of its target. A pause falls between the launches of one collective, too: what is launched of a
+ * paused share is followed until it ends.
  */
 #include <string.h>
 
@@ -225,7 +226,8 @@ static struct sp_member *find_missed(const struct sp_node_device *device, uint64
   *from_ns = UINT64_MAX;
   for (int index = 0; device->gang_members && index < device->policy.top; index++) {
     struct sp_member *member = device->members[index];
-    if (!member || member->share->member_count < 2 || !waits(member) || (member->draining && !member->cogranted))
+    if (!member || member->share->member_count < 2 || !member->view.waiting || member->holding ||
+        (member->draining && !member->cogranted))
       continue;
     uint64_t since_ns = missed_ns(member);
     if (since_ns < *from_ns) {
@@ -236,10 +238,11 @@ static struct sp_member *find_missed(const struct sp_node_device *device, uint64
   return found;
 }
 
-/* It may go before its turn, as long as that is one turn or so; past the bound of a drain for a moment all the same. */
+/* It may go before its turn, as long as that is one turn or so; past the bound of a drain for a moment all the same. A
+ * paused one has no turn to wait for, and is refused after a moment only. */
 static bool may_follow(struct sp_member *member, uint64_t now_ns) {
   uint64_t from_ns = late_ns(member);
-  if (sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
+  if (member->share->paused || sp_policy_is_near(&member->device->policy, member->policy, now_ns) ||
       (from_ns < now_ns && now_ns - from_ns > SP_DRAIN_MIN_NS))
     return true;
   member->refused_ns = now_ns + REFUSED_NS;
@@ -262,7 +265,7 @@ static bool follow(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
     quantum_ns = SP_LENT_NS;
     member->refused_ns = now_ns + SP_DRAIN_MIN_NS;
   }
-  if (sp_policy_take(&device->policy, member->policy, now_ns).share < 0)
+  if (!member->share->paused && sp_policy_take(&device->policy, member->policy, now_ns).share < 0)
     return false;
   member->follows = is_outlived(member);
   if (end_ns < now_ns + quantum_ns)

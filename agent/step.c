@@ -75,7 +75,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
   if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
     sp_slots_scan(holder, now_ns);
   bool contended = sp_others_wait(device, holder);
-  if (holder->share->paused) {
+  if (holder->share->paused && !holder->follows) {
     sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
   } else if (!holder->share->claimed) {
     sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);

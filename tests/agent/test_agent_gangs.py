@@ -163,24 +163,23 @@ def test_a_gang_of_any_terms_makes_its_collectives(terms: dict[str, Any]) -> Non
 
 @pytest.mark.realtime
 def test_a_paused_gang_leaves_its_devices_and_comes_back() -> None:
+    used: dict[str, list[float]] = {"gang": [], "one": [], "two": []}
     with _node({"gang": _ring(50), "one": _single(0, 50), "two": _single(1, 50)}) as (node, programs):
         start_ns = _go(programs, 12)
         time.sleep(max(0.0, start_ns / 1e9 + 1 - time.monotonic()))
-        used: dict[str, float] = {}
-        for _ in range(5):  # a pause between the launches of one collective leaves what was launched spinning
+        for _ in range(5):  # most pauses fall between the launches of one collective
             node.client.pause("gang")
             time.sleep(0.2)
             samples = node.samples(time.monotonic_ns(), 1)
             node.client.resume("gang")
             span_ns = samples[-1].now_ns - samples[0].now_ns
-            used = {name: (samples[-1].busy_ns[name] - samples[0].busy_ns[name]) / span_ns for name in programs}
-            if used["gang"] < 0.01:
-                break
+            for name in programs:
+                used[name].append((samples[-1].busy_ns[name] - samples[0].busy_ns[name]) / span_ns)
             time.sleep(0.2)
         count, _ = _collectives(programs["gang"])
-    assert used["gang"] < 0.01
-    assert used["one"] > 0.9
-    assert used["two"] > 0.9
+    assert max(used["gang"]) < 0.01, used
+    assert min(used["one"]) > 0.9, used
+    assert min(used["two"]) > 0.9, used
     assert count > 500
 
 
