@@ -5,6 +5,9 @@
  * be late, never early): work is said to have finished then, never too early. The largest difference that the recording
  * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
  * once): where the two are near each other, that is the better guess of when it ended, for the account alone.
+ *
+ * A launch takes some microseconds to arrive, and the guess is as far off: what was seen where the length of the work is
+ * known exactly tells both together, and so when other work can have begun.
  */
 #include "guest.h"
 
@@ -26,11 +29,9 @@ static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];
     clock->least_ns[1] = clock->least_ns[0];
-    clock->latency_ns[1] = clock->latency_ns[0];
     clock->waits[1] = clock->waits[0];
     clock->offset_ns[0] = offset_ns;
     clock->least_ns[0] = INT64_MIN;
-    clock->latency_ns[0] = INT64_MAX;
     clock->waits[0] = false;
     clock->window_ns = now_ns;
   } else if (offset_ns < clock->offset_ns[0]) {
@@ -38,7 +39,7 @@ static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   }
 }
 
-static int64_t most(const struct sp_clock *clock) {
+int64_t sp_clock_most_ns(const struct sp_clock *clock) {
   return clock->offset_ns[0] < clock->offset_ns[1] ? clock->offset_ns[0] : clock->offset_ns[1];
 }
 
@@ -53,9 +54,22 @@ static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device
     clock->least_ns[0] = least_ns;
 }
 
-int64_t sp_clock_latency_ns(const struct sp_clock *clock) {
-  int64_t least_ns = clock->latency_ns[0] < clock->latency_ns[1] ? clock->latency_ns[0] : clock->latency_ns[1];
-  return least_ns == INT64_MAX ? 0 : least_ns;
+static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
+  return clock->arrival_seen_ns && (int64_t)(launched_ns - clock->arrival_seen_ns) < (int64_t)(2 * WINDOW_NS);
+}
+
+int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns) {
+  return (int64_t)launched_ns - (knows_arrival(clock, launched_ns) ? clock->arrival_ns : clock->guess_ns);
+}
+
+void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns) {
+  int64_t arrival_ns = (int64_t)launched_ns - began_ns, most_ns = sp_clock_most_ns(clock);
+  if (knows_arrival(clock, launched_ns)) { /* a longer way may have had a wait in it */
+    int64_t change_ns = arrival_ns - clock->arrival_ns;
+    arrival_ns = clock->arrival_ns + change_ns / (change_ns > 0 ? 8 : 32);
+  }
+  clock->arrival_ns = arrival_ns < most_ns ? arrival_ns : most_ns; /* not before the launch, or it took less than ever */
+  clock->arrival_seen_ns = launched_ns;
 }
 
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked) {
@@ -80,7 +94,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
     clock->device_ns = clock->latest_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;
-    clock->latency_ns[0] = clock->latency_ns[1] = INT64_MAX;
+    clock->arrival_seen_ns = 0;
     clock->waits[0] = clock->waits[1] = false;
     clock->window_ns = now_ns;
     before_ns = 0;
@@ -93,7 +107,7 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
     learn_least(clock, start->start_ns, clock->start_ns);
   if (clock->device_ns > clock->latest_ns)
     clock->latest_ns = clock->device_ns;
-  int64_t most_ns = most(clock), least_ns = least(clock);
+  int64_t most_ns = sp_clock_most_ns(clock), least_ns = least(clock);
   clock->tight = least_ns > most_ns - TIGHT_NS;
   clock->sure = clock->tight || clock->waits[0] || clock->waits[1];
   clock->guess_ns = clock->tight && least_ns < most_ns ? least_ns : most_ns;

@@ -18,8 +18,9 @@
                     */
 #define MARKERS 8u /* a lane's unmarked work stays below the budget divided by this */
 /* Launches behind others of a stream are measured alone: one in 1,024, one in 256 of a unit that is not known exactly
- * or lies between others, one in 16 of its first 512. The golden ratio spreads them, so that they fall anywhere in
- * bursts of any length. */
+ * or lies between others, one in 16 of its first 512. So is one in 256 of a unit that is known exactly into an empty
+ * stream, which tells what a launch takes to arrive. The golden ratio spreads them, so that they fall anywhere in bursts
+ * of any length. */
 #define SPREAD 40503u
 #define OFTEN  4096u
 #define SELDOM 256u
@@ -79,9 +80,13 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
   return thread->lane;
 }
 
-static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread) {
-  bool known = sp_unit_exact(unit) && sp_load(&lane->batch_unit) == unit;
-  return sp_load(&lane->pending_ns) && spread < (known ? RARELY : launches < FIRST ? OFTEN : SELDOM);
+/* `first`: of a turn, which tells when the device was ours (marker.c). */
+static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread,
+                        bool first) {
+  bool exact = sp_unit_exact(unit);
+  if (!sp_load(&lane->pending_ns))
+    return exact && (first || (spread < SELDOM && !sp_load(&lane->outstanding)));
+  return spread < (exact && sp_load(&lane->batch_unit) == unit ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 
 /* Inlined into each of its callers: for one device `held` is the constant 0. */
@@ -135,9 +140,11 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   uint16_t launches = (uint16_t)(sp_load(&unit->launches) + 1), spread = (uint16_t)(launches * SPREAD);
   sp_store(&unit->launches, launches);
   pass->measured = sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
-                   (sp_unlikely(spread < OFTEN) && is_measured(lane, unit, launches, spread));
-  if (sp_unlikely(pass->measured))
-    sp_lane_measure(lane); /* the left edge */
+                   ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) &&
+                  is_measured(lane, unit, launches, spread, entered));
+  pass->edged = false;
+  if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit)))
+    pass->edged = sp_lane_measure(lane, false); /* the left edge */
   if (sp_unlikely(!sp_load(&lane->pending_ns)))
     sp_store(&lane->batch_ns, sp_now_ns());
 }
@@ -217,9 +224,9 @@ static inline __attribute__((always_inline)) void account(const struct sp_pass *
       sp_unlikely(!sp_load(&pass->unit->predicted_ns)) || sp_unlikely(sp_unit_stale(pass->unit)) ||
       /* nobody else may record there while a capture is open */
       (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_is_legacy(lane)))
-    sp_lane_mark(lane, true);
+    sp_lane_mark(lane, true, pass->edged);
   else if (sp_unlikely(pass->measured))
-    sp_lane_measure(lane);
+    sp_lane_measure(lane, pass->edged);
 }
 
 void sp_gate_leave(struct sp_pass *pass, int result) {

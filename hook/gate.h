@@ -28,7 +28,8 @@ struct sp_pass {
   struct sp_unit *unit;     /* the prediction row of this function and grid */
   uint64_t predicted_ns;    /* what was added to the work in flight */
   bool entered;             /* the first of its turn: the keeper has to hear of it */
-  bool measured;            /* alone: a marker goes behind it */
+  bool measured;            /* alone: a marker goes behind it … */
+  bool edged;               /* … and went before it */
 };
 
 /* The identity under which durations are learned: a function with its grid and block, or an executable graph. */

@@ -42,7 +42,7 @@ static inline bool sp_unit_stale(const struct sp_unit *unit) {
   return (sp_load(&unit->learned) & ~1) != sp_load(&unit->version);
 }
 
-/* Was it measured while its stream never ran empty? Else the prediction has in it what a launch takes to arrive. */
+/* Was it measured alone, behind other work of its stream? Else the prediction has in it what a launch takes to arrive. */
 static inline bool sp_unit_exact(const struct sp_unit *unit) {
   return sp_load(&unit->learned) == (sp_load(&unit->version) | 1);
 }
@@ -57,6 +57,7 @@ struct sp_marker {
   struct sp_unit *unit; /* what that work was, if all of one unit; NULL otherwise */
   uint8_t version;      /* of the unit */
   bool foreign;         /* not recorded by the thread that launched */
+  bool alone;           /* one launch, with an edge recorded by its thread just before it, too */
 };
 
 struct sp_lane {
@@ -153,7 +154,8 @@ struct sp_device {
     int64_t least_ns[2];   /* what it is at least */
     int64_t guess_ns;      /* the nearest guess of it, … */
     bool tight;            /* … between two bounds near each other; else it may be too large */
-    int64_t latency_ns[2]; /* the shortest way of a launch to an empty stream; INT64_MAX: none was measured */
+    int64_t arrival_ns;    /* the usual (host at a launch into an empty stream - device at its start), … */
+    uint64_t arrival_seen_ns; /* … as seen for a launch at this time last; 0: never */
     bool waits[2];         /* somebody was woken by a marker: the offset is not only how seldom we looked */
     bool sure;             /* … in either second */
     uint64_t window_ns;    /* when this second began */
@@ -213,10 +215,11 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
 /* The lane of a handle, of whatever context; NULL for the default streams, which outlive every capture. */
 struct sp_lane *sp_lane_of_handle(const void *stream);
 /* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused).
- * `launching`: the caller is about to launch into this stream, or has just done so. */
-bool sp_lane_mark(struct sp_lane *lane, bool launching);
+ * `launching`: the caller is about to launch into this stream, or has just done so; `edged`: and has recorded one just
+ * before that launch. */
+bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged);
 /* The same by who launches, to measure what is launched on this side of it; the keeper is not woken for it. */
-void sp_lane_measure(struct sp_lane *lane);
+bool sp_lane_measure(struct sp_lane *lane, bool edged);
 /* Record the event that tells when what is launched next began to run: the turn may have been granted before its
  * predecessor's work was done. */
 void sp_lane_start(struct sp_lane *lane);
@@ -261,8 +264,12 @@ CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launchin
 bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns);
 /* Work out when the marker that has just been waited for finished: on the device's scale, and on the host's clock. */
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked);
-/* What a launch into an empty stream takes to arrive, at least; 0: not known. */
-int64_t sp_clock_latency_ns(const struct sp_clock *clock);
+/* How much the host's clock is ahead of the device's scale, at most. */
+int64_t sp_clock_most_ns(const struct sp_clock *clock);
+/* A launch that was made then, into an empty stream, is seen to have begun at `began_ns` on the device's scale. */
+void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns);
+/* When a launch that is made then, into an empty stream, begins on the device's scale. */
+int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns);
 
 /* keeper.c */
 void sp_keeper_start(struct sp_device *device);

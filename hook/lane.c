@@ -117,7 +117,7 @@ struct sp_lane *sp_lane_of_handle(const void *stream) {
 }
 
 /* Without telling the keeper: it looks from time to time. */
-static bool mark(struct sp_lane *lane, enum recorder recorder, uint32_t *place) {
+static bool mark(struct sp_lane *lane, enum recorder recorder, bool edged, uint32_t *place) {
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuEventCreate || !driver->cuEventRecord)
     return false;
@@ -134,6 +134,7 @@ static bool mark(struct sp_lane *lane, enum recorder recorder, uint32_t *place) 
     marker.unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
     marker.version = sp_load(&lane->batch_version);
     marker.launches = sp_load(&lane->batch_launches);
+    marker.alone = edged && marker.launches == 1;
     /* Work is always seen somewhere: the count goes up before the pending work vanishes into the marker (pairs with
      * sp_lanes_pending), and `marked` before the event can finish. */
     __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
@@ -164,17 +165,17 @@ static bool mark(struct sp_lane *lane, enum recorder recorder, uint32_t *place) 
   return marked;
 }
 
-bool sp_lane_mark(struct sp_lane *lane, bool launching) {
+bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged) {
   uint32_t place;
-  bool marked = mark(lane, launching ? LAUNCHING : CALLING, &place);
+  bool marked = mark(lane, launching ? LAUNCHING : CALLING, edged, &place);
   if (marked)
     sp_keeper_kick(lane->device);
   return marked;
 }
 
-void sp_lane_measure(struct sp_lane *lane) {
+bool sp_lane_measure(struct sp_lane *lane, bool edged) {
   uint32_t place;
-  mark(lane, LAUNCHING, &place);
+  return mark(lane, LAUNCHING, edged, &place);
 }
 
 void sp_lane_start(struct sp_lane *lane) {
@@ -216,7 +217,7 @@ void sp_lanes_mark_all(struct sp_device *device, void *context) {
     if (!context && driver->cuCtxSetCurrent)
       driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
     uint32_t place;
-    if (mark(lane, OTHER, &place))
+    if (mark(lane, OTHER, false, &place))
       sp_keeper_kick(device);
   }
 }
@@ -248,7 +249,7 @@ void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *st
     if (sync == SP_SYNC_EVENT && sp_load(&lane->outstanding))
       continue; /* more is behind it, it seems: it will be marked in its time */
     uint32_t place = 0;
-    if (!mark(lane, CALLING, &place))
+    if (!mark(lane, CALLING, false, &place))
       continue;
     marked = true;
     bool all = sync == SP_SYNC_CONTEXT, this = own || lane->stream == (default_stream(stream) ? NULL : stream);
@@ -296,7 +297,7 @@ static void await_work(const struct sp_lane *lane) {
 
 /* The last chance of the lane's work to be marked: wait, for 100 ms at most, while every event is behind work. */
 static void mark_last(struct sp_lane *lane) {
-  for (int look = 0; look < 2000 && sp_load(&lane->pending_ns) && !sp_lane_mark(lane, false); look++) {
+  for (int look = 0; look < 2000 && sp_load(&lane->pending_ns) && !sp_lane_mark(lane, false, false); look++) {
     if (!sp_load(&lane->outstanding))
       return; /* not for want of an event: the driver refuses */
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);

@@ -19,7 +19,8 @@
 
 /* What is known of the work before a marker, on the device's scale. */
 struct sp_bounds {
-  int64_t from_ns; /* it began no earlier */
+  int64_t from_ns;  /* it began no earlier, as a rule … */
+  int64_t least_ns; /* … and certainly not before this */
   int64_t end_ns;
   int64_t rest_ns; /* at its end it had run for so long at least */
   bool empty;      /* its first launch found the stream empty */
@@ -27,23 +28,31 @@ struct sp_bounds {
   bool dense;      /* the stream has not run empty since the end before: it took exactly so long */
 };
 
+static int64_t within(int64_t value, int64_t least, int64_t most) {
+  return value < least ? least : value > most ? most : value;
+}
+
 static struct sp_bounds bounds_of(const struct sp_device *device, const struct sp_marker *marker) {
   const struct sp_clock *clock = &device->clock;
   const struct sp_lane *lane = marker->lane;
+  bool exact = marker->unit && sp_unit_exact(marker->unit);
   int64_t first_ns = (int64_t)marker->first_ns - clock->guess_ns;
   int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->guess_ns;
-  struct sp_bounds bounds = {.from_ns = first_ns, .end_ns = clock->device_ns, .empty = true};
+  struct sp_bounds bounds = {
+      .from_ns = sp_clock_arrived_ns(clock, marker->first_ns), .end_ns = clock->device_ns, .empty = true};
+  bounds.least_ns = exact ? (int64_t)marker->first_ns - sp_clock_most_ns(clock) : first_ns;
   if (lane->scale == clock->scale) {
     bounds.dense = clock->sure && recorded_ns + (clock->tight ? 0 : LOOSE_NS) <= lane->ended_ns;
     if (lane->ended_ns >= first_ns) {
-      bounds.from_ns = lane->ended_ns;
+      bounds.from_ns = bounds.least_ns = lane->ended_ns;
       bounds.empty = false;
+    } else if (bounds.least_ns < lane->ended_ns) {
+      bounds.least_ns = lane->ended_ns;
     }
   }
-  if (clock->started && bounds.from_ns < clock->start_ns)
-    bounds.from_ns = clock->start_ns;
-  if (bounds.from_ns > bounds.end_ns)
-    bounds.from_ns = bounds.end_ns;
+  int64_t least_ns = clock->started ? clock->start_ns : INT64_MIN;
+  bounds.least_ns = within(bounds.least_ns, least_ns, bounds.end_ns);
+  bounds.from_ns = within(bounds.from_ns, bounds.least_ns, bounds.end_ns);
   if (recorded_ns < bounds.end_ns)
     bounds.rest_ns = bounds.end_ns - recorded_ns;
   bounds.late = clock->tight && bounds.rest_ns < LATE_NS;
@@ -51,23 +60,21 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
 }
 
 /* Add the work to the device's spans. Returns what that adds to its idle time. */
-static int64_t add(struct sp_spans *spans, const struct sp_bounds *bounds, int64_t work_ns, int64_t latency_ns) {
-  int64_t from_ns = bounds->from_ns + (bounds->empty ? latency_ns : 0), end_ns = bounds->end_ns;
-  if (from_ns > end_ns)
-    from_ns = end_ns;
-  if (work_ns <= bounds->rest_ns || work_ns >= end_ns - from_ns) /* longer than we thought, or it waited for others */
+static int64_t add(struct sp_spans *spans, const struct sp_bounds *bounds, int64_t work_ns) {
+  int64_t from_ns = bounds->from_ns, end_ns = bounds->end_ns, launched_ns = end_ns - bounds->rest_ns;
+  if (work_ns <= bounds->rest_ns) /* longer than we thought, or it waited for others */
     return sp_spans_add(spans, from_ns, end_ns);
-  if (end_ns - bounds->rest_ns - from_ns > SPARSE_NS &&
-      !bounds->late) /* launched over a long time: now and then it ran */
-    return sp_spans_add(spans, end_ns - bounds->rest_ns, end_ns) +
-           sp_spans_fill(spans, from_ns, end_ns - bounds->rest_ns, work_ns - bounds->rest_ns);
   if (bounds->late) /* at once, as far as we know */
-    return sp_spans_add(spans, from_ns, from_ns + work_ns);
-  return sp_spans_add(spans, end_ns - work_ns, end_ns);
+    return sp_spans_add(spans, from_ns, within(from_ns + work_ns, from_ns, end_ns));
+  if (launched_ns - from_ns > SPARSE_NS && work_ns < end_ns - from_ns) /* now and then it ran */
+    return sp_spans_add(spans, launched_ns, end_ns) +
+           sp_spans_fill(spans, from_ns, launched_ns, work_ns - bounds->rest_ns);
+  return sp_spans_add(spans, within(end_ns - work_ns, bounds->least_ns, end_ns), end_ns);
 }
 
 /* A turn may be granted before its predecessor's work is done, and its first work waits for that. Where the length of
- * our work is known exactly, so is when it began; until then the device was another's for all of our streams. */
+ * our first launch is known exactly, so is when it began; until then the device was another's for all of our streams.
+ * More launches may have waited for other streams between them. */
 static void await_device(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                          bool fresh) {
   bool exact = marker->unit && sp_unit_exact(marker->unit);
@@ -75,12 +82,13 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
   if (began_ns > bounds->from_ns + AWAIT_NS)
     began_ns = bounds->from_ns + AWAIT_NS;
   if (fresh)
-    device->ours_ns = exact && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED ? began_ns : INT64_MIN;
+    device->ours_ns = exact && marker->launches == 1 && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED ? began_ns
+                                                                                                          : INT64_MIN;
   else if (exact && began_ns < device->ours_ns)
     device->ours_ns = began_ns;
   if (bounds->from_ns >= device->ours_ns || bounds->end_ns <= device->ours_ns)
     return;
-  bounds->from_ns = device->ours_ns;
+  bounds->from_ns = bounds->least_ns = device->ours_ns;
   bounds->empty = false; /* it arrived long before */
 }
 
@@ -100,20 +108,20 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   device->told_guess_ns = clock->guess_ns;
   device->scale = clock->scale;
   await_device(device, marker, &bounds, fresh_ns != 0);
-  idle_ns += add(&device->spans, &bounds, (int64_t)marker->work_ns, sp_clock_latency_ns(clock));
+  idle_ns += add(&device->spans, &bounds, (int64_t)marker->work_ns);
   __atomic_fetch_add(&device->starved_ns, idle_ns, __ATOMIC_RELAXED);
   uint64_t ended_ns = (uint64_t)(device->spans.until_ns + clock->guess_ns), finished_ns = sp_load(&device->finished_ns);
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
 }
 
-/* How long a launch takes to arrive at an empty stream, at least: seen where the work behind it is known exactly. */
-static void learn_latency(struct sp_clock *clock, const struct sp_marker *marker, const struct sp_bounds *bounds) {
-  int64_t latency_ns = bounds->end_ns - bounds->from_ns - (int64_t)marker->work_ns;
-  if (!bounds->empty || bounds->late || !marker->unit || marker->foreign || marker->lane->foreign ||
-      !sp_unit_exact(marker->unit) || !clock->sure)
-    return;
-  if (latency_ns > 0 && latency_ns < LATENCY_NS && latency_ns < clock->latency_ns[0])
-    clock->latency_ns[0] = latency_ns;
+/* Where the length of what an empty stream was given is known exactly, so is when it began. A turn's first work may have
+ * waited for another share's. */
+static void learn_arrival(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
+  struct sp_clock *clock = &device->clock;
+  int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns, latency_ns = began_ns - bounds->from_ns;
+  if (bounds->empty && !bounds->late && clock->sure && !sp_load(&device->fresh_ns) && marker->unit && sp_unit_exact(marker->unit) &&
+      !marker->foreign && !marker->lane->foreign && latency_ns > -LATENCY_NS && latency_ns < LATENCY_NS)
+    sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
 /* A launch that was being made while the keeper recorded a marker was before it and is counted behind it: between
@@ -121,8 +129,8 @@ static void learn_latency(struct sp_clock *clock, const struct sp_marker *marker
 static void learn_unit(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   if (marker->foreign || marker->lane->foreign)
     return;
-  sp_unit_learn(marker->unit, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->from_ns),
-                bounds->dense);
+  sp_unit_learn(marker->unit, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->least_ns),
+                bounds->dense && marker->alone);
   uint64_t unit_ns = sp_load(&marker->unit->predicted_ns);
   uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
   sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
@@ -135,8 +143,8 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
     sp_clock_finish(device, &marker, blocked);
     if (marker.launches) { /* else it is an edge alone */
       struct sp_bounds bounds = bounds_of(device, &marker);
+      learn_arrival(device, &marker, &bounds);
       account(device, &marker, bounds);
-      learn_latency(&device->clock, &marker, &bounds);
       if (marker.unit)
         learn_unit(device, &marker, &bounds);
     }

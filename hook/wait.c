@@ -99,7 +99,7 @@ bool sp_wait_turn(struct sp_device *device, struct sp_lane *lane, bool *entered)
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
                                   uint64_t predicted_ns) {
   if (sp_load(&lane->pending_ns))
-    sp_lane_mark(lane, true); /* so that there is progress to be told of */
+    sp_lane_mark(lane, true, false); /* so that there is progress to be told of */
   uint32_t progress = __atomic_load_n(&device->progress, __ATOMIC_ACQUIRE);
   uint64_t in_flight_ns = sp_device_in_flight(device), now_ns = sp_now_ns();
   if (in_flight_ns == 0)
