@@ -316,10 +316,7 @@ int main(int count, char **arguments) {
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
   uint64_t start_ns = now_ns(), stop_ns = 0;
   if (options.wait) {
-    puts("ready");
-    fflush(stdout);
-    if (scanf("%" SCNu64 " %" SCNu64, &start_ns, &stop_ns) != 2)
-      die("no start and stop time on stdin");
+    hear_start(&start_ns, &stop_ns);
     sleep_until(start_ns);
   }
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"launches\": 0, \"work_ns\": 0", (int)getpid(), start_ns);

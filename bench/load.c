@@ -328,10 +328,7 @@ static void warm_up(void) {
 
 static void await_start(void) {
   if (options.wait) {
-    puts("ready");
-    fflush(stdout);
-    if (scanf("%" SCNu64 " %" SCNu64, &options.start_ns, &options.stop_ns) != 2)
-      die("no start and stop time on stdin");
+    hear_start(&options.start_ns, &options.stop_ns);
     sleep_until(options.start_ns);
     return;
   }

@@ -45,6 +45,14 @@ static inline void sleep_until(uint64_t time_ns) {
   clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL);
 }
 
+/* Say that the work may begin, and read on stdin when it shall, and when it shall stop. */
+static inline void hear_start(uint64_t *start_ns, uint64_t *stop_ns) {
+  puts("ready");
+  fflush(stdout);
+  if (scanf("%" SCNu64 " %" SCNu64, start_ns, stop_ns) != 2)
+    die("no start and stop time on stdin");
+}
+
 /* ---- options: `program MODE [option=value ...]` ---- */
 
 struct option {
@@ -90,6 +98,12 @@ static inline char *parse_option(const struct option *known, size_t count, char 
 }
 
 /* ---- results ---- */
+
+/* For qsort. */
+static inline int ascending(const void *left, const void *right) {
+  uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+  return a < b ? -1 : a > b;
+}
 
 static inline void print_list(const char *name, const uint64_t *values, size_t count) {
   printf(", \"%s\": [", name);

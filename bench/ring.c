@@ -112,10 +112,7 @@ int main(int count, char **arguments) {
   for (uint32_t device = 0; device < ring.devices; device++)
     open_rank(&ranks[device], device);
   CALL(cuMemHostAlloc, (void **)&ring.words, WORDS * sizeof *ring.words, HOST_PORTABLE_MAPPED);
-  puts("ready");
-  fflush(stdout);
-  if (scanf("%" SCNu64 " %" SCNu64, &ring.start_ns, &ring.stop_ns) != 2)
-    die("ring: no start and stop time on stdin");
+  hear_start(&ring.start_ns, &ring.stop_ns);
   sleep_until(ring.start_ns);
   for (uint32_t device = 0; device < ring.devices; device++)
     if (pthread_create(&ranks[device].thread, NULL, run, &ranks[device]))

@@ -200,10 +200,7 @@ int main(int count, char **arguments) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   load_driver();
   open_all(number(arguments[1], UINT_MAX));
-  puts("ready");
-  fflush(stdout);
-  if (scanf("%" SCNu64 " %" SCNu64, &storm.start_ns, &storm.stop_ns) != 2)
-    die("storm: no start and stop time on stdin");
+  hear_start(&storm.start_ns, &storm.stop_ns);
   sleep_until(storm.start_ns);
   for (uint32_t t = 0; t < storm.threads; t++)
     if (pthread_create(&workers[t].thread, NULL, run, &workers[t]))

@@ -218,10 +218,7 @@ int main(int count, char **arguments) {
   void *module = load_module(options.units_ns, STREAMS_MAX);
   for (uint32_t i = 0; i < options.streams; i++)
     options.functions[i] = find_kernel(module, options.units_ns[i]);
-  puts("ready");
-  fflush(stdout);
-  if (scanf("%" SCNu64 " %" SCNu64, &options.start_ns, &options.stop_ns) != 2)
-    die("no start and stop time on stdin");
+  hear_start(&options.start_ns, &options.stop_ns);
   sleep_until(options.start_ns);
   uint64_t launches = 0, rounds = 0;
   for (uint64_t i = 0; i < options.threads; i++)

@@ -89,18 +89,20 @@ def _probe() -> Path:
     return _compile(CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], STRICT, ["-ldl", "-lpthread"])
 
 
+def _preload(name: str, *own: str) -> Path:
+    sources = [*(HERE / f"{part}.c" for part in ("door", *own)), ROOT / "hook" / "resolve.c"]
+    flags = [*HOOK_FLAGS, *SHARED, f"-I{ROOT / 'hook'}"]
+    return _compile(CACHE / name, [*sources, ROOT / "hook" / f"trampoline_{MACHINE}.S"], flags, ["-lpthread"])
+
+
 def _census() -> Path | None:
     if MACHINE != "x86_64":
         return None
-    sources = [HERE / "census.c", ROOT / "hook" / "resolve.c", ROOT / "hook" / f"trampoline_{MACHINE}.S"]
-    flags = [*HOOK_FLAGS, *SHARED, f"-I{ROOT / 'hook'}"]
-    return _compile(CACHE / "libcensus.so", sources, flags, ["-lpthread"])
+    return _preload("libcensus.so", "census")
 
 
 def _record() -> Path:
-    sources = [HERE / "record.c", ROOT / "hook" / "resolve.c", ROOT / "hook" / f"trampoline_{MACHINE}.S"]
-    flags = [*HOOK_FLAGS, *SHARED, f"-I{ROOT / 'hook'}"]
-    return _compile(CACHE / "librecord.so", sources, flags, ["-lpthread"])
+    return _preload("librecord.so", "record", "record_log", "record_pairs")
 
 
 def _cupti() -> Path:

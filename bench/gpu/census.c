@@ -6,8 +6,6 @@
  * calls becomes a list: compared with the hook's own count and with CUPTI, it shows whether a path goes round the hook.
  * In front of the hook in LD_PRELOAD it counts what the program calls; what is handed out then are the hook's wrappers.
  *
- * The door is the hook's own: its dlsym as a tail call, and its reading of the loader's tables (hook/resolve.c).
- *
  * CENSUS_OUTPUT names the file that gets the counts at exit: [["cuInit", 1], ...]; `census_write` writes them any time.
  */
 #define _GNU_SOURCE
@@ -20,11 +18,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "resolve.h"
+#include "door.h"
 
-#define EXPORT     __attribute__((visibility("default")))
 #define THUNKS_MAX 2048u
-#define PER_THREAD 2u /* the flag of cuGetProcAddress for the per-thread default stream */
 
 struct thunk {
   unsigned char code[16];
@@ -82,50 +78,8 @@ static void *thunk_of(const char *name, const char *suffix, void *real) {
   return handed;
 }
 
-/* ---- cuGetProcAddress: the form of CUDA 11.3 has no status; both take what the other takes in the same registers ----
- */
-
-typedef int get_function(const char *, void **, int, uint64_t, int *);
-static get_function *real_get, *real_get_v2;
-
-static void *handed_out(const char *name, void *real, uint64_t flags, int version);
-
-static int get_through(get_function *get, const char *symbol, void **address, int version, uint64_t flags,
-                       int *status) {
-  int result = get(symbol, address, version, flags, status);
-  if (result == 0 && symbol && address && *address)
-    *address = handed_out(symbol, *address, flags, version);
-  return result;
-}
-static int get_any(const char *symbol, void **address, int version, uint64_t flags, int *status) {
-  return get_through(real_get, symbol, address, version, flags, status);
-}
-static int get_any_v2(const char *symbol, void **address, int version, uint64_t flags, int *status) {
-  return get_through(real_get_v2, symbol, address, version, flags, status);
-}
-
-static void *handed_out(const char *name, void *real, uint64_t flags, int version) {
-  bool newer = !strcmp(name, "cuGetProcAddress_v2") || (!strcmp(name, "cuGetProcAddress") && version >= 12000);
-  if (newer) {
-    real_get_v2 = (get_function *)real;
-    return (void *)get_any_v2;
-  }
-  if (!strcmp(name, "cuGetProcAddress")) {
-    real_get = (get_function *)real;
-    return (void *)get_any;
-  }
-  return thunk_of(name, flags & PER_THREAD ? "_ptsz" : "", real);
-}
-
-/* Called by the trampoline of dlsym for a real handle and a name that begins with "cu". */
-void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
-void *sp_filter(void *handle, const char *name) {
-  if (name[2] < 'A' || name[2] > 'Z') /* cudaMalloc, cublasCreate, cuptiActivityEnable: not the driver's */
-    return NULL;
-  if (!sp_chain_dlsym)
-    sp_resolve();
-  void *real = sp_chain_dlsym ? sp_chain_dlsym(handle, name) : NULL;
-  return real ? handed_out(name, real, 0, 0) : NULL;
+void *replaced(const char *name, void *found, uint64_t flags) {
+  return thunk_of(name, flags & PER_THREAD ? "_ptsz" : "", found);
 }
 
 /* ---- the counts ---- */

@@ -120,11 +120,6 @@ static size_t spans_of(const struct log *log, uint64_t *spans_ns, size_t limit) 
   return count;
 }
 
-static int ascending(const void *left, const void *right) {
-  uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-  return a < b ? -1 : a > b;
-}
-
 /* The median span of kernels that run back to back, as they do in the loads. */
 static uint64_t span_ns(struct kernel kernel, const struct log *log, void *stream) {
   uint64_t spans_ns[KERNELS];

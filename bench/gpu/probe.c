@@ -125,11 +125,6 @@ void begin_result(uint64_t launches, uint64_t work_ns) {
          options.mode, getpid(), options.start_ns, now_ns(), launches, work_ns);
 }
 
-static int ascending(const void *left, const void *right) {
-  uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-  return a < b ? -1 : a > b;
-}
-
 void print_quantiles(const char *name, uint64_t *values, size_t count) {
   qsort(values, count, sizeof *values, ascending);
   size_t last = count ? count - 1 : 0;
@@ -182,10 +177,7 @@ void await_start(void) {
   options.stop_ns = options.start_ns + options.seconds_ns;
   if (!options.wait)
     return;
-  puts("ready");
-  fflush(stdout);
-  if (scanf("%" SCNu64 " %" SCNu64, &options.start_ns, &options.stop_ns) != 2)
-    die("no start and stop time on stdin");
+  hear_start(&options.start_ns, &options.stop_ns);
   sleep_until(options.start_ns);
 }
 

@@ -1,0 +1,246 @@
+/*
+ * trace: what a trace says a program did, read from its file into memory. The format is in traces/README.md.
+ *
+ * A trace that is not as it should be ends the program with the line and what is wrong there. Nothing here calls the
+ * driver: replay.c makes what is declared and does what the scripts say.
+ */
+#ifndef SHAREPOD_BENCH_TRACE_H
+#define SHAREPOD_BENCH_TRACE_H
+
+#include "client.h"
+
+#define STREAM_BLOCKING 0u
+#define THREADS_MAX     16u
+#define STREAMS_MAX     64u
+#define TABLE_MAX       4096u /* kernels, graphs, events, buffers */
+#define MARKS_MAX       8u
+#define LOOPS_MAX       8u
+#define LINE_MAX        65536u
+#define COPY_MAX        ((size_t)256 << 20)
+
+enum verb {
+  CPU,
+  IDLE,
+  EVERY,
+  LAUNCH,
+  RUN,
+  RECORD,
+  WAIT,
+  SYNC_STREAM,
+  SYNC_EVENT,
+  SYNC_CONTEXT,
+  COPY,
+  COPY_SYNC,
+  ALLOC,
+  FREE,
+  BEGIN,
+  END,
+  REPEAT,
+  AGAIN
+};
+enum direction { HTOD, DTOH, DTOD, SET };
+enum memory { LINEAR, MANAGED, PITCHED, ASYNC, HOST };
+
+static const char *const directions[] = {"htod", "dtoh", "dtod", "set", NULL};
+static const char *const memories[] = {"linear", "managed", "pitched", "async", "host", NULL};
+
+/* Every number of a line in its order; of a loop: how often, and the place of its other end. */
+struct step {
+  enum verb verb;
+  uint64_t a, b, c, d;
+};
+
+/* What one thread does. */
+struct script {
+  struct step *steps;
+  size_t count, room;
+};
+
+static struct {
+  uint64_t kernel_ns[TABLE_MAX];
+  char *graph_nodes[TABLE_MAX];
+  unsigned stream_flags[STREAMS_MAX];
+  bool stream_is_legacy[STREAMS_MAX];
+  size_t kernels, graph_count, stream_count, thread_count, mark_count;
+  size_t copy_bytes; /* of the largest copy */
+  char mark_names[MARKS_MAX][32];
+  struct script scripts[THREADS_MAX];
+} trace;
+
+static void wrong(size_t line, const char *what) {
+  die("line %zu: %s", line, what);
+}
+
+static uint64_t number(size_t line, const char *text, uint64_t bound) {
+  if (!text)
+    wrong(line, "a number is missing");
+  uint64_t value = parse_number(text);
+  if (value >= bound)
+    wrong(line, "a number is larger than any that is declared, or than what this holds");
+  return value;
+}
+
+static uint64_t choice(size_t line, const char *text, const char *const *names) {
+  for (uint64_t i = 0; text && names[i]; i++)
+    if (!strcmp(text, names[i]))
+      return i;
+  wrong(line, "a word is none of those that may stand there");
+  return 0;
+}
+
+static uint64_t mark(size_t line, const char *name) {
+  for (uint64_t i = 0; i < trace.mark_count; i++)
+    if (name && !strcmp(trace.mark_names[i], name))
+      return i;
+  if (!name || trace.mark_count == MARKS_MAX || strlen(name) >= sizeof *trace.mark_names)
+    wrong(line, "a mark has no name, a long one, or there are too many");
+  strcpy(trace.mark_names[trace.mark_count], name);
+  return trace.mark_count++;
+}
+
+static char *word(void) {
+  return strtok(NULL, " \n");
+}
+
+static void declare(size_t line, const char *kind) {
+  uint64_t at = number(line, word(), TABLE_MAX);
+  if (!strcmp(kind, "kernel") && at == trace.kernels) {
+    trace.kernel_ns[trace.kernels++] = number(line, word(), UINT64_MAX);
+  } else if (!strcmp(kind, "stream") && at == trace.stream_count && at < STREAMS_MAX) {
+    const char *type = word();
+    trace.stream_is_legacy[at] = type && !strcmp(type, "legacy");
+    trace.stream_flags[at] = type && !strcmp(type, "nonblocking") ? STREAM_NON_BLOCKING : STREAM_BLOCKING;
+    trace.stream_count++;
+  } else if (!strcmp(kind, "graph") && at == trace.graph_count) {
+    char *nodes = strtok(NULL, "\n");
+    trace.graph_nodes[trace.graph_count++] = nodes ? strdup(nodes) : NULL;
+  } else {
+    wrong(line, "a declaration is out of order");
+  }
+}
+
+/* Letters say what each argument is: s stream, k kernel, g graph, e event or buffer, n number, d direction,
+ * m memory, w mark; small things first. */
+static const struct {
+  const char *name, *form;
+} verbs[] = {
+    [CPU] = {"cpu", "n"},
+    [IDLE] = {"idle", "n"},
+    [EVERY] = {"every", "n"},
+    [LAUNCH] = {"launch", "sknn"},
+    [RUN] = {"run", "sg"},
+    [RECORD] = {"record", "es"},
+    [WAIT] = {"wait", "es"},
+    [SYNC_STREAM] = {"sync-stream", "s"},
+    [SYNC_EVENT] = {"sync-event", "e"},
+    [SYNC_CONTEXT] = {"sync-context", ""},
+    [COPY] = {"copy", "sdn"},
+    [COPY_SYNC] = {"copy-sync", "dn"},
+    [ALLOC] = {"alloc", "emn"},
+    [FREE] = {"free", "e"},
+    [BEGIN] = {"begin", "w"},
+    [END] = {"end", "w"},
+    [REPEAT] = {"repeat", "n"},
+    [AGAIN] = {"again", ""},
+};
+
+static uint64_t argument(size_t line, char form, const char *text) {
+  switch (form) {
+  case 's':
+    return number(line, text, trace.stream_count);
+  case 'k':
+    return number(line, text, trace.kernels);
+  case 'g':
+    return number(line, text, trace.graph_count);
+  case 'e':
+    return number(line, text, TABLE_MAX);
+  case 'd':
+    return choice(line, text, directions);
+  case 'm':
+    return choice(line, text, memories);
+  case 'w':
+    return mark(line, text);
+  default:
+    return number(line, text, UINT64_MAX);
+  }
+}
+
+static void read_step(size_t line, struct script *script, const char *name) {
+  struct step step = {0};
+  size_t verb = 0, count = sizeof verbs / sizeof *verbs;
+  while (verb < count && strcmp(verbs[verb].name, name))
+    verb++;
+  if (verb == count)
+    wrong(line, "it is nothing that a thread does");
+  step.verb = (enum verb)verb;
+  uint64_t *places[] = {&step.a, &step.b, &step.c, &step.d};
+  for (size_t i = 0; verbs[verb].form[i]; i++) {
+    const char *text = word();
+    if (!text && verb == LAUNCH && i == 2) { /* one, at once */
+      step.c = 1;
+      break;
+    }
+    *places[i] = argument(line, verbs[verb].form[i], text);
+  }
+  if (verb == COPY)
+    trace.copy_bytes = step.c > trace.copy_bytes ? step.c : trace.copy_bytes;
+  if (verb == COPY_SYNC)
+    trace.copy_bytes = step.b > trace.copy_bytes ? step.b : trace.copy_bytes;
+  if (script->count == script->room) {
+    script->room = script->room ? 2 * script->room : 256;
+    script->steps = realloc(script->steps, script->room * sizeof *script->steps);
+    if (!script->steps)
+      die("no memory for %zu steps", script->room);
+  }
+  script->steps[script->count++] = step;
+}
+
+/* Each end of a loop learns where the other one is. */
+static void join_loops(struct script *script) {
+  size_t open[LOOPS_MAX], depth = 0;
+  for (size_t i = 0; i < script->count; i++) {
+    if (script->steps[i].verb == REPEAT) {
+      if (depth == LOOPS_MAX)
+        die("loops are more than %u deep", LOOPS_MAX);
+      open[depth++] = i;
+    } else if (script->steps[i].verb == AGAIN) {
+      if (!depth--)
+        die("a loop ends that did not begin");
+      script->steps[i].b = open[depth];
+      script->steps[open[depth]].b = i;
+    }
+  }
+  if (depth)
+    die("a loop is not closed");
+}
+
+static void read_trace(const char *path) {
+  static char text[LINE_MAX];
+  struct script *script = NULL;
+  FILE *file = fopen(path, "r");
+  if (!file)
+    die("%s cannot be read", path);
+  if (!fgets(text, sizeof text, file) || !strstr(text, "\"sharepod_trace\": 1,"))
+    die("%s is no trace of version 1", path);
+  for (size_t line = 2; fgets(text, sizeof text, file); line++) {
+    char *name = strtok(text, " \n");
+    if (!name || *name == '#')
+      continue;
+    if (!strcmp(name, "thread")) {
+      if (number(line, word(), THREADS_MAX) != trace.thread_count)
+        wrong(line, "a thread is out of order");
+      script = &trace.scripts[trace.thread_count++];
+    } else if (script) {
+      read_step(line, script, name);
+    } else {
+      declare(line, name);
+    }
+  }
+  fclose(file);
+  for (size_t i = 0; i < trace.thread_count; i++)
+    join_loops(&trace.scripts[i]);
+  if (!script || !trace.kernels || trace.copy_bytes > COPY_MAX)
+    die("%s has no thread, no kernel, or a copy of more than %zu bytes", path, COPY_MAX);
+}
+
+#endif
