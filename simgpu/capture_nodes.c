@@ -31,9 +31,7 @@ CUresult capture_kernel(struct stream *stream, const struct launch *launch, cons
 CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
   CUgraphNodeParams params = {.type = NODE_ALLOC,
                               .alloc = {.poolProps = {.allocType = 1, .locationType = 1}, .bytesize = bytes}};
-  for (uint32_t n = 0; n < process.device_count; n++)
-    if (process.devices[n] == stream->context->device)
-      params.alloc.poolProps.locationId = (int)n;
+  device_ordinal(stream->context->device, &params.alloc.poolProps.locationId);
   struct body body = {.params = params, .item.kind = SG_WRITE};
   CUresult result = graph_memory_new(stream->context->device, bytes, &body.memory);
   if (!result)

@@ -174,19 +174,6 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
 
 /* --- access ------------------------------------------------------------------------------------------------------ */
 
-/* The place in a mapping's table that a location means. */
-static CUresult place_of(const CUmemLocation *location, uint32_t *place) {
-  *place = SG_MAX_DEVICES;
-  if (location->type >= LOCATION_HOST && location->type <= LOCATION_HOST_NUMA_CURRENT)
-    return CUDA_SUCCESS;
-  if (location->type != LOCATION_DEVICE)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (location->id < 0 || (uint32_t)location->id >= process.device_count)
-    return CUDA_ERROR_INVALID_DEVICE;
-  *place = process.devices[location->id];
-  return CUDA_SUCCESS;
-}
-
 static void allow(struct mapping *mapping, uint32_t place, int flags) {
   struct block block;
   bool any = false;
@@ -209,7 +196,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAcc
     result = CUDA_ERROR_INVALID_VALUE;
   for (size_t n = 0; !result && n < count; n++) {
     uint32_t place;
-    result = place_of(&accesses[n].location, &place);
+    result = location_place(&accesses[n].location, &place);
     for (struct mapping *mapping = range->mappings; !result && mapping; mapping = mapping->next)
       if (overlaps(mapping, address, bytes))
         allow(mapping, place, accesses[n].flags);
@@ -223,7 +210,7 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *out, const CUmemLocation *loc
   struct block block;
   CUresult result = ready();
   if (!result)
-    result = out && location ? place_of(location, &place) : CUDA_ERROR_INVALID_VALUE;
+    result = out && location ? location_place(location, &place) : CUDA_ERROR_INVALID_VALUE;
   if (result)
     return result;
   pthread_mutex_lock(&vmm_lock);

@@ -54,15 +54,6 @@ void free_blocks_of(struct context *context) {
       release_block(&block);
 }
 
-CUresult device_ordinal(uint32_t device, CUdevice *ordinal) {
-  for (uint32_t n = 0; n < process.device_count; n++)
-    if (process.devices[n] == device) {
-      *ordinal = (CUdevice)n;
-      return CUDA_SUCCESS;
-    }
-  return CUDA_ERROR_INVALID_DEVICE;
-}
-
 static CUresult enter_unsafe(struct context **context) {
   CUresult result = enter(context);
   return result ? result : unsafe_call();

@@ -34,15 +34,7 @@ static CUresult index_of(const CUmemLocation *location, uint32_t *index) {
   CUresult result = ready();
   if (result || !location)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  *index = SG_MAX_DEVICES;
-  if (location->type >= LOCATION_HOST && location->type <= LOCATION_HOST_NUMA_CURRENT)
-    return CUDA_SUCCESS;
-  if (location->type != LOCATION_DEVICE)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (location->id < 0 || (uint32_t)location->id >= process.device_count)
-    return CUDA_ERROR_INVALID_DEVICE;
-  *index = process.devices[location->id];
-  return CUDA_SUCCESS;
+  return location_place(location, index);
 }
 
 static CUresult get_pool(CUmemoryPool *out, const CUmemLocation *location, int type, bool by_default) {

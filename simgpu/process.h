@@ -120,6 +120,9 @@ const char *setting_text(const char *name);
 
 /* visible.c: fill process.devices; once, with the state mapped */
 void find_visible(void);
+CUresult device_ordinal(uint32_t device, CUdevice *ordinal);
+/* The place of a location in a table by device; SG_MAX_DEVICES for the host's. */
+CUresult location_place(const CUmemLocation *location, uint32_t *place);
 
 /* context.c */
 struct context *current_context(void);
@@ -250,7 +253,6 @@ void *file_map(void *at, int fd, uint64_t offset, uint64_t bytes);
 /* memory.c */
 void release_block(const struct block *block);
 void free_blocks_of(struct context *context);
-CUresult device_ordinal(uint32_t device, CUdevice *ordinal);
 
 /* mapping.c: is the address of a reservation, mapped or not? */
 bool is_reserved(uintptr_t address);

@@ -262,10 +262,7 @@ EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green)
 
 EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *ordinal) {
   FIND_STREAM(handle);
-  for (uint32_t n = 0; n < process.device_count; n++)
-    if (process.devices[n] == stream->context->device)
-      *ordinal = (CUdevice)n;
-  return CUDA_SUCCESS;
+  return device_ordinal(stream->context->device, ordinal);
 }
 
 EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn call, void *data) {

@@ -115,3 +115,24 @@ void find_visible(void) {
     process.devices[process.device_count++] = device;
   }
 }
+
+CUresult device_ordinal(uint32_t device, CUdevice *ordinal) {
+  for (uint32_t n = 0; n < process.device_count; n++)
+    if (process.devices[n] == device) {
+      *ordinal = (CUdevice)n;
+      return CUDA_SUCCESS;
+    }
+  return CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult location_place(const CUmemLocation *location, uint32_t *place) {
+  *place = SG_MAX_DEVICES;
+  if (location->type >= LOCATION_HOST && location->type <= LOCATION_HOST_NUMA_CURRENT)
+    return CUDA_SUCCESS;
+  if (location->type != LOCATION_DEVICE)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (location->id < 0 || (uint32_t)location->id >= process.device_count)
+    return CUDA_ERROR_INVALID_DEVICE;
+  *place = process.devices[location->id];
+  return CUDA_SUCCESS;
+}

@@ -17,15 +17,10 @@ static CUresult device_of(const CUmemAllocationProp *prop, uint32_t *device) {
   CUresult result = ready();
   if (result || !prop || prop->type != ALLOCATION_PINNED)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  *device = SG_NONE;
-  if (prop->location.type >= LOCATION_HOST && prop->location.type <= LOCATION_HOST_NUMA_CURRENT)
-    return CUDA_SUCCESS;
-  if (prop->location.type != LOCATION_DEVICE)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (prop->location.id < 0 || (uint32_t)prop->location.id >= process.device_count)
-    return CUDA_ERROR_INVALID_DEVICE;
-  *device = process.devices[prop->location.id];
-  return CUDA_SUCCESS;
+  result = location_place(&prop->location, device);
+  if (*device == SG_MAX_DEVICES)
+    *device = SG_NONE;
+  return result;
 }
 
 /* A first reference to memory that is counted already. */

@@ -134,11 +134,11 @@ MakeAgent = Callable[..., RunningAgent]
 
 
 @contextlib.contextmanager
-def program(environment: dict[str, str], *arguments: str, of: Path = PROGRAM) -> Iterator[subprocess.Popen[str]]:
-    """Run the GPU program, or another one, from its first line ("ready") on, and end it."""
+def python(environment: dict[str, str], *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run Python, from the first line that it prints on, which is given too, and end it."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
     with subprocess.Popen(
-        [sys.executable, str(of), *arguments],
+        [sys.executable, *arguments],
         env={**inherited, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -148,10 +148,19 @@ def program(environment: dict[str, str], *arguments: str, of: Path = PROGRAM) ->
         try:
             assert process.stdout is not None
             assert process.stderr is not None
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
-            yield process
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield process, line
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def program(environment: dict[str, str], *arguments: str, of: Path = PROGRAM) -> Iterator[subprocess.Popen[str]]:
+    """Run the GPU program, or another one, from its first line ("ready") on, and end it."""
+    with python(environment, str(of), *arguments) as (process, line):
+        assert line == "ready\n"
+        yield process
 
 
 def metered(answer: pb.RegisterShareResponse) -> dict[str, str]:

@@ -16,7 +16,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "simgpu"))
+from memory_structs import AllocationNode, Array, Array3D, External, IpcHandle, Location, PoolProps, Prop
 
 cuda = ctypes.CDLL("libcuda.so.1")
 GRAIN = 2 << 20
@@ -37,82 +41,8 @@ def call(name: str, *arguments: object) -> None:
         raise Refused(result)
 
 
-class Location(ctypes.Structure):
-    """CUmemLocation."""
-
-    _fields_ = (("type", c_int), ("id", c_int))
-
-
-class Physical(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("handle_types", c_int),
-        ("location", Location),
-        ("win32", c_void_p),
-        ("flags", c_char * 8),
-    )
-
-
-class Pool(ctypes.Structure):
-    """CUmemPoolProps."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("handle_types", c_int),
-        ("location", Location),
-        ("win32", c_void_p),
-        ("most", c_size_t),
-        ("reserved", c_char * 56),
-    )
-
-
-class Flat(ctypes.Structure):
-    """CUDA_ARRAY_DESCRIPTOR."""
-
-    _fields_ = (("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint))
-
-
-class Deep(ctypes.Structure):
-    """CUDA_ARRAY3D_DESCRIPTOR."""
-
-    _fields_ = (
-        ("width", c_size_t),
-        ("height", c_size_t),
-        ("depth", c_size_t),
-        ("format", c_int),
-        ("channels", c_uint),
-        ("flags", c_uint),
-    )
-
-
-class AllocationNode(ctypes.Structure):
-    """CUDA_MEM_ALLOC_NODE_PARAMS."""
-
-    _fields_ = (
-        ("pool", Pool),
-        ("access", c_void_p),
-        ("access_count", c_size_t),
-        ("bytes", c_size_t),
-        ("address", c_uint64),
-    )
-
-
-class External(ctypes.Structure):
-    """CUDA_EXTERNAL_MEMORY_HANDLE_DESC."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("handle", c_void_p * 2),
-        ("bytes", c_uint64),
-        ("flags", c_uint),
-        ("reserved", c_uint * 16),
-    )
-
-
 ON_DEVICE = Location(1, 0)
-PINNED = Physical(1, FILE, ON_DEVICE)
+PINNED = Prop(1, FILE, ON_DEVICE)
 context, stream = c_void_p(), c_void_p()
 shown: list[Callable[[], str]] = []
 
@@ -153,21 +83,21 @@ def pitched(size: int) -> Give:
 def array(size: int) -> Give:
     """Take an array."""
     made = c_void_p()
-    call("cuArrayCreate_v2", byref(made), byref(Flat(4096, size // 4096, 1, 1)))
+    call("cuArrayCreate_v2", byref(made), byref(Array(4096, size // 4096, 1, 1)))
     return lambda: call("cuArrayDestroy", made)
 
 
 def array_3d(size: int) -> Give:
     """Take an array of three dimensions."""
     made = c_void_p()
-    call("cuArray3DCreate_v2", byref(made), byref(Deep(64, 16, size // 4096, 0x20, 1, 0)))
+    call("cuArray3DCreate_v2", byref(made), byref(Array3D(64, 16, size // 4096, 0x20, 1, 0)))
     return lambda: call("cuArrayDestroy", made)
 
 
 def mipmap(size: int) -> Give:
     """Take an array in four sizes."""
     made = c_void_p()
-    call("cuMipmappedArrayCreate", byref(made), byref(Deep(1024, size // 4096, 0, 1, 4, 0)), 4)
+    call("cuMipmappedArrayCreate", byref(made), byref(Array3D(1024, size // 4096, 0, 1, 4, 0)), 4)
     return lambda: call("cuMipmappedArrayDestroy", made)
 
 
@@ -186,7 +116,7 @@ def stream_ordered(size: int) -> Give:
 def pool(size: int) -> Give:
     """Take memory of a pool that keeps what is freed, until it is trimmed."""
     made, address = c_void_p(), c_uint64()
-    call("cuMemPoolCreate", byref(made), byref(Pool(1, FILE, ON_DEVICE)))
+    call("cuMemPoolCreate", byref(made), byref(PoolProps(1, FILE, ON_DEVICE)))
     call("cuMemPoolSetAttribute", made, 4, byref(c_uint64(2**64 - 1)))
     try:
         call("cuMemAllocFromPoolAsync", byref(address), c_size_t(size), made, stream)
@@ -287,7 +217,7 @@ def segments(size: int) -> Give:
 def graph_node(size: int) -> Give:
     """Launch a graph that allocates."""
     graph, node, executable = c_void_p(), c_void_p(), c_void_p()
-    params = AllocationNode(pool=Pool(1, 0, ON_DEVICE), bytes=size)
+    params = AllocationNode(pool=PoolProps(1, 0, ON_DEVICE), bytes=size)
     call("cuGraphCreate", byref(graph), 0)
     call("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(params))
     call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
@@ -312,7 +242,7 @@ def external(size: int) -> Give:
     descriptor, made = os.memfd_create("external"), c_void_p()
     os.ftruncate(descriptor, size)
     try:
-        call("cuImportExternalMemory", byref(made), byref(External(1, (c_void_p * 2)(descriptor, 0), size)))
+        call("cuImportExternalMemory", byref(made), byref(External(1, descriptor, None, size)))
     except Refused:
         os.close(descriptor)  # still ours
         raise
@@ -329,12 +259,7 @@ def host(size: int) -> Give:
 def open_linear(_pid: str, what: str) -> Give:
     """Open another process's linear memory."""
     address = c_uint64()
-    handle = (c_char * 64).from_buffer_copy(bytes.fromhex(what))
-
-    class Handle(ctypes.Structure):
-        _fields_ = (("bytes", c_char * 64),)
-
-    call("cuIpcOpenMemHandle_v2", byref(address), Handle.from_buffer_copy(handle), 1)
+    call("cuIpcOpenMemHandle_v2", byref(address), IpcHandle.from_buffer_copy(bytes.fromhex(what)), 1)
     return lambda: call("cuIpcCloseMemHandle", address)
 
 

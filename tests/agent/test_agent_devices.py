@@ -8,20 +8,20 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from agent_process import metered, program, usage, wait_until
+from agent_process import metered, program, python, usage, wait_until
 
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from agent_process import MakeAgent, RunningAgent
 
@@ -51,27 +51,12 @@ sys.stdin.read()
 """
 
 
-@contextlib.contextmanager
-def running(environment: dict[str, str], text: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(
+    environment: dict[str, str], text: str, **settings: str
+) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
     """Run a program on the driver until the block ends; gives it and the first line that it printed."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
     source = f"import sys; sys.path.insert(0, {str(DRIVER)!r})\nfrom driver import *\n{text}"
-    with subprocess.Popen(
-        [sys.executable, "-c", source],
-        env={**inherited, **environment, **settings},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            yield process, line
-        finally:
-            process.kill()
+    return python({**environment, **settings}, "-c", source)
 
 
 def on(agent: RunningAgent, devices: Sequence[str], memory: int = 0, name: str = "") -> pb.RegisterShareResponse:

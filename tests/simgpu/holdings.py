@@ -8,145 +8,32 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
+from ctypes import byref, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 from driver import cuda, ok
+from memory_structs import (
+    Access,
+    Array,
+    Array3D,
+    Buffer,
+    Copy2D,
+    Copy3D,
+    End2D,
+    End3D,
+    External,
+    IpcHandle,
+    Location,
+    MappedMipmap,
+    PoolProps,
+    Prop,
+)
 
 from sharepod.simgpu.truth import ProcessTruth, Truth
 
 MIB = 1 << 20
 DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT = 1, 2, 3, 4
 REUSE, THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 1, 4, 5, 6, 7, 8
-
-
-class Location(ctypes.Structure):
-    """CUmemLocation."""
-
-    _fields_ = (("type", c_int), ("id", c_int))
-
-
-class Prop(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("handle_types", c_int),
-        ("location", Location),
-        ("metadata", c_void_p),
-        ("flags", c_ubyte * 8),
-    )
-
-
-class Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", Location), ("flags", c_int))
-
-
-class PoolProps(ctypes.Structure):
-    """CUmemPoolProps."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("handle_types", c_int),
-        ("location", Location),
-        ("attributes", c_void_p),
-        ("max_bytes", c_size_t),
-        ("usage", c_ushort),
-        ("reserved", c_ubyte * 54),
-    )
-
-
-class Array(ctypes.Structure):
-    """CUDA_ARRAY_DESCRIPTOR."""
-
-    _fields_ = (("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint))
-
-
-class Array3D(ctypes.Structure):
-    """CUDA_ARRAY3D_DESCRIPTOR."""
-
-    _fields_ = (
-        ("width", c_size_t),
-        ("height", c_size_t),
-        ("depth", c_size_t),
-        ("format", c_int),
-        ("channels", c_uint),
-        ("flags", c_uint),
-    )
-
-
-class End2D(ctypes.Structure):
-    """One half of a CUDA_MEMCPY2D."""
-
-    _fields_ = (
-        ("x", c_size_t),
-        ("y", c_size_t),
-        ("kind", c_uint),
-        ("host", c_void_p),
-        ("device", c_uint64),
-        ("array", c_void_p),
-        ("pitch", c_size_t),
-    )
-
-
-class Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
-
-    _fields_ = (("source", End2D), ("target", End2D), ("width", c_size_t), ("height", c_size_t))
-
-
-class End3D(ctypes.Structure):
-    """One half of a CUDA_MEMCPY3D."""
-
-    _fields_ = (
-        ("at", c_size_t * 4),
-        ("kind", c_uint),
-        ("host", c_void_p),
-        ("device", c_uint64),
-        ("array", c_void_p),
-        ("reserved", c_void_p),
-        ("pitch", c_size_t),
-        ("height", c_size_t),
-    )
-
-
-class Copy3D(ctypes.Structure):
-    """CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER."""
-
-    _fields_ = (("source", End3D), ("target", End3D), ("extent", c_size_t * 3))
-
-
-class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle."""
-
-    _fields_ = (("bytes", ctypes.c_char * 64),)
-
-
-class External(ctypes.Structure):
-    """CUDA_EXTERNAL_MEMORY_HANDLE_DESC."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("fd", c_uint64),
-        ("padding", c_void_p),
-        ("bytes", c_uint64),
-        ("flags", c_uint),
-        ("reserved", c_uint * 16),
-    )
-
-
-class Buffer(ctypes.Structure):
-    """CUDA_EXTERNAL_MEMORY_BUFFER_DESC."""
-
-    _fields_ = (("offset", c_uint64), ("bytes", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16))
-
-
-class MappedMipmap(ctypes.Structure):
-    """CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC."""
-
-    _fields_ = (("offset", c_uint64), ("array", Array3D), ("levels", c_uint), ("reserved", c_uint * 16))
 
 
 def used() -> int:

@@ -277,13 +277,6 @@ static CUresult back(CUresult result) {
   return result;
 }
 
-static CUresult without_context(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuCtxDestroy_v2, world.made);
-  }
-  return back(result);
-}
-
 static CUresult captured(CUresult result, CUstream stream) {
   if (result == CUDA_SUCCESS) {
     MUST(cuStreamEndCapture, stream, &world.captured);
@@ -298,80 +291,30 @@ static CUresult freed(CUresult result) {
   return result;
 }
 
-static CUresult released(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuDevicePrimaryCtxRelease_v2, world.device);
-  }
-  return result;
-}
-
 static CUresult without_graph(CUresult result) {
   MUST(cuGraphDestroy, world.made_graph);
   return result;
 }
 
-static CUresult without_executable(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuGraphExecDestroy, world.made_executable);
+/* What the call has made goes again; after it, what it was made of. */
+#define UNDONE(name, rest, ...)                                                                                        \
+  static CUresult name(CUresult result) {                                                                              \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      MUST(__VA_ARGS__);                                                                                               \
+    }                                                                                                                  \
+    return rest;                                                                                                       \
   }
-  return result;
-}
-
-static CUresult without_array(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuArrayDestroy, world.made_array);
-  }
-  return result;
-}
-
-static CUresult without_mipmap(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuMipmappedArrayDestroy, world.mipmap);
-  }
-  return result;
-}
-
-static CUresult without_pool(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuMemPoolDestroy, world.made_pool);
-  }
-  return result;
-}
-
-static CUresult without_handle(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuMemRelease, world.handle);
-  }
-  return result;
-}
-
-static CUresult without_reserved(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuMemAddressFree, world.reserved, SIZE);
-  }
-  return without_handle(result);
-}
-
-static CUresult unmapped(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuMemUnmap, world.reserved, SIZE);
-  }
-  return without_reserved(result);
-}
-
-static CUresult without_external(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuDestroyExternalMemory, world.external);
-  }
-  return result;
-}
-
+UNDONE(without_context, back(result), cuCtxDestroy_v2, world.made)
+UNDONE(released, result, cuDevicePrimaryCtxRelease_v2, world.device)
+UNDONE(without_executable, result, cuGraphExecDestroy, world.made_executable)
+UNDONE(without_array, result, cuArrayDestroy, world.made_array)
+UNDONE(without_mipmap, result, cuMipmappedArrayDestroy, world.mipmap)
+UNDONE(without_pool, result, cuMemPoolDestroy, world.made_pool)
+UNDONE(without_handle, result, cuMemRelease, world.handle)
+UNDONE(without_reserved, without_handle(result), cuMemAddressFree, world.reserved, SIZE)
+UNDONE(unmapped, without_reserved(result), cuMemUnmap, world.reserved, SIZE)
+UNDONE(without_external, result, cuDestroyExternalMemory, world.external)
 /* A reference more, and what it was made with. */
-static CUresult not_retained(CUresult result) {
-  if (result == CUDA_SUCCESS) {
-    MUST(cuMemRelease, world.handle);
-  }
-  return unmapped(result);
-}
+UNDONE(not_retained, unmapped(result), cuMemRelease, world.handle)
 
 #endif
