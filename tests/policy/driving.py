@@ -52,3 +52,9 @@ class Driver:
         """Let shares stop wanting: they idle."""
         for share in wanting:
             self.policy.wait(self.now_ns, share, waiting=False)
+
+
+def waiting(driver: Driver, *shares: int) -> None:
+    """Let shares want a turn."""
+    for share in shares:
+        driver.policy.wait(driver.now_ns, share)

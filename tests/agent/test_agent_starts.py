@@ -1,0 +1,252 @@
+"""How an agent starts, stops and is followed by the next: what it refuses to start with, what it leaves and adopts."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from agent_process import wait_until
+
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from agent_process import MakeAgent, RunningAgent
+
+GIB = 2**30
+PRIVATE = 0o711 if os.getuid() == 0 else 0o700
+"""Mode of the runtime directory of an agent whose socket is its own user's."""
+
+
+def test_an_agent_in_another_directory_may_not_take_the_same_devices(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = make_agent(), make_agent()
+    monkeypatch.setenv("SIMGPU_STATE", str(first.directory.parent / "devices"))
+    first.start()
+    process = second.spawn()
+    _, output = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output == ("sharepod agent: device 0 belongs to another agent on this host: use that one, or stop it\n")
+    assert not second.directory.exists()
+    assert first.shares() == []
+
+
+def test_the_second_agent_on_a_host_gets_one_line_and_disturbs_nothing(agent: RunningAgent) -> None:
+    share = agent.register(30).share
+    second = agent.spawn()
+    _, text = second.communicate(timeout=10)
+    assert second.returncode == 1
+    assert text == (
+        f"sharepod agent: an agent already runs in {agent.directory} (pid {agent.pid}): "
+        f"use it, or stop it with `kill {agent.pid}`\n"
+    )
+    assert agent.directories() == {share.id}
+    assert len(agent.shares()) == 1
+
+
+def test_a_killed_agent_is_followed_by_one_that_adopts_its_shares(agent: RunningAgent) -> None:
+    kept = agent.register(30, 60, GIB, name="kept", labels={"pod": "p"}).share
+    agent.stub.PauseShare(pb.PauseShareRequest(share="kept"))
+    with subprocess.Popen(["sleep", "60"]) as owner:
+        orphan = agent.register(20, owner_pid=owner.pid).share
+        alive = agent.register(10, owner_pid=os.getpid()).share
+        assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
+        owner.kill()
+    assert (agent.directory / "shares" / orphan.id).exists()
+    agent.start()
+    assert {share.id for share in agent.shares()} == {kept.id, alive.id}
+    assert agent.directories() == {kept.id, alive.id}
+    adopted = agent.shares()[0]
+    assert (adopted.name, adopted.paused, adopted.labels["pod"]) == ("kept", True, "p")
+    assert adopted.registered_unix_ns == kept.registered_unix_ns
+    assert adopted.devices[0].device_uuid == kept.devices[0].device_uuid
+    assert adopted.devices[0].memory_limit_bytes == GIB
+
+
+def test_a_planned_stop_keeps_shares_for_the_next_agent(agent: RunningAgent) -> None:
+    share = agent.register(30).share
+    assert agent.stop() == 0
+    assert Path(share.directory, "terms").exists()
+    assert not (agent.directory / "agent.sock").exists()
+    assert not (agent.directory / "agent.lock").exists()
+    agent.start()
+    assert [held.id for held in agent.shares()] == [share.id]
+
+
+def test_a_region_of_another_abi_is_given_up_with_its_reason(agent: RunningAgent) -> None:
+    share = agent.register(30, name="old").share
+    agent.stop()
+    with (Path(share.directory) / "terms").open("r+b") as terms:
+        terms.seek(8)
+        terms.write((99).to_bytes(4, "little"))
+    agent.start()
+    assert agent.shares() == []
+    assert agent.directories() == set()
+    agent.stop()
+    assert "share not adopted" in agent.log()
+
+
+def test_a_broken_checkpoint_does_not_stop_the_agent(agent: RunningAgent) -> None:
+    agent.register(30)
+    agent.stop(signal.SIGKILL)
+    (agent.directory / "checkpoint.json").write_text("{")
+    agent.start()
+    assert agent.shares() == []
+    assert agent.directories() == set()
+    agent.stop()
+    assert "checkpoint is unreadable" in agent.log()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None], ids=["no-text", "directory"])
+def test_a_checkpoint_that_cannot_be_read_does_not_stop_the_agent(make_agent: MakeAgent, content: bytes | None) -> None:
+    agent = make_agent()
+    agent.directory.mkdir(mode=0o700)
+    path = agent.directory / "checkpoint.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    assert agent.start().shares() == []
+    assert agent.stop() == 0
+    assert "checkpoint is unreadable" in agent.log()
+
+
+def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agent: RunningAgent) -> None:
+    in_the_way = agent.directory / "checkpoint.json.new"
+    in_the_way.mkdir()
+    agent.register(30, name="a")
+    agent.register(30, name="b")
+    time.sleep(2.5)  # two checkpoints
+    assert [share.name for share in agent.shares()] == ["a", "b"]
+    in_the_way.rmdir()
+    wait_until(lambda: "checkpoint written again" in agent.log())
+    assert agent.log().count("checkpoint not written") == 1
+    in_the_way.mkdir()
+    assert agent.stop() == 0
+    assert "Traceback" not in agent.log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_stop_by_ctrl_c_or_a_closed_terminal_is_a_planned_stop(agent: RunningAgent, number: int) -> None:
+    assert agent.stop(number) == 0
+    assert not agent.directory.exists()
+
+
+def test_an_agent_under_nohup_outlives_its_terminal(make_agent: MakeAgent) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        agent = make_agent().start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.kill(agent.pid, signal.SIGHUP)
+    time.sleep(0.5)
+    assert agent.shares() == []
+    assert agent.stop() == 0
+
+
+def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent: MakeAgent) -> None:
+    closed = make_agent().start()
+    # grpc makes it 0755 in a directory that is passable to nobody who could write to it; then it gets its mode.
+    wait_until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
+    assert closed.directory.stat().st_mode & 0o777 == PRIVATE
+    opened = make_agent("--socket-mode", "0666").start()
+    wait_until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o666)
+    assert opened.directory.stat().st_mode & 0o777 == 0o711
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "text"),
+    [
+        (["--polcy", "open"], 2, "sharepod agent: unrecognized arguments: --polcy open: see `sharepod agent --help`"),
+        (["--simulate", "1xH20"], 1, "devices 1xH20 cannot be simulated: NVML says "),
+        (["--runtime-directory", "/dev/shm"], 2, "/dev/shm is everybody's: give the agent one of its own, like "),
+        (["--runtime-directory", "/dev/shm/a b"], 2, "has a space or a colon, which LD_PRELOAD takes for the end"),
+        (["--runtime-directory", f"/dev/shm/{'x' * 100}"], 2, "bytes long, the kernel's limit is 107: choose a short"),
+        (["--policy", "maybe"], 2, "sharepod agent: --policy is 'maybe': give open or closed"),
+        (["--config", "/nowhere"], 2, "configuration /nowhere: No such file or directory: name a readable file"),
+        (["--state-directory", "/proc/nowhere"], 2, "sharepod agent: /proc/nowhere: "),
+        (
+            ["--runtime-directory", "/proc/nowhere"],
+            2,
+            "sharepod agent: runtime directory /proc/nowhere is not on tmpfs",
+        ),
+    ],
+)
+def test_a_wrong_start_says_what_and_how_to_put_it_right(
+    make_agent: MakeAgent, flags: list[str], code: int, text: str
+) -> None:
+    agent = make_agent()
+    process = agent.spawn(*agent.flags, *flags)
+    _, output = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert text in output
+    assert output.count("\n") == 1
+    assert not agent.directory.exists()
+
+
+@pytest.mark.parametrize("name", ["agent.sock", "agent.lock", "shares", "hook"])
+def test_what_is_in_the_way_of_a_start_is_named(make_agent: MakeAgent, name: str) -> None:
+    agent = make_agent()
+    in_the_way = agent.directory / name
+    if name in ("shares", "hook"):
+        agent.directory.mkdir(mode=0o700)
+        in_the_way.touch()
+    else:
+        in_the_way.mkdir(parents=True)
+    process = agent.spawn()
+    _, output = process.communicate(timeout=10)
+    assert process.returncode in (1, 2)
+    assert str(in_the_way) in output
+    assert output.count("\n") == 1
+
+
+def test_the_agent_takes_the_open_files_it_may_have_and_refuses_too_few(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        agent.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(agent.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert agent.stop() == 0
+    few = subprocess.run(
+        ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-m", "sharepod.agent.main", *agent.flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert few.returncode == 1
+    assert few.stderr.startswith("sharepod agent: the limit of open files is 64, at least 256 are needed: raise it")
+    assert few.stderr.count("\n") == 1
+
+
+def test_the_umask_of_the_starter_does_not_take_the_shares_away(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    before = os.umask(0o177)
+    try:
+        agent.start()
+    finally:
+        os.umask(before)
+    directory = agent.directory / "shares"
+    assert directory.stat().st_mode & 0o777 == 0o711
+    assert agent.directory.stat().st_mode & 0o777 == PRIVATE
+
+
+def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
+    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "libnvidia-ml.so.1").touch()  # hides a real one: the loader stops at the first file of that name
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    agent = make_agent()
+    process = agent.spawn("--metrics-listen", "off")
+    _, output = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output.startswith("sharepod agent: no GPU on this machine: NVML says ")
+    assert "install the NVIDIA driver, or use --simulate 1xH200" in output
+    assert output.count("\n") == 1
+    assert not agent.directory.exists()
