@@ -1,6 +1,7 @@
 /*
  * Random schedules of gangs in virtual time: the arbiter's own code (step.c, gang.c, turn.c, slots.c, pressure.c,
- * bill.c, lead.c, policy*.c) on simulated devices, with simulated processes behind their gates.
+ * bill.c, lead.c, policy*.c) on simulated devices, with simulated processes behind their gates (gang_rank.c), whose
+ * grants and slots are in no region (gang_region.c).
  *
  *     gang_program FIRST_SEED SCHEDULES [apart]
  *
@@ -21,316 +22,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "node.h"
+#include "gang_world.h"
 
-#define TICK_NS     50000u
-#define MS          1000000u
-#define RUN_NS      1200000000u
-#define HANG_NS     4000000000u /* a collective that is not done by then hangs */
-#define SLICE_NS    2000000u
-#define LINGER_NS   200000u
-#define PATIENCE_NS 2000000u
-#define SHARES      10u
-#define DEVICES     4u
-#define QUEUE       64u
-#define STEPS       4u
-
-static uint64_t clock_ns, state;
+struct world *world;
+uint64_t clock_ns;
+static uint64_t state;
 static struct sp_turn *turns;
 
-static uint32_t draw(uint32_t below) {
+uint32_t draw(uint32_t below) {
   state ^= state >> 12;
   state ^= state << 25;
   state ^= state >> 27;
   return (uint32_t)((state * 0x2545f4914f6cdd1du) >> 33) % below;
-}
-
-/* ------------------------------------------------------------------------------------------- what runs there */
-
-/* What one share does on one device: one process, one thread, one stream. */
-struct rank {
-  struct sp_member *member;
-  struct sp_grant grant;
-  struct sp_slot_device said;
-  struct gang *gang;
-  uint32_t device;
-  uint64_t unit_ns, burst, pause_ns; /* kernels of such length, so many, then a pause */
-  uint64_t left, resume_ns;
-  uint64_t queue_ns[QUEUE]; /* lengths of what is in flight; 0: a step of a collective */
-  uint32_t head, tail;
-  uint64_t done_ns;      /* of the head */
-  uint64_t predicted_ns; /* of all in flight */
-  uint64_t progress_ns, idle_since_ns;
-  uint64_t waits_since_ns, longest_wait_ns, ran_ns;
-  uint32_t step; /* of the collective */
-  bool launched; /* its part of the collective */
-};
-
-struct gang {
-  struct sp_share *share;
-  struct rank ranks[DEVICES];
-  uint32_t count;
-  bool lock_step, dead, rung;
-  uint64_t begin_ns, end_ns, pause_at_ns, resume_at_ns, die_at_ns;
-  uint64_t began_ns; /* of the collective under way */
-  uint64_t collectives, longest_ns;
-};
-
-static struct world {
-  struct sp_arbiter arbiter;
-  struct gang gangs[SHARES];
-  uint32_t gang_count, device_count;
-  struct {
-    struct rank *active;
-    uint64_t slice_ns;
-  } devices[DEVICES];
-} *world;
-
-static bool lives(const struct gang *gang) {
-  return !gang->dead && clock_ns >= gang->begin_ns && clock_ns < gang->end_ns;
-}
-
-static bool in_flight(const struct rank *rank) {
-  return rank->head != rank->tail;
-}
-
-/* ------------------------------------------------------------------------------------------- region, faked */
-
-uint64_t sp_now_ns(void) {
-  return clock_ns;
-}
-uint32_t sp_grant_word(const struct sp_grant *grant) {
-  return grant->word;
-}
-uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns) {
-  sp_grant_set(grant, budget_ns, pair_ns, flags);
-  grant->granted_ns = now_ns;
-  return grant->word += 1 + (grant->word & 1);
-}
-uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags) {
-  grant->flags = flags;
-  return grant->word += grant->word & 1;
-}
-void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags) {
-  grant->budget_ns = budget_ns;
-  grant->pair_ns = pair_ns;
-  grant->flags = flags;
-}
-void sp_grant_wake(struct sp_grant *grant) {
-  (void)grant;
-}
-void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t overhead_bytes) {
-  grant->context_bytes = context_bytes;
-  grant->overhead_bytes = overhead_bytes;
-}
-void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
-  grant->used_ns = used_ns;
-}
-static const struct gang *gang_of(const struct sp_region_owner *owner) {
-  for (uint32_t index = 0; index < world->gang_count; index++)
-    for (uint32_t rank = 0; rank < world->gangs[index].count; rank++)
-      if (&world->gangs[index].ranks[rank].member->share->region == owner)
-        return &world->gangs[index];
-  abort();
-}
-int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out) {
-  (void)slot;
-  const struct gang *gang = gang_of(owner);
-  for (uint32_t rank = 0; rank < gang->count; rank++)
-    if (&gang->ranks[rank].member->share->region == owner && gang->ranks[rank].member->index == device)
-      *out = gang->ranks[rank].said;
-  return 0;
-}
-int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
-  *look = (struct sp_slots_look){.claimed = !gang_of(owner)->dead};
-  return 0;
-}
-int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
-  (void)owner;
-  (void)slot;
-  return 0;
-}
-int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
-  (void)owner;
-  (void)slot;
-  return 0;
-}
-
-/* ------------------------------------------------------------------------------------------- hook and program */
-
-static void wait_at_gate(struct rank *rank) {
-  if (rank->said.waiting)
-    return;
-  rank->said.waiting = 1;
-  rank->said.waiting_since_ns = rank->waits_since_ns = clock_ns;
-  rank->gang->rung = true;
-}
-
-/* The slow half of the gate. */
-static bool enter(struct rank *rank) {
-  uint32_t word = rank->grant.word;
-  if (!(word & 1)) {
-    wait_at_gate(rank);
-    return false;
-  }
-  if (rank->said.waiting) {
-    if (clock_ns - rank->waits_since_ns > rank->longest_wait_ns)
-      rank->longest_wait_ns = clock_ns - rank->waits_since_ns;
-    rank->said.waiting = 0;
-  }
-  if (rank->said.held_turn != word || rank->said.drained_turn == word) {
-    if (rank->said.held_turn != word) {
-      rank->said.idle_ns = 0;
-      rank->said.entered_ns = clock_ns;
-    } else if (clock_ns > rank->said.residue_until_ns) {
-      rank->said.idle_ns += clock_ns - rank->said.residue_until_ns;
-    }
-    rank->said.held_turn = word;
-    rank->said.drained_turn = 0;
-    rank->said.residue_until_ns = 0;
-    rank->idle_since_ns = 0;
-  }
-  return true;
-}
-
-static void launch(struct rank *rank, uint64_t length_ns) {
-  if (!in_flight(rank))
-    rank->progress_ns = clock_ns;
-  rank->queue_ns[rank->tail++ % QUEUE] = length_ns;
-  rank->predicted_ns += length_ns ? length_ns : TICK_NS;
-  rank->said.launches++;
-}
-
-/* Less than the budget is in flight, or nothing moves: what runs may spin for this launch. */
-static bool fits(struct rank *rank) {
-  if (rank->tail - rank->head >= QUEUE)
-    return false;
-  if (!in_flight(rank) || rank->predicted_ns < rank->grant.budget_ns)
-    return true;
-  if (clock_ns - rank->progress_ns < PATIENCE_NS + rank->predicted_ns)
-    return false;
-  rank->progress_ns = clock_ns;
-  return true;
-}
-
-static void run_lock_step(struct rank *rank) {
-  struct gang *gang = rank->gang;
-  if (rank->launched || clock_ns < rank->resume_ns || (!lives(gang) && !gang->began_ns) || !enter(rank))
-    return;
-  if (!gang->began_ns)
-    gang->began_ns = clock_ns;
-  launch(rank, 0);
-  launch(rank, rank->unit_ns);
-  rank->launched = true;
-}
-
-static void run_alone(struct rank *rank) {
-  for (int launches = 0; launches < 64; launches++) {
-    if (clock_ns < rank->resume_ns)
-      return;
-    if (!rank->left) {
-      if (in_flight(rank))
-        return; /* it waits for its burst */
-      rank->left = rank->burst;
-      if (rank->pause_ns) {
-        rank->resume_ns = clock_ns + rank->pause_ns;
-        return;
-      }
-    }
-    if (!lives(rank->gang) || !enter(rank) || !fits(rank))
-      return;
-    launch(rank, rank->unit_ns);
-    rank->left--;
-  }
-}
-
-/* When all ranks have done their part, the next collective begins, each rank a little later. */
-static void collect(struct gang *gang) {
-  if (!gang->began_ns)
-    return;
-  for (uint32_t rank = 0; rank < gang->count; rank++)
-    if (!gang->ranks[rank].launched || in_flight(&gang->ranks[rank]))
-      return;
-  uint64_t took_ns = clock_ns - gang->began_ns;
-  gang->collectives++;
-  if (took_ns > gang->longest_ns)
-    gang->longest_ns = took_ns;
-  gang->began_ns = 0;
-  for (uint32_t rank = 0; rank < gang->count; rank++) {
-    gang->ranks[rank].launched = false;
-    gang->ranks[rank].step = 0;
-    gang->ranks[rank].resume_ns = clock_ns + (draw(20) ? draw(3) * TICK_NS : draw(3 * MS));
-  }
-}
-
-/* The keeper: gives back what is idle, drains what is closed. */
-static void keep(struct rank *rank) {
-  struct sp_slot_device *said = &rank->said;
-  if (said->held_turn == 0 || said->drained_turn == said->held_turn)
-    return;
-  bool open = rank->grant.word == said->held_turn;
-  if (in_flight(rank)) {
-    rank->idle_since_ns = 0;
-    if (!open && !said->residue_until_ns) {
-      said->residue_until_ns = clock_ns + rank->predicted_ns - (rank->done_ns < rank->predicted_ns ? rank->done_ns : 0);
-      rank->gang->rung = true;
-    }
-    return;
-  }
-  if (!rank->idle_since_ns)
-    rank->idle_since_ns = clock_ns;
-  if (open && clock_ns - rank->idle_since_ns < LINGER_NS)
-    return;
-  said->drained_turn = said->held_turn;
-  said->drained_ns = clock_ns;
-  said->residue_until_ns = rank->idle_since_ns;
-  if (!open || rank->grant.flags & SP_GRANT_CONTENDED)
-    rank->gang->rung = true;
-}
-
-/* ------------------------------------------------------------------------------------------- the devices */
-
-static bool head_done(struct rank *rank) {
-  uint64_t length_ns = rank->queue_ns[rank->head % QUEUE];
-  if (length_ns) {
-    rank->done_ns += TICK_NS;
-    return rank->done_ns >= length_ns;
-  }
-  for (uint32_t other = 0; other < rank->gang->count; other++)
-    if (rank->gang->ranks[other].step < rank->step)
-      return false; /* it spins */
-  return ++rank->step == STEPS + 1;
-}
-
-static void work(uint32_t device) {
-  struct rank *working[SHARES], *active = NULL;
-  uint32_t count = 0, at = 0;
-  for (uint32_t index = 0; index < world->gang_count; index++)
-    for (uint32_t rank = 0; rank < world->gangs[index].count; rank++)
-      if (world->gangs[index].ranks[rank].device == device && in_flight(&world->gangs[index].ranks[rank]))
-        working[count++] = &world->gangs[index].ranks[rank];
-  if (!count)
-    return;
-  for (uint32_t index = 0; index < count; index++)
-    if (working[index] == world->devices[device].active) {
-      active = working[index];
-      at = index;
-    }
-  if (!active || clock_ns >= world->devices[device].slice_ns + SLICE_NS) {
-    active = working[active ? (at + 1) % count : draw(count)];
-    world->devices[device].active = active;
-    world->devices[device].slice_ns = clock_ns;
-  }
-  active->ran_ns += TICK_NS;
-  uint64_t length_ns = active->queue_ns[active->head % QUEUE];
-  if (!head_done(active))
-    return;
-  active->predicted_ns -= length_ns ? length_ns : TICK_NS;
-  active->done_ns = 0;
-  active->head++;
-  active->progress_ns = clock_ns;
-  if (!active->said.first_ended_ns || active->said.first_ended_ns < active->said.entered_ns)
-    active->said.first_ended_ns = clock_ns;
 }
 
 /* ------------------------------------------------------------------------------------------- the agent's part */
@@ -518,17 +221,8 @@ static void tick(void) {
   for (uint32_t index = 0; index < world->gang_count; index++) {
     struct gang *gang = &world->gangs[index];
     happen(gang);
-    if (gang->dead && !gang->rung)
-      continue;
-    for (uint32_t rank = 0; !gang->dead && rank < gang->count; rank++) {
-      if (gang->lock_step)
-        run_lock_step(&gang->ranks[rank]);
-      else
-        run_alone(&gang->ranks[rank]);
-      keep(&gang->ranks[rank]);
-    }
-    if (gang->lock_step && !gang->dead)
-      collect(gang);
+    if (!gang->dead)
+      run_gang(gang);
   }
   clock_ns += TICK_NS / 2; /* what was said is heard later */
   for (uint32_t index = 0; index < world->gang_count; index++) {
