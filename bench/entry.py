@@ -6,13 +6,16 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the flags."""
+    """Says in one line what is wrong with the flags. A flag is written out: half of one is a typo."""
+
+    def __init__(self, *, allow_abbrev: bool = False, **settings: Any) -> None:
+        super().__init__(allow_abbrev=allow_abbrev, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""

@@ -28,6 +28,12 @@ from sharepod.cli.turns import Turn
 from sharepod.simgpu.truth import Truth
 
 AGENT_TIMEOUT_S = 20.0
+ENDS_WITH_US = """
+import ctypes, runpy, signal
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+runpy.run_module("sharepod.cli", run_name="__main__")
+"""
+"""The agent, for as long as the bench lives: one that is killed leaves none behind."""
 START_DELAY_NS = 100_000_000
 """Between the go and the first launch, so that all programs begin together."""
 
@@ -116,7 +122,7 @@ class Node:
         socket = str(self.socket)
         (self._directory / "run").mkdir(mode=0o700, exist_ok=True)
         with log.open("wb") as sink:
-            command = [sys.executable, "-m", "sharepod.cli", "agent"]
+            command = [sys.executable, "-c", ENDS_WITH_US, "agent"]
             self._agent = subprocess.Popen(command, env=self._agent_environment, stdout=sink, stderr=sink)
         deadline = time.monotonic() + AGENT_TIMEOUT_S
         while not listens(socket):

@@ -18,6 +18,7 @@ from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 
 if TYPE_CHECKING:
     from sharepod.cli.client import Client
+    from sharepod.cli.model import Node
 
 _START_TIMEOUT_S: Final = 20.0
 _OTHER_STARTS_S: Final = 0.5
@@ -69,6 +70,16 @@ def check_simulate(devices: str) -> None:
         load_settings({"simulate": devices}, {})
     except SettingsError as error:
         raise UsageError(str(error)) from None
+
+
+def check_devices(node: Node, path: str, simulate: str) -> None:
+    """Raise UsageError unless the agent at `path`, which may have been there before, simulates these devices."""
+    has = node.environment.get("SIMGPU_DEVICES", "real devices")
+    if has != simulate:
+        raise UsageError(
+            f"--simulate {simulate}: the agent at {path} (pid {node.agent_pid}) runs already, with {has}: "
+            "leave --simulate out, or give another --socket"
+        )
 
 
 def ensure_agent(path: str, simulate: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from sharepod.cli import launch, quantities
-from sharepod.cli.connect import check_simulate, connect, ensure_agent, socket_path
+from sharepod.cli.connect import check_devices, check_simulate, connect, ensure_agent, socket_path
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.cli.model import Ask
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
@@ -80,17 +80,21 @@ def run(
     if private:
         ensure_agent(path, simulate)
     try:
-        _become(path, ask, program, command, before)
+        _become(path, ask, program, command, before, simulate)
     except CliError as error:
         if not private or error.exit_code != EXIT_NO_AGENT:
             raise
         # A private agent that was there a moment ago may just have ended with its last share.
         ensure_agent(path, simulate)
-        _become(path, ask, program, command, before)
+        _become(path, ask, program, command, before, simulate)
 
 
-def _become(path: str, ask: Ask, program: str, command: list[str], before: dict[str, str]) -> NoReturn:
+def _become(
+    path: str, ask: Ask, program: str, command: list[str], before: dict[str, str], simulate: str | None
+) -> NoReturn:
     with connect(path) as client:
+        if simulate is not None:
+            check_devices(client.node(), path, simulate)
         registration = client.register(ask)
         environment = launch.program_environment(before, registration.environment, registration.hook_path)
         try:

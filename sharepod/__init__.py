@@ -4,11 +4,16 @@ Everything imports as ``sharepod.<directory>``: this folder holds one symbolic l
 nothing else enters a user's site-packages. Nothing else may live here.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("sharepod")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0.0.0"
-
 __all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    """Look the version up when it is asked for: that takes longer than anything else before the command can answer."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sharepod")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0.0.0"

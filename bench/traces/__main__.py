@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from bench.entry import Parser
 from bench.traces.format import parse
 from bench.traces.shapes import SHAPES
 
@@ -11,6 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 
 def main() -> int:
     """Write what is synthesised; return the exit code."""
+    Parser(prog="python -m bench.traces", description=__doc__).parse_args()
     for shape in SHAPES:
         trace = shape()
         path = FOLDER / f"{trace.name}.trace"

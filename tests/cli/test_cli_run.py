@@ -306,6 +306,23 @@ def test_devices_that_cannot_be_simulated_are_a_wrong_flag(host: Host, devices: 
     assert leftovers(host.directory) == []
 
 
+def test_other_devices_than_those_of_the_agent_that_runs_are_a_wrong_flag(node: Host) -> None:
+    flags = ["run", "--private", "--gpu", "40", "--simulate"]
+    answer = node.sharepod(*flags, "2xH200", "--", "true")
+    assert answer.returncode == EXIT_USAGE
+    assert answer.stderr.startswith("error: --simulate 2xH200: the agent at ")
+    assert "runs already, with 1xH200: leave --simulate out" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert node.shares() == []
+    assert node.sharepod(*flags, "1xH200", "--", "true").returncode == 0
+
+
+def test_nothing_is_imported_before_a_ctrl_c_is_answered() -> None:
+    text = "import sys; before = set(sys.modules); import sharepod.cli.__main__; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"sharepod", "sharepod.cli", "sharepod.cli.__main__"}
+
+
 def test_a_private_agent_that_cannot_start_says_why_in_one_line(host: Host) -> None:
     host.directory.mkdir(mode=0o700)
     (host.directory / "shares").touch()

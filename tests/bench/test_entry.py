@@ -1,0 +1,61 @@
+"""How the benches begin and end: a flag that is none of theirs, and one that is killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ["bench", "bench.stress", "bench.model", "bench.traces", "bench.gpu"]
+NODE = """
+import time
+from bench.node import Node
+with Node() as node:
+    print(node.socket.parent.parent, node._agent.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--hel", "--nonsense"])
+def test_a_flag_that_is_misspelt_or_cut_short_is_one_line_and_does_nothing(
+    repo_root: Path, command: str, flag: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", command, flag], cwd=repo_root, capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"unrecognized arguments: {flag}: see `" in done.stderr
+
+
+def ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+
+
+def test_a_bench_that_is_killed_leaves_no_agent_behind(repo_root: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", NODE], cwd=repo_root, stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        directory, agent = bench.stdout.readline().split()
+        try:
+            assert not ended(int(agent))
+            bench.kill()
+            bench.wait()
+            end = time.monotonic() + 20
+            while not ended(int(agent)) and time.monotonic() < end:
+                time.sleep(0.05)
+            assert ended(int(agent))
+        finally:
+            bench.kill()
+            if not ended(int(agent)):
+                os.kill(int(agent), signal.SIGKILL)
+            shutil.rmtree(directory)
