@@ -37,11 +37,11 @@ class HostLock:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                pid = os.pread(file, 32, 0).decode("ascii", "replace").strip()
                 os.close(file)
-                raise AgentUnavailable(
-                    f"{ALREADY_RUNS} {self._path.parent} (pid {pid}): use it, or stop it with `kill {pid}`"
-                ) from None
+                # The other one may have the lock and not have said yet who it is.
+                which = f" (pid {pid}): use it, or stop it with `kill {pid}`" if pid else ", just started: use it"
+                raise AgentUnavailable(f"{ALREADY_RUNS} {self._path.parent}{which}") from None
             # The holder may have removed the file between our open and our lock: then the lock is on nothing.
             if self._is_current(file):
                 self._file = file

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,9 @@ static int map_shared(struct sg_state *state, bool may_make) {
     return -EPROTO;
   if (!info.st_size && (!may_make || ftruncate(state->fd, sizeof(struct sg_shared))))
     return may_make ? -errno : -ENOENT;
+  /* The file is sparse, but for what making it writes: a full tmpfs is an error here, not a SIGBUS. */
+  if (may_make && fallocate(state->fd, 0, 0, offsetof(struct sg_shared, past)) && errno == ENOSPC)
+    return -errno;
   state->shared = mmap(NULL, sizeof(struct sg_shared), PROT_READ | PROT_WRITE, MAP_SHARED, state->fd, 0);
   if (state->shared == MAP_FAILED)
     return -errno;

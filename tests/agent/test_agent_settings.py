@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
@@ -116,6 +117,14 @@ def test_the_second_agent_of_a_directory_gets_one_line_with_pid_and_remedy(tmp_p
         with HostLock(elsewhere) as other, pytest.raises(AgentUnavailable, match="device 3 belongs to another agent"):
             other.claim_device("test/GPU-1", 3)
     assert not tmp_path.exists()
+
+
+def test_an_agent_that_has_the_place_and_has_not_said_its_pid_yet_is_not_to_be_killed(tmp_path: Path) -> None:
+    with (tmp_path / "agent.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(AgentUnavailable) as caught:
+            HostLock(tmp_path).__enter__()
+    assert str(caught.value) == f"an agent already runs in {tmp_path}, just started: use it"
 
 
 def test_the_lock_falls_with_a_killed_agent(tmp_path: Path) -> None:

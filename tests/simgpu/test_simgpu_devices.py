@@ -56,6 +56,15 @@ def test_a_list_that_picks_nothing_leaves_no_device(make_simgpu: MakeSimgpu, run
     assert run(make_simgpu(MIXED, CUDA_VISIBLE_DEVICES=visible), PROGRAM) == "100\n"
 
 
+def test_a_state_has_its_header_from_the_beginning_so_that_a_full_tmpfs_is_an_error(
+    make_simgpu: MakeSimgpu, run: Run
+) -> None:
+    gpu = make_simgpu("1xA10")
+    run(gpu, "ok(cuda.cuInit(0))")
+    header = gpu.state.stat().st_blocks * 512
+    assert 20_000 < header < 4 << 20  # all devices that there can be; the rest of the file stays sparse
+
+
 def test_a_uuid_may_be_cut_short_while_it_names_one_device(make_simgpu: MakeSimgpu, run: Run) -> None:
     assert run(make_simgpu("1xA10", CUDA_VISIBLE_DEVICES="GPU-5347"), PROGRAM) == "0 00\n"
     assert run(make_simgpu(CUT, CUDA_VISIBLE_DEVICES=MIG + "2"), PROGRAM) == "0 21\n"
