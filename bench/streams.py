@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.node import START_DELAY_NS, Load, Node, Terms
 from bench.programs import streams_command
@@ -21,6 +21,8 @@ class Case:
     options: Mapping[str, object]
     processes: int = 1
     beside: bool = False
+    gpu: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the simulated GPU."""
 
 
 TINY: Mapping[str, object] = {"units": "5us", "bursts": 10}
@@ -46,12 +48,20 @@ CASES = (
     Case("3 streams, kernels of 5 µs, 100 µs, 2 ms", MIXED, beside=True),
     Case("legacy, blocking and non-blocking", KINDS, beside=True),
     Case("3 processes in one share, 2 streams each", PAIR, processes=3, beside=True),
+    # What the device takes to change between these processes is billed, and is not work in the device's own account.
+    Case(
+        "3 processes in one share, and the device changes between them for nothing",
+        PAIR,
+        processes=3,
+        beside=True,
+        gpu={"SIMGPU_DRAIN_SWITCH_US": "0", "SIMGPU_SWITCH_US": "0"},
+    ),
 )
 
 
 def bill_errors(case: Case, seconds: float) -> dict[str, float]:
     """Return how much more each share is billed than the device worked for it, in percent of that."""
-    with Node() as node:
+    with Node(gpu_settings=case.gpu) as node:
         environment = node.share_environment("a", Terms(50))
         command = streams_command(case.options)
         programs = [node.add("a", command, environment) for _ in range(case.processes)]

@@ -6,8 +6,8 @@
  * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
  * once): where the two are near each other, that is the better guess of when it ended, for the account alone.
  *
- * A launch takes some microseconds to arrive, and the guess is as far off: what was seen where the length of the work is
- * known exactly tells both together, and so when other work can have begun.
+ * A launch takes some microseconds to arrive, and the guess is as far off: what was seen where the length of the work
+ * is known exactly tells both together, and so when other work can have begun.
  */
 #include "guest.h"
 
@@ -68,7 +68,8 @@ void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_
     int64_t change_ns = arrival_ns - clock->arrival_ns;
     arrival_ns = clock->arrival_ns + change_ns / (change_ns > 0 ? 8 : 32);
   }
-  clock->arrival_ns = arrival_ns < most_ns ? arrival_ns : most_ns; /* not before the launch, or it took less than ever */
+  clock->arrival_ns =
+      arrival_ns < most_ns ? arrival_ns : most_ns; /* not before the launch, or it took less than ever */
   clock->arrival_seen_ns = launched_ns;
 }
 

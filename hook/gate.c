@@ -19,8 +19,8 @@
 #define MARKERS 8u /* a lane's unmarked work stays below the budget divided by this */
 /* Launches behind others of a stream are measured alone: one in 1,024, one in 256 of a unit that is not known exactly
  * or lies between others, one in 16 of its first 512. So is one in 256 of a unit that is known exactly into an empty
- * stream, which tells what a launch takes to arrive. The golden ratio spreads them, so that they fall anywhere in bursts
- * of any length. */
+ * stream, which tells what a launch takes to arrive. The golden ratio spreads them, so that they fall anywhere in
+ * bursts of any length. */
 #define SPREAD 40503u
 #define OFTEN  4096u
 #define SELDOM 256u
@@ -139,9 +139,9 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   pass->predicted_ns = predicted_ns ? predicted_ns : 1;
   uint16_t launches = (uint16_t)(sp_load(&unit->launches) + 1), spread = (uint16_t)(launches * SPREAD);
   sp_store(&unit->launches, launches);
-  pass->measured = sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
-                   ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) &&
-                  is_measured(lane, unit, launches, spread, entered));
+  pass->measured =
+      sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
+      ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
   pass->edged = false;
   if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit)))
     pass->edged = sp_lane_measure(lane, false); /* the left edge */

@@ -42,7 +42,8 @@ static inline bool sp_unit_stale(const struct sp_unit *unit) {
   return (sp_load(&unit->learned) & ~1) != sp_load(&unit->version);
 }
 
-/* Was it measured alone, behind other work of its stream? Else the prediction has in it what a launch takes to arrive. */
+/* Was it measured alone, behind other work of its stream? Else the prediction has in it what a launch takes to arrive.
+ */
 static inline bool sp_unit_exact(const struct sp_unit *unit) {
   return sp_load(&unit->learned) == (sp_load(&unit->version) | 1);
 }
@@ -144,21 +145,21 @@ struct sp_device {
   struct sp_clock {
     bool stale; /* a context has gone: start the scale anew */
     CUcontext context;
-    CUevent event;         /* the last finished marker's */
-    uint32_t scale;        /* the name of the scale of our own, which is sums of elapsed times */
-    int64_t device_ns;     /* the last finished marker's time on it */
-    int64_t latest_ns;     /* the latest end so far */
-    bool started;          /* the last finish was the first of its turn, … */
-    int64_t start_ns;      /* … and this is the time of the turn's start event */
-    int64_t offset_ns[2];  /* smallest (host - device) in this second and in the one before */
-    int64_t least_ns[2];   /* what it is at least */
-    int64_t guess_ns;      /* the nearest guess of it, … */
-    bool tight;            /* … between two bounds near each other; else it may be too large */
-    int64_t arrival_ns;    /* the usual (host at a launch into an empty stream - device at its start), … */
+    CUevent event;            /* the last finished marker's */
+    uint32_t scale;           /* the name of the scale of our own, which is sums of elapsed times */
+    int64_t device_ns;        /* the last finished marker's time on it */
+    int64_t latest_ns;        /* the latest end so far */
+    bool started;             /* the last finish was the first of its turn, … */
+    int64_t start_ns;         /* … and this is the time of the turn's start event */
+    int64_t offset_ns[2];     /* smallest (host - device) in this second and in the one before */
+    int64_t least_ns[2];      /* what it is at least */
+    int64_t guess_ns;         /* the nearest guess of it, … */
+    bool tight;               /* … between two bounds near each other; else it may be too large */
+    int64_t arrival_ns;       /* the usual (host at a launch into an empty stream - device at its start), … */
     uint64_t arrival_seen_ns; /* … as seen for a launch at this time last; 0: never */
-    bool waits[2];         /* somebody was woken by a marker: the offset is not only how seldom we looked */
-    bool sure;             /* … in either second */
-    uint64_t window_ns;    /* when this second began */
+    bool waits[2];            /* somebody was woken by a marker: the offset is not only how seldom we looked */
+    bool sure;                /* … in either second */
+    uint64_t window_ns;       /* when this second began */
   } clock;
 };
 

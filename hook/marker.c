@@ -82,8 +82,8 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
   if (began_ns > bounds->from_ns + AWAIT_NS)
     began_ns = bounds->from_ns + AWAIT_NS;
   if (fresh)
-    device->ours_ns = exact && marker->launches == 1 && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED ? began_ns
-                                                                                                          : INT64_MIN;
+    device->ours_ns =
+        exact && marker->launches == 1 && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED ? began_ns : INT64_MIN;
   else if (exact && began_ns < device->ours_ns)
     device->ours_ns = began_ns;
   if (bounds->from_ns >= device->ours_ns || bounds->end_ns <= device->ours_ns)
@@ -114,13 +114,14 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   sp_store(&device->ended_ns, ended_ns < finished_ns ? ended_ns : finished_ns);
 }
 
-/* Where the length of what an empty stream was given is known exactly, so is when it began. A turn's first work may have
- * waited for another share's. */
+/* Where the length of what an empty stream was given is known exactly, so is when it began. A turn's first work may
+ * have waited for another share's. */
 static void learn_arrival(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   struct sp_clock *clock = &device->clock;
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns, latency_ns = began_ns - bounds->from_ns;
-  if (bounds->empty && !bounds->late && clock->sure && !sp_load(&device->fresh_ns) && marker->unit && sp_unit_exact(marker->unit) &&
-      !marker->foreign && !marker->lane->foreign && latency_ns > -LATENCY_NS && latency_ns < LATENCY_NS)
+  if (bounds->empty && !bounds->late && clock->sure && !sp_load(&device->fresh_ns) && marker->unit &&
+      sp_unit_exact(marker->unit) && !marker->foreign && !marker->lane->foreign && latency_ns > -LATENCY_NS &&
+      latency_ns < LATENCY_NS)
     sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
