@@ -45,8 +45,10 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     struct sp_share *share = arbiter->shares[handle];
     if (!share)
       continue;
-    if (beat) /* it touches a page of every share */
+    if (beat) { /* it touches a page of every share */
       sp_region_heartbeat(&share->region, now_ns);
+      sp_terms_mend(arbiter, share);
+    }
     bool look = now_ns - share->watched_ns >= SP_WATCH_NS || share->watched != share->claimed;
     bool late = false;
     for (uint32_t index = 0; index < share->member_count; index++)
@@ -92,6 +94,8 @@ static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-arbiter");
   prctl(PR_SET_TIMERSLACK, 1);
+  if (sp_guard_thread) /* signals are Python's, but this one is for who touches the terms */
+    sp_guard_thread();
   struct epoll_event events[EVENTS];
   uint64_t armed_ns = 0;
   pthread_mutex_lock(&arbiter->lock);
@@ -261,10 +265,14 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   device->members[member->policy] = member;
   device->gang_members += member->share->member_count > 1;
   write_terms(member, terms);
-  if (!device->context_bytes) /* as an earlier agent has learned */
-    device->context_bytes = member->grant->context_bytes;
-  member->usage.memory_overhead_bytes = member->grant->overhead_bytes;
-  sp_grant_overhead(member->grant, device->context_bytes, member->grant->overhead_bytes);
+  /* As an earlier agent has learned, unless that is damaged. */
+  uint64_t context_bytes = member->grant->context_bytes;
+  int64_t overhead_bytes = member->grant->overhead_bytes;
+  if (!device->context_bytes && context_bytes < SP_ADOPTED_MAX_BYTES)
+    device->context_bytes = context_bytes;
+  if (overhead_bytes < SP_ADOPTED_MAX_BYTES && overhead_bytes > -SP_ADOPTED_MAX_BYTES)
+    member->usage.memory_overhead_bytes = overhead_bytes;
+  sp_grant_overhead(member->grant, device->context_bytes, member->usage.memory_overhead_bytes);
   memcpy(member->grant->uuid, device->uuid, SP_UUID_BYTES);
   if (sp_grant_word(member->grant) & 1u) {
     sp_turn_adopt(member, now_ns);
@@ -317,7 +325,8 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     member->grant = &share->region.grants[index];
     error = join_device(member, &arbiter->devices[terms[index].device], &terms[index], now_ns);
     if (!error) { /* what an adopted region says was written by an agent, and later than any checkpoint */
-      member->usage.used_ns = member->grant->used_ns;
+      uint64_t adopted_ns = member->grant->used_ns;
+      member->usage.used_ns = adopted_ns <= now_ns ? adopted_ns : 0; /* more than has passed: damaged */
       if (used_ns && used_ns[index] > member->usage.used_ns)
         member->usage.used_ns = used_ns[index];
       sp_grant_account(member->grant, member->usage.used_ns);

@@ -34,7 +34,7 @@ struct sp_usage {
   uint64_t launches;     /* launches that passed the gate (reported by the hook) */
   uint64_t passed;       /* launches that passed a closed gate deliberately (deadlines, stale agent) */
   uint64_t cogrants;     /* turns granted to others because this share's drain was late */
-  uint64_t faults;       /* values in the tenant's slots that had to be clamped */
+  uint64_t faults;       /* values in the region that had to be clamped or put right */
   uint64_t memory_used_bytes;    /* what its processes are charged with, and what NVML shows beyond */
   int64_t memory_overhead_bytes; /* of that, the latter: contexts, modules, what the driver rounds up */
   uint64_t memory_refused_bytes; /* the last allocation that did not fit under the cap */
@@ -75,6 +75,14 @@ struct sp_holding {
   uint64_t context_bytes; /* of that, what was reserved for contexts: an estimate */
 };
 
+/* What befell a process of a share. */
+struct sp_mishap {
+  uint64_t number; /* 1, 2, 3, … of the share */
+  int32_t pid;     /* in the agent's pid namespace; 0: it was gone before it could be told */
+  uint32_t kind;   /* enum sp_mishap_kind of hook/region.h */
+  uint32_t detail;
+};
+
 struct sp_arbiter *sp_arbiter_new(void);
 int sp_arbiter_start(struct sp_arbiter *arbiter);
 /* Planned stop: opens every gate that is not paused within 50 ms, ends the thread, frees everything. */
@@ -98,6 +106,11 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
 /* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */
 int sp_arbiter_read_turns(struct sp_arbiter *arbiter, uint64_t after, struct sp_turn *turns, uint32_t capacity);
+/* Up to `capacity` of the share's last mishaps with a number above `after`, oldest first. */
+int sp_arbiter_read_mishaps(struct sp_arbiter *arbiter, int share, uint64_t after, struct sp_mishap *mishaps,
+                            uint32_t capacity);
+/* The driver's function whose name a mishap's detail stands for; "" for one that is not known here. */
+const char *sp_function_of(uint32_t detail);
 /* Of the whole device, since start: time charged to shares, decisions made, time that they took. */
 int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *charged_ns, uint64_t *decisions,
                            uint64_t *decision_ns);

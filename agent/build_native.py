@@ -37,7 +37,7 @@ ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX .
 ffi.set_source(
     "sharepod.agent._native",
     '#include "arbiter.h"\n#include "region.h"',
-    sources=[*_found("agent/*.c"), "hook/region.c"],
+    sources=[*_found("agent/*.c"), "hook/guard.c", "hook/region.c"],
     depends=[*_found("agent/*.h"), "hook/region.h"],
     include_dirs=["agent", "hook"],
     extra_compile_args=["-std=gnu11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"],

@@ -79,6 +79,8 @@ class DeviceStatus:
     """Processes without a share found since the agent started."""
     unmetered_seen: int = 0
     """Those of them that were started in a share of this node."""
+    context_bytes: int = 0
+    """What a context takes of its memory, as far as that is known."""
     xids_seen: int = 0
     """Xid events since the agent started."""
 

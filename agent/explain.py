@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sharepod.agent import trouble
 from sharepod.agent.device import MPS_REASON
 from sharepod.agent.errors import UnknownShare
 from sharepod.agent.share import (
@@ -121,7 +122,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
                 device=terms.device,
                 state=usage.usage.state,
                 reason=_reason(status, terms, usage, device, names, gang.info.index if gang else None),
-                facts=(*_facts(status, terms, usage, device), *_strays(node, status)),
+                facts=(*_facts(status, terms, usage, device), *trouble.facts(status), *_strays(node, status)),
                 holders=tuple(other.share.id for other, _ in holders),
             )
         )
@@ -154,7 +155,9 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
     if account.passed:
         facts.append(f"{account.passed} launches passed a closed gate (2 ms without progress, or a stale agent)")
     if account.faults:
-        facts.append(f"{account.faults} values in its slots were out of range and clamped")
+        facts.append(f"{account.faults} values in its region were out of range or overwritten: clamped, and put right")
+    if cause := trouble.small_cap(limit, device.context_bytes):
+        facts.append(cause)
     facts += [
         f"its process {process.name} ({process.pid}) runs unmetered: {process.unmetered_cause}"
         for process in device.foreign

@@ -41,8 +41,13 @@ def unmetered_cause(region_error: int) -> str:
 
     0 stands for a region that can be used.
     """
+    return region_fault(region_error) or _NOT_ATTACHED
+
+
+def region_fault(region_error: int) -> str:
+    """Say what is wrong with a region; empty for 0, one that can be used."""
     if region_error == 0:
-        return _NOT_ATTACHED
+        return ""
     if region_error in (errno.ENOENT, errno.ENOTDIR):
         return "its region is gone: the share has ended, or was given up by a new agent"
     if region_error == errno.EPROTO:

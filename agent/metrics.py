@@ -91,7 +91,7 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
     ),
     Row(
         "sharepod_share_faults_total",
-        "Values in the share's slots that had to be clamped.",
+        "Values in the share's region that had to be clamped or put right.",
         lambda h: h.usage.usage.faults,
     ),
     Row(

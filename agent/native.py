@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharepod.agent.device import DeviceCounters
-from sharepod.agent.share import Handle, Holding, Process, ShareClass, ShareState, Terms, Turn, Usage
+from sharepod.agent.share import Handle, Holding, Mishap, Process, ShareClass, ShareState, Terms, Turn, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,9 @@ class Arbiter(Protocol):
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """Return the live processes of the share, as of the last `read_usage`."""
+
+    def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
+        """Return the last mishaps of the share's processes, oldest first."""
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         """Return up to `capacity` finished turns with a sequence above `after`, oldest first."""
@@ -85,6 +88,7 @@ class NativeArbiter:
         self._usage = self._ffi.new("struct sp_usage *")
         self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
         self._holdings = self._ffi.new("struct sp_holding[]", self._lib.SP_SLOTS_MAX)
+        self._mishaps = self._ffi.new("struct sp_mishap[]", 16)
         self._arbiter: Any = self._lib.sp_arbiter_new()
         if self._arbiter == self._ffi.NULL:
             raise OSError(errno.ENOMEM, "arbiter: out of memory")
@@ -183,6 +187,15 @@ class NativeArbiter:
     def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
         """See Arbiter."""
         return int(self._lib.sp_arbiter_context_bytes(self._arbiter, device, context_bytes))
+
+    def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
+        """See Arbiter."""
+        found, capacity = self._mishaps, len(self._mishaps)
+        count = _check(self._lib.sp_arbiter_read_mishaps(self._arbiter, share, 0, found, capacity), "read mishaps")
+        return tuple(
+            Mishap(m.number, m.pid, m.kind, m.detail, self._ffi.string(self._lib.sp_function_of(m.detail)).decode())
+            for m in found[0:count]
+        )
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         """See Arbiter."""

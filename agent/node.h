@@ -30,18 +30,20 @@
 #define SP_TURNS_KEPT       65536
 #define SP_WAKES_MAX        64
 
-#define SP_TICK_NS           100000000u  /* safety scan */
-#define SP_BEAT_NS           150000000u  /* heartbeat: at the first tick after this; see SP_STALE_NS */
-#define SP_BUDGET_ALONE_NS   50000000u   /* predicted work in flight while nobody else waits */
-#define SP_BUDGET_SHARED_NS  4000000u    /* … while others wait */
-#define SP_BUDGET_END_NS     1000000u    /* … at the end of a turn */
-#define SP_BUDGET_LIMITED_NS 2000000u    /* … of a share with a limit */
-#define SP_BUDGET_LATENCY_NS 200000u     /* … beside a latency share */
-#define SP_BUDGET_FOLLOW_NS  200000u     /* … of a follower: what another device spins for is short */
-#define SP_LENT_NS           2000000u    /* a turn on a device that a gang has reserved */
-#define SP_PAIR_NS           16000000u   /* two units may be in flight when both end within this */
-#define SP_PAIR_LATENCY_NS   1100000u    /* … beside a latency share */
-#define SP_WATCH_NS          1000000000u /* how often a share that does not ring is looked at all the same */
+#define SP_TICK_NS           100000000u         /* safety scan */
+#define SP_BEAT_NS           150000000u         /* heartbeat: at the first tick after this; see SP_STALE_NS */
+#define SP_BUDGET_ALONE_NS   50000000u          /* predicted work in flight while nobody else waits */
+#define SP_BUDGET_SHARED_NS  4000000u           /* … while others wait */
+#define SP_BUDGET_END_NS     1000000u           /* … at the end of a turn */
+#define SP_BUDGET_LIMITED_NS 2000000u           /* … of a share with a limit */
+#define SP_BUDGET_LATENCY_NS 200000u            /* … beside a latency share */
+#define SP_BUDGET_FOLLOW_NS  200000u            /* … of a follower: what another device spins for is short */
+#define SP_LENT_NS           2000000u           /* a turn on a device that a gang has reserved */
+#define SP_PAIR_NS           16000000u          /* two units may be in flight when both end within this */
+#define SP_PAIR_LATENCY_NS   1100000u           /* … beside a latency share */
+#define SP_ADOPTED_MAX_BYTES ((int64_t)1 << 50) /* no device has as much: it is damage */
+#define SP_MISHAPS_KEPT      16u                /* per share */
+#define SP_WATCH_NS          1000000000u        /* how often a share that does not ring is looked at all the same */
 #define SP_DRAIN_MIN_NS      20000000u
 #define SP_DRAIN_MAX_NS      100000000u
 #define SP_STUCK_NS          10000000u  /* the turn of a share whose drain is late and that waits */
@@ -128,7 +130,8 @@ struct sp_member {
 struct sp_tenant {
   int pidfd; /* -1: none */
   int32_t pid;
-  uint64_t orphaned_ns; /* claimed, but nobody held the lock since */
+  uint64_t orphaned_ns;  /* claimed, but nobody held the lock since */
+  uint32_t mishaps_told; /* a bit per kind: of a process each is taken once */
   struct {
     uint64_t launches, memory_bytes, context_bytes;
     int64_t overhead_bytes; /* NVML's figure less that */
@@ -148,6 +151,8 @@ struct sp_share {
   uint32_t member_count;
   struct sp_member members[SP_DEVICES_MAX];
   struct sp_tenant tenants[SP_SLOTS_MAX];
+  uint64_t mishap_count; /* taken so far */
+  struct sp_mishap mishaps[SP_MISHAPS_KEPT];
 };
 
 struct sp_node_device {
@@ -216,6 +221,14 @@ void sp_slots_close(struct sp_share *share);
 
 /* A process has another overhead, or is gone: grants carry the sum over the live ones. */
 void sp_holdings_changed(struct sp_share *share);
+
+/* mishaps.c */
+/* What the process in `slot` says of its mishaps: those that are new are kept. */
+void sp_mishaps_take(struct sp_share *share, uint32_t slot);
+
+/* mend.c */
+/* The agent alone writes `terms`, and knows what it says: whatever says otherwise is written again. */
+void sp_terms_mend(struct sp_arbiter *arbiter, struct sp_share *share);
 
 static inline uint64_t clamp_u64(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import checkpoint, foreign, health, overhead
+from sharepod.agent import checkpoint, foreign, health, overhead, trouble
 from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
 from sharepod.agent.errors import ShareError
 from sharepod.agent.owners import Owners, start_ticks, user_of
@@ -67,6 +67,7 @@ class Node:
         self._looks: dict[DeviceUuid, DeviceLook] = {}
         self._foreign = foreign.ForeignProcesses(monitoring)
         self._overheads = overhead.Overheads()
+        self._troubles = trouble.Troubles()
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot)
@@ -187,6 +188,7 @@ class Node:
                     foreign=self._foreign.current(info.uuid),
                     foreign_seen=self._foreign.seen(info.uuid),
                     unmetered_seen=self._foreign.unmetered_seen(info.uuid),
+                    context_bytes=self._arbiter.context_bytes(self._registry.device_handle(info.uuid)),
                     xids_seen=verdict.xids_seen,
                 )
             )
@@ -223,6 +225,17 @@ class Node:
             for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
             self._settle(look)
+        self._tell_troubles()
+
+    def _tell_troubles(self) -> None:
+        """Tell what is new of bad input, damage and drivers that lack something."""
+        self._registry.check_regions()
+        contexts = {
+            info.uuid: self._arbiter.context_bytes(self._registry.device_handle(info.uuid))
+            for info in self._registry.devices
+        }
+        for line in self._troubles.step(self.statuses(), contexts):
+            log.warning(line.event, extra=_fields(self._registry.find(line.share)) | line.fields)
 
     def _settle(self, look: DeviceLook) -> None:
         """Charge shares with what their processes take beyond their allocations, and tell what did not fit."""

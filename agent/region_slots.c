@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "region.h"
@@ -60,6 +61,24 @@ int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   if (fcntl(owner->slots_fd, F_GETLK, &lock))
     return 0;
   return lock.l_type == F_UNLCK ? 0 : (int32_t)lock.l_pid;
+}
+
+int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t mishaps[]) {
+  const size_t bytes = sizeof(uint32_t) * SP_MISHAP_KINDS;
+  ssize_t got = pread(owner->slots_fd, mishaps, bytes, slot_offset(slot) + (off_t)offsetof(struct sp_slot, mishaps));
+  return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -EIO;
+}
+
+void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
+  static const uint8_t claimed = 1;
+  struct stat status;
+  /* Pages that are there still are the ones that processes have mapped. */
+  if (!fstat(owner->slots_fd, &status) && status.st_size < (off_t)SP_SLOTS_BYTES &&
+      fallocate(owner->slots_fd, 0, 0, (off_t)SP_SLOTS_BYTES))
+    return; /* no room: it is tried again */
+  for (uint64_t rest = live; rest; rest &= rest - 1)
+    if (pwrite(owner->slots_fd, &claimed, 1, (off_t)__builtin_ctzll(rest)) != 1)
+      return;
 }
 
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {

@@ -70,6 +70,8 @@ class _Entry:
     handle: Handle
     accounts: tuple[Account, ...]
     carried: tuple[Usage, ...]
+    region_fault: str = ""
+    """As of the last `check_regions`."""
 
 
 class Registry:
@@ -274,6 +276,11 @@ class Registry:
                 found.setdefault(held.device, set()).update(pids)
         return found
 
+    def check_regions(self) -> None:
+        """Look whether programs that start now could use their regions; what is found is part of the status."""
+        for entry in self._entries.values():
+            entry.region_fault = foreign.region_fault(self._arbiter.region_error(entry.share.directory))
+
     def terms_on(self, device: DeviceUuid) -> list[tuple[Share, Handle, int]]:
         """Return the shares that hold the device, with the arbiter's names for share and term."""
         return [
@@ -341,7 +348,8 @@ class Registry:
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
             usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute, gang_device))
-        return ShareStatus(entry.share, tuple(usages), self._arbiter.read_processes(entry.handle))
+        processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
+        return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 
     def _terms(self, devices: Sequence[DeviceTerms]) -> list[tuple[Handle, Terms]]:
         return [(self._handles[held.device], held.terms) for held in devices]

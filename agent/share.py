@@ -224,12 +224,31 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Mishap:
+    """What befell a process of a share, as its hook says it: `struct sp_mishap`. A tenant's word."""
+
+    number: int
+    """1, 2, 3, … of the share."""
+    pid: int
+    """0: it was gone before it could be told."""
+    kind: int
+    """`enum sp_mishap_kind` of hook/region.h."""
+    detail: int
+    function: str = ""
+    """The driver's function that the detail stands for, where it stands for one that is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShareStatus:
     """A share with its usage (one entry per device, in the order of `share.devices`) at one instant."""
 
     share: Share
     usages: tuple[DeviceUsage, ...]
     processes: tuple[Process, ...]
+    mishaps: tuple[Mishap, ...] = ()
+    """The last ones, oldest first."""
+    region_fault: str = ""
+    """Why programs that start now cannot use its region; empty when they can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,14 @@ static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint3
 
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
   share->watched_ns = now_ns;
-  if (sp_slots_look(&share->region, look)) /* truncated by its own tenant: nothing there can be believed any more */
+  /* Truncated by its own tenant, or the claim of a process taken back that is there: its slot stays its own. */
+  bool cut = sp_slots_look(&share->region, look) != 0;
+  if (cut || share->watched & ~look->claimed) {
     for (uint32_t index = 0; index < share->member_count; index++)
       share->members[index].usage.faults++;
-  uint64_t claimed = share->claimed = look->claimed;
+    sp_slots_mend(&share->region, share->watched);
+  }
+  uint64_t claimed = share->claimed = look->claimed | share->watched;
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_member_count(&share->members[index], true);
   for (uint64_t rest = claimed; rest; rest &= rest - 1) {
@@ -157,6 +161,8 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     close(tenant->pidfd);
   }
   tenant->pidfd = -1;
+  sp_mishaps_take(share, slot); /* before its slot is cleared */
+  tenant->mishaps_told = 0;
   share->watched &= ~((uint64_t)1 << slot);
   tenant->pid = 0;
   tenant->orphaned_ns = 0;
@@ -205,6 +211,27 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
   return value < low ? low : high;
 }
 
+/* That it waits, and since when: fields of their own, which say so whatever the report beside them is worth. */
+static void add_waiting(struct sp_member *member, const struct sp_tenant *tenant, const struct sp_slot_device *said,
+                        struct sp_view *view, uint64_t now_ns) {
+  if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || tenant->said[member->index].deaf)
+    return;
+  view->waiting = true;
+  /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
+  uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;
+  if (earliest_ns < member->granted_ns)
+    earliest_ns = member->granted_ns;
+  if (earliest_ns > now_ns) /* the bill has looked in between, on a later clock */
+    earliest_ns = now_ns;
+  uint64_t since_ns = said->waiting_since_ns;
+  if (!since_ns || since_ns > now_ns)
+    since_ns = now_ns;
+  else if (since_ns < earliest_ns)
+    since_ns = earliest_ns;
+  if (!view->waiting_since_ns || since_ns < view->waiting_since_ns)
+    view->waiting_since_ns = since_ns;
+}
+
 /* `known`: what it says has been read already. */
 static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
                      uint64_t now_ns) {
@@ -216,28 +243,15 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     said = *known;
   else
     torn = sp_slot_read(&share->region, slot, member->index, &said);
+  if (torn >= 0)
+    add_waiting(member, tenant, &said, view, now_ns);
   if (torn) {
-    /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. */
+    /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. One
+     * whose report is damaged writes it anew in its next turn. */
     member->usage.faults++;
     if (torn > 0 && said.held_turn == member->turn)
       view->entered = view->busy = view->torn = true;
     return;
-  }
-  if (said.waiting > 0 && said.waiting < 1u << 20 && !tenant->said[member->index].deaf) {
-    view->waiting = true;
-    /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
-    uint64_t earliest_ns = member->view.waiting ? member->view.waiting_since_ns : member->scanned_ns;
-    if (earliest_ns < member->granted_ns)
-      earliest_ns = member->granted_ns;
-    if (earliest_ns > now_ns) /* the bill has looked in between, on a later clock */
-      earliest_ns = now_ns;
-    uint64_t since_ns = said.waiting_since_ns;
-    if (!since_ns || since_ns > now_ns)
-      since_ns = now_ns;
-    else if (since_ns < earliest_ns)
-      since_ns = earliest_ns;
-    if (!view->waiting_since_ns || since_ns < view->waiting_since_ns)
-      view->waiting_since_ns = since_ns;
   }
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
   uint64_t granted_ns = member->granted_ns < now_ns ? member->granted_ns : now_ns;

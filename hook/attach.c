@@ -57,7 +57,8 @@ static void map_devices(void) {
   int count = 0;
   if (driver->cuDeviceGetCount)
     driver->cuDeviceGetCount(&count);
-  sp_guest.device_count = sp_guest.region.header->grant_count;
+  uint32_t grants = sp_guest.region.header->grant_count; /* it may have changed since it was checked */
+  sp_guest.device_count = grants < SP_DEVICES_MAX ? grants : SP_DEVICES_MAX;
   sp_guest.single_device = count == 1;
   for (uint32_t index = 0; index < sp_guest.device_count; index++) {
     struct sp_device *device = &sp_guest.devices[index];
@@ -87,12 +88,59 @@ const char *sp_share_directory(void) {
   return directory && *directory ? directory : DEFAULT_DIRECTORY;
 }
 
+/* Map the region and claim a slot, once: also where nothing can be metered, for the agent is told there why. */
+static int join(void) {
+  const struct sp_slot *slot = sp_guest.region.slot;
+  if (slot && slot->pid == (int32_t)getpid()) /* else it is that of a parent that could not attach */
+    return 0;
+  return sp_region_attach(&sp_guest.region, sp_share_directory());
+}
+
+/* What happened, where the agent looks. */
+static void tell(enum sp_mishap_kind kind, uint32_t detail) {
+  if (!sp_guest.region.slot)
+    return;
+  sp_region_mishap(&sp_guest.region, kind, detail);
+  sp_region_ring(&sp_guest.region);
+}
+
+/* A function without which no work can be metered; NULL: the driver has them all. */
+static const char *lacking(const struct sp_driver *driver) {
+#define NEEDED(X)                                                                                                      \
+  X(cuCtxGetCurrent)                                                                                                   \
+  X(cuCtxSetCurrent)                                                                                                   \
+  X(cuCtxGetDevice)                                                                                                    \
+  X(cuDeviceGet)                                                                                                       \
+  X(cuDeviceGetCount)                                                                                                  \
+  X(cuDeviceGetUuid)                                                                                                   \
+  X(cuEventCreate)                                                                                                     \
+  X(cuEventRecord)                                                                                                     \
+  X(cuEventSynchronize)                                                                                                \
+  X(cuEventElapsedTime)
+#define LACKS(function)                                                                                                \
+  if (!driver->function)                                                                                               \
+    return #function;
+  NEEDED(LACKS)
+#undef LACKS
+#undef NEEDED
+  return NULL;
+}
+
 static int attach(void) {
   if (sp_mps_client())
     return -EOPNOTSUPP; /* the device's time would be the server's, whoever's work it is */
-  int error = sp_region_attach(&sp_guest.region, sp_share_directory());
+  int error = join();
   if (error)
     return error;
+  const struct sp_driver *driver = sp_driver();
+  const char *lacks = lacking(driver);
+  if (lacks) {
+    tell(SP_MISHAP_DRIVER, sp_name_hash(lacks));
+    return -ENOSYS;
+  }
+  int version;
+  if (driver->cuDriverGetVersion && !driver->cuDriverGetVersion(&version) && version < SP_OLDEST_DRIVER)
+    tell(SP_MISHAP_VERSION, (uint32_t)version & INT32_MAX);
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
     sp_guest.no_membarrier = 1;
   map_devices();
@@ -105,6 +153,11 @@ static int attach(void) {
   return 0;
 }
 
+static bool closed(void) {
+  const char *policy = getenv("SHAREPOD_POLICY");
+  return policy && strcmp(policy, "closed") == 0;
+}
+
 bool sp_attach(void) {
   static bool tried;
   int saved = errno;
@@ -112,8 +165,7 @@ bool sp_attach(void) {
   bool usable = true;
   if (!tried) {
     tried = true;
-    const char *policy = getenv("SHAREPOD_POLICY");
-    usable = attach() == 0 || !policy || strcmp(policy, "closed") != 0;
+    usable = attach() == 0 || !closed();
     tried = usable; /* under `closed` every cuInit tries again and fails again */
   }
   pthread_mutex_unlock(&attach_lock);
@@ -130,4 +182,34 @@ struct sp_device *sp_device_current(void) {
     if (sp_guest.devices[index].ordinal == ordinal)
       return &sp_guest.devices[index];
   return NULL;
+}
+
+void sp_attach_failed(int result) {
+  int saved = errno;
+  pthread_mutex_lock(&attach_lock);
+  if (!sp_mps_client() && join() == 0)
+    tell(SP_MISHAP_INIT, (uint32_t)result & INT32_MAX);
+  pthread_mutex_unlock(&attach_lock);
+  errno = saved;
+}
+
+void sp_share_no_device(int ordinal) {
+  tell(SP_MISHAP_DEVICE, (uint32_t)ordinal & INT32_MAX);
+}
+
+void sp_share_no_function(const char *name) {
+  tell(SP_MISHAP_FUNCTION, sp_name_hash(name));
+}
+
+bool sp_share_refuses(int ordinal) {
+  if (!sp_load(&sp_guest.attached) || !closed())
+    return false;
+  for (uint32_t index = 0; index < sp_guest.device_count; index++)
+    if (sp_guest.devices[index].ordinal == ordinal)
+      return false;
+  CUdevice same;
+  if (sp_driver()->cuDeviceGet(&same, ordinal) != CUDA_SUCCESS)
+    return false; /* there is none: the driver says so itself */
+  tell(SP_MISHAP_OUTSIDE, (uint32_t)ordinal & INT32_MAX);
+  return true;
 }

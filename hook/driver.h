@@ -19,6 +19,7 @@
   X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", "cuCtxPopCurrent", (CUcontext *))                                           \
   X(cuCtxFromGreenCtx, "cuCtxFromGreenCtx", "cuCtxFromGreenCtx", (CUcontext *, CUgreenCtx))                            \
   X(cuCtxGetDevice, "cuCtxGetDevice", "cuCtxGetDevice", (CUdevice *))                                                  \
+  X(cuDriverGetVersion, "cuDriverGetVersion", "cuDriverGetVersion", (int *))                                           \
   X(cuDeviceGet, "cuDeviceGet", "cuDeviceGet", (CUdevice *, int))                                                      \
   X(cuDeviceGetCount, "cuDeviceGetCount", "cuDeviceGetCount", (int *))                                                 \
   X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", "cuDeviceGetUuid", (CUuuid *, CUdevice))                                    \

@@ -91,4 +91,11 @@ void sp_gate_context_changed(void);
  * the region cannot be used: cuInit must then fail with CUDA_ERROR_SYSTEM_NOT_READY (802). */
 bool sp_attach(void);
 
+/* What the agent tells for us, for the hook may not print. None touches errno. */
+void sp_attach_failed(int result);           /* cuInit failed: there may be no other call */
+void sp_share_no_device(int ordinal);        /* the program asked for it, and the driver knows none */
+void sp_share_no_function(const char *name); /* the program called it, and the driver lacks it */
+/* Policy `closed`: must no context be made there, since the share does not hold it? Told too. */
+bool sp_share_refuses(int ordinal);
+
 #endif

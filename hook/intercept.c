@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "driver.h"
+#include "gate.h"
 #include "nvml.h"
 #include "resolve.h"
 
@@ -99,8 +100,12 @@ void *sp_find_next(enum sp_row row) {
   return found;
 }
 
-CUresult sp_unavailable(void) {
-  return have_driver() ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_NOT_INITIALIZED;
+CUresult sp_unavailable(enum sp_row row) {
+  if (!have_driver()) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  sp_share_no_function(symbols[row].name);
+  return CUDA_ERROR_NOT_FOUND;
 }
 
 /* NVIDIA's driver has one address per name. A driver that gives an old name to a newer function (ours, simulated) means

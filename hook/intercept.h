@@ -37,8 +37,9 @@ void *sp_find_next(enum sp_row row);
 /* The wrapper to hand out instead of `address`, or `address` when it is not a wrapped export of the driver. */
 void *sp_wrapper_of(void *address);
 
-/* The answer of a wrapper that has nothing to go on to: the program found our name, but no driver is loaded. */
-CUresult sp_unavailable(void);
+/* The answer of a wrapper that has nothing to go on to: the program found our name, but no driver is loaded, or it
+ * lacks the function. errno survives. */
+CUresult sp_unavailable(enum sp_row row);
 
 #pragma GCC visibility pop
 
@@ -67,14 +68,14 @@ static inline void *sp_next_of(enum sp_row row) {
   CUresult name parameters {                                                                                           \
     name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name);                                              \
     if (real == NULL) {                                                                                                \
-      return sp_unavailable();                                                                                         \
+      return sp_unavailable(SP_ROW_##name);                                                                            \
     }                                                                                                                  \
     return sp_inside ? real arguments : around_##name(real, SP_BARE arguments);                                        \
   }                                                                                                                    \
   CUresult sp_wrap_##name parameters {                                                                                 \
     name##_function *real = (name##_function *)sp_real_of(SP_ROW_##name);                                              \
     if (real == NULL) {                                                                                                \
-      return sp_unavailable();                                                                                         \
+      return sp_unavailable(SP_ROW_##name);                                                                            \
     }                                                                                                                  \
     return sp_inside ? real arguments : around_##name(real, SP_BARE arguments);                                        \
   }                                                                                                                    \
@@ -88,11 +89,11 @@ static inline void *sp_next_of(enum sp_row row) {
   CUresult sp_wrap_##name(void);                                                                                       \
   CUresult name(void) {                                                                                                \
     name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name);                                              \
-    return real == NULL ? sp_unavailable() : sp_inside ? real() : around_##name(real);                                 \
+    return real == NULL ? sp_unavailable(SP_ROW_##name) : sp_inside ? real() : around_##name(real);                    \
   }                                                                                                                    \
   CUresult sp_wrap_##name(void) {                                                                                      \
     name##_function *real = (name##_function *)sp_real_of(SP_ROW_##name);                                              \
-    return real == NULL ? sp_unavailable() : sp_inside ? real() : around_##name(real);                                 \
+    return real == NULL ? sp_unavailable(SP_ROW_##name) : sp_inside ? real() : around_##name(real);                    \
   }                                                                                                                    \
   static inline CUresult around_##name(name##_function *real)
 

@@ -20,6 +20,17 @@ SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
     if (!usable) {
       return CUDA_ERROR_SYSTEM_NOT_READY;
     }
+  } else {
+    sp_attach_failed(result);
+  }
+  return result;
+}
+
+SP_WRAPPER(cuDeviceGet, (CUdevice * device, int ordinal), (device, ordinal)) {
+  CUresult result;
+  SP_CALL(result, real(device, ordinal));
+  if (result == CUDA_ERROR_INVALID_DEVICE) {
+    sp_share_no_device(ordinal);
   }
   return result;
 }
@@ -41,6 +52,9 @@ CONTEXT_CHANGE(cuCtxPopCurrent_v2, (CUcontext * context), (context))
 /* What a context takes of the device is reserved before it is made, as far as it is known. A primary context that is
  * there already takes its own charge over. */
 static void conclude_context(CUresult result, CUdevice device, CUcontext context, uint64_t bytes) {
+  if (result == CUDA_ERROR_INVALID_DEVICE) {
+    sp_share_no_device(device);
+  }
   if (bytes == 0) {
     return;
   }
@@ -58,6 +72,9 @@ static void conclude_context(CUresult result, CUdevice device, CUcontext context
   SP_WRAPPER(name, parameters, arguments) {                                                                            \
     uint64_t bytes = sp_share_context_bytes(device);                                                                   \
     CUresult result;                                                                                                   \
+    if (sp_share_refuses(device)) {                                                                                    \
+      return CUDA_ERROR_INVALID_DEVICE;                                                                                \
+    }                                                                                                                  \
     if (bytes != 0 && !sp_memory_reserve(device, bytes)) {                                                             \
       return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
     }                                                                                                                  \
@@ -92,6 +109,9 @@ static bool primary_is_active(CUdevice device) {
 SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (context, device)) {
   uint64_t bytes = primary_is_active(device) ? 0 : sp_share_context_bytes(device);
   CUresult result;
+  if (sp_share_refuses(device)) {
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
   if (bytes != 0 && !sp_memory_reserve(device, bytes)) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }

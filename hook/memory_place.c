@@ -40,7 +40,7 @@ int sp_place_of_stream(CUstream stream) {
   if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ||
       driver->cuStreamGetCtx == NULL || driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
       (uint64_t)(uintptr_t)context == here.context || driver->cuCtxPushCurrent == NULL ||
-      driver->cuCtxPushCurrent(context) != CUDA_SUCCESS) {
+      driver->cuCtxPopCurrent == NULL || driver->cuCtxPushCurrent(context) != CUDA_SUCCESS) {
     return here.device;
   }
   int device = device_now();

@@ -31,7 +31,8 @@ bool sp_view_has_pid(const struct sp_view *view, uint32_t pid) {
 
 void sp_view_memory(const struct sp_view *view, const char *uuid, uint64_t *total_bytes, uint64_t *used_bytes,
                     uint64_t *free_bytes) {
-  for (uint32_t device = 0; device < view->region->header->grant_count; device++) {
+  uint32_t count = sp_load(&view->region->header->grant_count); /* it may have changed since it was checked */
+  for (uint32_t device = 0; device < count && device < SP_DEVICES_MAX; device++) {
     const struct sp_grant *grant = &view->region->grants[device];
     uint64_t limit_bytes = sp_load(&grant->memory_limit_bytes);
     if (strncmp(grant->uuid, uuid, sizeof grant->uuid) != 0 || limit_bytes == 0) {

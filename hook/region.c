@@ -107,6 +107,7 @@ static int claim_slot(struct sp_region *region) {
       continue;
     }
     memset(slot->devices, 0, sizeof slot->devices);
+    memset(slot->mishaps, 0, sizeof slot->mishaps);
     slot->pid = (int32_t)getpid();
     slot->claimed_ns = sp_now_ns();
     region->slot = slot;
@@ -116,6 +117,27 @@ static int claim_slot(struct sp_region *region) {
     return 0;
   }
   return -EUSERS;
+}
+
+#define LOST_WORD      1u        /* an open turn that never ends */
+#define LOST_BUDGET_NS 50000000u /* as alone on the device */
+
+/* Terms for a process that has lost its region: what they are now, all gates open, no agent. NULL: no memory. */
+static void *open_terms(const void *terms) {
+  char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED)
+    return NULL;
+  memcpy(copy, terms, SP_TERMS_BYTES);
+  ((struct sp_header *)(void *)copy)->heartbeat_ns = 0;
+  struct sp_grant *grants = (struct sp_grant *)(void *)(copy + sizeof(struct sp_header));
+  for (uint32_t index = 0; index < SP_DEVICES_MAX; index++) {
+    grants[index].word = LOST_WORD;
+    grants[index].flags = 0;
+    grants[index].budget_ns = grants[index].pair_ns = LOST_BUDGET_NS;
+    grants[index].context_bytes = 0;
+    grants[index].overhead_bytes = 0;
+  }
+  return copy;
 }
 
 int sp_region_attach(struct sp_region *region, const char *directory) {
@@ -138,8 +160,14 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
       error = -errno;
   }
   close(terms_fd);
-  if (!error)
+  if (!error) {
+    region->guard.start[0] = terms;
+    region->guard.bytes[0] = SP_TERMS_BYTES;
+    sp_guard_add(&region->guard);
     error = sp_header_check(terms);
+  }
+  if (!error)
+    region->guard.spare = open_terms(terms);
   if (!error) {
     region->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
     if (region->slots_fd < 0)
@@ -163,12 +191,17 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
     region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));
     region->claims = slots;
     region->slots = (struct sp_slot *)((char *)slots + sizeof(struct sp_slots_header));
+    region->guard.start[1] = slots;
+    region->guard.bytes[1] = SP_SLOTS_BYTES;
     error = claim_slot(region);
   }
   if (!error) {
     sp_region_ring(region); /* the agent learns who we are before we launch */
     return 0;
   }
+  sp_guard_drop(&region->guard);
+  if (region->guard.spare)
+    munmap(region->guard.spare, SP_TERMS_BYTES);
   if (slots != MAP_FAILED)
     munmap(slots, SP_SLOTS_BYTES);
   if (terms != MAP_FAILED)
@@ -191,6 +224,7 @@ bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
 }
 
 int sp_region_relock(struct sp_region *region) {
+  sp_guard_thread(); /* as in sp_grant_wait_or */
   const char *directory = region->directory;
   struct stat mapped, opened;
   /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
@@ -275,6 +309,7 @@ struct waitv {
 
 void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
                       uint64_t timeout_ns) {
+  sp_guard_thread(); /* only threads of ours wait here */
   enum { SIZE_U32 = 2, PRIVATE = 128 };
   static uint32_t waitv_missing; /* 1 after the kernel or a seccomp filter refused */
   int saved = errno;
@@ -309,8 +344,26 @@ void sp_slot_wait_begin(struct sp_slot_device *slot) {
     store_relaxed64(&slot->waiting_since_ns, sp_now_ns());
 }
 
+bool sp_slot_wait_again(struct sp_slot_device *slot) {
+  uint32_t waiting = __atomic_load_n(&slot->waiting, __ATOMIC_RELAXED);
+  return (waiting == 0 || waiting > SP_WAITING_MAX) &&
+         __atomic_compare_exchange_n(&slot->waiting, &waiting, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+}
+
 void sp_slot_wait_end(struct sp_slot_device *slot) {
-  __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
+  uint32_t left = __atomic_sub_fetch(&slot->waiting, 1, __ATOMIC_SEQ_CST);
+  if (left > SP_WAITING_MAX) /* damaged, or said again by more threads than wait */
+    __atomic_compare_exchange_n(&slot->waiting, &left, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+}
+
+bool sp_region_lost(const struct sp_region *region) {
+  return sp_guard_lost(&region->guard);
+}
+
+void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail) {
+  if (!region->slot || region->slot->pid != (int32_t)getpid() || detail == UINT32_MAX)
+    return;
+  store_relaxed(&region->slot->mishaps[kind], detail + 1);
 }
 
 uint32_t sp_slot_check(const uint64_t words[7]) {
@@ -400,6 +453,10 @@ void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, 
   store_relaxed64(&grant->pair_ns, pair_ns);
   store_relaxed64(&grant->budget_ns, budget_ns);
   store_release(&grant->flags, flags);
+}
+
+void sp_grant_mend(struct sp_grant *grant, uint32_t word) {
+  store_release(&grant->word, word); /* pairs with sp_grant_word, as that of sp_grant_open did */
 }
 
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {

@@ -10,6 +10,8 @@
  *           a short read and not a SIGBUS. Everything read is range-checked; a lie harms only its author.
  *   bell    a FIFO, mode 0622: the tenant writes a byte to say "look at my slots". Its content means nothing.
  *
+ * Whoever maps one of these files is guarded against its being cut short: guard.c.
+ *
  * No file is writable by two shares.
  *
  * Turns. A grant's `word` is the turn: odd = open, even = closed. Opening and closing each add one, so a turn is named
@@ -116,11 +118,23 @@ struct sp_slots_header {
   uint8_t claimed[64]; /* 0 free, 1 in use */
 };
 
+/* What befell a process that the hook may not print: the agent tells it in its log, once per process and kind. */
+enum sp_mishap_kind {
+  SP_MISHAP_INIT = 0,     /* cuInit failed with this CUresult */
+  SP_MISHAP_DEVICE = 1,   /* the program asked for this ordinal, and there is no such device */
+  SP_MISHAP_OUTSIDE = 2,  /* refused: a context on this ordinal, which the share does not hold (policy `closed`) */
+  SP_MISHAP_FUNCTION = 3, /* the program called a function that the driver lacks: sp_name_hash of it */
+  SP_MISHAP_DRIVER = 4,   /* not metered: the driver lacks this function, that the hook needs */
+  SP_MISHAP_VERSION = 5,  /* the driver is for this version of CUDA, older than what SharePod is tested with */
+  SP_MISHAP_KINDS = 12,
+};
+#define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in hook/coverage.def */
+
 struct sp_slot {
   uint32_t index;
   int32_t pid; /* in the tenant's pid namespace; the record lock is what counts */
   uint64_t claimed_ns;
-  uint64_t reserved[6];
+  uint32_t mishaps[SP_MISHAP_KINDS]; /* the detail of each kind, plus one; 0: it has not happened */
   struct sp_slot_device devices[SP_DEVICES_MAX];
 };
 
@@ -174,6 +188,7 @@ _Static_assert(sizeof(struct sp_slots_header) == SP_SLOTS_MAX, "ABI 1: sp_slots_
 SP_ASSERT_OFFSET(sp_slot, index, 0);
 SP_ASSERT_OFFSET(sp_slot, pid, 4);
 SP_ASSERT_OFFSET(sp_slot, claimed_ns, 8);
+SP_ASSERT_OFFSET(sp_slot, mishaps, 16);
 SP_ASSERT_OFFSET(sp_slot, devices, 64);
 _Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_slot");
 
@@ -184,6 +199,24 @@ uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
 /* 0 when the header is one that this code can serve, else -EPROTO. There is only ABI 1. From ABI 2 on the agent serves
  * the one before too (programs that hold it outlive an upgrade); a hook knows its own alone. */
 int sp_header_check(const struct sp_header *header);
+
+/* ---- both sides: mappings that outlive their file's pages, guard.c ---- */
+
+/* Whoever may write a file may cut it short, and who then touches a mapping of it gets a SIGBUS. A guarded mapping gets
+ * other pages instead: its `spare`, or zeros. What is said there reaches nobody: the region is lost. */
+struct sp_guard {
+  void *start[2];
+  size_t bytes[2]; /* 0: there is no such mapping */
+  void *spare;     /* pages for start[0], prepared; NULL: zeros */
+  uint32_t lost;   /* 1: being replaced, 2: replaced */
+};
+/* The guard stays where it is until it is dropped. Installs the handler where nobody handles SIGBUS; a program that
+ * does keeps its own. False: there is no room, and nothing is guarded. */
+bool sp_guard_add(struct sp_guard *guard) __attribute__((weak)); /* an agent may be linked without */
+void sp_guard_drop(struct sp_guard *guard) __attribute__((weak));
+bool sp_guard_lost(const struct sp_guard *guard) __attribute__((weak));
+/* The calling thread is ours, and blocks all signals: not this one. */
+void sp_guard_thread(void) __attribute__((weak));
 
 /* ---- the tenant's side: no allocation, no locale, errno untouched ---- */
 
@@ -197,6 +230,7 @@ struct sp_region {
   int bell_fd;
   uint32_t slot_index;
   char directory[256];
+  struct sp_guard guard;
 };
 
 /* Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI, -EUSERS no
@@ -224,7 +258,23 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
                       uint64_t timeout_ns);
 uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
 
+/* Tell the agent of a mishap; the last of a kind stands. Nothing when another process has the slot. */
+void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail);
+/* The region's files were cut short under us: nobody reads what we say, and the gates are open. */
+bool sp_region_lost(const struct sp_region *region);
+/* The name of a driver's function as a detail: FNV-1a. */
+static inline uint32_t sp_name_hash(const char *name) {
+  uint32_t hash = 2166136261u;
+  while (*name)
+    hash = (hash ^ (unsigned char)*name++) * 16777619u;
+  return hash;
+}
+
+/* A count of waiting threads beyond this is damage. */
+#define SP_WAITING_MAX (1u << 20)
 void sp_slot_wait_begin(struct sp_slot_device *slot);
+/* Still waiting: if the count has been damaged, say it again. True: it was. */
+bool sp_slot_wait_again(struct sp_slot_device *slot);
 void sp_slot_wait_end(struct sp_slot_device *slot);
 
 /* What a process publishes about its turn; the caller holds the process's turn lock of that device. */
@@ -257,6 +307,7 @@ struct sp_region_owner {
   struct sp_grant *grants;
   int slots_fd;
   int bell_fd; /* read end, non-blocking */
+  struct sp_guard guard;
 };
 
 /* Create the three files in `directory`, or open those that are there with the same ABI and device count (adoption).
@@ -272,6 +323,8 @@ void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
  * or of a change of flags or budget, before sp_grant_wake. */
 uint32_t sp_grant_open(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags, uint64_t now_ns);
 uint32_t sp_grant_close(struct sp_grant *grant, uint32_t flags);
+/* The word is damaged: it is this one again. */
+void sp_grant_mend(struct sp_grant *grant, uint32_t word);
 void sp_grant_set(struct sp_grant *grant, uint64_t budget_ns, uint64_t pair_ns, uint32_t flags);
 void sp_grant_wake(struct sp_grant *grant);
 void sp_grant_account(struct sp_grant *grant, uint64_t used_ns);
@@ -289,6 +342,10 @@ struct sp_slots_look {
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look);
 /* The pid (in our namespace) that holds the record lock of `slot`; 0 = nobody. */
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot);
+/* What befell the process in `slot`, SP_MISHAP_KINDS words. 0 or -errno. */
+int sp_slot_mishaps(const struct sp_region_owner *owner, uint32_t slot, uint32_t mishaps[]);
+/* Give the file its length back, and the slots in the mask `live` their claims. */
+void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live);
 /* Clear a slot whose process is gone. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
 /* Read away everything in the bell. Returns the slots that say they rang it, as a bit mask: a hint, a tenant may lie.

@@ -4,24 +4,27 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "region.h"
 
-/* A mapping of the first `bytes` of a file, MAP_FAILED with *error set. */
-static void *map_for_reading(int directory, const char *name, size_t bytes, int *error) {
+/* A copy of the first `bytes` of a file, MAP_FAILED with *error set. Not a mapping of it: who asks has no guard, and a
+ * file that is cut short then is an error. */
+static void *read_whole(int directory, const char *name, size_t bytes, int *error) {
   int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) {
     *error = -errno;
     return MAP_FAILED;
   }
-  struct stat status;
-  bool whole = !fstat(fd, &status) && status.st_size >= (off_t)bytes;
-  void *mapping = whole ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-  *error = !whole ? -EPROTO : mapping == MAP_FAILED ? -errno : 0;
+  void *copy = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *error = copy == MAP_FAILED ? -errno : 0;
+  if (!*error && pread(fd, copy, bytes, 0) != (ssize_t)bytes) {
+    munmap(copy, bytes);
+    copy = MAP_FAILED;
+    *error = -EPROTO;
+  }
   close(fd);
-  return mapping;
+  return copy;
 }
 
 int sp_region_look(struct sp_region *region, const char *path) {
@@ -31,11 +34,11 @@ int sp_region_look(struct sp_region *region, const char *path) {
   if (directory < 0)
     return -errno;
   int error;
-  void *slots = MAP_FAILED, *terms = map_for_reading(directory, SP_TERMS_FILE, SP_TERMS_BYTES, &error);
+  void *slots = MAP_FAILED, *terms = read_whole(directory, SP_TERMS_FILE, SP_TERMS_BYTES, &error);
   if (!error)
     error = sp_header_check(terms);
   if (!error)
-    slots = map_for_reading(directory, SP_SLOTS_FILE, SP_SLOTS_BYTES, &error);
+    slots = read_whole(directory, SP_SLOTS_FILE, SP_SLOTS_BYTES, &error);
   close(directory);
   if (error) {
     if (terms != MAP_FAILED)

@@ -25,7 +25,9 @@ static bool agent_gone(void) {
   if (heartbeat_ns == 0)
     return true; /* planned stop: it said so */
   uint64_t now_ns = sp_now_ns();
-  return now_ns > heartbeat_ns && now_ns - heartbeat_ns > SP_STALE_NS;
+  /* Nor is it there at a time to come: that is damage, which one that is there would put right. */
+  uint64_t apart_ns = now_ns > heartbeat_ns ? now_ns - heartbeat_ns : heartbeat_ns - now_ns;
+  return apart_ns > SP_STALE_NS;
 }
 
 /* Enter the open turn `word` with this process. False: it closed meanwhile. */
@@ -91,6 +93,8 @@ bool sp_wait_turn(struct sp_device *device, struct sp_lane *lane, bool *entered)
       break;
     }
     sp_grant_wait(device->grant, word, STALE_LOOK_NS);
+    if (sp_slot_wait_again(device->slot))
+      sp_region_ring(&sp_guest.region);
   }
   sp_slot_wait_end(device->slot);
   return pass;

@@ -13,6 +13,7 @@ from sharepod.agent.share import (
     DeviceUuid,
     Handle,
     Holding,
+    Mishap,
     Process,
     ShareAsk,
     ShareClass,
@@ -46,6 +47,8 @@ class MemoryArbiter:
         self.usages: dict[Handle, list[Usage]] = {}
         self.processes: dict[Handle, tuple[Process, ...]] = {}
         self.holdings: dict[tuple[Handle, int], tuple[Holding, ...]] = {}
+        self.mishaps: dict[Handle, tuple[Mishap, ...]] = {}
+        self.region_errors: dict[str, int] = {}
         self.overheads: dict[tuple[Handle, int, int], int] = {}
         self.contexts: dict[Handle, int] = {}
         self.finished: list[Turn] = []
@@ -74,7 +77,7 @@ class MemoryArbiter:
         return handle
 
     def region_error(self, directory: str) -> int:
-        return 0 if Path(directory).is_dir() else errno.ENOENT
+        return self.region_errors.get(directory, 0) if Path(directory).is_dir() else errno.ENOENT
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         self.terms[share] = list(terms)
@@ -101,6 +104,9 @@ class MemoryArbiter:
     def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
         self.contexts[device] = context_bytes or self.contexts.get(device, 0)
         return self.contexts[device]
+
+    def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
+        return self.mishaps.get(share, ())
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]

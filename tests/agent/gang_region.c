@@ -52,6 +52,14 @@ int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *loo
   *look = (struct sp_slots_look){.claimed = !gang_of(owner)->dead};
   return 0;
 }
+void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
+  (void)owner;
+  (void)live;
+}
+void sp_mishaps_take(struct sp_share *share, uint32_t slot) {
+  (void)share;
+  (void)slot;
+}
 int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
   (void)owner;
   (void)slot;

@@ -21,7 +21,7 @@ ABI_1 = {
     "drained_turn 72 check 76 drained_ns 80 entered_ns 88 residue_until_ns 96 idle_ns 104 launches 112 passed 120 "
     "longest_unit_us 124 = 128",
     "sp_slots_header": "claimed 0 = 64",
-    "sp_slot": "index 0 pid 4 claimed_ns 8 devices 64 = 2112",
+    "sp_slot": "index 0 pid 4 claimed_ns 8 mishaps 16 devices 64 = 2112",
 }
 
 

@@ -88,6 +88,14 @@ static CUresult context_current(CUcontext *context) {
   *context = (CUcontext)(void *)&only;
   return CUDA_SUCCESS;
 }
+static CUresult context_set(CUcontext context) {
+  (void)context;
+  return CUDA_SUCCESS;
+}
+static CUresult context_device(CUdevice *device) {
+  *device = 0;
+  return CUDA_SUCCESS;
+}
 static CUresult device_count(int *count) {
   *count = 1;
   return CUDA_SUCCESS;
@@ -104,6 +112,8 @@ static CUresult device_uuid(CUuuid *uuid, CUdevice device) {
 
 const struct sp_driver *sp_driver(void) {
   static const struct sp_driver driver = {.cuCtxGetCurrent = context_current,
+                                          .cuCtxSetCurrent = context_set,
+                                          .cuCtxGetDevice = context_device,
                                           .cuDeviceGetCount = device_count,
                                           .cuDeviceGet = device_get,
                                           .cuDeviceGetUuid = device_uuid,

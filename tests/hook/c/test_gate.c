@@ -51,6 +51,23 @@ void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint
   }
 }
 
+void sp_attach_failed(int result) {
+  (void)result;
+}
+
+void sp_share_no_device(int ordinal) {
+  (void)ordinal;
+}
+
+void sp_share_no_function(const char *name) {
+  (void)name;
+}
+
+bool sp_share_refuses(int ordinal) {
+  (void)ordinal;
+  return false;
+}
+
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
   (void)stream;
   (void)per_thread;

@@ -1,0 +1,165 @@
+"""What an operator must hear of a share's programs: bad input, damage, a driver that lacks something. Pure.
+
+Here are the sentences, and which of them have been told: `Troubles.step` turns one status into the lines that are new.
+Every value comes from a tenant: it is a number, or a name of our own table, never its text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.share import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sharepod.agent.share import DeviceUuid, Mishap, ShareId, ShareStatus
+
+REGION_REMEDY: Final = "programs that start now run unmetered, or not at all on a closed node: register the share anew"
+_FAULTS_FACTOR: Final = 10
+"""Damage that goes on is told again when there is so many times as much: a tenant must not fill the log."""
+_FROM_LIST: Final = "take devices from the list that the share was given"
+_UNMETERED: Final = "the program runs unmetered (closed node: cuInit fails with 802); upgrade the driver"
+_INIT_CAUSES: Final[Mapping[int, str]] = {
+    100: f"its CUDA_VISIBLE_DEVICES names no device that is there: {_FROM_LIST}",
+    803: "libcuda and the kernel's driver are of different versions: install them together",
+    804: "its forward-compatible libcuda does not serve this GPU: use the driver's own",
+}
+
+
+class Kind(IntEnum):
+    """`enum sp_mishap_kind` of hook/region.h."""
+
+    INIT = 0
+    DEVICE = 1
+    OUTSIDE = 2
+    FUNCTION = 3
+    DRIVER = 4
+    VERSION = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line for the log."""
+
+    event: str
+    share: ShareId
+    fields: dict[str, object]
+
+
+def _init_cause(error: int) -> str:
+    return _INIT_CAUSES.get(error, "the driver does not start: `sharepod doctor` looks at it")
+
+
+def describe(mishap: Mishap, devices: int) -> tuple[int, str]:
+    """Return the CUDA error that the program got (0: none) and the cause; its share holds so many `devices`."""
+    function = mishap.function or "a function that is not known here"
+    version = f"{mishap.detail // 1000}.{mishap.detail % 1000 // 10}"
+    sees = "one device, number 0" if devices == 1 else f"{devices} devices, numbered from 0"
+    texts: dict[int, tuple[int, str]] = {
+        Kind.INIT: (mishap.detail, _init_cause(mishap.detail)),
+        Kind.DEVICE: (101, f"it asked for device {mishap.detail}: its share has {sees}"),
+        Kind.OUTSIDE: (
+            101,
+            f"its share does not hold the device that it calls {mishap.detail}, and this node is closed: {_FROM_LIST}",
+        ),
+        Kind.FUNCTION: (
+            500,
+            f"it called {function}, which the driver lacks: upgrade the driver, or build for its CUDA",
+        ),
+        Kind.DRIVER: (0, f"the driver lacks {function}: {_UNMETERED}"),
+        Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
+    }
+    return texts.get(mishap.kind, (0, f"mishap {mishap.kind} of a newer hook"))
+
+
+def facts(status: ShareStatus) -> list[str]:
+    """Return a sentence for the last mishap of each kind, and for a region that cannot be used."""
+    told: list[str] = []
+    for mishap in {mishap.kind: mishap for mishap in status.mishaps}.values():
+        error, cause = describe(mishap, len(status.share.devices))
+        who = f"its process {mishap.pid}" if mishap.pid else "one of its processes"
+        told.append(f"{who} got CUDA error {error}: {cause}" if error else f"{who}: {cause}")
+    if status.region_fault:
+        told.append(f"{status.region_fault}: {REGION_REMEDY}")
+    return told
+
+
+def small_cap(memory_limit_bytes: int, context_bytes: int) -> str:
+    """Say that a cap does not hold a context; empty when it does, or there is none."""
+    if not 0 < memory_limit_bytes < context_bytes:
+        return ""
+    return (
+        f"its cap of {bytes_text(memory_limit_bytes)} does not hold a CUDA context, which takes "
+        f"{bytes_text(context_bytes)} here: raise the cap"
+    )
+
+
+@dataclass(slots=True)
+class _Told:
+    """What has been told of one share."""
+
+    mishap: int = 0
+    faults: int = 0
+    region_fault: str = ""
+    caps: frozenset[DeviceUuid] = frozenset()
+
+
+class Troubles:
+    """Which lines have been written, by share. Invariant: `_told` holds the shares of the last step alone."""
+
+    def __init__(self) -> None:
+        self._told: dict[ShareId, _Told] = {}
+
+    def step(self, shares: Iterable[ShareStatus], context_bytes: Mapping[DeviceUuid, int]) -> list[Line]:
+        """Return what is new. `context_bytes`: what a context takes on each device, 0 where that is not known."""
+        before, self._told, lines = self._told, {}, []
+        for status in shares:
+            told = self._told[status.share.id] = before.get(status.share.id) or _Told()
+            lines += self._mishaps(status, told)
+            lines += self._region(status, told)
+            lines += self._caps(status, told, context_bytes)
+        return lines
+
+    @staticmethod
+    def _mishaps(status: ShareStatus, told: _Told) -> list[Line]:
+        lines: list[Line] = []
+        for mishap in status.mishaps:
+            if mishap.number <= told.mishap:
+                continue
+            told.mishap = mishap.number
+            error, cause = describe(mishap, len(status.share.devices))
+            fields: dict[str, object] = {"pid": mishap.pid, **({"cuda_error": error} if error else {}), "cause": cause}
+            lines.append(Line("program met trouble", status.share.id, fields))
+        return lines
+
+    @staticmethod
+    def _region(status: ShareStatus, told: _Told) -> list[Line]:
+        lines: list[Line] = []
+        faults = sum(held.usage.faults for held in status.usages)
+        if faults >= max(1, told.faults * _FAULTS_FACTOR):
+            told.faults = faults
+            cause = "values were out of range or overwritten, or a file was cut short: clamped, and put right"
+            lines.append(Line("region damaged", status.share.id, {"faults": faults, "cause": cause}))
+        if status.region_fault != told.region_fault:
+            told.region_fault = status.region_fault
+            if status.region_fault:
+                fields: dict[str, object] = {"cause": f"{status.region_fault}: {REGION_REMEDY}"}
+                lines.append(Line("region cannot be used", status.share.id, fields))
+        return lines
+
+    @staticmethod
+    def _caps(status: ShareStatus, told: _Told, context_bytes: Mapping[DeviceUuid, int]) -> list[Line]:
+        causes = {
+            held.device: cause
+            for held in status.share.devices
+            if (cause := small_cap(held.terms.memory_limit_bytes, context_bytes.get(held.device, 0)))
+        }
+        fresh = causes.keys() - told.caps
+        told.caps = frozenset(causes)
+        return [
+            Line("cap does not hold a context", status.share.id, {"device": device, "cause": causes[device]})
+            for device in sorted(fresh)
+        ]
