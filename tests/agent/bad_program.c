@@ -1,0 +1,185 @@
+/*
+ * A program of a share that meets bad input. It speaks to the driver through dlsym, like most, and says what every call
+ * answered; a crash is its own exit status. See main for what it does.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MISSING       (-1)
+#define NOT_CALLED    (-2)
+#define OUT_OF_MEMORY 2
+#define BYTES         (1u << 20)
+
+static const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k_20us()\n{\n ret;\n}\n";
+
+static void *find(const char *name) {
+  static void *driver;
+  if (!driver)
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+  return driver ? dlsym(driver, name) : NULL;
+}
+
+/* The function's answer, MISSING where the driver lacks it. */
+#define CALL(name, types, ...) (find(#name) ? ((int(*) types)find(#name))(__VA_ARGS__) : MISSING)
+
+struct work {
+  int init, device, retain, load, alloc, launch, record, sync, free, release;
+  void *function;
+};
+
+static int launch(void *function) {
+  return CALL(cuLaunchKernel,
+              (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **),
+              function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+}
+
+static int allocate(uint64_t *address) {
+  return CALL(cuMemAlloc_v2, (uint64_t *, size_t), address, BYTES);
+}
+
+/* Everything up to a context with a module on the device of that number. */
+static struct work begin(int ordinal) {
+  struct work done = {.device = NOT_CALLED,
+                      .retain = NOT_CALLED,
+                      .load = NOT_CALLED,
+                      .alloc = NOT_CALLED,
+                      .launch = NOT_CALLED,
+                      .record = NOT_CALLED,
+                      .sync = NOT_CALLED,
+                      .free = NOT_CALLED,
+                      .release = NOT_CALLED};
+  void *context = NULL, *module = NULL;
+  int device = ordinal;
+  done.init = CALL(cuInit, (unsigned), 0);
+  if (done.init)
+    return done;
+  done.device = CALL(cuDeviceGet, (int *, int), &device, ordinal);
+  if (done.device != 0 && done.device != MISSING)
+    return done;
+  done.retain = CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
+  if (done.retain)
+    return done;
+  if (CALL(cuCtxSetCurrent, (void *), context) == MISSING)
+    CALL(cuCtxPushCurrent_v2, (void *), context);
+  done.load = CALL(cuModuleLoadData, (void **, const void *), &module, ptx);
+  if (!done.load)
+    done.load = CALL(cuModuleGetFunction, (void **, void *, const char *), &done.function, module, "k_20us");
+  return done;
+}
+
+/* A whole short life. */
+static void once(int ordinal) {
+  struct work done = begin(ordinal);
+  uint64_t address;
+  void *event;
+  if (!done.load) {
+    done.alloc = allocate(&address);
+    for (int count = 0; count < 4; count++)
+      done.launch = launch(done.function);
+    if (!CALL(cuEventCreate, (void **, unsigned), &event, 0))
+      done.record = CALL(cuEventRecord, (void *, void *), event, NULL);
+    done.sync = CALL(cuCtxSynchronize, (void));
+    if (!done.alloc)
+      done.free = CALL(cuMemFree_v2, (uint64_t), address);
+    done.release = CALL(cuDevicePrimaryCtxRelease_v2, (int), 0);
+  }
+  printf("init %d device %d retain %d load %d alloc %d launch %d record %d sync %d free %d release %d\n", done.init,
+         done.device, done.retain, done.load, done.alloc, done.launch, done.record, done.sync, done.free, done.release);
+  fflush(stdout);
+}
+
+/* What others see of a program that works on: rounds made, allocations refused, the first error that was no refusal. */
+struct rounds {
+  uint64_t made, refused, error, stop;
+};
+
+static void work_on(const char *path) {
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  struct rounds *rounds = mmap(NULL, sizeof *rounds, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  struct work done = begin(0);
+  printf("ready %d %d\n", done.init, done.load);
+  fflush(stdout);
+  while (!done.load && !__atomic_load_n(&rounds->stop, __ATOMIC_ACQUIRE)) {
+    uint64_t address = 0;
+    int alloc = allocate(&address), error = 0;
+    for (int count = 0; count < 4 && !error; count++)
+      error = launch(done.function);
+    if (!error)
+      error = CALL(cuCtxSynchronize, (void));
+    if (!error && !alloc)
+      error = CALL(cuMemFree_v2, (uint64_t), address);
+    rounds->refused += alloc == OUT_OF_MEMORY;
+    if (!rounds->error)
+      rounds->error = (uint64_t)(error ? error : alloc == OUT_OF_MEMORY ? 0 : alloc);
+    __atomic_fetch_add(&rounds->made, 1, __ATOMIC_RELEASE);
+  }
+}
+
+/* For each line a child lives once; its exit status is the answer. */
+static void children(void) {
+  char line[64];
+  while (fgets(line, sizeof line, stdin)) {
+    pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      once(0);
+      exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    printf("status %d\n", status);
+    fflush(stdout);
+  }
+}
+
+static void own_handler(int number) {
+  static const char text[] = "own handler\n";
+  ssize_t put = write(STDOUT_FILENO, text, sizeof text - 1);
+  (void)put;
+  _exit(number == SIGBUS ? 3 : 4);
+}
+
+/* A fault that is none of the hook's business: a page of our own file is gone. */
+static void fault(void) {
+  int fd = memfd_create("own", MFD_CLOEXEC);
+  if (ftruncate(fd, 4096))
+    exit(5);
+  volatile char *page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+  if (ftruncate(fd, 0))
+    exit(5);
+  (void)page[0];
+}
+
+int main(int count, char **arguments) {
+  const char *what = count > 1 ? arguments[1] : "";
+  const char *with = count > 2 ? arguments[2] : "";
+  if (!strcmp(what, "once")) { /* ORDINAL: one short life on that device */
+    once(atoi(with));
+  } else if (!strcmp(what, "rounds")) { /* FILE: works until it is told to stop */
+    work_on(with);
+  } else if (!strcmp(what, "children")) { /* one short life per line */
+    children();
+  } else if (!strcmp(what, "lacks")) { /* NAME: calls what the loader gives it under that name */
+    void *function = begin(0).load ? NULL : dlsym(RTLD_DEFAULT, with);
+    printf("%d\n", function ? ((int (*)(void *, size_t, unsigned))function)(&what, 4096, 1) : MISSING);
+  } else if (!strcmp(what, "fault")) { /* a fault of its own, "handled" or not, or a SIGBUS that is "sent" */
+    if (!strcmp(with, "handled"))
+      signal(SIGBUS, own_handler);
+    struct work done = begin(0);
+    printf("ready %d\n", done.load);
+    fflush(stdout);
+    if (!strcmp(with, "sent"))
+      raise(SIGBUS);
+    fault();
+  }
+  return 0;
+}

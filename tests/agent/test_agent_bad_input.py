@@ -1,0 +1,189 @@
+"""Bad input gives the documented CUDA error, a line in the agent's log and one in the explanation, and never a crash.
+
+The table of docs/operations.md, "What a program sees when something is wrong", row by row. Damaged regions are in
+test_agent_damage.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from agent_process import metered, program, usage, wait_until
+from bad_input import (
+    INVALID_DEVICE,
+    MISSING,
+    NO_DEVICE,
+    NOT_CALLED,
+    NOT_FOUND,
+    NOT_READY,
+    OUT_OF_MEMORY,
+    build,
+    driver_without,
+    environment_of,
+    facts_of,
+    first_error,
+    lines_of,
+    needed_functions,
+    once,
+    told,
+    used_functions,
+)
+
+if TYPE_CHECKING:
+    from agent_process import MakeAgent, RunningAgent
+
+MIB = 1 << 20
+CONTEXT_MIB = 300
+UNKNOWN = "11111111-2222-3333-4444-555555555555"
+TROUBLE = "program met trouble"
+
+
+@pytest.fixture(scope="session")
+def bad_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that meets the bad input."""
+    return build(tmp_path_factory.mktemp("bad"))
+
+
+def test_a_cap_that_does_not_hold_a_context_refuses_it(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, bad_program: Path
+) -> None:
+    monkeypatch.setenv("SIMGPU_CONTEXT_MIB", str(CONTEXT_MIB))
+    agent = make_agent().start()
+    small = agent.register(10, name="small", device="0", memory=64 * MIB)
+    with program(metered(agent.register(10, name="first", device="0")), "idle"):
+        told(agent, small.share, "cap does not hold a context", "its cap of 64 MiB does not hold a CUDA context")
+    answers = once(bad_program, environment_of(small))
+    assert first_error(answers) == ("retain", OUT_OF_MEMORY)
+    line = told(agent, small.share, "did not fit under the cap", "refused=1", "an allocation did not fit under")
+    assert f"memory_limit_bytes={64 * MIB}" in line
+    assert first_error(once(bad_program, environment_of(agent.register(10, device="0", memory=512 * MIB)))) == ("", 0)
+
+
+ASKS = {
+    "an ordinal that the share has not": ({}, 1, ("device", INVALID_DEVICE), "it asked for device 1"),
+    "an index that is not there": (
+        {"CUDA_VISIBLE_DEVICES": "7"},
+        0,
+        ("init", NO_DEVICE),
+        "its CUDA_VISIBLE_DEVICES names no device",
+    ),
+    "a UUID that is not there": (
+        {"CUDA_VISIBLE_DEVICES": f"GPU-{UNKNOWN}"},
+        0,
+        ("init", NO_DEVICE),
+        "its CUDA_VISIBLE_DEVICES names no device",
+    ),
+    "a MIG instance that is not there": (
+        {"CUDA_VISIBLE_DEVICES": f"MIG-{UNKNOWN}"},
+        0,
+        ("init", NO_DEVICE),
+        "its CUDA_VISIBLE_DEVICES names no device",
+    ),
+    "no device at all": ({"CUDA_VISIBLE_DEVICES": ""}, 0, ("init", NO_DEVICE), "its CUDA_VISIBLE_DEVICES names no"),
+}
+
+
+@pytest.mark.parametrize("node", ["2xH200", "1xH100:3g.40gb+4g.40gb"])
+def test_a_device_that_is_not_there_is_cudas_own_error(make_agent: MakeAgent, bad_program: Path, node: str) -> None:
+    agent = make_agent("--simulate", node).start()
+    shares = {}
+    for case, (changes, ordinal, error, _) in ASKS.items():
+        answer = agent.register(5, device="0")
+        shares[case] = answer.share
+        assert first_error(once(bad_program, environment_of(answer, **changes), ordinal)) == error, case
+        assert first_error(once(bad_program, environment_of(answer))) == ("", 0), case
+    for case, (_, _, error, cause) in ASKS.items():
+        assert f"cuda_error={error[1]} " in told(agent, shares[case], TROUBLE, cause), case
+
+
+@pytest.mark.parametrize("node", ["2xH200", "1xH100:3g.40gb+4g.40gb"])
+@pytest.mark.parametrize("by", ["uuid", "index"])
+def test_on_a_closed_node_a_device_of_others_gets_no_context(
+    make_agent: MakeAgent, bad_program: Path, node: str, by: str
+) -> None:
+    agent = make_agent("--simulate", node, "--policy", "closed").start()
+    answer, other = agent.register(10, device="0"), agent.register(10, device="1")
+    named = other.environment["CUDA_VISIBLE_DEVICES"] if by == "uuid" else "1"
+    if by == "index" and "H100" in node:  # an index names a whole GPU: that in MIG mode stands for its first instance
+        answer, named = other, "0"
+    answers = once(bad_program, environment_of(answer, CUDA_VISIBLE_DEVICES=named))
+    assert (first_error(answers), answers["load"]) == (("retain", INVALID_DEVICE), NOT_CALLED)
+    told(agent, answer.share, TROUBLE, "its share does not hold the device that it calls 0")
+    assert first_error(once(bad_program, environment_of(answer))) == ("", 0)
+
+
+def test_a_driver_that_lacks_what_the_hook_calls_crashes_nobody(
+    make_agent: MakeAgent, bad_program: Path, tmp_path: Path
+) -> None:
+    agent, needed = make_agent().start(), needed_functions()
+    assert {"cuEventRecord", "cuCtxGetDevice"} < set(needed)
+    shares, launched = {}, {}
+    for name, symbol in used_functions():
+        answer = agent.register(1, name=name)
+        shares[name] = answer.share
+        library = driver_without(tmp_path, *{name, symbol})
+        environment = environment_of(answer, LD_LIBRARY_PATH=str(library))
+        answers = once(bad_program, environment)
+        assert first_error(answers) == ("", 0), name
+        assert MISSING in answers.values() or answers["launch"] == 0, name
+        closed = once(bad_program, {**environment, "SHAREPOD_POLICY": "closed"})
+        assert closed["init"] == (NOT_READY if name in needed else 0), name
+        launched[name] = 4 * [answers["launch"], closed["launch"]].count(0)
+    wait_until(lambda: all(lines_of(agent, shares[name], TROUBLE) for name in needed))
+    for name, share in shares.items():
+        causes = [f"the driver lacks {name}:" in line for line in lines_of(agent, share, TROUBLE)]
+        assert causes == ([True, True] if name in needed else []), name  # of two processes
+        facts = [f"the driver lacks {name}:" in fact for fact in facts_of(agent, share)]
+        assert facts.count(True) == (1 if name in needed else 0), name
+    assert list(launched.values()).count(8) >= len(launched) - len(needed) - 2
+    expected = {name: 0 if name in needed else launched[name] for name in shares}
+    wait_until(lambda: {name: usage(agent, name).launches for name in shares} == expected)
+
+
+def test_what_only_the_program_misses_is_not_found(make_agent: MakeAgent, bad_program: Path, tmp_path: Path) -> None:
+    agent = make_agent().start()
+    answer = agent.register(10)
+    environment = environment_of(answer, LD_LIBRARY_PATH=str(driver_without(tmp_path, "cuMemAllocManaged")))
+    command = [str(bad_program), "lacks", "cuMemAllocManaged"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{NOT_FOUND}\n", "")
+    assert "cuda_error=500 " in told(
+        agent, answer.share, TROUBLE, "it called cuMemAllocManaged, which the driver lacks"
+    )
+
+
+def test_a_driver_that_is_too_old_is_told_and_runs(agent: RunningAgent, bad_program: Path) -> None:
+    answer = agent.register(10, name="old")
+    assert first_error(once(bad_program, environment_of(answer, SIMGPU_DRIVER_VERSION="10020"))) == ("", 0)
+    told(agent, answer.share, TROUBLE, "the driver is for CUDA 10.2, and SharePod is tested from 11.8 on")
+    wait_until(lambda: usage(agent, "old").launches == 4)
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("handled", 3, "ready 0\nown handler\n"),
+        ("raw", -signal.SIGBUS, "ready 0\n"),
+        ("sent", -signal.SIGBUS, "ready 0\n"),
+    ],
+)
+def test_a_sigbus_of_the_programs_own_is_its_own(
+    agent: RunningAgent, bad_program: Path, how: str, status: int, said: str
+) -> None:
+    command = [str(bad_program), "fault", how]
+    environment = environment_of(agent.register(10))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (status, said)
+
+
+def test_who_meets_no_trouble_is_not_told_of(agent: RunningAgent, bad_program: Path) -> None:
+    answer = agent.register(10, name="well")
+    assert first_error(once(bad_program, environment_of(answer))) == ("", 0)
+    with program(metered(answer)):
+        wait_until(lambda: usage(agent, "well").launches > 100)
+    assert [lines_of(agent, answer.share, event) for event in (TROUBLE, "region", "cap ")] == [[], [], []]
+    assert not any("got CUDA error" in fact or "region" in fact for fact in facts_of(agent, answer.share))

@@ -1,0 +1,321 @@
+"""Damaged regions: every word, every length, before a program starts and while it works. Nobody crashes or hangs.
+
+The tenant's side is any tenant's to write; the agent's side only its own user's. Both are damaged here, byte by byte.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from agent_process import usage, wait_until
+from bad_input import (
+    CLAIMS_BYTES,
+    DEVICES_MAX,
+    GRANT_BYTES,
+    HEADER_BYTES,
+    NOT_READY,
+    SLOT_BYTES,
+    SLOTS_BYTES,
+    SLOTS_MAX,
+    TERMS_BYTES,
+    Worker,
+    build,
+    environment_of,
+    facts_of,
+    first_error,
+    lines_of,
+    once,
+    told,
+    worker,
+)
+
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from agent_process import RunningAgent
+
+MIB = 1 << 20
+WORD = 4
+DICE = random.Random(11)
+VALUES: dict[str, Callable[[], bytes]] = {
+    "zero": lambda: bytes(WORD),
+    "ones": lambda: b"\xff" * WORD,
+    "random": lambda: DICE.randbytes(WORD),
+}
+DAMAGED = "region damaged"
+UNUSABLE = "region cannot be used"
+
+
+@pytest.fixture(scope="session")
+def bad_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that meets the bad input."""
+    return build(tmp_path_factory.mktemp("bad"))
+
+
+def terms_words() -> list[list[int]]:
+    """Return every aligned word of `terms`: those of the header, and each of a grant in all rows at once."""
+    header = [[at] for at in range(0, HEADER_BYTES, WORD)]
+    rows = [HEADER_BYTES + row * GRANT_BYTES for row in range(DEVICES_MAX)]
+    return header + [[row + at for row in rows] for at in range(0, GRANT_BYTES, WORD)]
+
+
+def slots_words() -> list[list[int]]:
+    """Return every aligned word of `slots`: those of the claims, and each of a slot in all slots at once."""
+    claims = [[at] for at in range(0, CLAIMS_BYTES, WORD)]
+    slots = [CLAIMS_BYTES + slot * SLOT_BYTES for slot in range(SLOTS_MAX)]
+    return claims + [[slot + at for slot in slots] for at in range(0, SLOT_BYTES, WORD)]
+
+
+FILES = {"terms": terms_words, "slots": slots_words}
+
+
+def test_the_words_are_all_words() -> None:
+    for words, size in ((terms_words(), TERMS_BYTES), (slots_words(), SLOTS_BYTES)):
+        assert sorted(at for group in words for at in group) == list(range(0, size, WORD))
+
+
+def damage(file: int, group: list[int], value: Callable[[], bytes]) -> None:
+    for at in group:
+        os.pwrite(file, value(), at)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDWR)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def survived(agent: RunningAgent, neighbour: Worker) -> None:
+    """Assert that the agent is whole, and that neither it nor the neighbour has anything to do with the damage."""
+    assert agent.process is not None
+    assert agent.process.poll() is None
+    assert "Traceback" not in agent.log()
+    neighbour.goes_on()
+    assert usage(agent, "neighbour").faults == 0
+
+
+def told_of(agent: RunningAgent, share: pb.Share) -> None:
+    """Assert that the log and the explanation have the damage, and the log is not full of it."""
+    wait_until(lambda: lines_of(agent, share, DAMAGED))
+    assert 1 <= len(lines_of(agent, share, DAMAGED)) <= 6  # each tells of ten times as much
+    assert any("values in its region were out of range or overwritten" in fact for fact in facts_of(agent, share))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_word_of_a_region_damaged_beneath_a_program(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path, file: str
+) -> None:
+    answer, other = agent.register(40, name="hurt", device="0"), agent.register(40, name="neighbour", device="0")
+    with (
+        worker(bad_program, environment_of(other), tmp_path) as neighbour,
+        worker(bad_program, environment_of(answer), tmp_path) as hurt,
+        opened(Path(answer.share.directory) / file) as damaged,
+    ):
+        for group in FILES[file]():
+            for value in VALUES.values():
+                damage(damaged, group, value)
+                hurt.goes_on(because=f"{group[0]}")
+        survived(agent, neighbour)
+        told_of(agent, answer.share)
+        before = usage(agent, "hurt").used_ns
+        wait_until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)  # it is metered still, or again
+
+
+def start_children(program: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    command = [str(program), "children"]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def live_once(children: subprocess.Popen[str]) -> dict[str, str]:
+    """Let a child live; return its answers by call, and its exit status."""
+    assert children.stdin is not None
+    assert children.stdout is not None
+    children.stdin.write("\n")
+    children.stdin.flush()
+    words: list[str] = []
+    while "status" not in words:
+        words += children.stdout.readline().split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_word_of_a_region_damaged_before_a_program_starts(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path, file: str
+) -> None:
+    answer, other = agent.register(40, name="hurt", device="0"), agent.register(40, name="neighbour", device="0")
+    path = Path(answer.share.directory) / file
+    whole = path.read_bytes()
+    with (
+        worker(bad_program, environment_of(other), tmp_path) as neighbour,
+        opened(path) as damaged,
+        start_children(bad_program, environment_of(answer)) as children,
+    ):
+        for group in FILES[file]():
+            for value in VALUES.values():
+                damage(damaged, group, value)
+                answers = live_once(children)
+                assert answers["status"] == "0", (group[0], answers)
+                assert {answers[call] for call in ("init", "launch", "sync")} <= {"0", "-2"}, (group[0], answers)
+                assert answers["retain"] in ("0", "2"), (group[0], answers)  # refused by an amount of memory
+                for at in group if file == "slots" or group[0] < HEADER_BYTES else ():
+                    os.pwrite(damaged, whole[at : at + WORD], at)
+        survived(agent, neighbour)
+        if file == "terms":  # in slots of nobody there is nothing that could be damaged
+            told_of(agent, answer.share)
+        assert children.stdin is not None
+        children.stdin.close()
+    assert first_error(once(bad_program, environment_of(answer))) == ("", 0)
+    if file == "terms":
+        expected, mended = bytearray(whole), bytearray(path.read_bytes())
+        for content in (expected, mended):
+            content[64:HEADER_BYTES] = bytes(64)  # the heartbeat, and what nobody reads
+            del content[HEADER_BYTES + 64 :]  # the turn, and the rows of no device
+        assert mended == expected
+
+
+LENGTHS = {
+    "terms": [0, 1, *range(8, TERMS_BYTES, 8), TERMS_BYTES - 1],
+    "slots": sorted({0, 1, *range(8, 512, 8), *range(512, SLOTS_BYTES, 2112), 4095, 4096, 4097, SLOTS_BYTES - 1}),
+}
+
+
+@pytest.mark.parametrize("policy", ["open", "closed"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_region_of_every_length_before_a_program_starts(
+    agent: RunningAgent, bad_program: Path, file: str, policy: str
+) -> None:
+    answer = agent.register(40)
+    path = Path(answer.share.directory) / file
+    environment = environment_of(answer, SHAREPOD_POLICY=policy)
+    allowed = {"0"} if policy == "open" else {str(NOT_READY)} if file == "terms" else {"0", str(NOT_READY)}
+    with start_children(bad_program, environment) as children:
+        for length in reversed(LENGTHS[file]):
+            os.truncate(path, length)
+            answers = live_once(children)
+            assert (answers["status"], answers["init"] in allowed) == ("0", True), (length, answers)
+            assert answers["launch"] == ("0" if answers["init"] == "0" else "-2"), (length, answers)
+        assert children.stdin is not None
+        children.stdin.close()
+    assert agent.process is not None
+    assert agent.process.poll() is None
+    if file == "terms":
+        told(agent, answer.share, UNUSABLE, "its region has another ABI or is damaged")
+    else:  # the agent makes it as long as it was
+        told(agent, answer.share, DAMAGED, "a file was cut short", "values in its region were out of range")
+        wait_until(lambda: path.stat().st_size == SLOTS_BYTES)
+        wait_until(lambda: once(bad_program, environment)["launch"] == 0)
+
+
+def test_slots_of_every_length_beneath_a_program(agent: RunningAgent, bad_program: Path, tmp_path: Path) -> None:
+    answer, other = agent.register(40, name="hurt", device="0"), agent.register(40, name="neighbour", device="0")
+    path = Path(answer.share.directory) / "slots"
+    with (
+        worker(bad_program, environment_of(other), tmp_path) as neighbour,
+        worker(bad_program, environment_of(answer), tmp_path) as hurt,
+    ):
+        for length in reversed(LENGTHS["slots"][1:]):  # its page is there, and after the agent's repair it is metered
+            os.truncate(path, length)
+            hurt.goes_on()
+        wait_until(lambda: path.stat().st_size == SLOTS_BYTES)
+        before = usage(agent, "hurt").used_ns
+        wait_until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)
+        survived(agent, neighbour)
+        told_of(agent, answer.share)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_region_cut_to_nothing_beneath_a_program_costs_it_its_metering_alone(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path, file: str
+) -> None:
+    answer = agent.register(40, name="hurt", device="0", memory=64 * MIB)
+    other = agent.register(40, name="neighbour", device="0")
+    with (
+        worker(bad_program, environment_of(other), tmp_path) as neighbour,
+        worker(bad_program, environment_of(answer), tmp_path) as hurt,
+        worker(bad_program, environment_of(answer), tmp_path) as second,
+    ):
+        for _ in range(3):  # a file that grows again and is cut again
+            os.truncate(Path(answer.share.directory) / file, 0)
+            for one in (hurt, second):
+                one.goes_on(50)
+            os.truncate(Path(answer.share.directory) / file, SLOTS_BYTES)
+        os.truncate(Path(answer.share.directory) / file, 0)
+        for one in (hurt, second):
+            one.goes_on(50)
+        if file == "terms":
+            told(agent, answer.share, UNUSABLE, "its region has another ABI or is damaged")
+        else:
+            told(agent, answer.share, DAMAGED, "a file was cut short", "values in its region were out of range")
+        neighbour.goes_on(50)
+        assert usage(agent, "neighbour").faults == 0
+        assert (hurt.refused, second.refused) == (0, 0)
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="hurt"))
+    assert first_error(once(bad_program, environment_of(agent.register(40, name="hurt")))) == ("", 0)
+
+
+ATTACKER = """
+import os, random, sys, time
+dice, end = random.Random(int(sys.argv[2])), time.monotonic() + float(sys.argv[3])
+slots, size = os.open(sys.argv[1], os.O_RDWR), int(sys.argv[4])
+while time.monotonic() < end:
+    os.pwrite(slots, dice.randbytes(dice.choice([1, 4, 64, 4096, size])), dice.randrange(size))
+    if dice.random() < 0.05:
+        os.ftruncate(slots, dice.choice([0, 1, 64, 256, 4096, size - 1, size, size, 2 * size]))
+"""
+
+
+@pytest.mark.realtime
+def test_a_tenant_at_war_with_its_own_slots_harms_nobody_else(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path
+) -> None:
+    answer, other = agent.register(40, name="hostile", device="0"), agent.register(40, name="neighbour", device="0")
+    slots = Path(answer.share.directory) / "slots"
+    with (
+        worker(bad_program, environment_of(other), tmp_path) as neighbour,
+        worker(bad_program, environment_of(answer), tmp_path) as victim,
+    ):
+        commands = [[sys.executable, "-c", ATTACKER, str(slots), str(seed), "4", str(SLOTS_BYTES)] for seed in (1, 2)]
+        attackers = [subprocess.Popen(command) for command in commands]
+        try:
+            while any(attacker.poll() is None for attacker in attackers):
+                neighbour.goes_on()
+                victim.goes_on()
+                facts_of(agent, answer.share)
+        finally:
+            for attacker in attackers:
+                attacker.kill()
+                attacker.wait()
+        survived(agent, neighbour)
+        told_of(agent, answer.share)
+
+
+def test_an_agent_adopts_a_damaged_region_and_believes_none_of_it(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path
+) -> None:
+    answer = agent.register(40, name="hurt", device="0", memory=64 * MIB)
+    with worker(bad_program, environment_of(answer), tmp_path) as hurt:
+        wait_until(lambda: usage(agent, "hurt").used_ns > 0)
+        agent.stop()
+        with opened(Path(answer.share.directory) / "terms") as terms:
+            os.pwrite(terms, b"\xfe" * GRANT_BYTES * DEVICES_MAX, HEADER_BYTES)
+        agent.start()
+        account = usage(agent, "hurt")
+        assert 0 < account.used_ns < 60 * 10**9
+        assert account.memory_overhead_bytes == 0
+        hurt.goes_on(50)
+        wait_until(lambda: usage(agent, "hurt").used_ns > account.used_ns + 20_000_000)
+    content = (Path(answer.share.directory) / "terms").read_bytes()
+    assert struct.unpack_from("<Q", content, HEADER_BYTES + 48)[0] == 64 * MIB
+    assert struct.unpack_from("<Q", content, HEADER_BYTES + 112)[0] == 0  # a context's memory, which nobody has learned
