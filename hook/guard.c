@@ -102,10 +102,6 @@ void sp_guard_drop(struct sp_guard *guard) {
   }
 }
 
-bool sp_guard_lost(const struct sp_guard *guard) {
-  return __atomic_load_n(&guard->lost, __ATOMIC_ACQUIRE) != 0;
-}
-
 void sp_guard_thread(void) {
   static _Thread_local bool done __attribute__((tls_model("initial-exec")));
   if (done)

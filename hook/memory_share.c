@@ -3,8 +3,8 @@
 #include "memory.h"
 
 static struct sp_device *device_of(int ordinal) {
-  if (!sp_load(&sp_guest.attached) || sp_region_lost(&sp_guest.region))
-    return NULL; /* what a lost region said of memory is gone: better no cap than a wrong one */
+  if (!sp_load(&sp_guest.attached))
+    return NULL;
   for (uint32_t index = 0; index < sp_guest.device_count; index++)
     if (sp_guest.devices[index].ordinal == ordinal)
       return &sp_guest.devices[index];

@@ -351,13 +351,7 @@ bool sp_slot_wait_again(struct sp_slot_device *slot) {
 }
 
 void sp_slot_wait_end(struct sp_slot_device *slot) {
-  uint32_t left = __atomic_sub_fetch(&slot->waiting, 1, __ATOMIC_SEQ_CST);
-  if (left > SP_WAITING_MAX) /* damaged, or said again by more threads than wait */
-    __atomic_compare_exchange_n(&slot->waiting, &left, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
-}
-
-bool sp_region_lost(const struct sp_region *region) {
-  return sp_guard_lost(&region->guard);
+  __atomic_fetch_sub(&slot->waiting, 1, __ATOMIC_SEQ_CST);
 }
 
 void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail) {

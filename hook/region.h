@@ -214,7 +214,6 @@ struct sp_guard {
  * does keeps its own. False: there is no room, and nothing is guarded. */
 bool sp_guard_add(struct sp_guard *guard) __attribute__((weak)); /* an agent may be linked without */
 void sp_guard_drop(struct sp_guard *guard) __attribute__((weak));
-bool sp_guard_lost(const struct sp_guard *guard) __attribute__((weak));
 /* The calling thread is ours, and blocks all signals: not this one. */
 void sp_guard_thread(void) __attribute__((weak));
 
@@ -260,8 +259,6 @@ uint64_t sp_header_heartbeat_ns(const struct sp_header *header);
 
 /* Tell the agent of a mishap; the last of a kind stands. Nothing when another process has the slot. */
 void sp_region_mishap(struct sp_region *region, enum sp_mishap_kind kind, uint32_t detail);
-/* The region's files were cut short under us: nobody reads what we say, and the gates are open. */
-bool sp_region_lost(const struct sp_region *region);
 /* The name of a driver's function as a detail: FNV-1a. */
 static inline uint32_t sp_name_hash(const char *name) {
   uint32_t hash = 2166136261u;

@@ -42,8 +42,14 @@ static int launch(void *function) {
               function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
 }
 
-static int allocate(uint64_t *address) {
-  return CALL(cuMemAlloc_v2, (uint64_t *, size_t), address, BYTES);
+static int allocate(uint64_t *address, size_t bytes) {
+  return CALL(cuMemAlloc_v2, (uint64_t *, size_t), address, bytes);
+}
+
+static int give_back(uint64_t *address) {
+  int result = *address ? CALL(cuMemFree_v2, (uint64_t), *address) : 0;
+  *address = 0;
+  return result;
 }
 
 /* Everything up to a context with a module on the device of that number. */
@@ -82,7 +88,7 @@ static void once(int ordinal) {
   uint64_t address;
   void *event;
   if (!done.load) {
-    done.alloc = allocate(&address);
+    done.alloc = allocate(&address, BYTES);
     for (int count = 0; count < 4; count++)
       done.launch = launch(done.function);
     if (!CALL(cuEventCreate, (void **, unsigned), &event, 0))
@@ -108,18 +114,18 @@ static void work_on(const char *path) {
   struct work done = begin(0);
   printf("ready %d %d\n", done.init, done.load);
   fflush(stdout);
+  uint64_t small[2] = {0, 0}, large = 0;
   while (!done.load && !__atomic_load_n(&rounds->stop, __ATOMIC_ACQUIRE)) {
-    uint64_t address = 0;
-    int alloc = allocate(&address), error = 0;
-    for (int count = 0; count < 4 && !error; count++)
-      error = launch(done.function);
-    if (!error)
-      error = CALL(cuCtxSynchronize, (void));
-    if (!error && !alloc)
-      error = CALL(cuMemFree_v2, (uint64_t), address);
-    rounds->refused += alloc == OUT_OF_MEMORY;
-    if (!rounds->error)
-      rounds->error = (uint64_t)(error ? error : alloc == OUT_OF_MEMORY ? 0 : alloc);
+    /* What is held is more than what is asked for next: an account that was lost would fall below nothing. */
+    int answers[] = {
+        allocate(&small[0], BYTES),  give_back(&large),     allocate(&small[1], BYTES), give_back(&small[1]),
+        allocate(&large, 4 * BYTES), launch(done.function), launch(done.function),      CALL(cuCtxSynchronize, (void)),
+        give_back(&small[0])};
+    for (size_t call = 0; call < sizeof answers / sizeof *answers; call++) {
+      rounds->refused += answers[call] == OUT_OF_MEMORY;
+      if (!rounds->error && answers[call] != OUT_OF_MEMORY)
+        rounds->error = (uint64_t)answers[call];
+    }
     __atomic_fetch_add(&rounds->made, 1, __ATOMIC_RELEASE);
   }
 }

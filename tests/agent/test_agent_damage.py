@@ -10,6 +10,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,6 +132,39 @@ def test_every_word_of_a_region_damaged_beneath_a_program(
         told_of(agent, answer.share)
         before = usage(agent, "hurt").used_ns
         wait_until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)  # it is metered still, or again
+
+
+WAITING = {
+    "its claim is gone": (0, bytes(WORD)),
+    "its report is damaged": (CLAIMS_BYTES + 64 + 68, b"\x55" * WORD),
+    "its count is gone": (CLAIMS_BYTES + 64, bytes(WORD)),
+    "its count is too high": (CLAIMS_BYTES + 64, b"\xff" * WORD),
+    "its turn is another": (None, b"\x55" * WORD),
+    "its pause is over": (None, bytes(WORD)),
+}
+"""Where the region of a program that waits is damaged; None: in the word of its grant, or the flags behind it."""
+
+
+@pytest.mark.parametrize("case", WAITING)
+def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path, case: str
+) -> None:
+    answer = agent.register(40, name="hurt", device="0")
+    at, value = WAITING[case]
+    directory = Path(answer.share.directory)
+    with worker(bad_program, environment_of(answer), tmp_path) as hurt:
+        hurt.goes_on(50)
+        agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
+        time.sleep(0.2)  # it has come to its closed gate
+        word_at = HEADER_BYTES + (64 if "turn" in case else 68)
+        with opened(directory / ("terms" if at is None else "slots")) as damaged:
+            os.pwrite(damaged, value, word_at if at is None else at)
+        time.sleep(0.5)
+        made = hurt.made
+        time.sleep(0.2)
+        assert hurt.made == made  # it is paused still, or again
+        agent.stub.ResumeShare(pb.ResumeShareRequest(share="hurt"))
+        hurt.goes_on(50)
 
 
 def start_children(program: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
