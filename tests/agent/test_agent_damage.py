@@ -159,7 +159,7 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
         word_at = HEADER_BYTES + (64 if "turn" in case else 68)
         with opened(directory / ("terms" if at is None else "slots")) as damaged:
             os.pwrite(damaged, value, word_at if at is None else at)
-        time.sleep(0.5)
+        time.sleep(1.3)  # the agent has looked at all there is: it does so each second
         made = hurt.made
         time.sleep(0.2)
         assert hurt.made == made  # it is paused still, or again
