@@ -94,8 +94,6 @@ static void *run(void *argument) {
   struct sp_arbiter *arbiter = argument;
   prctl(PR_SET_NAME, "sharepod-arbiter");
   prctl(PR_SET_TIMERSLACK, 1);
-  if (sp_guard_thread) /* signals are Python's, but this one is for who touches the terms */
-    sp_guard_thread();
   struct epoll_event events[EVENTS];
   uint64_t armed_ns = 0;
   pthread_mutex_lock(&arbiter->lock);
@@ -154,8 +152,9 @@ struct sp_arbiter *sp_arbiter_new(void) {
 int sp_arbiter_start(struct sp_arbiter *arbiter) {
   if (arbiter->running)
     return -EALREADY;
-  sigset_t all, before; /* signals are Python's */
+  sigset_t all, before; /* signals are Python's, but this one is guard.c's */
   sigfillset(&all);
+  sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_BLOCK, &all, &before);
   int error = pthread_create(&arbiter->thread, NULL, run, arbiter);
   pthread_sigmask(SIG_SETMASK, &before, NULL);

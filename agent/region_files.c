@@ -91,15 +91,13 @@ static int adopt_or_create(struct sp_region_owner *owner, const char *directory,
   if (!error) {
     owner->guard.start[0] = terms;
     owner->guard.bytes[0] = SP_TERMS_BYTES;
-    if (sp_guard_add) /* not for us alone: other shares live here */
-      sp_guard_add(&owner->guard);
+    sp_guard_add(&owner->guard); /* not for us alone: other shares live here */
     error = sp_header_check(terms);
   }
   if (!error && ((struct sp_header *)terms)->grant_count != grant_count)
     error = -EPROTO;
   if (error) {
-    if (sp_guard_drop)
-      sp_guard_drop(&owner->guard);
+    sp_guard_drop(&owner->guard);
     if (terms != MAP_FAILED)
       munmap(terms, SP_TERMS_BYTES);
     return error;
@@ -160,8 +158,7 @@ int sp_region_error(const char *directory) {
 }
 
 void sp_region_close(struct sp_region_owner *owner) {
-  if (sp_guard_drop)
-    sp_guard_drop(&owner->guard);
+  sp_guard_drop(&owner->guard);
   if (owner->header)
     munmap(owner->header, SP_TERMS_BYTES);
   if (owner->slots_fd >= 0)

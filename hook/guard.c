@@ -101,14 +101,3 @@ void sp_guard_drop(struct sp_guard *guard) {
       return;
   }
 }
-
-void sp_guard_thread(void) {
-  static _Thread_local bool done __attribute__((tls_model("initial-exec")));
-  if (done)
-    return;
-  done = true;
-  sigset_t fault;
-  sigemptyset(&fault);
-  sigaddset(&fault, SIGBUS);
-  pthread_sigmask(SIG_UNBLOCK, &fault, NULL);
-}

@@ -364,9 +364,11 @@ void sp_keeper_start(struct sp_device *device) {
     return;
   if (!__atomic_compare_exchange_n(&device->keeper_started, &started, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
     return;
-  /* Signals are the program's: its handlers must never run on our thread. */
+  /* Signals are the program's: its handlers must never run on our thread. A SIGBUS is raised by what the thread does
+   * itself, and guard.c's. */
   sigset_t all, before;
   sigfillset(&all);
+  sigdelset(&all, SIGBUS);
   pthread_attr_t attributes;
   pthread_t keeper;
   int saved = errno;

@@ -224,7 +224,6 @@ bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
 }
 
 int sp_region_relock(struct sp_region *region) {
-  sp_guard_thread(); /* as in sp_grant_wait_or */
   const char *directory = region->directory;
   struct stat mapped, opened;
   /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
@@ -309,7 +308,6 @@ struct waitv {
 
 void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_t *local, uint32_t value,
                       uint64_t timeout_ns) {
-  sp_guard_thread(); /* only threads of ours wait here */
   enum { SIZE_U32 = 2, PRIVATE = 128 };
   static uint32_t waitv_missing; /* 1 after the kernel or a seccomp filter refused */
   int saved = errno;

@@ -212,10 +212,8 @@ struct sp_guard {
 };
 /* The guard stays where it is until it is dropped. Installs the handler where nobody handles SIGBUS; a program that
  * does keeps its own. False: there is no room, and nothing is guarded. */
-bool sp_guard_add(struct sp_guard *guard) __attribute__((weak)); /* an agent may be linked without */
-void sp_guard_drop(struct sp_guard *guard) __attribute__((weak));
-/* The calling thread is ours, and blocks all signals: not this one. */
-void sp_guard_thread(void) __attribute__((weak));
+bool sp_guard_add(struct sp_guard *guard);
+void sp_guard_drop(struct sp_guard *guard);
 
 /* ---- the tenant's side: no allocation, no locale, errno untouched ---- */
 

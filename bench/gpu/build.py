@@ -80,7 +80,7 @@ def _hook() -> Path:
 
 
 def _node() -> Path:
-    sources = [HERE / "node.c", *_sources("agent"), ROOT / "hook" / "region.c"]
+    sources = [HERE / "node.c", *_sources("agent"), ROOT / "hook" / "region.c", ROOT / "hook" / "guard.c"]
     includes = [f"-I{ROOT / 'agent'}", f"-I{ROOT / 'hook'}"]
     return _compile(CACHE / "node", sources, [*FLAGS, *includes], ["-lpthread"])
 
