@@ -232,7 +232,10 @@ __attribute__((destructor)) static void say_last(void) {
       sp_keeper_kick(device);   /* alone, it looks every 10 ms */
       sleep_ns(INSIDE_POLL_NS); /* what the program has waited for the keeper is about to see */
     }
-    if (pthread_mutex_trylock(&device->turn_lock))
+    bool locked = false;
+    for (int look = 0; look < LAST_LOOKS && !(locked = !pthread_mutex_trylock(&device->turn_lock)); look++)
+      sleep_ns(INSIDE_POLL_NS);
+    if (!locked)
       continue;
     publish(device);
     uint32_t turn = sp_load(&device->entered);

@@ -175,6 +175,7 @@ def memory(world: World) -> dict[str, Call]:
         ),
         "cuMemGetInfo": driver.cuMemGetInfo,
         "cuDeviceTotalMem": lambda: driver.cuDeviceTotalMem(world.device),
+        "cuDeviceGet": lambda: driver.cuDeviceGet(0),
     }
 
 
