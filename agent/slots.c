@@ -254,6 +254,9 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     return;
   }
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
+  /* A turn that went on where a late one was, and that nobody entered, ends with the work of that one. */
+  if (member->draining && member->late && !holds && said.held_turn && said.drained_turn != said.held_turn)
+    view->busy = true;
   uint64_t granted_ns = member->granted_ns < now_ns ? member->granted_ns : now_ns;
   if (holds) {
     if (said.drained_turn != member->turn) {
