@@ -1,4 +1,4 @@
-"""A process that the arbiter has not heard of finds its share's gate open and launches: its work counts too."""
+"""Work that the arbiter has not heard of, or has granted twice: it counts until it has ended."""
 
 import os
 import struct
@@ -101,3 +101,40 @@ def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_wo
         tenant.close()
     (ended,) = (t for t in arbiter.read_turns(0, 100) if t.share == handles["first"])
     assert ended.drained_ns >= drained_ns
+
+
+@pytest.mark.realtime
+def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_went_on_with(
+    arbiter: NativeArbiter, tmp_path: Path
+) -> None:
+    device = arbiter.add_device(UUID)
+    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
+    handles, tenants = {}, {}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        handles[name] = arbiter.add_share(str(tmp_path / name), [(device, terms)], ShareClass.STANDARD, [])
+        tenants[name] = Tenant(tmp_path / name)
+    first, second = tenants["first"], tenants["second"]
+    first.claim(0)
+    first.wait(0, 1)
+    first.ring(0)
+    until(lambda: first.word() % 2 == 1)
+    turn = first.word()
+    first.wait(0, 0)
+    first.say(0, turn, 0)  # what it launches does not end
+    second.claim(0)
+    second.wait(0, 1)
+    second.ring(0)
+    until(lambda: first.word() != turn)
+    first.wait(0, 1)
+    first.ring(0)
+    until(lambda: first.word() % 2 == 1)  # its drain is late, so it is granted again
+    again = first.word()
+    until(lambda: first.word() != again)  # … and does not come
+    drained_ns = first.say(0, turn, turn)
+    first.ring(0)
+    until(lambda: sum(t.share == handles["first"] for t in arbiter.read_turns(0, 100)) == 2)
+    for tenant in tenants.values():
+        tenant.close()
+    ended = [t for t in arbiter.read_turns(0, 100) if t.share == handles["first"]]
+    assert ended[-1].drained_ns >= drained_ns
