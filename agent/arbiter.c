@@ -54,7 +54,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     for (uint32_t index = 0; index < share->member_count; index++)
       late = late || (share->members[index].draining && share->members[index].cogranted);
     if (look || late)
-      sp_slots_replaced(arbiter, share);
+      sp_slots_replaced(arbiter, share, now_ns);
     if (look) {
       sp_slots_watch(arbiter, share, now_ns);
       sp_slots_hear(share, UINT64_MAX);
@@ -85,8 +85,9 @@ static void handle(struct sp_arbiter *arbiter, const struct epoll_event *event) 
   if (tag >> 62 == TAG_BELL) {
     on_bell(arbiter, share);
   } else {
-    sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff));
-    sp_step_share(arbiter, share, sp_now_ns());
+    uint64_t now_ns = sp_now_ns();
+    sp_slots_died(arbiter, share, (uint32_t)(tag & 0xff), now_ns);
+    sp_step_share(arbiter, share, now_ns);
   }
 }
 

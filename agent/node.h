@@ -206,13 +206,13 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter);
 
 /* slots.c */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */
-void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot);
+void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns);
 void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
 /* Bring the device's counts up to date. After any change of view, pause, class or claims; `there` false: it leaves. */
 void sp_member_count(struct sp_member *member, bool there);
 /* Take back the slots of processes that have become another program (exec). */
-void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share);
+void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
 /* Nobody has entered the turn: who says that it waits is stopped, or dying. */
 void sp_slots_deafen(struct sp_member *member);
 /* The slots `rung`, a bit each, are heard again. */

@@ -35,7 +35,7 @@ static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint3
     if (!tenant->orphaned_ns)
       tenant->orphaned_ns = now_ns;
     if (now_ns - tenant->orphaned_ns > ORPHAN_NS)
-      sp_slots_died(arbiter, share, slot);
+      sp_slots_died(arbiter, share, slot, now_ns);
     return;
   }
   int fd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -97,7 +97,7 @@ static bool maps_slots(const struct sp_share *share, int32_t pid) {
   return found || lines == MAPS_MAX; /* who has more may keep its slot: the arbiter has others to serve */
 }
 
-void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share) {
+void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
   for (uint64_t rest = share->watched; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
     int32_t pid = share->tenants[slot].pid;
@@ -107,7 +107,7 @@ void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share) {
     for (uint64_t others = share->claimed & ~((uint64_t)1 << slot); others; others &= others - 1)
       elsewhere = elsewhere || sp_slot_owner(&share->region, (uint32_t)__builtin_ctzll(others)) == pid;
     if (elsewhere || !maps_slots(share, pid))
-      sp_slots_died(arbiter, share, slot);
+      sp_slots_died(arbiter, share, slot, now_ns);
   }
 }
 
@@ -154,7 +154,7 @@ static void take_counts(struct sp_member *member, struct sp_tenant *tenant, cons
     member->usage.memory_refused_bytes = said->refused_bytes;
 }
 
-void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot) {
+void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
   struct sp_tenant *tenant = &share->tenants[slot];
   if (tenant->pidfd >= 0) {
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, tenant->pidfd, NULL);
@@ -166,7 +166,6 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   share->watched &= ~((uint64_t)1 << slot);
   tenant->pid = 0;
   tenant->orphaned_ns = 0;
-  uint64_t now_ns = sp_now_ns();
   for (uint32_t index = 0; index < share->member_count; index++) {
     struct sp_member *member = &share->members[index];
     if (member->holding || member->draining) { /* the last moment at which it is known */

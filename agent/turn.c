@@ -162,7 +162,7 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   member->late = member->draining;
   if (member->draining) { /* its own late turn: the new one goes on where that is */
     sp_bill(device, now_ns);
-    record_turn(arbiter, member, now_ns);
+    record_turn(arbiter, member, device->billed_until_ns); /* a drain may have been told on a later clock than ours */
     remove_drain(member);
   }
   member->holding = true;
