@@ -129,7 +129,7 @@ static void die(struct gang *gang) {
     gang->ranks[rank].head = gang->ranks[rank].tail;
     gang->ranks[rank].predicted_ns = 0;
     if (gang->ranks[rank].member->share->claimed)
-      sp_slots_died(&world->arbiter, gang->ranks[rank].member->share, 0);
+      sp_slots_died(&world->arbiter, gang->ranks[rank].member->share, 0, clock_ns);
   }
   gang->began_ns = 0;
   gang->rung = true;
