@@ -306,7 +306,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     handle++;
   if (!error && handle == SP_SHARES_MAX)
     error = -EUSERS;
-  if (!error && !(share = calloc(1, sizeof *share)))
+  if (!error && !(share = calloc(1, sizeof *share + term_count * sizeof *share->members)))
     error = -ENOMEM;
   if (!error) {
     share->handle = handle;

@@ -15,11 +15,11 @@ int sp_arbiter_read_holdings(struct sp_arbiter *arbiter, int share, uint32_t ter
     sp_slots_scan(&found->members[term], sp_now_ns());
     for (uint64_t rest = found->claimed; rest && (uint32_t)result < capacity; rest &= rest - 1) {
       uint32_t slot = (uint32_t)__builtin_ctzll(rest);
-      const struct sp_tenant *tenant = &found->tenants[slot];
-      holdings[result++] = (struct sp_holding){.pid = tenant->pid,
+      const struct sp_said *said = &found->members[term].said[slot];
+      holdings[result++] = (struct sp_holding){.pid = found->tenants[slot].pid,
                                                .slot = slot,
-                                               .memory_used_bytes = tenant->said[term].memory_bytes,
-                                               .context_bytes = tenant->said[term].context_bytes};
+                                               .memory_used_bytes = said->memory_bytes,
+                                               .context_bytes = said->context_bytes};
     }
   }
   sp_arbiter_unlock(arbiter);
@@ -32,8 +32,9 @@ int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term
   struct sp_share *found = sp_share_of(arbiter, share);
   int error = !found ? -ENOENT : term >= found->member_count || slot >= SP_SLOTS_MAX ? -EINVAL : 0;
   if (!error && found->claimed >> slot & 1 && found->tenants[slot].pid == pid && overhead_bytes < MOST_BYTES) {
-    int64_t least_bytes = -(int64_t)found->tenants[slot].said[term].context_bytes;
-    found->tenants[slot].said[term].overhead_bytes = overhead_bytes < least_bytes ? least_bytes : overhead_bytes;
+    struct sp_said *said = &found->members[term].said[slot];
+    int64_t least_bytes = -(int64_t)said->context_bytes;
+    said->overhead_bytes = overhead_bytes < least_bytes ? least_bytes : overhead_bytes;
     sp_holdings_changed(found);
   }
   sp_arbiter_unlock(arbiter);

@@ -82,6 +82,14 @@ struct sp_view {
   uint64_t launches, passed, memory_used_bytes, longest_unit_ns, refusals;
 };
 
+/* Of what the process in a slot says of one device, the last that was believed. */
+struct sp_said {
+  uint64_t launches, memory_bytes, context_bytes;
+  int64_t overhead_bytes; /* NVML's figure less that */
+  uint32_t passed, refusals;
+  bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
+};
+
 struct sp_member {
   struct sp_share *share;
   struct sp_node_device *device;
@@ -124,6 +132,7 @@ struct sp_member {
   uint64_t waiting_ns;                                         /* since when the wait is counted; 0 = not waiting */
   uint64_t retired_launches, retired_passed, retired_refusals; /* of processes that are gone */
   struct sp_usage usage;
+  struct sp_said said[SP_SLOTS_MAX];
 };
 
 /* What the agent knows of the process in a slot. */
@@ -132,16 +141,13 @@ struct sp_tenant {
   int32_t pid;
   uint64_t orphaned_ns;  /* claimed, but nobody held the lock since */
   uint32_t mishaps_told; /* a bit per kind: of a process each is taken once */
-  struct {
-    uint64_t launches, memory_bytes, context_bytes;
-    int64_t overhead_bytes; /* NVML's figure less that */
-    uint32_t passed, refusals;
-    bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
-  } said[SP_DEVICES_MAX]; /* the last that was believed */
 };
 
-/* What a turn needs stands first: a node with many shares finds little of the rest in its caches. */
+/* What a turn needs stands together, at the end: a node with many shares finds little of the rest in its caches. */
 struct sp_share {
+  uint64_t mishap_count; /* taken so far */
+  struct sp_mishap mishaps[SP_MISHAPS_KEPT];
+  struct sp_tenant tenants[SP_SLOTS_MAX];
   bool paused;
   int handle;
   struct sp_region_owner region;
@@ -149,10 +155,7 @@ struct sp_share {
   uint64_t watched;    /* of them, those with a pidfd */
   uint64_t watched_ns; /* when that was last gone through */
   uint32_t member_count;
-  struct sp_member members[SP_DEVICES_MAX];
-  struct sp_tenant tenants[SP_SLOTS_MAX];
-  uint64_t mishap_count; /* taken so far */
-  struct sp_mishap mishaps[SP_MISHAPS_KEPT];
+  struct sp_member members[];
 };
 
 struct sp_node_device {

@@ -37,11 +37,10 @@ int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_p
     if (!(found->claimed >> slot & 1))
       continue;
     struct sp_process *process = &processes[count++];
-    const struct sp_tenant *tenant = &found->tenants[slot];
-    *process = (struct sp_process){.pid = tenant->pid, .slot = slot};
+    *process = (struct sp_process){.pid = found->tenants[slot].pid, .slot = slot};
     for (uint32_t index = 0; index < found->member_count; index++) {
-      process->launches += tenant->said[index].launches;
-      process->memory_used_bytes += tenant->said[index].memory_bytes;
+      process->launches += found->members[index].said[slot].launches;
+      process->memory_used_bytes += found->members[index].said[slot].memory_bytes;
     }
   }
   sp_arbiter_unlock(arbiter);

@@ -69,11 +69,8 @@ static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_
   uint64_t claimed = share->claimed = look->claimed | share->watched;
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_member_count(&share->members[index], true);
-  for (uint64_t rest = claimed; rest; rest &= rest - 1) {
-    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
-    if (share->tenants[slot].pidfd < 0)
-      watch_slot(arbiter, share, slot, now_ns);
-  }
+  for (uint64_t rest = claimed & ~share->watched; rest; rest &= rest - 1)
+    watch_slot(arbiter, share, (uint32_t)__builtin_ctzll(rest), now_ns);
 }
 
 /* Does the process map the slots? Only of one whose lock is lost: it has closed our descriptor, or become another. */
@@ -116,14 +113,14 @@ void sp_slots_deafen(struct sp_member *member) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
     struct sp_slot_device said;
     if (sp_slot_read(&member->share->region, slot, member->index, &said) == 0 && said.waiting)
-      member->share->tenants[slot].said[member->index].deaf = true;
+      member->said[slot].deaf = true;
   }
 }
 
 void sp_slots_hear(struct sp_share *share, uint64_t rung) {
   for (uint64_t rest = rung; rest; rest &= rest - 1)
     for (uint32_t index = 0; index < share->member_count; index++)
-      share->tenants[__builtin_ctzll(rest)].said[index].deaf = false;
+      share->members[index].said[__builtin_ctzll(rest)].deaf = false;
 }
 
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
@@ -136,20 +133,20 @@ void sp_holdings_changed(struct sp_share *share) {
     struct sp_member *member = &share->members[index];
     int64_t sum_bytes = 0;
     for (uint64_t rest = share->claimed; rest; rest &= rest - 1)
-      sum_bytes += share->tenants[__builtin_ctzll(rest)].said[index].overhead_bytes;
+      sum_bytes += member->said[__builtin_ctzll(rest)].overhead_bytes;
     member->usage.memory_overhead_bytes = sum_bytes;
     sp_grant_overhead(member->grant, member->device->context_bytes, sum_bytes);
   }
 }
 
-static void take_counts(struct sp_member *member, struct sp_tenant *tenant, const struct sp_slot_device *said) {
-  uint32_t index = member->index;
-  if (said->launches >= tenant->said[index].launches)
-    tenant->said[index].launches = said->launches;
-  if (said->passed >= tenant->said[index].passed)
-    tenant->said[index].passed = said->passed;
-  if (said->refusals >= tenant->said[index].refusals)
-    tenant->said[index].refusals = said->refusals;
+static void take_counts(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said) {
+  struct sp_said *before = &member->said[slot];
+  if (said->launches >= before->launches)
+    before->launches = said->launches;
+  if (said->passed >= before->passed)
+    before->passed = said->passed;
+  if (said->refusals >= before->refusals)
+    before->refusals = said->refusals;
   if (said->refused_bytes)
     member->usage.memory_refused_bytes = said->refused_bytes;
 }
@@ -178,14 +175,14 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     struct sp_slot_device said; /* what it said at its end */
     bool whole = sp_slot_read(&share->region, slot, index, &said) == 0;
     if (whole)
-      take_counts(member, tenant, &said);
+      take_counts(member, slot, &said);
     if (!whole || said.held_turn == member->turn) /* what it used of the turn goes with its slot */
       member->by_clock = true;
-    share->members[index].retired_launches += tenant->said[index].launches;
-    share->members[index].retired_passed += tenant->said[index].passed;
-    share->members[index].retired_refusals += tenant->said[index].refusals;
+    member->retired_launches += member->said[slot].launches;
+    member->retired_passed += member->said[slot].passed;
+    member->retired_refusals += member->said[slot].refusals;
+    memset(&member->said[slot], 0, sizeof member->said[slot]);
   }
-  memset(tenant->said, 0, sizeof tenant->said);
   sp_holdings_changed(share);
   sp_slot_clear(&share->region, slot);
   share->claimed &= ~((uint64_t)1 << slot);
@@ -211,9 +208,9 @@ static uint64_t clamp_ns(struct sp_member *member, uint64_t value, uint64_t low,
 }
 
 /* That it waits, and since when: fields of their own, which say so whatever the report beside them is worth. */
-static void add_waiting(struct sp_member *member, const struct sp_tenant *tenant, const struct sp_slot_device *said,
+static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said,
                         struct sp_view *view, uint64_t now_ns) {
-  if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || tenant->said[member->index].deaf)
+  if (said->waiting == 0 || said->waiting >= SP_WAITING_MAX || member->said[slot].deaf)
     return;
   view->waiting = true;
   /* It did not wait when it was looked at last, or it did since then; and its last grant ended all waiting. */
@@ -234,16 +231,15 @@ static void add_waiting(struct sp_member *member, const struct sp_tenant *tenant
 /* `known`: what it says has been read already. */
 static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
                      uint64_t now_ns) {
-  struct sp_share *share = member->share;
-  struct sp_tenant *tenant = &share->tenants[slot];
+  struct sp_said *before = &member->said[slot];
   struct sp_slot_device said;
   int torn = 0;
   if (known)
     said = *known;
   else
-    torn = sp_slot_read(&share->region, slot, member->index, &said);
+    torn = sp_slot_read(&member->share->region, slot, member->index, &said);
   if (torn >= 0)
-    add_waiting(member, tenant, &said, view, now_ns);
+    add_waiting(member, slot, &said, view, now_ns);
   if (torn) {
     /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. One
      * whose report is damaged writes it anew in its next turn. */
@@ -285,17 +281,17 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
       view->first_ended_ns = said.first_ended_ns;
     view->entered = true;
   }
-  take_counts(member, tenant, &said);
-  view->launches += tenant->said[member->index].launches;
-  view->passed += tenant->said[member->index].passed;
-  view->refusals += tenant->said[member->index].refusals;
+  take_counts(member, slot, &said);
+  view->launches += before->launches;
+  view->passed += before->passed;
+  view->refusals += before->refusals;
   if (said.memory_used_bytes < (uint64_t)1 << 50 && said.context_bytes <= said.memory_used_bytes) {
-    tenant->said[member->index].memory_bytes = said.memory_used_bytes;
-    tenant->said[member->index].context_bytes = said.context_bytes;
+    before->memory_bytes = said.memory_used_bytes;
+    before->context_bytes = said.context_bytes;
   } else {
     member->usage.faults++;
   }
-  view->memory_used_bytes += tenant->said[member->index].memory_bytes;
+  view->memory_used_bytes += before->memory_bytes;
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
   if (unit_ns > 10000000000u)
     unit_ns = 10000000000u;

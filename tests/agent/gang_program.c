@@ -71,7 +71,7 @@ static void count_gang_members(struct sp_share *share) {
 }
 
 static struct sp_share *new_share(void) {
-  struct sp_share *share = calloc(1, sizeof *share);
+  struct sp_share *share = calloc(1, sizeof *share + DEVICES * sizeof *share->members);
   if (!share)
     abort();
   share->claimed = share->watched = 1;
