@@ -3,15 +3,9 @@
 #include "region.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -55,25 +49,6 @@ static struct timespec timespec_of(uint64_t ns) {
   return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 }
 
-static int path_of(char *out, const char *directory, const char *name) {
-  size_t directory_length = strlen(directory), name_length = strlen(name);
-  if (directory_length + name_length + 2 > PATH_MAX)
-    return -ENAMETOOLONG;
-  memcpy(out, directory, directory_length);
-  out[directory_length] = '/';
-  memcpy(out + directory_length + 1, name, name_length + 1);
-  return 0;
-}
-
-static int open_in(const char *directory, const char *name, int flags) {
-  char path[PATH_MAX];
-  int error = path_of(path, directory, name);
-  if (error)
-    return error;
-  int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0);
-  return fd < 0 ? -errno : fd;
-}
-
 int sp_header_check(const struct sp_header *header) {
   if (header->magic != SP_MAGIC || header->abi != SP_ABI)
     return -EPROTO;
@@ -88,192 +63,19 @@ int sp_header_check(const struct sp_header *header) {
 
 /* ---- the tenant's side ---- */
 
-static int lock_slot(int fd, uint32_t slot) {
-  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-  return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
+bool sp_slot_claimed(const struct sp_slots_header *claims, uint32_t slot) {
+  return __atomic_load_n(&claims->claimed[slot], __ATOMIC_ACQUIRE);
 }
 
-static int claim_slot(struct sp_region *region) {
-  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
-    struct sp_slot *slot = &region->slots[index];
-    /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
-    if (lock_slot(region->slots_fd, index))
-      continue;
-    uint8_t *claimed = &region->claims->claimed[index];
-    if (__atomic_load_n(claimed, __ATOMIC_ACQUIRE)) {
-      /* A dead process's slot that the agent has not cleared yet, or a live one that lost its lock: leave both. */
-      struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
-      fcntl(region->slots_fd, F_SETLK, &unlock);
-      continue;
-    }
-    memset(slot->devices, 0, sizeof slot->devices);
-    memset(slot->mishaps, 0, sizeof slot->mishaps);
-    slot->pid = (int32_t)getpid();
-    slot->claimed_ns = sp_now_ns();
-    region->slot = slot;
-    region->slot_index = index;
-    slot->index = index;
-    __atomic_store_n(claimed, 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_look */
-    return 0;
-  }
-  return -EUSERS;
-}
-
-#define LOST_WORD      1u        /* an open turn that never ends */
-#define LOST_BUDGET_NS 50000000u /* as alone on the device */
-
-/* Terms for a process that has lost its region: what they are now, all gates open, no agent. NULL: no memory. */
-static void *open_terms(const void *terms) {
-  char *copy = mmap(NULL, SP_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED)
-    return NULL;
-  memcpy(copy, terms, SP_TERMS_BYTES);
-  ((struct sp_header *)(void *)copy)->heartbeat_ns = 0;
-  struct sp_grant *grants = (struct sp_grant *)(void *)(copy + sizeof(struct sp_header));
-  for (uint32_t index = 0; index < SP_DEVICES_MAX; index++) {
-    grants[index].word = LOST_WORD;
-    grants[index].flags = 0;
-    grants[index].budget_ns = grants[index].pair_ns = LOST_BUDGET_NS;
-    grants[index].context_bytes = 0;
-    grants[index].overhead_bytes = 0;
-  }
-  return copy;
-}
-
-int sp_region_attach(struct sp_region *region, const char *directory) {
-  memset(region, 0, sizeof *region);
-  region->slots_fd = region->bell_fd = -1;
-  if (strlen(directory) >= sizeof region->directory)
-    return -ENAMETOOLONG;
-  memcpy(region->directory, directory, strlen(directory) + 1);
-  int terms_fd = open_in(directory, SP_TERMS_FILE, O_RDONLY);
-  if (terms_fd < 0)
-    return terms_fd;
-  struct stat status;
-  int error = 0;
-  void *terms = MAP_FAILED, *slots = MAP_FAILED;
-  if (fstat(terms_fd, &status) || status.st_size < (off_t)SP_TERMS_BYTES) {
-    error = -EPROTO;
-  } else {
-    terms = mmap(NULL, SP_TERMS_BYTES, PROT_READ, MAP_SHARED, terms_fd, 0);
-    if (terms == MAP_FAILED)
-      error = -errno;
-  }
-  close(terms_fd);
-  if (!error) {
-    region->guard.start[0] = terms;
-    region->guard.bytes[0] = SP_TERMS_BYTES;
-    sp_guard_add(&region->guard);
-    error = sp_header_check(terms);
-  }
-  if (!error)
-    region->guard.spare = open_terms(terms);
-  if (!error) {
-    region->slots_fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
-    if (region->slots_fd < 0)
-      error = region->slots_fd;
-  }
-  if (!error && (fstat(region->slots_fd, &status) || status.st_size < (off_t)SP_SLOTS_BYTES))
-    error = -EPROTO;
-  if (!error) {
-    slots = mmap(NULL, SP_SLOTS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, region->slots_fd, 0);
-    if (slots == MAP_FAILED)
-      error = -errno;
-  }
-  if (!error) {
-    /* O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now; sp_region_ring tries again. */
-    region->bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-    if (region->bell_fd < 0 && region->bell_fd != -ENXIO)
-      error = region->bell_fd;
-  }
-  if (!error) {
-    region->header = terms;
-    region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));
-    region->claims = slots;
-    region->slots = (struct sp_slot *)((char *)slots + sizeof(struct sp_slots_header));
-    region->guard.start[1] = slots;
-    region->guard.bytes[1] = SP_SLOTS_BYTES;
-    error = claim_slot(region);
-  }
-  if (!error) {
-    sp_region_ring(region); /* the agent learns who we are before we launch */
-    return 0;
-  }
-  sp_guard_drop(&region->guard);
-  if (region->guard.spare)
-    munmap(region->guard.spare, SP_TERMS_BYTES);
-  if (slots != MAP_FAILED)
-    munmap(slots, SP_SLOTS_BYTES);
-  if (terms != MAP_FAILED)
-    munmap(terms, SP_TERMS_BYTES);
-  if (region->slots_fd >= 0)
-    close(region->slots_fd);
-  if (region->bell_fd >= 0)
-    close(region->bell_fd);
-  memset(region, 0, sizeof *region);
-  region->slots_fd = region->bell_fd = -1;
-  return error;
+void sp_slot_claim(struct sp_slots_header *claims, uint32_t slot) {
+  __atomic_store_n(&claims->claimed[slot], 1, __ATOMIC_RELEASE); /* pairs with the pread in sp_slots_look */
 }
 
 bool sp_region_has_pid(const struct sp_region *region, int32_t pid) {
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++)
-    if (__atomic_load_n(&region->claims->claimed[index], __ATOMIC_ACQUIRE) &&
-        __atomic_load_n(&region->slots[index].pid, __ATOMIC_RELAXED) == pid)
+    if (sp_slot_claimed(region->claims, index) && __atomic_load_n(&region->slots[index].pid, __ATOMIC_RELAXED) == pid)
       return true;
   return false;
-}
-
-int sp_region_relock(struct sp_region *region) {
-  const char *directory = region->directory;
-  struct stat mapped, opened;
-  /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
-  char path[PATH_MAX];
-  int error = path_of(path, directory, SP_SLOTS_FILE);
-  if (error)
-    return error;
-  if (stat(path, &mapped))
-    return -errno;
-  if (fstat(region->slots_fd, &opened) || opened.st_ino != mapped.st_ino || opened.st_dev != mapped.st_dev) {
-    int fd = open_in(directory, SP_SLOTS_FILE, O_RDWR);
-    if (fd < 0)
-      return fd;
-    region->slots_fd = fd;
-    int bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-    if (bell_fd >= 0)
-      region->bell_fd = bell_fd;
-  }
-  return lock_slot(region->slots_fd, region->slot_index);
-}
-
-void sp_region_ring(struct sp_region *region) {
-  int saved = errno;
-  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_RELAXED);
-  if (fd < 0) {
-    /* No agent was reading when we attached (ENXIO): perhaps one is by now. */
-    fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-    int none = -1;
-    if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-      close(fd);
-      fd = none;
-    }
-  }
-  if (fd >= 0) {
-    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
-     * unless the program had one pending itself. */
-    static const struct timespec at_once;
-    const uint8_t bell = (uint8_t)region->slot_index; /* so that the agent knows whether we are new to it */
-    sigset_t pipe_signal, before, pending;
-    sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    /* EAGAIN: unread bells are there already, which is as good. */
-    if (write(fd, &bell, 1) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
-      sigtimedwait(&pipe_signal, NULL, &at_once);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-  }
-  errno = saved;
 }
 
 uint32_t sp_grant_word(const struct sp_grant *grant) {

@@ -230,19 +230,26 @@ struct sp_region {
   struct sp_guard guard;
 };
 
-/* Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI, -EUSERS no
- * free slot. */
+/* region_attach.c. Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI,
+ * -EUSERS no free slot. */
 int sp_region_attach(struct sp_region *region, const char *directory);
-/* Map the files in `directory` for reading alone: nothing is claimed and nobody hears of it. For a process that asks
- * about its share without using a device. 0 or -errno as above; `slot` is NULL and there are no descriptors. */
-int sp_region_look(struct sp_region *region, const char *path); /* region_look.c */
-void sp_region_unlook(struct sp_region *region);
-/* Is it the pid of a process in a claimed slot, as that process knows itself? */
-bool sp_region_has_pid(const struct sp_region *region, int32_t pid);
 /* Take the slot's record lock again (some programs close every descriptor). 0 or -errno. */
 int sp_region_relock(struct sp_region *region);
 /* Tell the agent to look at our slots. */
 void sp_region_ring(struct sp_region *region);
+
+/* region_look.c. Map the files in `directory` for reading alone: nothing is claimed and nobody hears of it. For a
+ * process that asks about its share without using a device. 0 or -errno as above; `slot` is NULL and there are no
+ * descriptors. */
+int sp_region_look(struct sp_region *region, const char *path);
+void sp_region_unlook(struct sp_region *region);
+
+/* region.c, from here on. Is the slot in use? */
+bool sp_slot_claimed(const struct sp_slots_header *claims, uint32_t slot); /* acquire */
+/* It is ours: the caller has its record lock and has written its head. */
+void sp_slot_claim(struct sp_slots_header *claims, uint32_t slot); /* release */
+/* Is it the pid of a process in a claimed slot, as that process knows itself? */
+bool sp_region_has_pid(const struct sp_region *region, int32_t pid);
 
 uint32_t sp_grant_word(const struct sp_grant *grant); /* acquire */
 uint32_t sp_grant_flags(const struct sp_grant *grant);

@@ -25,6 +25,7 @@ SOURCES = [
             "attach",
             "guard",
             "region",
+            "region_attach",
             "mps",
             "capture",
             "marker",
