@@ -41,6 +41,8 @@ static bool replace(struct sp_guard *guard) {
             ? mremap(guard->spare, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, guard->start[part])
             : mmap(guard->start[part], bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     done = done && with != MAP_FAILED;
+    if (part == 0)
+      guard->spare = NULL; /* moved: its old address is anybody's */
   }
   return done;
 }
