@@ -197,29 +197,34 @@ EXPORT CUresult cuArrayDestroy(CUarray handle) {
   return result;
 }
 
-EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray handle) {
+/* What a caller that gives `out` is told of an array. */
+static CUresult describe(CUarray handle, const void *out, CUDA_ARRAY3D_DESCRIPTOR *whole) {
   CUresult result = ready();
   const struct array *array = result ? NULL : find(handle);
   if (result || !out || !array)
     return result ? result : array ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-  *out = array->descriptor;
+  *whole = array->descriptor;
   return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray handle) {
+  return describe(handle, out, out);
 }
 
 EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *out, CUarray handle) {
   CUDA_ARRAY3D_DESCRIPTOR whole;
-  CUresult result = cuArray3DGetDescriptor_v2(&whole, handle);
-  if (result || !out)
-    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  CUresult result = describe(handle, out, &whole);
+  if (result)
+    return result;
   *out = (CUDA_ARRAY_DESCRIPTOR){whole.Width, whole.Height, whole.Format, whole.NumChannels};
   return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *out, CUarray handle) {
   CUDA_ARRAY3D_DESCRIPTOR whole;
-  CUresult result = cuArray3DGetDescriptor_v2(&whole, handle);
-  if (result || !out)
-    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  CUresult result = describe(handle, out, &whole);
+  if (result)
+    return result;
   *out = (CUDA_ARRAY3D_DESCRIPTOR_v1){(unsigned)whole.Width, (unsigned)whole.Height, (unsigned)whole.Depth,
                                       whole.Format,          whole.NumChannels,      whole.Flags};
   return CUDA_SUCCESS;
@@ -227,9 +232,9 @@ EXPORT CUresult cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *out, CUarray 
 
 EXPORT CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *out, CUarray handle) {
   CUDA_ARRAY3D_DESCRIPTOR whole;
-  CUresult result = cuArray3DGetDescriptor_v2(&whole, handle);
-  if (result || !out)
-    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  CUresult result = describe(handle, out, &whole);
+  if (result)
+    return result;
   *out = (CUDA_ARRAY_DESCRIPTOR_v1){(unsigned)whole.Width, (unsigned)whole.Height, whole.Format, whole.NumChannels};
   return CUDA_SUCCESS;
 }
