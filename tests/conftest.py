@@ -7,12 +7,16 @@ must have, so it fails the run.
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
+
+if str(REPO_ROOT) not in sys.path:  # for `bench`; appended: the tree's `proto/` must not shadow an installed package
+    sys.path.append(str(REPO_ROOT))
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 

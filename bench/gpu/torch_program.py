@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch  # type: ignore[import-not-found, unused-ignore]
+import torch
 
 REPLAYS = 20
 HOOKED = ("cuLaunch", "cuGraphLaunch", "cuMemset", "cuMemcpyDtoD")

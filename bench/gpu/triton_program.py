@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch  # type: ignore[import-not-found, unused-ignore]
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import torch
+import triton
+import triton.language as tl
 
 BLOCK = 1024
 

@@ -155,7 +155,9 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
     with worker(bad_program, environment_of(answer), tmp_path) as hurt:
         hurt.goes_on(50)
         agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
-        time.sleep(0.2)  # it has come to its closed gate
+        waiting_at = CLAIMS_BYTES + 64
+        with opened(directory / "slots") as slots:
+            wait_until(lambda: any(os.pread(slots, WORD, waiting_at)))  # it has come to its closed gate
         word_at = HEADER_BYTES + (64 if "turn" in case else 68)
         with opened(directory / ("terms" if at is None else "slots")) as damaged:
             os.pwrite(damaged, value, word_at if at is None else at)

@@ -184,14 +184,13 @@ def test_two_shares_on_two_instances_of_a_gpu_run_beside_each_other_and_see_thei
             busy = [devices[places[f"{MIG}{n}0"]].busy_ns for n in (1, 2)]
             return time.monotonic_ns(), busy, [usage(agent, name).used_ns for name in "01"]
 
-        before = now()
+        began_ns, busy_before, used_before = now()
         time.sleep(2)
-        after = now()
-        passed_ns = after[0] - before[0]
+        ended_ns, busy_after, used_after = now()
         for n in (0, 1):
-            busy_ns, used_ns = (after[k][n] - before[k][n] for k in (1, 2))  # type: ignore[index]
-            assert busy_ns > 0.8 * passed_ns
-            assert used_ns == pytest.approx(busy_ns, rel=0.05)
+            busy_ns = busy_after[n] - busy_before[n]
+            assert busy_ns > 0.8 * (ended_ns - began_ns)
+            assert used_after[n] - used_before[n] == pytest.approx(busy_ns, rel=0.05)
 
 
 def test_instances_are_as_healthy_as_their_gpu(make_agent: MakeAgent) -> None:

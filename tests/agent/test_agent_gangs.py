@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:  # appended: the tree's `proto/` must not shadow an installed package
-    sys.path.append(str(ROOT))
-
-from bench.node import Load, Node, Terms  # noqa: E402
-from bench.programs import Program, ProgramFailed, load_command, ring_command  # noqa: E402
+from bench.node import Load, Node, Terms
+from bench.programs import Program, ProgramFailed, load_command, ring_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
 BOTH = ("0", "1")
 SOURCES = [

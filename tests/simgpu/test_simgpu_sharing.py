@@ -1,5 +1,6 @@
 """Memory that several processes use, and memory of other APIs: counted once, and everyone sees the bytes."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +10,11 @@ from simulated_gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
-Start = Callable[..., object]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def pair(start: Callable[..., object], tmp_path: Path) -> Callable[..., tuple[str, str]]:
+def pair(start: Start, tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """Run two programs that know the same socket; return what they printed. The first may be killed by the second."""
 
     def both(gpu: object, first: str, second: str, killed: bool = False) -> tuple[str, str]:
@@ -21,8 +22,8 @@ def pair(start: Callable[..., object], tmp_path: Path) -> Callable[..., tuple[st
         processes = [start(gpu, text, path) for text in (first, second)]
         outputs = []
         for process, may_die in zip(processes, (killed, False), strict=True):
-            output, errors = process.communicate(timeout=60)  # type: ignore[attr-defined]
-            assert process.returncode == (-9 if may_die else 0), errors  # type: ignore[attr-defined]
+            output, errors = process.communicate(timeout=60)
+            assert process.returncode == (-9 if may_die else 0), errors
             outputs.append(output)
         return outputs[0], outputs[1]
 
