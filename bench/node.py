@@ -5,11 +5,8 @@ memory that goes away with the node. The ground truth comes from the simulated d
 """
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,17 +20,13 @@ from sharepod import simgpu
 from sharepod.cli import model
 from sharepod.cli.client import Client
 from sharepod.cli.connect import listens
+from sharepod.cli.ending import command_that_ends_with_us
 from sharepod.cli.launch import program_environment
+from sharepod.cli.scratch import Scratch
 from sharepod.cli.turns import Turn
 from sharepod.simgpu.truth import Truth
 
 AGENT_TIMEOUT_S = 20.0
-ENDS_WITH_US = """
-import ctypes, runpy, signal
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-runpy.run_module("sharepod.cli", run_name="__main__")
-"""
-"""The agent, for as long as the bench lives: one that is killed leaves none behind."""
 START_DELAY_NS = 100_000_000
 """Between the go and the first launch, so that all programs begin together."""
 
@@ -73,7 +66,8 @@ class Node:
     ) -> None:
         # `preload`: what programs get in place of the hook (an instrumented build of it).
         self._preload = ":".join(preload)
-        self._directory = Path(tempfile.mkdtemp(prefix="sharepod-bench-", dir="/dev/shm"))
+        self._scratch = Scratch("sharepod-bench")
+        self._directory = self._scratch.path
         self._hook = hook
         self.socket = self._directory / "run" / "agent.sock"
         self._agent: subprocess.Popen[bytes] | None = None
@@ -122,7 +116,7 @@ class Node:
         socket = str(self.socket)
         (self._directory / "run").mkdir(mode=0o700, exist_ok=True)
         with log.open("wb") as sink:
-            command = [sys.executable, "-c", ENDS_WITH_US, "agent"]
+            command = [*command_that_ends_with_us(), "agent"]
             self._agent = subprocess.Popen(command, env=self._agent_environment, stdout=sink, stderr=sink)
         deadline = time.monotonic() + AGENT_TIMEOUT_S
         while not listens(socket):
@@ -143,7 +137,7 @@ class Node:
             except subprocess.TimeoutExpired:
                 self._agent.kill()
                 self._agent.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.remove()
 
     def restart_agent(self, number: int) -> None:
         """End the agent with a signal and start another one in its place."""

@@ -1,12 +1,23 @@
-"""Ends a command in order: a signal to end runs what its `with` and `finally` promise, and is not answered twice."""
+"""Ends a command in order: a signal to end runs what its `with` and `finally` promise, and is not answered twice.
+
+Where nothing can run any more, after SIGKILL, the kernel ends what was started for the command alone.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
 from typing import Final, NoReturn
 
+_ENDS_WITH_PARENT: Final = """
+import ctypes, os, runpy, signal
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != {parent}:  # it died before we could ask for that
+    raise SystemExit
+runpy.run_module("sharepod.cli", run_name="__main__")
+"""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -18,6 +29,11 @@ def end_in_order() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+
+
+def command_that_ends_with_us() -> list[str]:
+    """Return `sharepod` as a command that gets SIGTERM when the thread that starts it dies; so does what it becomes."""
+    return [sys.executable, "-c", _ENDS_WITH_PARENT.format(parent=os.getpid())]
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.cli.account import Reading
 from sharepod.cli.connect import connect, ensure_agent
+from sharepod.cli.ending import command_that_ends_with_us
 from sharepod.cli.errors import CliError
+from sharepod.cli.scratch import Scratch
 
 if TYPE_CHECKING:
     from sharepod.cli.client import Client
@@ -55,7 +55,7 @@ class Stage:
         """
         program = [sys.executable, str(PROGRAM), "--seconds", f"{seconds:.1f}", "--kernel-us", str(part.kernel_us)]
         share = ["--gpu", str(part.gpu_percent), "--name", part.name, "--device", "0"]
-        command = [sys.executable, "-m", "sharepod.cli", "run", "--socket", self._socket, *share, "--", *program]
+        command = [*command_that_ends_with_us(), "run", "--socket", self._socket, *share, "--", *program]
         with self._log(part.name).open("wb") as log:
             # Their own groups: Ctrl-C is for the demo, which then ends them in order.
             child = subprocess.Popen(
@@ -117,24 +117,22 @@ class Stage:
 @contextmanager
 def open_stage(simulate: str | None) -> Iterator[Stage]:
     """Give a stage; when it is left, whatever happened, its programs, agent and files are gone."""
-    directory = Path(tempfile.mkdtemp(prefix="sharepod-demo-", dir="/dev/shm"))
-    directory.chmod(0o700)  # whatever the umask took
-    extra = {"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}
     agent: int | None = None
-    try:
-        with _environment(extra):
-            ensure_agent(str(directory / "agent.sock"), simulate)
-        with connect(str(directory / "agent.sock")) as client:
-            stage = Stage(directory, client)
-            agent = os.pidfd_open(stage.node.agent_pid)
-            try:
-                yield stage
-            finally:
-                stage.stop_programs()
-    finally:
-        if agent is not None:
-            _stop_agent(agent)
-        shutil.rmtree(directory, ignore_errors=True)
+    with Scratch("sharepod-demo") as scratch:
+        directory = scratch.path
+        try:
+            with _environment({"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}):
+                ensure_agent(str(directory / "agent.sock"), simulate)
+            with connect(str(directory / "agent.sock")) as client:
+                stage = Stage(directory, client)
+                agent = os.pidfd_open(stage.node.agent_pid)
+                try:
+                    yield stage
+                finally:
+                    stage.stop_programs()
+        finally:
+            if agent is not None:
+                _stop_agent(agent)
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shutil
 import signal
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from bench.gpu.process import Asked, ask_once
 from bench.gpu.scale import Scale
 from bench.gpu.spans import Tick
 from bench.programs import machine
+from sharepod.cli.scratch import Scratch
 
 UNITS = ("20us", "100us", "200us", "500us", "1ms")
 _TIME = re.compile(r"([0-9.]+)(ns|us|ms|s)")
@@ -74,9 +73,11 @@ class Host:
     facts: dict[str, Any] = field(default_factory=dict)
     """What the rows have learnt for the calibration of the simulated GPU, by name."""
     _clock: Asked | None = None
+    _scratch: Scratch = field(init=False)
 
     def __enter__(self) -> Self:
-        self.directory = Path(tempfile.mkdtemp(prefix="sharepod-gpu-", dir="/dev/shm"))
+        self._scratch = Scratch("sharepod-gpu")
+        self.directory = self._scratch.path
         try:
             self.environment = self._bare_environment()
             self.device = self._describe()
@@ -98,7 +99,7 @@ class Host:
     def _close(self) -> None:
         if self._clock is not None:
             self._clock.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._scratch.remove()
 
     def end_strays(self) -> None:
         """End the children that a row which was cut off may have left: they would disturb the next one."""

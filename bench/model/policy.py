@@ -15,6 +15,7 @@ from typing import Any
 from cffi import FFI
 
 from sharepod.agent.build_native import cdef_block
+from sharepod.cli.scratch import Scratch
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 NEVER_NS = (1 << 64) - 1
@@ -53,7 +54,8 @@ def load() -> tuple[Any, Any]:
     """Compile `agent/policy.c` and return its `(ffi, lib)`; once per process."""
     ffi = FFI()
     ffi.cdef(cdef_block((AGENT / "policy.h").read_text(encoding="utf-8")))
-    with tempfile.TemporaryDirectory(prefix="sharepod-policy-") as directory:
+    with Scratch("sharepod-policy", tempfile.gettempdir()) as scratch:
+        directory = str(scratch.path)
         # Beside its output: a compiler that writes object files by relative path stays in the directory.
         for path in AGENT.glob("policy*.[ch]"):
             shutil.copy(path, directory)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.node import Node
+
 COMMANDS = ["bench", "bench.stress", "bench.model", "bench.traces", "bench.gpu"]
-NODE = """
+KILLED = """
 import time
 from bench.node import Node
 with Node() as node:
@@ -42,8 +44,8 @@ def ended(pid: int) -> bool:
     return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
 
 
-def test_a_bench_that_is_killed_leaves_no_agent_behind(repo_root: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", NODE], cwd=repo_root, stdout=subprocess.PIPE, text=True) as bench:
+def test_a_bench_that_is_killed_leaves_no_agent_behind_and_its_files_to_the_next_one(repo_root: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=repo_root, stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None
         directory, agent = bench.stdout.readline().split()
         try:
@@ -54,8 +56,11 @@ def test_a_bench_that_is_killed_leaves_no_agent_behind(repo_root: Path) -> None:
             while not ended(int(agent)) and time.monotonic() < end:
                 time.sleep(0.05)
             assert ended(int(agent))
+            assert Path(directory).exists()
+            with Node(hook=False):
+                assert not Path(directory).exists()
         finally:
             bench.kill()
             if not ended(int(agent)):
                 os.kill(int(agent), signal.SIGKILL)
-            shutil.rmtree(directory)
+            shutil.rmtree(directory, ignore_errors=True)

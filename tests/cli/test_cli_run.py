@@ -404,13 +404,38 @@ def test_the_demo_shows_its_result_and_leaves_nothing(host: Host) -> None:
     assert {path.name for path in set(Path("/dev/shm").iterdir()) - before if "sharepod-demo" in path.name} == set()
 
 
+def working_in(directory: Path) -> list[int]:
+    """Return the processes whose environment or command has this directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(directory) in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_files(host: Host) -> None:
+    child = host.start("demo", "--simulate", "--seconds", "60")
+    mine = f"sharepod-demo.{child.pid}.*"
+    assert until(lambda: any(Path("/dev/shm").glob(f"{mine}/serve.log")), 20)
+    (directory,) = Path("/dev/shm").glob(mine)
+    assert len(working_in(directory)) > 1
+    child.kill()
+    child.communicate()
+    # Its agent ends as any private agent does, two seconds after its last share.
+    assert until(lambda: working_in(directory) == [], 20)
+    assert directory.exists()
+    assert host.sharepod("demo", "--simulate", "--seconds", "4").returncode == 0
+    assert not directory.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_demo_cleans_up_when_it_is_interrupted(host: Host, number: int) -> None:
-    before = set(Path("/dev/shm").glob("sharepod-demo-*"))
     child = host.start("demo", "--simulate", "--seconds", "60")
-    assert until(lambda: set(Path("/dev/shm").glob("sharepod-demo-*")) > before, 20)
+    mine = f"sharepod-demo.{child.pid}.*"
+    assert until(lambda: any(Path("/dev/shm").glob(mine)), 20)
     time.sleep(1.5)
     child.send_signal(number)
     assert child.communicate(timeout=20)[1] == ""
     assert child.returncode == 128 + number
-    assert set(Path("/dev/shm").glob("sharepod-demo-*")) == before
+    assert not any(Path("/dev/shm").glob(mine))
