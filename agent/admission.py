@@ -69,15 +69,15 @@ def rooms(
     return found
 
 
-def resolve_device(devices: Sequence[DeviceInfo], wanted: str) -> DeviceInfo:
-    """Return the device whose UUID or index is `wanted`. Raises UnknownDevice."""
+def resolve_device(
+    devices: Sequence[DeviceInfo], wanted: str, remedy: str = "name one of them, or none for the best fit"
+) -> DeviceInfo:
+    """Return the device whose UUID or index is `wanted`. Raises UnknownDevice, with the remedy of what was asked."""
     for info in devices:
         if wanted in (info.uuid, str(info.index)):
             return info
     there = ", ".join(f"{info.index} ({info.uuid})" for info in devices) or "none"
-    raise UnknownDevice(
-        f"unknown device {wanted[:80]!r}: this node has {there}: name one of them, or none for the best fit"
-    )
+    raise UnknownDevice(f"unknown device {wanted[:80]!r}: this node has {there}: {remedy}")
 
 
 def check_fit(room: Room, terms: Terms, *, overcommit: bool) -> None:

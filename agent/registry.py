@@ -358,7 +358,8 @@ class Registry:
         held = [terms.device for terms in share.devices]
         if not change.device:
             return held
-        device = admission.resolve_device(self._devices, change.device).uuid
+        remedy = "name one that the share holds, or none to change all of them"
+        device = admission.resolve_device(self._devices, change.device, remedy).uuid
         if device not in held:
             raise InvalidInput(
                 f"share {share.title} has nothing on device {change.device}: name one of {', '.join(held)}"

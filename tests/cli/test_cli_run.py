@@ -259,6 +259,9 @@ def test_a_share_is_paused_changed_resumed_and_released_while_its_program_runs(n
     changed = node.sharepod("set", "test", "--gpu", "50", "--limit", "80", "--memory", "1GiB")
     assert all(word in changed.stdout for word in ("50 %", "80 %", "1 GiB")), changed
     assert node.sharepod("set", "test", "--limit", "10").returncode == 2
+    nowhere = node.sharepod("set", "test", "--device", "9", "--gpu", "5")
+    assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
+    assert "name one that the share holds, or none to change all of them" in nowhere.stderr
     assert node.sharepod("release", "test").returncode == 0
     assert node.shares() == []
     assert child.poll() is None
