@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from bench.gpu.process import Asked, ask_once
 from bench.gpu.scale import Scale
 from bench.gpu.spans import Tick
 from bench.programs import machine
-from sharepod.cli.scratch import Scratch
+from sharepod.cli.scratch import IN_MEMORY, Scratch
 
+SIMULATED_BYTES = 32 << 20
+"""What a dry run may keep in memory at a time, with room to spare."""
 UNITS = ("20us", "100us", "200us", "500us", "1ms")
 _TIME = re.compile(r"([0-9.]+)(ns|us|ms|s)")
 _NS = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -140,6 +143,11 @@ class Host:
     def _describe(self) -> Device:
         if self.simulated and not (ROOT / "simgpu" / "lib" / "libcuda.so.1").exists():
             raise Unusable("the simulated GPU is not built: run make build")
+        if self.simulated and (free := shutil.disk_usage(IN_MEMORY).free) < SIMULATED_BYTES:
+            raise Unusable(
+                f"{IN_MEMORY} is full: {free >> 20} MiB are free and a simulated GPU needs {SIMULATED_BYTES >> 20}: "
+                "remove what nobody uses there, or make it larger (--shm-size of a container)"
+            )
         told = ask_once(self.probe("info"), self.environment)
         device = Device(**{name: told[name] for name in Device.__dataclass_fields__})
         if device.compute_mode != 0:

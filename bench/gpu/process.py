@@ -2,6 +2,7 @@
 
 import json
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.programs import ProgramFailed
+from sharepod.cli.scratch import IN_MEMORY
 
 ANSWER_TIMEOUT_S = 20.0
 
@@ -22,6 +24,8 @@ def ask_once(command: Sequence[str], environment: Mapping[str, str], timeout_s: 
         )
     except subprocess.TimeoutExpired:
         raise ProgramFailed(f"`{_shown(command)}` has not ended after {timeout_s:.0f} s") from None
+    if done.returncode == -signal.SIGBUS:
+        raise ProgramFailed(f"`{_shown(command)}` ended by SIGBUS, as where {IN_MEMORY} is full: make room there")
     if done.returncode:
         raise ProgramFailed(f"`{_shown(command)}`: exit {done.returncode}: {done.stderr.strip()[-500:]}")
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

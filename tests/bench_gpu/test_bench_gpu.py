@@ -54,6 +54,16 @@ def test_a_row_that_cannot_be_measured_in_time_is_reported_and_the_files_are_the
     assert "skipped: no time left" in done.stdout
 
 
+def test_a_dry_run_without_room_in_memory_says_so_in_one_line(repo_root: Path) -> None:
+    more_than_there_is = "import runpy; from bench.gpu import host; host.SIMULATED_BYTES = 1 << 60"
+    program = f"{more_than_there_is}; runpy.run_module('bench.gpu', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", program, "--simulated"]
+    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("nothing can be measured here: /dev/shm is full: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_help_says_what_it_needs_and_how_to_narrow_it(repo_root: Path) -> None:
     shown = bench_gpu(repo_root, "--help").stdout
     assert "needs an NVIDIA driver, gcc and python3" in shown
