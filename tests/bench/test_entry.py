@@ -36,6 +36,22 @@ def test_a_flag_that_is_misspelt_or_cut_short_is_one_line_and_does_nothing(
     assert f"unrecognized arguments: {flag}: see `" in done.stderr
 
 
+CTRL_C = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "bench.rows":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_ctrl_c_while_the_bench_imports_its_parts_ends_it_without_a_traceback(repo_root: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C], cwd=repo_root, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
