@@ -183,7 +183,12 @@ def extensions() -> list[Extension]:
             [
                 *nvml,
                 *sources(
-                    "simgpu/state.c", "simgpu/client.c", "simgpu/catalogue.c", "simgpu/model.c", "simgpu/repair.c"
+                    "simgpu/state.c",
+                    "simgpu/client.c",
+                    "simgpu/limit.c",
+                    "simgpu/catalogue.c",
+                    "simgpu/model.c",
+                    "simgpu/repair.c",
                 ),
             ]
             if nvml

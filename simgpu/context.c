@@ -28,12 +28,9 @@ static CUresult activate(struct context *context) {
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   sg_lock_advanced(state);
   struct sg_device *device = &state->shared->devices[context->device];
-  uint64_t needed = state->shared->model.context_bytes;
-  if (sg_memory_used(state->shared, context->device) + needed > device->memory_total_bytes)
-    sg_reap(state);
   if (device->lost_error) {
     result = (CUresult)device->lost_error;
-  } else if (sg_memory_used(state->shared, context->device) + needed <= device->memory_total_bytes) {
+  } else if (fits_context(context->device)) {
     context->slot = sg_context_create(state, context->device);
     if (context->slot == SG_NONE) {
       sg_reap(state);

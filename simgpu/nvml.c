@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CUDA_VERSION   13000 /* as cuDriverGetVersion says */
-#define DRIVER_VERSION "580.00.00"
+#define CUDA_VERSION 13000 /* as cuDriverGetVersion says */
 /* A device's lost_error once it has fallen off the bus; an ECC error leaves it there. */
 #define CUDA_ERROR_DEVICE_UNAVAILABLE 46
 
@@ -100,6 +99,7 @@ NVML_EXPORT const char *nvmlErrorString(nvmlReturn_t result) {
       [NVML_ERROR_UNINITIALIZED] = "Uninitialized",
       [NVML_ERROR_INVALID_ARGUMENT] = "Invalid Argument",
       [NVML_ERROR_NOT_SUPPORTED] = "Not Supported",
+      [NVML_ERROR_NO_PERMISSION] = "Insufficient Permissions",
       [NVML_ERROR_NOT_FOUND] = "Not Found",
       [NVML_ERROR_INSUFFICIENT_SIZE] = "Insufficient Size",
       [NVML_ERROR_DRIVER_NOT_LOADED] = "Driver Not Loaded",
@@ -114,13 +114,23 @@ NVML_EXPORT const char *nvmlErrorString(nvmlReturn_t result) {
   return known ? texts[result] : "Unknown Error";
 }
 
-NVML_EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
-  nvmlReturn_t result = nvml_enter();
-  return result ? result : nvml_leave(nvml_text(version, length, DRIVER_VERSION));
+/* "580.00.00", with `lead` in front of it. */
+static nvmlReturn_t tell_version(char *version, unsigned int length, const char *lead, uint64_t release) {
+  char text[48];
+  snprintf(text, sizeof text, "%s%llu.00.00", lead, (unsigned long long)release);
+  return nvml_text(version, length, text);
 }
 
+NVML_EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
+  nvmlReturn_t result = nvml_enter();
+  return result ? result : nvml_leave(tell_version(version, length, "", nvml.state.shared->model.driver_release));
+}
+
+/* The library tells its own version before it is initialised, too. */
 NVML_EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
-  return nvml_text(version, length, "13." DRIVER_VERSION);
+  if (nvml_enter())
+    return tell_version(version, length, "13.", sg_setting("SIMGPU_DRIVER_RELEASE", 580));
+  return nvml_leave(tell_version(version, length, "13.", nvml.state.shared->model.driver_release));
 }
 
 NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {

@@ -57,6 +57,7 @@ static int make(struct sg_shared *shared) {
       .context_bytes = sg_setting("SIMGPU_CONTEXT_MIB", 0) * MIB,
       .module_bytes = sg_setting("SIMGPU_MODULE_KIB", 0) * 1024,
       .log_records = sg_setting("SIMGPU_LOG_KERNELS", 0),
+      .driver_release = sg_setting("SIMGPU_DRIVER_RELEASE", 580),
   };
   if (!shared->model.slice_ns || !shared->model.pcie_bytes_per_s || sg_add_devices(shared, devices_wanted()))
     return -EINVAL;
@@ -148,6 +149,8 @@ int sg_open(struct sg_state *state, const char *path) {
     result = map_log(state);
   if (!result)
     result = sg_lock_byte(state->fd, F_RDLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
+  if (!result)
+    sg_cgroups(state->cgroups);
   sg_lock_byte(state->fd, F_UNLCK, CREATION_BYTE, F_OFD_SETLK);
   if (result)
     sg_close(state);
@@ -219,7 +222,8 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
     context->lost_error = context->checkpoint = 0;
     context->created_ns = shared->now_ns;
     context->memory_bytes = shared->model.context_bytes;
-    context->stored_bytes = context->busy_ns = 0;
+    context->managed_bytes = context->stored_bytes = context->busy_ns = 0;
+    memcpy(context->cgroups, state->cgroups, sizeof context->cgroups);
     memset(&context->history, 0, sizeof context->history);
     memset(context->lanes, 0, sizeof context->lanes);
     memset(context->active, 0, sizeof context->active);
