@@ -18,6 +18,7 @@ from sharepod.agent.errors import ShareError, WrongState
 from sharepod.agent.share import (
     DeviceTerms,
     DeviceUuid,
+    DriverLimit,
     Share,
     ShareClass,
     ShareId,
@@ -49,6 +50,8 @@ class Record:
     usages: tuple[Usage, ...]
     live_launches: int
     """Launches, on all devices, of the processes that lived then: the next arbiter reads them from the slots again."""
+    driver_limits: tuple[DriverLimit, ...] = ()
+    """What stands of ours, one per device; empty from an agent that set none."""
 
 
 def boot_id() -> str:
@@ -77,11 +80,16 @@ class Dumper:
         share = self._encoded[status.share.id][1]
         launches = sum(process.launches for process in status.processes)
         usages = ", ".join(_counters(held.usage) for held in status.usages)
-        return f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}]}}'
+        limits = ", ".join(_limit(held.driver_limit) for held in status.usages)
+        return f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}], "driver_limits": [{limits}]}}'
 
 
 def _counters(usage: Usage) -> str:
     return _COUNTERS_TEXT % _read_counters(usage)
+
+
+def _limit(limit: DriverLimit) -> str:
+    return json.dumps({"cgroup": limit.cgroup, "limit_bytes": limit.limit_bytes}) if limit.cgroup else "{}"
 
 
 def _fields(share: Share) -> dict[str, Any]:
@@ -116,7 +124,8 @@ def _record(item: Mapping[str, Any]) -> Record:
     usages = tuple(_usage(usage) for usage in item["usages"])
     if len(usages) != len(devices):
         raise ValueError("accounts and devices differ in number")
-    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]))
+    limits = tuple(DriverLimit(**limit) for limit in item.get("driver_limits", ()))
+    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]), limits)
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:

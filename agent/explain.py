@@ -12,6 +12,7 @@ from sharepod.agent.share import (
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,
+    DriverLimit,
     ShareClass,
     ShareId,
     ShareState,
@@ -129,6 +130,12 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
     return tuple(result)
 
 
+def _enforcers(limit: DriverLimit) -> str:
+    if limit.cgroup:
+        return f"hook and driver (cgroup {limit.cgroup})"
+    return f"hook ({limit.cause})" if limit.cause else "hook"
+
+
 def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
     held, account = terms.terms, usage.usage
     cap = f"of {bytes_text(held.memory_limit_bytes)}" if held.memory_limit_bytes else "(no cap)"
@@ -142,6 +149,8 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         + (f", {bytes_text(beyond)} of it contexts, modules and rounding" if beyond > 0 else ""),
         f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised",
     ]
+    if limit:
+        facts.append(f"memory enforced by: {_enforcers(usage.driver_limit)}")
     if limit and used > limit:
         over = bytes_text(used - limit)
         facts.append(f"its memory is {over} above its cap: new allocations are refused until it has freed that")

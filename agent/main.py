@@ -27,9 +27,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import hook_file, logs, metrics
+from sharepod.agent import cgroup, hook_file, logs, metrics
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
-from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library, offers_memory_limits
+from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.agent.device import DeviceLook
+    from sharepod.agent.driver_limits import Answer
 
 log = logging.getLogger("sharepod.agent")
 
@@ -117,6 +118,13 @@ def _prepare_others(settings: Settings) -> None:
         ) from None
 
 
+def _limits_feature() -> str:
+    """Name what this agent can do with a driver that has memory limits of its own."""
+    if os.geteuid() != 0:
+        return "driver-memory-limits-for-root"
+    return "driver-memory-limits" if cgroup.is_mounted() else "driver-memory-limits-without-cgroups"
+
+
 class Agent:
     """A running agent: what it opened, in the order in which it is closed again."""
 
@@ -143,8 +151,9 @@ class Agent:
         close_arbiter.callback(arbiter.close)
         registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
         hook_path = self._serve_hook()
-        identity = self._identity(inventory.driver_version, arbiter.region_abi_version, hook_path)
-        node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
+        identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
+        order = inventory.order if inventory.offers_memory_limits else None
+        node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring, order)
         node.adopt()
         if not node.statuses():
             hook_file.remove(Path(settings.runtime_directory), keep=hook_path)
@@ -169,20 +178,20 @@ class Agent:
             log.warning("hook served from the package", extra={"hook": str(path), "cause": cause, "remedy": remedy})
         return path
 
-    def _identity(self, driver_version: str, region_abi_version: int, hook_path: Path) -> Identity:
+    def _identity(self, inventory: Inventory, region_abi_version: int, hook_path: Path) -> Identity:
         settings = self._settings
         features = ["adoption", "turns"]
         features += ["simulated"] if settings.simulate else []
         features += ["overcommit"] if settings.overcommit else []
         features += ["metrics"] if settings.metrics_listen else []
         features += ["memory-by-hook"]
-        features += ["driver-memory-limits-unused"] if offers_memory_limits() else []
+        features += [_limits_feature()] if inventory.offers_memory_limits else []
         return Identity(
             node_name=socket.gethostname(),
             version=importlib.metadata.version("sharepod"),
             region_abi_version=region_abi_version,
             pid=os.getpid(),
-            driver_version=driver_version,
+            driver_version=inventory.driver_version,
             runtime_directory=settings.runtime_directory,
             policy=settings.policy,
             metrics_address=settings.metrics_listen,
@@ -260,7 +269,11 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(node.looked, looks)
 
-        inventory.start(deliver)
+        def answer(answered: Answer) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(node.limited, answered)
+
+        inventory.start(deliver, answer)
         node.serve_threads(loop)
         log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again

@@ -121,6 +121,11 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         "Of the memory in use, what NVML shows beyond the allocations: contexts, modules, rounding.",
         lambda h: h.usage.usage.memory_overhead_bytes,
     ),
+    Row(
+        "sharepod_share_memory_driver_limited",
+        "1 while the driver's own limit, per cgroup, stands beside the hook's cap.",
+        lambda h: float(bool(h.usage.driver_limit.cgroup)),
+    ),
     Row("sharepod_share_processes", "Live processes.", lambda h: h.usage.usage.processes),
     Row(
         "sharepod_share_waiting",

@@ -13,16 +13,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import checkpoint, foreign, health, overhead, trouble
+from sharepod.agent import cgroup, checkpoint, foreign, health, overhead, trouble
 from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
+from sharepod.agent.driver_limits import DriverLimits
 from sharepod.agent.errors import ShareError
 from sharepod.agent.owners import Owners, start_ticks, user_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from sharepod.agent.driver_limits import Answer, Order
     from sharepod.agent.native import Arbiter
     from sharepod.agent.registry import Registry, TermsChange
     from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
@@ -56,8 +58,15 @@ class Node:
     """The state of the node while an agent runs."""
 
     def __init__(
-        self, identity: Identity, registry: Registry, arbiter: Arbiter, state_directory: Path, monitoring: Sequence[str]
+        self,
+        identity: Identity,
+        registry: Registry,
+        arbiter: Arbiter,
+        state_directory: Path,
+        monitoring: Sequence[str],
+        order: Callable[[Order], None] | None = None,
     ) -> None:
+        """Take the parts; `order` has the driver limit memory, None: the driver has no limits of its own."""
         self.identity = identity
         self._registry = registry
         self._arbiter = arbiter
@@ -68,6 +77,8 @@ class Node:
         self._foreign = foreign.ForeignProcesses(monitoring)
         self._overheads = overhead.Overheads()
         self._troubles = trouble.Troubles()
+        self._order = order
+        self._driver_limits = DriverLimits(offered=order is not None)
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot)
@@ -95,6 +106,7 @@ class Node:
                 self._registry.release(share.id, time.monotonic_ns())
                 raise
         log.info("share registered", extra=_fields(share))
+        self._change_limits(share)
         self.publish()
         return self._one(share)
 
@@ -110,6 +122,7 @@ class Node:
     def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> ShareStatus:
         """Change the terms of a live share. Raises a ShareError and changes nothing."""
         share = self._registry.update(reference, changes, share_class)
+        self._change_limits(share)
         log.info("share updated", extra=_fields(share))
         self.publish()
         return self._one(share)
@@ -118,6 +131,7 @@ class Node:
         """End a share and return its last account."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
+        self._give(self._driver_limits.end(last.share.id))
         self._refusals = {key: count for key, count in self._refusals.items() if key[0] != last.share.id}
         used_ns = sum(held.usage.used_ns for held in last.usages)
         log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
@@ -225,7 +239,44 @@ class Node:
             for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
             self._settle(look)
+        self._limit_memory()
         self._tell_troubles()
+
+    def _limit_memory(self) -> None:
+        """Have the driver limit the shares that have a container to themselves."""
+        if self._order is None:
+            return
+        self._give(self._driver_limits.step(self._registry.shares(), cgroup.places(self._registry.attached)))
+        for share in self._registry.shares():
+            self._show_limits(share)
+
+    def limited(self, answer: Answer) -> None:
+        """Take what came of an order into account."""
+        orders, news = self._driver_limits.answered(answer)
+        shares = {share.id: share for share in self._registry.shares()}
+        share = shares.get(answer.order.share)
+        for one in news:
+            fields = _fields(share) if share else {"share": one.share}
+            log.log(logging.WARNING if one.warning else logging.INFO, one.event, extra={**fields, **one.fields})
+        self._give(orders)
+        if share:
+            self._show_limits(share)
+        if news:
+            self.publish()
+
+    def _change_limits(self, share: Share) -> None:
+        self._give(self._driver_limits.change(share))
+        self._show_limits(share)
+
+    def _give(self, orders: Sequence[Order]) -> None:
+        if self._order is not None:
+            for order in orders:
+                self._order(order)
+
+    def _show_limits(self, share: Share) -> None:
+        for held in share.devices:
+            limit = self._driver_limits.of(share.id, held.device)
+            self._registry.set_driver_limit(share.id, held.device, limit)
 
     def _tell_troubles(self) -> None:
         """Tell what is new of bad input, damage and drivers that lack something."""
@@ -289,12 +340,16 @@ class Node:
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
         share = record.share
+        for held, limit in zip(share.devices, record.driver_limits, strict=False):
+            self._driver_limits.adopt(share.id, held.device, limit)
         try:
             self._registry.adopt(record, time.monotonic_ns())
         except ShareError as error:
+            self._give(self._driver_limits.end(share.id))
             log.error("share not adopted", extra={**_fields(share), "cause": str(error)})  # noqa: TRY400 - as above
             return
         log.info("share adopted", extra=_fields(share))
+        self._show_limits(share)
         if share.owner_pid:
             try:
                 self._owners.watch(share.id, share.owner_pid, share.owner_start_ticks)

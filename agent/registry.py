@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,9 +19,11 @@ from sharepod.agent import admission, foreign
 from sharepod.agent.errors import InvalidInput, NameTaken, UnknownShare, WrongState
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.share import (
+    NO_DRIVER_LIMIT,
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,
+    DriverLimit,
     Handle,
     Share,
     ShareAsk,
@@ -72,6 +74,8 @@ class _Entry:
     carried: tuple[Usage, ...]
     region_fault: str = ""
     """As of the last `check_regions`."""
+    driver_limits: dict[DeviceUuid, DriverLimit] = field(default_factory=dict)
+    """Those that are not NO_DRIVER_LIMIT."""
 
 
 class Registry:
@@ -276,6 +280,17 @@ class Registry:
                 found.setdefault(held.device, set()).update(pids)
         return found
 
+    def attached(self) -> dict[ShareId, set[tuple[int, int]]]:
+        """Return the (pid, slot) of the live processes of each share."""
+        return {
+            entry.share.id: {(process.pid, process.slot) for process in self._arbiter.read_processes(entry.handle)}
+            for entry in self._entries.values()
+        }
+
+    def set_driver_limit(self, share: ShareId, device: DeviceUuid, limit: DriverLimit) -> None:
+        """Tell what the driver does for a share on a device; it is part of the status."""
+        self._entries[share].driver_limits[device] = limit
+
     def check_regions(self) -> None:
         """Look whether programs that start now could use their regions; what is found is part of the status."""
         for entry in self._entries.values():
@@ -347,7 +362,8 @@ class Registry:
             if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
-            usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute, gang_device))
+            limit = entry.driver_limits.get(held.device, NO_DRIVER_LIMIT)
+            usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute, gang_device, limit))
         processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 

@@ -191,6 +191,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverLimit:
+    """The driver's own memory limit for a share on one device, beside the cap that the hook keeps."""
+
+    cgroup: str = ""
+    """The directory of the cgroup that it stands on; empty: the hook alone keeps the cap."""
+    limit_bytes: int = 0
+    cause: str = ""
+    """Why the driver does not help; empty when it does, when it cannot, and where there is no cap."""
+
+
+NO_DRIVER_LIMIT: Final = DriverLimit()
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceUsage:
     """Usage of a share on one device with its recent rates (1/1000 % of the device's time)."""
 
@@ -200,6 +214,7 @@ class DeviceUsage:
     used_1m_millipercent: int = 0
     gang_device: DeviceUuid | None = None
     """Another device of the share, for which this one waits."""
+    driver_limit: DriverLimit = NO_DRIVER_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

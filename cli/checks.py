@@ -35,7 +35,14 @@ _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
 _PROBE_TIMEOUT_S: Final = 20
 _MPS_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 - where the daemon puts it
 _STOP_MPS: Final = "stop it: echo quit | nvidia-cuda-mps-control; give each program a share instead"
-_DRIVER_LIMITS: Final = "driver-memory-limits-unused"
+_DRIVER_LIMITS: Final = {
+    "driver-memory-limits": "caps are kept by the hook, and by the driver too where a share has a container to itself",
+    "driver-memory-limits-for-root": "caps are kept by the hook; the driver's own limits need an agent that root runs",
+    "driver-memory-limits-without-cgroups": (
+        "caps are kept by the hook; the driver's own limits need cgroup v2, which the agent does not see"
+    ),
+}
+"""By feature of the agent."""
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -165,8 +172,8 @@ def check_mps(directory: Path) -> Check:
 
 def check_memory(node: Node) -> Check:
     """Tell who enforces memory caps."""
-    unused = "; the driver's own limits, which are per cgroup, are not used"
-    return Check("memory", OK, "caps are kept by the hook" + (unused if _DRIVER_LIMITS in node.features else ""))
+    texts = [text for feature, text in _DRIVER_LIMITS.items() if feature in node.features]
+    return Check("memory", OK, texts[0] if texts else "caps are kept by the hook; the driver has no limits of its own")
 
 
 def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:

@@ -51,6 +51,7 @@ class RunningAgent:
     def __init__(self, directory: Path, *flags: str) -> None:
         self.directory = directory
         self.flags = flags
+        self.wrapper: Sequence[str] = ()
         self.process: subprocess.Popen[str] | None = None
         self._channel: grpc.Channel | None = None
         self._log_path = directory.parent / "log"
@@ -69,7 +70,15 @@ class RunningAgent:
         return self._spawn(flags or self.flags, subprocess.PIPE)
 
     def _spawn(self, flags: Sequence[str], stderr: int | IO[str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "sharepod.agent.main", "--runtime-directory", str(self.directory), *flags]
+        command = [
+            *self.wrapper,
+            sys.executable,
+            "-m",
+            "sharepod.agent.main",
+            "--runtime-directory",
+            str(self.directory),
+            *flags,
+        ]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHAREPOD_")}
         return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
 
