@@ -201,15 +201,19 @@ class DriverLimits:
             cause = f"somebody else has the driver limit its container to {bytes_text(answer.standing_bytes)}"
         else:
             cause = answer.cause
-        # What stood there before stands on, unless it is not ours any more.
-        if answer.result is Result.FOREIGN or not order.limit_bytes or before.cgroup != order.cgroup:
+        stays = answer.result is Result.REFUSED and before.cgroup == order.cgroup
+        if not stays or not order.limit_bytes:
             site.limit, site.asked_bytes = DriverLimit(cause=cause), 0
-        return self._tell(order.share, cause, fields)
+        if stays:
+            event, told = "driver keeps its memory limit", {"limit_bytes": before.limit_bytes, "cause": cause}
+        else:
+            event, told = "driver does not limit memory", {"cause": f"{cause}: the hook enforces alone"}
+        return self._tell(order.share, event, fields | told)
 
-    def _tell(self, share: ShareId, cause: str, fields: dict[str, object]) -> list[News]:
+    def _tell(self, share: ShareId, event: str, fields: dict[str, object]) -> list[News]:
         """Tell a cause, once a share."""
-        if cause in self._told.setdefault(share, set()):
+        key = f"{event}: {fields['cause']}"
+        if key in self._told.setdefault(share, set()):
             return []
-        self._told[share].add(cause)
-        told = {**fields, "cause": f"{cause}: the hook enforces alone"}
-        return [News("driver does not limit memory", warning=True, share=share, fields=told)]
+        self._told[share].add(key)
+        return [News(event, warning=True, share=share, fields=fields)]

@@ -130,9 +130,11 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
     return tuple(result)
 
 
-def _enforcers(limit: DriverLimit) -> str:
+def _enforcers(limit: DriverLimit, cap_bytes: int) -> str:
     if limit.cgroup:
-        return f"hook and driver (cgroup {limit.cgroup})"
+        # Where the driver rounds, or while it refuses a change.
+        height = "" if limit.limit_bytes == cap_bytes else f", at {bytes_text(limit.limit_bytes)}"
+        return f"hook and driver (cgroup {limit.cgroup}{height})"
     return f"hook ({limit.cause})" if limit.cause else "hook"
 
 
@@ -150,7 +152,7 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised",
     ]
     if limit:
-        facts.append(f"memory enforced by: {_enforcers(usage.driver_limit)}")
+        facts.append(f"memory enforced by: {_enforcers(usage.driver_limit, limit)}")
     if limit and used > limit:
         over = bytes_text(used - limit)
         facts.append(f"its memory is {over} above its cap: new allocations are refused until it has freed that")

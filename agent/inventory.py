@@ -213,8 +213,9 @@ class Inventory:
 
         Orders are carried out on another one, where `answer` is called.
         """
-        self._limiter = threading.Thread(target=self._obey, args=(answer,), name="nvml-limits", daemon=True)
-        self._limiter.start()
+        if self.offers_memory_limits:
+            self._limiter = threading.Thread(target=self._obey, args=(answer,), name="nvml-limits", daemon=True)
+            self._limiter.start()
         self._thread = threading.Thread(target=self._run, args=(deliver,), name="nvml", daemon=True)
         self._thread.start()
 

@@ -71,24 +71,23 @@ static uint64_t id_of(const char *path, int *error) {
   return *error ? 0 : info.st_ino;
 }
 
+/* SG_NONE: it has none. */
 static uint32_t find(const struct sg_shared *shared, uint32_t device, uint64_t cgroup) {
-  uint32_t n = 0;
-  while (n < SG_MAX_LIMITS &&
-         !(shared->limits[n].used && shared->limits[n].device == device && shared->limits[n].cgroup == cgroup))
-    n++;
-  return n;
+  for (uint32_t n = 0; n < shared->limit_count; n++) {
+    const struct sg_limit *limit = &shared->limits[n];
+    if (limit->used && limit->device == device && limit->cgroup == cgroup)
+      return n;
+  }
+  return SG_NONE;
 }
 
 /* An entry that is free, or whose directory is gone. */
-static uint32_t vacant(const struct sg_shared *shared) {
+static uint32_t vacant(struct sg_shared *shared) {
   int error;
-  for (uint32_t n = 0; n < SG_MAX_LIMITS; n++)
-    if (!shared->limits[n].used)
+  for (uint32_t n = 0; n < shared->limit_count; n++)
+    if (!shared->limits[n].used || id_of(shared->limits[n].path, &error) != shared->limits[n].cgroup)
       return n;
-  for (uint32_t n = 0; n < SG_MAX_LIMITS; n++)
-    if (id_of(shared->limits[n].path, &error) != shared->limits[n].cgroup)
-      return n;
-  return SG_MAX_LIMITS;
+  return shared->limit_count < SG_MAX_LIMITS ? shared->limit_count++ : SG_NONE;
 }
 
 int sg_limit_set(struct sg_shared *shared, uint32_t device, const char *path, uint64_t soft_bytes,
@@ -99,13 +98,13 @@ int sg_limit_set(struct sg_shared *shared, uint32_t device, const char *path, ui
     return error ? error : -EINVAL;
   uint32_t n = find(shared, device, cgroup);
   if (hard_bytes == SG_NEVER) {
-    if (n < SG_MAX_LIMITS)
+    if (n != SG_NONE)
       shared->limits[n].used = 0;
     return 0;
   }
-  if (n == SG_MAX_LIMITS)
+  if (n == SG_NONE)
     n = vacant(shared);
-  if (n == SG_MAX_LIMITS)
+  if (n == SG_NONE)
     return -ENOSPC;
   struct sg_limit *limit = &shared->limits[n];
   limit->used = 0;
@@ -117,16 +116,16 @@ int sg_limit_set(struct sg_shared *shared, uint32_t device, const char *path, ui
 
 const struct sg_limit *sg_limit_at(const struct sg_shared *shared, uint32_t device, const char *path, int *error) {
   uint64_t cgroup = id_of(path, error);
-  uint32_t n = *error ? SG_MAX_LIMITS : find(shared, device, cgroup);
-  if (!*error && n == SG_MAX_LIMITS)
+  uint32_t n = *error ? SG_NONE : find(shared, device, cgroup);
+  if (!*error && n == SG_NONE)
     *error = -ENODATA;
-  return n < SG_MAX_LIMITS ? &shared->limits[n] : NULL;
+  return n == SG_NONE ? NULL : &shared->limits[n];
 }
 
 const struct sg_limit *sg_limit_own(const struct sg_state *state, uint32_t device) {
   for (int level = 0; level < SG_CGROUP_DEPTH && state->cgroups[level]; level++) {
     uint32_t n = find(state->shared, device, state->cgroups[level]);
-    if (n < SG_MAX_LIMITS)
+    if (n != SG_NONE)
       return &state->shared->limits[n];
   }
   return NULL;

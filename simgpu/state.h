@@ -261,12 +261,13 @@ struct sg_shared {
   char devices_setting[256];
   struct sg_model model;
   struct sg_device devices[SG_MAX_DEVICES];
-  struct sg_limit limits[SG_MAX_LIMITS];
   struct sg_xid xids[SG_MAX_XIDS];  /* ring, entry (seq - 1) % SG_MAX_XIDS */
   struct sg_past past[SG_MAX_PAST]; /* ring, entry n % SG_MAX_PAST */
   uint64_t clients_alive[SG_MAX_CLIENTS / 64];
   uint64_t last_piece;  /* id */
   uint32_t piece_count; /* entries ever used: no piece is at or after it */
+  uint32_t limit_count; /* the same of limits */
+  struct sg_limit limits[SG_MAX_LIMITS];
   struct sg_client clients[SG_MAX_CLIENTS];
   struct sg_piece pieces[SG_MAX_PIECES];
   char names[SG_MAX_NAMES][SG_NAME_BYTES];

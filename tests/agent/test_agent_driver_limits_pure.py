@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharepod.agent import cgroup
+from sharepod.agent import cgroup, explain
 from sharepod.agent.container import UNSEEN, Place, container_of, places
 from sharepod.agent.driver_limits import Answer, DriverLimits, Order, Result
 from sharepod.agent.share import DeviceTerms, DeviceUuid, DriverLimit, Share, ShareClass, ShareId, Terms
@@ -127,6 +127,19 @@ def test_what_is_refused_is_told_once_and_tried_again() -> None:
         assert limits.of(A, GPU_B) == DriverLimit(cause="no")
 
 
+def test_a_limit_that_the_driver_will_not_change_is_told_as_it_stands() -> None:
+    limits = DriverLimits(offered=True)
+    limits.adopt(A, GPU, DriverLimit(BOX, GIB))
+    for event_count in (1, 0):
+        [order] = limits.change(share(2 * GIB))
+        follow, news = limits.answered(Answer(order, Result.REFUSED, cause="no"))
+        assert (follow, len(news)) == ([], event_count)
+        assert limits.of(A, GPU) == DriverLimit(BOX, GIB)
+    [clear] = limits.end(A)
+    _, [told] = limits.answered(Answer(clear, Result.REFUSED, cause="not now"))
+    assert (told.event, told.fields["limit_bytes"]) == ("driver keeps its memory limit", GIB)
+
+
 def test_what_an_earlier_agent_set_stays_until_the_share_lives_elsewhere() -> None:
     limits = DriverLimits(offered=True)
     limits.adopt(A, GPU, DriverLimit(BOX, GIB))
@@ -156,3 +169,8 @@ def test_an_older_driver_gets_no_order() -> None:
     limits.adopt(A, GPU, DriverLimit(BOX, GIB))
     assert limits.step([share(GIB)], {A: Place(BOX)}) == limits.change(share(GIB)) == limits.end(A) == []
     assert limits.of(A, GPU) == DriverLimit()
+
+
+def test_explain_says_how_high_the_drivers_limit_is_when_it_is_not_at_the_cap() -> None:
+    assert explain._enforcers(DriverLimit(BOX, GIB), GIB) == f"hook and driver (cgroup {BOX})"
+    assert explain._enforcers(DriverLimit(BOX, GIB), 2 * GIB) == f"hook and driver (cgroup {BOX}, at 1 GiB)"
