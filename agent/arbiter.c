@@ -28,11 +28,14 @@ void sp_arbiter_unlock(struct sp_arbiter *arbiter) {
 }
 
 static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
-  uint64_t rung = sp_bell_drain(&share->region); /* before the scan: what is rung for later rings again */
+  bool full;
+  uint64_t rung = sp_bell_drain(&share->region, &full); /* before the scan: what is rung for later rings again */
   uint64_t now_ns = sp_now_ns();
   sp_slots_hear(share, rung);
-  if (rung & ~share->watched) /* somebody new */
+  if (rung & ~share->watched || full) /* somebody new */
     sp_slots_watch(arbiter, share, now_ns);
+  if (full)
+    sp_mishap_full(share);
   sp_step_share(arbiter, share, now_ns);
 }
 

@@ -52,6 +52,8 @@ def region_fault(region_error: int) -> str:
         return "its region is gone: the share has ended, or was given up by a new agent"
     if region_error == errno.EPROTO:
         return "its region has another ABI or is damaged"
+    if region_error == errno.EPIPE:
+        return "its region has no bell, or one that is no FIFO"
     return f"its region cannot be read ({errno.errorcode.get(region_error, region_error)})"
 
 

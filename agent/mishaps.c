@@ -20,6 +20,12 @@ const char *sp_function_of(uint32_t detail) {
   return "";
 }
 
+static void keep(struct sp_share *share, int32_t pid, uint32_t kind, uint32_t detail) {
+  struct sp_mishap *mishap = &share->mishaps[share->mishap_count % SP_MISHAPS_KEPT];
+  share->mishap_count++;
+  *mishap = (struct sp_mishap){.number = share->mishap_count, .pid = pid, .kind = kind, .detail = detail};
+}
+
 void sp_mishaps_take(struct sp_share *share, uint32_t slot) {
   struct sp_tenant *tenant = &share->tenants[slot];
   uint32_t said[SP_MISHAP_KINDS];
@@ -29,11 +35,15 @@ void sp_mishaps_take(struct sp_share *share, uint32_t slot) {
     if (!said[kind] || tenant->mishaps_told >> kind & 1)
       continue;
     tenant->mishaps_told |= 1u << kind;
-    struct sp_mishap *mishap = &share->mishaps[share->mishap_count % SP_MISHAPS_KEPT];
-    share->mishap_count++;
-    *mishap =
-        (struct sp_mishap){.number = share->mishap_count, .pid = tenant->pid, .kind = kind, .detail = said[kind] - 1};
+    keep(share, tenant->pid, kind, said[kind] - 1);
   }
+}
+
+void sp_mishap_full(struct sp_share *share) {
+  if (~share->claimed || share->full_told)
+    return;
+  share->full_told = true;
+  keep(share, 0, SP_MISHAP_FULL, SP_SLOTS_MAX);
 }
 
 int sp_arbiter_read_mishaps(struct sp_arbiter *arbiter, int share, uint64_t after, struct sp_mishap *mishaps,

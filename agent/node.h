@@ -149,6 +149,7 @@ struct sp_share {
   struct sp_mishap mishaps[SP_MISHAPS_KEPT];
   struct sp_tenant tenants[SP_SLOTS_MAX];
   bool paused;
+  bool full_told; /* since it was full */
   int handle;
   struct sp_region_owner region;
   uint64_t claimed;    /* slots in use, as last read */
@@ -228,6 +229,8 @@ void sp_holdings_changed(struct sp_share *share);
 /* mishaps.c */
 /* What the process in `slot` says of its mishaps: those that are new are kept. */
 void sp_mishaps_take(struct sp_share *share, uint32_t slot);
+/* A process says that it was turned away: believed while there is no free slot, and told once until there was one. */
+void sp_mishap_full(struct sp_share *share);
 
 /* mend.c */
 /* The agent alone writes `terms`, and knows what it says: whatever says otherwise is written again. */

@@ -157,7 +157,16 @@ int sp_region_error(const char *directory) {
   else if (status.st_size < (off_t)SP_SLOTS_BYTES)
     error = -EPROTO;
   close(fd);
-  return error;
+  if (error)
+    return error;
+  /* Not opened: it would look as if somebody read it. */
+  char bell[PATH_MAX];
+  error = path_of(bell, directory, SP_BELL_FILE);
+  if (error)
+    return error;
+  if (lstat(bell, &status))
+    return errno == ENOENT ? -EPIPE : -errno;
+  return S_ISFIFO(status.st_mode) ? 0 : -EPIPE;
 }
 
 void sp_region_close(struct sp_region_owner *owner) {

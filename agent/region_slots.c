@@ -90,16 +90,21 @@ int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
   return pwrite(owner->slots_fd, &free_slot, 1, (off_t)slot) == 1 ? 0 : -EIO;
 }
 
-uint64_t sp_bell_drain(const struct sp_region_owner *owner) {
+uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full) {
   uint8_t buffer[4096];
   uint64_t rung = 0;
   ssize_t got = sizeof buffer;
+  *full = false;
   /* As much as a FIFO holds; a tenant that writes faster than we read must not keep us here. What it leaves is of no
    * use: the slots are read after this. */
   for (int pieces = 0; pieces < 16 && got == (ssize_t)sizeof buffer; pieces++) {
     got = read(owner->bell_fd, buffer, sizeof buffer);
-    for (ssize_t index = 0; index < got; index++)
-      rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);
+    for (ssize_t index = 0; index < got; index++) {
+      if (buffer[index] == SP_BELL_FULL)
+        *full = true;
+      else
+        rung |= (uint64_t)1 << (buffer[index] % SP_SLOTS_MAX);
+    }
   }
   return rung;
 }

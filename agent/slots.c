@@ -160,6 +160,7 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
   tenant->pidfd = -1;
   sp_mishaps_take(share, slot); /* before its slot is cleared */
   tenant->mishaps_told = 0;
+  share->full_told = false;
   share->watched &= ~((uint64_t)1 << slot);
   tenant->pid = 0;
   tenant->orphaned_ns = 0;

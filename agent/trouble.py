@@ -22,6 +22,9 @@ _FAULTS_FACTOR: Final = 10
 """Damage that goes on is told again when there is so many times as much: a tenant must not fill the log."""
 _FROM_LIST: Final = "take devices from the list that the share was given"
 _UNMETERED: Final = "the program runs unmetered (closed node: cuInit fails with 802); upgrade the driver"
+_TURNED_AWAY: Final = (
+    "it runs unmetered (closed node: cuInit fails with 802); end some programs of the share, or give this one its own"
+)
 _INIT_CAUSES: Final[Mapping[int, str]] = {
     100: f"its CUDA_VISIBLE_DEVICES names no device that is there: {_FROM_LIST}",
     803: "libcuda and the kernel's driver are of different versions: install them together",
@@ -38,6 +41,7 @@ class Kind(IntEnum):
     FUNCTION = 3
     DRIVER = 4
     VERSION = 5
+    FULL = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,10 @@ def describe(mishap: Mishap, devices: int) -> tuple[int, str]:
             f"it called {function}, which the driver lacks: upgrade the driver, or build for its CUDA",
         ),
         Kind.DRIVER: (0, f"the driver lacks {function}: {_UNMETERED}"),
+        Kind.FULL: (
+            0,
+            f"it was turned away, for all {mishap.detail} slots of its share are taken: {_TURNED_AWAY}",
+        ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }
     return texts.get(mishap.kind, (0, f"mishap {mishap.kind} of a newer hook"))
@@ -131,7 +139,11 @@ class Troubles:
                 continue
             told.mishap = mishap.number
             error, cause = describe(mishap, len(status.share.devices))
-            fields: dict[str, object] = {"pid": mishap.pid, **({"cuda_error": error} if error else {}), "cause": cause}
+            fields: dict[str, object] = {
+                **({"pid": mishap.pid} if mishap.pid else {}),
+                **({"cuda_error": error} if error else {}),
+                "cause": cause,
+            }
             lines.append(Line("program met trouble", status.share.id, fields))
         return lines
 

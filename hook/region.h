@@ -8,7 +8,8 @@
  *   slots   written by the tenant's processes, one slot each. Preallocated, never grown. The agent never maps it:
  *           it reads with pread (coherent with mappings on tmpfs), so a tenant that truncates the file gives the agent
  *           a short read and not a SIGBUS. Everything read is range-checked; a lie harms only its author.
- *   bell    a FIFO, mode 0622: the tenant writes a byte to say "look at my slots". Its content means nothing.
+ *   bell    a FIFO, mode 0622: the tenant writes a byte to say "look at my slots": the slot that it is in, a hint, or
+ *           SP_BELL_FULL from who found none.
  *
  * Whoever maps one of these files is guarded against its being cut short: guard.c.
  *
@@ -45,6 +46,7 @@
 #define SP_TERMS_FILE "terms"
 #define SP_SLOTS_FILE "slots"
 #define SP_BELL_FILE  "bell"
+#define SP_BELL_FULL  0xffu
 
 /* The agent writes heartbeat_ns at least every 100 ms; a hook that sees none for this long opens its gates. It looks
  * every 100 ms, so the gates of a crashed agent are open within 1 s. */
@@ -126,6 +128,7 @@ enum sp_mishap_kind {
   SP_MISHAP_FUNCTION = 3, /* the program called a function that the driver lacks: sp_name_hash of it */
   SP_MISHAP_DRIVER = 4,   /* not metered: the driver lacks this function, that the hook needs */
   SP_MISHAP_VERSION = 5,  /* the driver is for this version of CUDA, older than what SharePod is tested with */
+  SP_MISHAP_FULL = 6,     /* turned away: so many slots, and none is free. Of a process without one: in no slot */
   SP_MISHAP_KINDS = 12,
 };
 #define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in hook/coverage.def */
@@ -231,7 +234,7 @@ struct sp_region {
 };
 
 /* region_attach.c. Map the files in `directory` and claim a slot. 0, or -errno: -ENOENT no region, -EPROTO another ABI,
- * -EUSERS no free slot. */
+ * -EUSERS no free slot (of which the agent is told), -EPIPE the bell is no FIFO. */
 int sp_region_attach(struct sp_region *region, const char *directory);
 /* Take the slot's record lock again (some programs close every descriptor). 0 or -errno. */
 int sp_region_relock(struct sp_region *region);
@@ -317,7 +320,7 @@ struct sp_region_owner {
 int sp_region_create(struct sp_region_owner *owner, const char *directory, uint32_t grant_count);
 void sp_region_close(struct sp_region_owner *owner);
 /* 0 when the files in `directory` are a region that a hook of this ABI can use, -ENOENT when it is gone, -EPROTO when
- * it has another ABI or is damaged; else -errno. */
+ * it has another ABI or is damaged, -EPIPE when it has no bell, or one that is no FIFO; else -errno. */
 int sp_region_error(const char *directory);
 void sp_region_heartbeat(struct sp_region_owner *owner, uint64_t now_ns);
 
@@ -351,7 +354,8 @@ void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live);
 /* Clear a slot whose process is gone. */
 int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot);
 /* Read away everything in the bell. Returns the slots that say they rang it, as a bit mask: a hint, a tenant may lie.
+ * *full: somebody says that there was no slot for it.
  */
-uint64_t sp_bell_drain(const struct sp_region_owner *owner);
+uint64_t sp_bell_drain(const struct sp_region_owner *owner, bool *full);
 
 #endif

@@ -129,10 +129,15 @@ static int map_slots(struct sp_region *region) {
   return 0;
 }
 
-static int open_bell(struct sp_region *region) {
-  /* O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now; sp_region_ring tries again. */
-  region->bell_fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-  return region->bell_fd < 0 && region->bell_fd != -ENXIO ? region->bell_fd : 0;
+/* A descriptor, or -errno. O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now. */
+static int open_bell(const struct sp_region *region) {
+  int fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+  struct stat status;
+  if (fd >= 0 && (fstat(fd, &status) || !S_ISFIFO(status.st_mode))) {
+    close(fd); /* it would grow with every ring, and nobody would hear */
+    fd = -EPIPE;
+  }
+  return fd;
 }
 
 static void reset(struct sp_region *region) {
@@ -154,6 +159,37 @@ static void let_go(struct sp_region *region) {
   reset(region);
 }
 
+/* SIGPIPE of a FIFO without a reader does not get through, and errno stays. */
+static void ring(struct sp_region *region, uint8_t bell) {
+  int saved = errno;
+  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_RELAXED);
+  if (fd < 0) {
+    /* No agent was reading when we attached (ENXIO): perhaps one is by now. */
+    fd = open_bell(region);
+    int none = -1;
+    if (fd >= 0 &&
+        !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+      close(fd);
+      fd = none;
+    }
+  }
+  if (fd >= 0) {
+    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
+     * unless the program had one pending itself. */
+    static const struct timespec at_once;
+    sigset_t pipe_signal, before, pending;
+    sigemptyset(&pipe_signal);
+    sigaddset(&pipe_signal, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+    /* EAGAIN: unread bells are there already, which is as good. */
+    if (write(fd, &bell, 1) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+      sigtimedwait(&pipe_signal, NULL, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+  }
+  errno = saved;
+}
+
 int sp_region_attach(struct sp_region *region, const char *directory) {
   reset(region);
   if (strlen(directory) >= sizeof region->directory)
@@ -162,14 +198,19 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   int error = map_terms(region);
   if (!error)
     error = map_slots(region);
-  if (!error)
-    error = open_bell(region);
-  if (!error)
+  if (!error) {
+    int bell_fd = open_bell(region);
+    if (bell_fd < 0 && bell_fd != -ENXIO)
+      error = bell_fd;
+    region->bell_fd = bell_fd < 0 ? -1 : bell_fd; /* ENXIO: the next ring tries again */
+  }
+  if (!error) {
     error = claim_slot(region);
+    if (!error || error == -EUSERS) /* the agent learns who we are before we launch, or that there was no slot for us */
+      ring(region, error ? SP_BELL_FULL : (uint8_t)region->slot_index);
+  }
   if (error)
     let_go(region);
-  else
-    sp_region_ring(region); /* the agent learns who we are before we launch */
   return error;
 }
 
@@ -188,7 +229,7 @@ int sp_region_relock(struct sp_region *region) {
     if (fd < 0)
       return fd;
     region->slots_fd = fd;
-    int bell_fd = open_in(directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
+    int bell_fd = open_bell(region);
     if (bell_fd >= 0)
       region->bell_fd = bell_fd;
   }
@@ -196,32 +237,5 @@ int sp_region_relock(struct sp_region *region) {
 }
 
 void sp_region_ring(struct sp_region *region) {
-  int saved = errno;
-  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_RELAXED);
-  if (fd < 0) {
-    /* No agent was reading when we attached (ENXIO): perhaps one is by now. */
-    fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
-    int none = -1;
-    if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-      close(fd);
-      fd = none;
-    }
-  }
-  if (fd >= 0) {
-    /* A FIFO without a reader (the agent is gone) raises SIGPIPE in this thread: hold it back and take it away,
-     * unless the program had one pending itself. */
-    static const struct timespec at_once;
-    const uint8_t bell = (uint8_t)region->slot_index; /* so that the agent knows whether we are new to it */
-    sigset_t pipe_signal, before, pending;
-    sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE);
-    sigpending(&pending);
-    pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
-    /* EAGAIN: unread bells are there already, which is as good. */
-    if (write(fd, &bell, 1) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
-      sigtimedwait(&pipe_signal, NULL, &at_once);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-  }
-  errno = saved;
+  ring(region, (uint8_t)region->slot_index); /* so that the agent knows whether we are new to it */
 }

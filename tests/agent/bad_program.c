@@ -147,6 +147,27 @@ static void children(void) {
   }
 }
 
+/* So many processes that have started CUDA, until stdin ends. */
+static void crowd(int count) {
+  int said[2], failed = 0, result;
+  if (pipe(said))
+    exit(5);
+  for (int started = 0; started < count; started++) {
+    if (fork() == 0) {
+      char end;
+      result = CALL(cuInit, (unsigned), 0);
+      if (write(said[1], &result, sizeof result) != sizeof result || read(STDIN_FILENO, &end, 1))
+        _exit(5);
+      _exit(0);
+    }
+    failed += read(said[0], &result, sizeof result) != sizeof result || result;
+  }
+  printf("ready %d\n", failed);
+  fflush(stdout);
+  for (int ended = 0; ended < count; ended++)
+    wait(NULL);
+}
+
 static void own_handler(int number) {
   static const char text[] = "own handler\n";
   ssize_t put = write(STDOUT_FILENO, text, sizeof text - 1);
@@ -174,6 +195,8 @@ int main(int count, char **arguments) {
     work_on(with);
   } else if (!strcmp(what, "children")) { /* one short life per line */
     children();
+  } else if (!strcmp(what, "crowd")) { /* COUNT */
+    crowd(atoi(with));
   } else if (!strcmp(what, "lacks")) { /* NAME: calls what the loader gives it under that name */
     void *function = begin(0).load ? NULL : dlsym(RTLD_DEFAULT, with);
     printf("%d\n", function ? ((int (*)(void *, size_t, unsigned))function)(&what, 4096, 1) : MISSING);

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,7 @@ from bad_input import (
     NOT_FOUND,
     NOT_READY,
     OUT_OF_MEMORY,
+    SLOTS_MAX,
     build,
     driver_without,
     environment_of,
@@ -161,6 +165,71 @@ def test_a_driver_that_is_too_old_is_told_and_runs(agent: RunningAgent, bad_prog
     assert first_error(once(bad_program, environment_of(answer, SIMGPU_DRIVER_VERSION="10020"))) == ("", 0)
     told(agent, answer.share, TROUBLE, "the driver is for CUDA 10.2, and SharePod is tested from 11.8 on")
     wait_until(lambda: usage(agent, "old").launches == 4)
+
+
+def no_bell(bell: Path) -> None:
+    bell.unlink()
+
+
+def no_fifo(bell: Path) -> None:
+    bell.unlink()
+    bell.touch(mode=0o622)
+
+
+@pytest.mark.parametrize("ruin", [no_bell, no_fifo])
+@pytest.mark.parametrize(("policy", "error"), [("open", ("", 0)), ("closed", ("init", NOT_READY))])
+def test_a_region_without_its_bell_cannot_be_used_and_that_is_told(
+    agent: RunningAgent, bad_program: Path, ruin: Callable[[Path], None], policy: str, error: tuple[str, int]
+) -> None:
+    answer = agent.register(10, name="deaf")
+    directory = Path(answer.share.directory)
+    ruin(directory / "bell")
+    assert first_error(once(bad_program, environment_of(answer, SHAREPOD_POLICY=policy))) == error
+    assert (directory / "bell").exists() == (ruin is no_fifo)
+    assert ruin is no_bell or (directory / "bell").stat().st_size == 0
+    line = told(agent, answer.share, "region cannot be used", "its region has no bell, or one that is no FIFO")
+    assert "register the share anew" in line
+    assert usage(agent, "deaf").launches == 0
+
+
+@contextmanager
+def crowd(bad_program: Path, environment: dict[str, str], count: int) -> Iterator[None]:
+    command = [str(bad_program), "crowd", str(count)]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "ready 0\n"
+        yield
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+def test_a_program_that_finds_all_slots_taken_is_turned_away_and_that_is_told_once_as_long_as_they_are(
+    agent: RunningAgent, bad_program: Path
+) -> None:
+    answer = agent.register(10, name="crowded")
+    environment, cause = environment_of(answer), f"turned away, for all {SLOTS_MAX} slots of its share are taken"
+    with crowd(bad_program, environment, SLOTS_MAX - 1):
+        assert first_error(once(bad_program, environment)) == ("", 0)
+        wait_until(lambda: usage(agent, "crowded").launches == 4)
+    assert lines_of(agent, answer.share, TROUBLE) == []
+    wait_until(lambda: not agent.shares()[0].processes)
+    for times in (1, 2):
+        with crowd(bad_program, environment, SLOTS_MAX):
+            for _ in range(3):
+                assert first_error(once(bad_program, environment)) == ("", 0)
+                closed = once(bad_program, {**environment, "SHAREPOD_POLICY": "closed"})
+                assert first_error(closed) == ("init", NOT_READY)
+            wait_until(lambda times=times: len(lines_of(agent, answer.share, cause)) >= times)
+            time.sleep(1.2)  # the agent has looked again
+            assert len(lines_of(agent, answer.share, cause)) == times
+            assert [cause in fact for fact in facts_of(agent, answer.share)].count(True) == 1
+        wait_until(lambda: not agent.shares()[0].processes)
+    assert usage(agent, "crowded").launches == 4  # who was turned away is not metered
+    assert first_error(once(bad_program, environment)) == ("", 0)
+    wait_until(lambda: usage(agent, "crowded").launches == 8)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import wait_until
+from agent_process import metered, program, wait_until
 
 from sharepod.proto import v1_pb2 as pb
 
@@ -78,6 +79,26 @@ def test_a_planned_stop_keeps_shares_for_the_next_agent(agent: RunningAgent) -> 
     assert not (agent.directory / "agent.lock").exists()
     agent.start()
     assert [held.id for held in agent.shares()] == [share.id]
+
+
+def test_a_program_that_started_while_no_agent_ran_rings_the_next_one(agent: RunningAgent) -> None:
+    answer = agent.register(30, name="early")
+    agent.stop()
+
+    def bells(pid: int) -> list[str]:
+        links: list[str] = []
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                links.append(str(fd.readlink()))
+        return [path for path in links if path.endswith("/bell")]
+
+    with program(metered(answer)) as running:
+        assert bells(running.pid) == []
+        agent.start()
+        for _ in range(2):  # it rings where it waits, and keeps what it has opened
+            agent.stub.PauseShare(pb.PauseShareRequest(share="early"))
+            wait_until(lambda: bells(running.pid) == [f"{answer.share.directory}/bell"])
+            agent.stub.ResumeShare(pb.ResumeShareRequest(share="early"))
 
 
 def test_a_region_of_another_abi_is_given_up_with_its_reason(agent: RunningAgent) -> None:
