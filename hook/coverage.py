@@ -44,6 +44,8 @@ CLASSES_OF_ACTION = {
 
 REASONS = {
     "query": "answers a question",
+    "attribute": "tells what kind of device it is: no attribute has a size of its memory, and a share has all of what "
+    "they tell; its part of the memory is in `cuDeviceTotalMem` and `cuMemGetInfo`",
     "state": "changes a setting or makes an object of no more than a few bytes",
     "ordering": "orders streams; takes no device time itself",
     "host copy": "copies from, to or inside host memory, or moves managed memory: copy engines, beside the kernels",

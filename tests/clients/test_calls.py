@@ -128,6 +128,34 @@ def test_every_function_of_cuda_bindings_answers_as_ever_and_is_metered(
     assert (share.usage().passed, share.usage().faults) == (0, 0)
 
 
+ATTRIBUTES = """
+import ctypes
+cuda, value, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_size_t()
+asked = ctypes.c_void_p()
+assert cuda.cuInit(0) == cuda.cuGetProcAddress_v2(b"cuDeviceGetAttribute", ctypes.byref(asked), 12000, 0, None) == 0
+assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
+print(total.value)
+for ask in (cuda.cuDeviceGetAttribute, ctypes.CFUNCTYPE(*[ctypes.c_int] + [ctypes.c_void_p] * 3)(asked.value)):
+    for attribute in range(-1, 300):
+        value.value = -7
+        print(attribute, ask(ctypes.byref(value), attribute, 0), value.value)
+"""
+
+
+def test_every_attribute_of_the_device_reads_in_a_share_as_without_one(make_simgpu: MakeSimgpu, share: InShare) -> None:
+    def run(env: dict[str, str]) -> list[str]:
+        command = [sys.executable, "-c", ATTRIBUTES]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+        return done.stdout.split("\n")
+
+    bare, metered = run(make_simgpu().env), run(share.env)
+    assert (bare[0], metered[0]) == (str(H200_BYTES), str(CAP))
+    assert metered[1:] == bare[1:]
+    told = {int(line.split()[0]): int(line.split()[2]) for line in bare[1:-1] if line.split()[1] == "0"}
+    assert {int(attribute) for attribute in bindings.CUdevice_attribute} <= set(told)
+    assert told[int(bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)] == 132
+
+
 def simulated_names() -> set[str]:
     """Return the functions of which the simulated driver has some variant, without their variants."""
     text = (REPO_ROOT / "simgpu" / "symbols.def").read_text()

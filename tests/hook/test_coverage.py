@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from cuda.bindings import driver
 
 from sharepod.hook import coverage
 from sharepod.hook.coverage import Function, disagreements, manual, read_actions, read_functions, unwrapped
@@ -13,6 +14,25 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLKIT = ("nvidia-cuda-cupti", "nvidia-cuda-runtime")
 # Names that a newer CUPTI gives to functions which it no longer tells.
 NAMELESS = re.compile(r"cuda\d+")
+# Sizes that are properties of a chip: of constant, shared and cache memory, and of single objects.
+SIZES = {
+    "L2_CACHE_SIZE",
+    "MAXIMUM_TEXTURE2D_LINEAR_PITCH",
+    "MAX_ACCESS_POLICY_WINDOW_SIZE",
+    "MAX_OVERSIZED_SHARED_MEMORY_PER_BLOCK",
+    "MAX_PERSISTING_L2_CACHE_SIZE",
+    "MAX_PITCH",
+    "MAX_SHARED_MEMORY_PER_BLOCK",
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "MEM_DECOMPRESS_MAXIMUM_LENGTH",
+    "RESERVED_SHARED_MEMORY_PER_BLOCK",
+    "SHARED_MEMORY_PER_BLOCK",
+    "TENSOR_MAP_LARGE_TENSOR_MIN_SIZE",
+    "TEXTURE_PITCH_ALIGNMENT",
+    "TOTAL_CONSTANT_MEMORY",
+    "WARP_SIZE",
+}
 # Classed as what they will be: the names whose wrappers are still to be written.
 COMING: set[str] = set()
 
@@ -109,6 +129,13 @@ def test_every_reason_is_given_by_some_function() -> None:
     assert {function.reason for function in functions if function.kind == "passed"} == set(coverage.REASONS)
     assert {function.reason for function in functions if function.kind == "escape"} == set(coverage.ESCAPES)
     assert {function.reason for function in functions if function.kind in coverage.WRAPPED} == {"", *coverage.NOTES}
+
+
+def test_no_attribute_of_a_device_has_a_size_of_its_memory() -> None:
+    names = {name.removeprefix("CU_DEVICE_ATTRIBUTE_") for name in driver.CUdevice_attribute.__members__}
+    assert len(names) > 150
+    sizes = {name for name in names if re.search("TOTAL|SIZE|LENGTH|BYTES|CAPACITY|MEMORY_PER|FREE|PITCH", name)}
+    assert sizes == SIZES, "does it tell the memory of the device, or of a share? then it is not passed"
 
 
 def test_the_document_is_what_the_tables_say() -> None:
