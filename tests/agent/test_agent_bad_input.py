@@ -6,8 +6,11 @@ test_agent_damage.py.
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +38,7 @@ from bad_input import (
     once,
     told,
     used_functions,
+    worker,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +69,27 @@ def test_a_cap_that_does_not_hold_a_context_refuses_it(
     line = told(agent, small.share, "did not fit under the cap", "refused=1", "an allocation did not fit under")
     assert f"memory_limit_bytes={64 * MIB}" in line
     assert first_error(once(bad_program, environment_of(agent.register(10, device="0", memory=512 * MIB)))) == ("", 0)
+
+
+def test_a_first_context_that_the_cap_does_not_hold_is_made_and_its_allocations_refused_once_it_is_known(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, bad_program: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SIMGPU_CONTEXT_MIB", str(CONTEXT_MIB))
+    agent = make_agent().start()
+    small = agent.register(10, name="small", memory=64 * MIB)
+    with worker(bad_program, environment_of(small), tmp_path) as first:
+        held = CONTEXT_MIB * MIB
+        wait_until(lambda: held <= usage(agent, "small").memory_used_bytes <= held + 8 * MIB)
+        wait_until(lambda: first.refused > 0)
+        first.goes_on()  # each of its rounds has allocations that are refused: all of them are answered with 2
+        told(agent, small.share, "cap does not hold a context", "its cap of 64 MiB does not hold a CUDA context")
+        cap = f"memory_limit_bytes={64 * MIB}"
+        told(agent, small.share, "did not fit under the cap", cap, "did not fit under its memory")
+        facts = facts_of(agent, small.share)
+        assert ["above its cap: new allocations are refused" in fact for fact in facts].count(True) == 1
+        assert any("takes 300 MiB here: raise the cap" in fact for fact in facts)
+        # The next context is too large from the beginning.
+        assert first_error(once(bad_program, environment_of(small))) == ("retain", OUT_OF_MEMORY)
 
 
 ASKS = {
@@ -102,6 +127,25 @@ def test_a_device_that_is_not_there_is_cudas_own_error(make_agent: MakeAgent, ba
         assert first_error(once(bad_program, environment_of(answer))) == ("", 0), case
     for case, (_, _, error, cause) in ASKS.items():
         assert f"cuda_error={error[1]} " in told(agent, shares[case], TROUBLE, cause), case
+
+
+def test_the_command_explains_what_it_was(agent: RunningAgent, bad_program: Path) -> None:
+    answer = agent.register(10, name="lost")
+    changes, ordinal, error, cause = ASKS["a UUID that is not there"]
+    with program(metered(answer)):
+        assert first_error(once(bad_program, environment_of(answer, **changes), ordinal)) == error
+        told(agent, answer.share, TROUBLE, cause)
+        where = {"SHAREPOD_RUNTIME_DIRECTORY": str(agent.directory), "PATH": os.environ["PATH"]}
+        for asked in (["lost"], [answer.share.id], ["lost", "-o", "json"]):
+            command = [sys.executable, "-m", "sharepod.cli", "explain", *asked]
+            done = subprocess.run(command, env=where, capture_output=True, text=True, timeout=30, check=False)
+            assert (done.returncode, done.stderr) == (0, ""), done
+            if "json" in asked:
+                facts = [fact for device in json.loads(done.stdout)["devices"] for fact in device["facts"]]
+            else:
+                facts = done.stdout.splitlines()
+                assert facts[0].startswith("lost"), done.stdout
+            assert len([fact for fact in facts if f"got CUDA error 100: {cause}" in fact]) == 1, done.stdout
 
 
 @pytest.mark.parametrize("node", ["2xH200", "1xH100:3g.40gb+4g.40gb"])
