@@ -60,6 +60,8 @@ enum {
   CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
   CU_GRAPH_NODE_TYPE_GRAPH = 4,
   CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+  CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
+  CUDA_GRAPH_INSTANTIATE_ERROR = 1,
   CUDA_ARRAY3D_LAYERED = 0x01,
   CUDA_ARRAY3D_CUBEMAP = 0x04,
   CUDA_ARRAY3D_SPARSE = 0x40,
@@ -93,6 +95,12 @@ typedef struct {
   size_t bytesize;
   CUdeviceptr dptr;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
+typedef struct {
+  unsigned long long flags;
+  CUstream hUploadStream;
+  CUgraphNode hErrNode_out;
+  int result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
 typedef struct {
   int type;
   void *handle[2];
@@ -210,6 +218,7 @@ _Static_assert(sizeof(void *) == 8, "the hook is 64-bit");
 _Static_assert(offsetof(CUmemAllocationProp, location) == 8 && sizeof(CUmemAllocationProp) == 32, "CUDA 10.2 ABI");
 _Static_assert(offsetof(CUmemPoolProps, location) == 8 && sizeof(CUmemPoolProps) == 88, "CUDA 11.2 ABI");
 _Static_assert(offsetof(CUDA_MEM_ALLOC_NODE_PARAMS, bytesize) == 104, "CUDA 11.4 ABI");
+_Static_assert(offsetof(CUDA_GRAPH_INSTANTIATE_PARAMS, result_out) == 24, "CUDA 12.0 ABI");
 _Static_assert(offsetof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC, size) == 24, "CUDA 10.0 ABI");
 _Static_assert(offsetof(CUDA_ARRAY3D_DESCRIPTOR, Flags) == 32, "CUDA 3.2 ABI");
 _Static_assert(offsetof(CUlaunchConfig, hStream) == 32 && sizeof(CUlaunchConfig) == 56, "CUDA 11.8 ABI");

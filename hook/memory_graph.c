@@ -58,15 +58,24 @@ static uint64_t sum_of(CUgraph graph, int *device, int depth) {
   return total;
 }
 
-/* An executable graph has been made of `graph`: remember what it may take. */
-static void instantiated(CUgraphExec executable, CUgraph graph) {
+/* What a graph may allocate, and on which device. 0: nothing, or it cannot be told. */
+static uint64_t allocates(CUgraph graph, int *device) {
   const struct sp_driver *driver = sp_driver();
+  *device = SP_NO_DEVICE;
   if (!sp_graphs_may_allocate() || driver->cuGraphGetNodes == NULL || driver->cuGraphNodeGetType == NULL ||
       driver->cuGraphMemAllocNodeGetParams == NULL || driver->cuGraphChildGraphNodeGetGraph == NULL) {
-    return;
+    return 0;
   }
-  int saved_errno = errno, device = SP_NO_DEVICE;
-  uint64_t bytes = sum_of(graph, &device, 0);
+  int saved_errno = errno;
+  uint64_t bytes = sum_of(graph, device, 0);
+  errno = saved_errno;
+  return bytes;
+}
+
+/* An executable graph has been made of `graph`: remember what it may take. */
+static void instantiated(CUgraphExec executable, CUgraph graph) {
+  int saved_errno = errno, device;
+  uint64_t bytes = allocates(graph, &device);
   struct sp_rows *rows = bytes != 0 && sp_rows_room() ? sp_rows_lock() : NULL;
   if (rows != NULL) {
     struct sp_allocation row = {.key = (uint64_t)(uintptr_t)executable,
@@ -79,6 +88,11 @@ static void instantiated(CUgraphExec executable, CUgraph graph) {
   errno = saved_errno;
 }
 
+static bool begin(int device, uint64_t bytes, struct sp_growth *growth) {
+  struct sp_pool *pool = bytes != 0 ? sp_pool_of(device, NULL) : NULL;
+  return pool == NULL || sp_pool_begin_whole(growth, pool, bytes);
+}
+
 bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   growth->pool = NULL;
   struct sp_rows *rows = sp_rows_lock();
@@ -89,8 +103,7 @@ bool sp_graph_begin(CUgraphExec executable, struct sp_growth *growth) {
   uint64_t bytes = row != NULL && row->owner != __atomic_load_n(&trims, __ATOMIC_RELAXED) ? row->bytes : 0;
   int device = row != NULL ? row->device_ordinal : SP_NO_DEVICE;
   sp_rows_unlock(rows);
-  struct sp_pool *pool = bytes != 0 ? sp_pool_of(device, NULL) : NULL;
-  return pool == NULL || sp_pool_begin_whole(growth, pool, bytes);
+  return begin(device, bytes, growth);
 }
 
 void sp_graph_end(CUgraphExec executable, struct sp_growth *growth, CUresult result) {
@@ -130,10 +143,31 @@ INSTANTIATE(cuGraphInstantiate_v2,
             (executable, graph, wrong, log, log_bytes))
 INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * executable, CUgraph graph, unsigned long long flags),
             (executable, graph, flags))
-INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec * executable, CUgraph graph, void *params),
-            (executable, graph, params))
-INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec * executable, CUgraph graph, void *params),
-            (executable, graph, params))
+
+/* It may upload at once, and then it takes its memory here. */
+#define WITH_PARAMS(name)                                                                                              \
+  SP_WRAPPER(name, (CUgraphExec * executable, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * params),                  \
+             (executable, graph, params)) {                                                                            \
+    struct sp_growth growth = {.pool = NULL};                                                                          \
+    CUresult result;                                                                                                   \
+    if (params != NULL && (params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) {                                      \
+      int device;                                                                                                      \
+      uint64_t bytes = allocates(graph, &device);                                                                      \
+      if (!begin(device, bytes, &growth)) {                                                                            \
+        params->hErrNode_out = NULL;                                                                                   \
+        params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;                                                             \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
+      }                                                                                                                \
+    }                                                                                                                  \
+    SP_CALL(result, real(executable, graph, params));                                                                  \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      instantiated(*executable, graph);                                                                                \
+    }                                                                                                                  \
+    sp_graph_end(result == CUDA_SUCCESS ? *executable : NULL, &growth, result);                                        \
+    return result;                                                                                                     \
+  }
+WITH_PARAMS(cuGraphInstantiateWithParams)
+WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
 
 #define UPLOAD(name)                                                                                                   \
   SP_WRAPPER(name, (CUgraphExec executable, CUstream stream), (executable, stream)) {                                  \

@@ -39,6 +39,7 @@ static void exec_free(struct exec *exec) {
 }
 
 EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle);
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
   CUresult result = graph_valid(graph);
@@ -66,7 +67,8 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CU
     return CUDA_ERROR_INVALID_VALUE;
   CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
   if (!result && params->flags & INSTANTIATE_UPLOAD)
-    result = cuGraphUpload(*out, params->upload);
+    if ((result = cuGraphUpload(*out, params->upload)))
+      cuGraphExecDestroy(*out);
   params->error_node = NULL;
   params->result = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0; /* CUgraphInstantiateResult */
   return result;
