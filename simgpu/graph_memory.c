@@ -41,10 +41,18 @@ static void count(uint32_t device, int attribute, int64_t bytes) {
     amount[attribute + 1] = amount[attribute];
 }
 
+/* It lies on its own device, whichever the one is that it is launched on; a context has memory of its device only. */
+static bool lies_elsewhere(const struct graph_memory *memory, const struct context *context) {
+  return context->device != memory->device;
+}
+
 static void give_back(struct graph_memory *memory) {
   if (!memory->charged || memory->live || memory->owned)
     return;
-  refund(memory->charged, memory->bytes);
+  if (lies_elsewhere(memory, memory->charged))
+    refund_process(memory->device, SG_POOLS, memory->bytes);
+  else
+    refund(memory->charged, memory->bytes);
   memory->charged = NULL;
   count(memory->device, RESERVED_CURRENT, -(int64_t)memory->bytes);
 }
@@ -187,7 +195,8 @@ void graph_memory_retire(struct graph *graph) {
 static bool reserve(struct graph_memory *memory, int type, void *context) {
   if (type != NODE_ALLOC || memory->charged)
     return true;
-  if (charge(context, memory->bytes))
+  if (lies_elsewhere(memory, context) ? charge_process(memory->device, SG_POOLS, memory->bytes)
+                                      : charge(context, memory->bytes))
     return false;
   memory->charged = context;
   count(memory->device, RESERVED_CURRENT, (int64_t)memory->bytes);
@@ -270,6 +279,8 @@ void graph_memory_forget(const struct context *context) {
     if (memory->live)
       count(memory->device, USED_CURRENT, -(int64_t)memory->bytes);
     count(memory->device, RESERVED_CURRENT, -(int64_t)memory->bytes);
+    if (lies_elsewhere(memory, context))
+      refund_process(memory->device, SG_POOLS, memory->bytes);
     memory->charged = NULL;
     memory->owned = false;
     memory->live = 0;
