@@ -71,6 +71,26 @@ def test_pitched_memory_is_charged_at_the_drivers_pitch(script: Script) -> None:
     """)
 
 
+def test_the_functions_of_32_bit_addresses_are_charged_as_the_others_are(script: Script) -> None:
+    script("""
+        def alloc(size):
+            a = c_uint(0)
+            return cuda.cuMemAlloc(byref(a), c_uint(size)), a
+        def pitch(width, height):
+            a, p = c_uint(0), c_uint(0)
+            return cuda.cuMemAllocPitch(byref(a), byref(p), c_uint(width), c_uint(height), 4), a
+        limit.value = 10240
+        r, a = alloc(600); assert (r, used[0]) == (0, 600)
+        assert alloc(9641)[0] == 2 and used[0] == 600 and seen("cuMemAlloc").calls == 1
+        assert cuda.cuMemFree(a) == 0 and used[0] == 0 and seen("cuMemFree").calls == 1
+        r, a = pitch(1000, 10); assert (r, used[0]) == (0, 10240)
+        assert pitch(1, 1)[0] == 2 and used[0] == 10240 and seen("cuMemAllocPitch").calls == 1
+        assert cuda.cuMemFree(a) == 0 and used[0] == 0
+        limit.value = 5120                        # the guess fits, what the driver takes does not
+        r, a = pitch(300, 10); assert (r, used[0]) == (2, 0) and seen("cuMemFree").calls == 3
+    """)
+
+
 def test_stream_ordered_memory_is_charged_outside_captures_only(script: Script) -> None:
     script("""
         for suffix in ("", "_ptsz"):

@@ -12,6 +12,7 @@
 #include "../../../hook/cuda_abi.h"
 
 #define SIZE   ((size_t)4 << 20)
+#define LARGE  ((size_t)40 << 20) /* more than a pool grows by: each allocation is charged for */
 #define PIECE  ((size_t)4096)
 #define KERNEL world.kernel, 1, 1, 1, 32, 1, 1, 0
 #define BATCH  world.targets, world.sources, &world.piece, (size_t)1, &world.attributes, &world.zero, (size_t)1
