@@ -5,255 +5,29 @@
     race KIND BYTES N    take pieces in N threads until each was refused 200 times in a row; answers how many it got
     open KIND PID WHAT   open what another process shows of its memory
     show KIND            answers how another process opens the last of it
+    cached KIND BYTES    take memory as an allocator that keeps what the program gives back, until memory runs out
+    keep BYTES           what the default pool may keep
+    trim BYTES           give back all of the default pool but this
+    sync                 wait for the stream
 
 `free` answers what cuMemGetInfo says is free.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable
-from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
-from pathlib import Path
+from ctypes import byref, c_char, c_size_t, c_uint64, c_void_p
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "simgpu"))
-from memory_structs import AllocationNode, Array, Array3D, External, IpcHandle, Location, PoolProps, Prop
+from memory_driver import FILE, OUT_OF_MEMORY, Give, Refused, bring_to_an_end, call, shown, stream
+from memory_kinds import KINDS, default_of, mapped, unmap
+from memory_structs import IpcHandle
 
-cuda = ctypes.CDLL("libcuda.so.1")
-GRAIN = 2 << 20
-OUT_OF_MEMORY = 2
-FILE = 1  # a handle type: a file descriptor
+RELEASE_THRESHOLD = 4
 
-Give = Callable[[], None]
-
-
-class Refused(Exception):
-    """The driver's result, where it is not success."""
-
-
-def call(name: str, *arguments: object) -> None:
-    """Call a function of the driver."""
-    result = getattr(cuda, name)(*arguments)
-    if result:
-        raise Refused(result)
-
-
-ON_DEVICE = Location(1, 0)
-PINNED = Prop(1, FILE, ON_DEVICE)
-context, stream = c_void_p(), c_void_p()
-shown: list[Callable[[], str]] = []
-
-
-def bring_to_an_end() -> None:
-    """Wait for the stream: what was freed in it is free then."""
-    call("cuStreamSynchronize", stream)
-
-
-def linear(size: int) -> Give:
-    """Take linear memory."""
-    address = c_uint64()
-    call("cuMemAlloc_v2", byref(address), c_size_t(size))
-
-    def show() -> str:
-        handle = (c_char * 64)()
-        call("cuIpcGetMemHandle", byref(handle), address)
-        return bytes(handle).hex()
-
-    shown.append(show)
-    return lambda: call("cuMemFree_v2", address)
-
-
-def managed(size: int) -> Give:
-    """Take managed memory."""
-    address = c_uint64()
-    call("cuMemAllocManaged", byref(address), c_size_t(size), 1)
-    return lambda: call("cuMemFree_v2", address)
-
-
-def pitched(size: int) -> Give:
-    """Take rows that the driver makes longer."""
-    address, pitch = c_uint64(), c_size_t()
-    call("cuMemAllocPitch_v2", byref(address), byref(pitch), c_size_t(1000), c_size_t(max(1, size // 1024)), 4)
-    return lambda: call("cuMemFree_v2", address)
-
-
-def array(size: int) -> Give:
-    """Take an array."""
-    made = c_void_p()
-    call("cuArrayCreate_v2", byref(made), byref(Array(4096, size // 4096, 1, 1)))
-    return lambda: call("cuArrayDestroy", made)
-
-
-def array_3d(size: int) -> Give:
-    """Take an array of three dimensions."""
-    made = c_void_p()
-    call("cuArray3DCreate_v2", byref(made), byref(Array3D(64, 16, size // 4096, 0x20, 1, 0)))
-    return lambda: call("cuArrayDestroy", made)
-
-
-def mipmap(size: int) -> Give:
-    """Take an array in four sizes."""
-    made = c_void_p()
-    call("cuMipmappedArrayCreate", byref(made), byref(Array3D(1024, size // 4096, 0, 1, 4, 0)), 4)
-    return lambda: call("cuMipmappedArrayDestroy", made)
-
-
-def stream_ordered(size: int) -> Give:
-    """Take memory in the order of the stream."""
-    address = c_uint64()
-    call("cuMemAllocAsync", byref(address), c_size_t(size), stream)
-
-    def give() -> None:
-        call("cuMemFreeAsync", address, stream)
-        bring_to_an_end()
-
-    return give
-
-
-def pool(size: int) -> Give:
-    """Take memory of a pool that keeps what is freed, until it is trimmed."""
-    made, address = c_void_p(), c_uint64()
-    call("cuMemPoolCreate", byref(made), byref(PoolProps(1, FILE, ON_DEVICE)))
-    call("cuMemPoolSetAttribute", made, 4, byref(c_uint64(2**64 - 1)))
-    try:
-        call("cuMemAllocFromPoolAsync", byref(address), c_size_t(size), made, stream)
-    except Refused:
-        call("cuMemPoolDestroy", made)
-        raise
-
-    def show() -> str:
-        descriptor, pointer = c_int(), (c_char * 64)()
-        call("cuMemPoolExportToShareableHandle", byref(descriptor), made, FILE, c_uint64(0))
-        call("cuMemPoolExportPointer", byref(pointer), address)
-        return f"{descriptor.value},{bytes(pointer).hex()}"
-
-    def give() -> None:
-        call("cuMemFreeAsync", address, stream)
-        bring_to_an_end()
-        call("cuMemPoolTrimTo", made, c_size_t(0))
-        call("cuMemPoolDestroy", made)
-
-    shown.append(show)
-    return give
-
-
-def mapped(handle: c_uint64, size: int) -> c_uint64:
-    """Map physical memory anywhere."""
-    address = c_uint64()
-    call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
-    call("cuMemMap", address, c_size_t(size), c_size_t(0), handle, c_uint64(0))
-    return address
-
-
-def unmap(address: c_uint64, size: int) -> None:
-    """Take mappings and their addresses away."""
-    call("cuMemUnmap", address, c_size_t(size))
-    call("cuMemAddressFree", address, c_size_t(size))
-
-
-def physical(size: int) -> Give:
-    """Take physical memory and map it; the handle outlives the mapping."""
-    handle = c_uint64()
-    call("cuMemCreate", byref(handle), c_size_t(size), byref(PINNED), c_uint64(0))
-    address = mapped(handle, size)
-
-    def show() -> str:
-        descriptor = c_int()
-        call("cuMemExportToShareableHandle", byref(descriptor), handle, FILE, c_uint64(0))
-        return f"{descriptor.value},{size}"
-
-    def give() -> None:
-        unmap(address, size)
-        call("cuMemRelease", handle)
-
-    shown.append(show)
-    return give
-
-
-def released(size: int) -> Give:
-    """Take it, and let go of the handle while it is mapped."""
-    handle = c_uint64()
-    call("cuMemCreate", byref(handle), c_size_t(size), byref(PINNED), c_uint64(0))
-    address = mapped(handle, size)
-    call("cuMemRelease", handle)
-    return lambda: unmap(address, size)
-
-
-def retained(size: int) -> Give:
-    """Let go of the handle, and get it back from the address: it then holds the memory without a mapping."""
-    handle, again = c_uint64(), c_uint64()
-    call("cuMemCreate", byref(handle), c_size_t(size), byref(PINNED), c_uint64(0))
-    address = mapped(handle, size)
-    call("cuMemRelease", handle)
-    call("cuMemRetainAllocationHandle", byref(again), c_void_p(address.value + size // 2))
-    unmap(address, size)
-    return lambda: call("cuMemRelease", again)
-
-
-def segments(size: int) -> Give:
-    """Map many pieces one after the other, and take them away at once."""
-    address = c_uint64()
-    handles = [c_uint64() for _ in range(size // GRAIN)]
-    call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
-    taken = 0
-    try:
-        for handle in handles:
-            call("cuMemCreate", byref(handle), c_size_t(GRAIN), byref(PINNED), c_uint64(0))
-            at = c_uint64(address.value + taken)
-            call("cuMemMap", at, c_size_t(GRAIN), c_size_t(0), handle, c_uint64(0))
-            call("cuMemRelease", handle)
-            taken += GRAIN
-    except Refused:
-        if taken:
-            call("cuMemUnmap", address, c_size_t(taken))
-        call("cuMemAddressFree", address, c_size_t(size))
-        raise
-    return lambda: unmap(address, size)
-
-
-def graph_node(size: int) -> Give:
-    """Launch a graph that allocates."""
-    graph, node, executable = c_void_p(), c_void_p(), c_void_p()
-    params = AllocationNode(pool=PoolProps(1, 0, ON_DEVICE), bytes=size)
-    call("cuGraphCreate", byref(graph), 0)
-    call("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(params))
-    call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
-    call("cuGraphDestroy", graph)
-    try:
-        call("cuGraphLaunch", executable, stream)
-    except Refused:
-        call("cuGraphExecDestroy", executable)
-        raise
-
-    def give() -> None:
-        call("cuMemFreeAsync", c_uint64(params.address), stream)
-        bring_to_an_end()
-        call("cuGraphExecDestroy", executable)
-        call("cuDeviceGraphMemTrim", 0)
-
-    return give
-
-
-def external(size: int) -> Give:
-    """Import the memory of another interface."""
-    descriptor, made = os.memfd_create("external"), c_void_p()
-    os.ftruncate(descriptor, size)
-    try:
-        call("cuImportExternalMemory", byref(made), byref(External(1, descriptor, None, size)))
-    except Refused:
-        os.close(descriptor)  # still ours
-        raise
-    return lambda: call("cuDestroyExternalMemory", made)
-
-
-def host(size: int) -> Give:
-    """Take pinned memory of the host."""
-    address = c_void_p()
-    call("cuMemHostAlloc", byref(address), c_size_t(size), 3)
-    return lambda: call("cuMemFreeHost", address)
+context = c_void_p()
 
 
 def open_linear(_pid: str, what: str) -> Give:
@@ -295,27 +69,26 @@ def open_pool(pid: str, what: str) -> Give:
     return give
 
 
-KINDS: dict[str, Callable[[int], Give]] = {
-    f.__name__: f
-    for f in (
-        linear,
-        managed,
-        pitched,
-        array,
-        array_3d,
-        mipmap,
-        stream_ordered,
-        pool,
-        physical,
-        released,
-        retained,
-        segments,
-        graph_node,
-        external,
-        host,
-    )
-}
 OPEN = {"linear": open_linear, "physical": open_physical, "pool": open_pool}
+
+
+cache: list[tuple[str, Give]] = []
+
+
+def cached(size: str, take: Callable[[], Give]) -> Give:
+    """Take what is kept, or new memory; when that is refused, give back all that is kept and ask once more."""
+    kept = next((item for item in cache if item[0] == size), None)
+    if kept is not None:
+        cache.remove(kept)
+        give = kept[1]
+    else:
+        try:
+            give = take()
+        except Refused:
+            while cache:
+                cache.pop()[1]()
+            give = take()
+    return lambda: cache.append((size, give))
 
 
 def race(kind: str, size: int, threads: int) -> int:
@@ -348,6 +121,14 @@ def answer(held: list[Give], command: str, *words: str) -> object:
         held.append(KINDS[words[0]](int(words[1])))
     elif command == "open":
         held.append(OPEN[words[0]](words[1], words[2]))
+    elif command == "cached":
+        held.append(cached(words[1], lambda: KINDS[words[0]](int(words[1]))))
+    elif command == "keep":
+        call("cuMemPoolSetAttribute", default_of(), RELEASE_THRESHOLD, byref(c_uint64(int(words[0]))))
+    elif command == "trim":
+        call("cuMemPoolTrimTo", default_of(), c_size_t(int(words[0])))
+    elif command == "sync":
+        bring_to_an_end()
     elif command == "give":
         held.pop()()
     elif command == "show":

@@ -5,90 +5,31 @@ The device is the judge: what it counts for the share's processes is compared wi
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import metered, program, usage, wait_until
-
-from sharepod.proto import v1_pb2 as pb
-from sharepod.simgpu.truth import Truth
+from agent_process import metered, wait_until
+from capped_share import MIB, OUT_OF_MEMORY, CappedShare
 
 if TYPE_CHECKING:
     from agent_process import RunningAgent
 
-PROGRAM = Path(__file__).with_name("memory_program.py")
-MIB = 1 << 20
 CAP = 256 * MIB
-OUT_OF_MEMORY = "2"
-LINEAR = ("linear", "managed", "pitched", "array", "array_3d", "mipmap")
-POOLED = ("stream_ordered", "pool", "graph_node")
+LINEAR = ("linear", "managed", "pitched", "array", "array_3d", "array_v1", "array_3d_v1", "mipmap")
+GRAPHS = (
+    "graph_node",
+    "graph_captured",
+    "graph_generic",
+    "graph_generic_v2",
+    "graph_with_params",
+    "graph_with_log",
+    "graph_with_log_v2",
+)
+POOLED = ("stream_ordered", "stream_ordered_ptsz", "default_pool", "default_pool_ptsz", "pool", *GRAPHS)
 PHYSICAL = ("physical", "released", "retained", "segments")
+UPLOADED = ("graph_uploaded", "graph_uploaded_at_once")  # the driver may take it back until it is launched
 KINDS = (*LINEAR, *POOLED, *PHYSICAL, "external")
-
-
-@dataclass(frozen=True)
-class Taker:
-    """A run of memory_program.py."""
-
-    process: subprocess.Popen[str]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def say(self, line: str) -> None:
-        """Send a line, whose answer is read later."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> str:
-        """Read an answer."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def __call__(self, line: str) -> str:
-        self.say(line)
-        return self.hear()
-
-
-@dataclass(frozen=True)
-class CappedShare:
-    """A share with a cap, on a device of its own."""
-
-    agent: RunningAgent
-    environment: dict[str, str]
-    takers: list[Taker] = field(default_factory=list)
-
-    @contextmanager
-    def taker(self) -> Iterator[Taker]:
-        """Run the program in the share."""
-        with program(self.environment, of=PROGRAM) as process:
-            self.takers.append(Taker(process))
-            yield self.takers[-1]
-
-    def on_the_device(self) -> int:
-        """Return what the device counts for the share's programs."""
-        pids = {taker.pid for taker in self.takers}
-        with Truth(f"{self.agent.directory}/simgpu") as truth:
-            return sum(process.memory_bytes for process in truth.processes(0) if process.pid in pids)
-
-    def holds(self) -> int:
-        """Return what the share holds, of which the device and the agent say the same."""
-        there = self.on_the_device()
-        assert usage(self.agent, "capped").memory_used_bytes == there
-        return there
-
-    def set_cap(self, cap: int) -> None:
-        """Change the cap while programs run."""
-        change = pb.DeviceChange(memory_limit_bytes=cap)
-        self.agent.stub.UpdateShare(pb.UpdateShareRequest(share="capped", devices=[change]))
 
 
 @pytest.fixture
@@ -118,16 +59,27 @@ def test_every_kind_is_charged_to_the_byte_and_refused_over_the_cap(share: Cappe
         assert share.holds() >= 128 * MIB
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UPLOADED)
+def test_a_graph_is_charged_when_it_is_uploaded_and_refused_over_the_cap(share: CappedShare, kind: str) -> None:
+    with share.taker() as take:
+        assert take(f"take {kind} {64 * MIB}") == "0"
+        assert share.holds() >= 64 * MIB
+        assert take(f"take {kind} {CAP + 4 * MIB}") == OUT_OF_MEMORY
+        assert share.holds() <= CAP
+        assert take("give") == "0"
+        assert share.holds() == 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *UPLOADED])
 def test_a_killed_program_gives_every_kind_back(share: CappedShare, kind: str) -> None:
     with share.taker() as take, share.taker() as other:
         assert take(f"take {kind} {64 * MIB}") == other(f"take {kind} {32 * MIB}") == "0"
         assert share.holds() >= 96 * MIB
         take.process.kill()
         take.process.wait()
-        wait_until(lambda: usage(share.agent, "capped").processes == 1)
+        wait_until(lambda: share.usage().processes == 1)
         wait_until(lambda: share.on_the_device() < 64 * MIB)
-        wait_until(lambda: usage(share.agent, "capped").memory_used_bytes == share.on_the_device(), 2)
+        wait_until(lambda: share.usage().memory_used_bytes == share.on_the_device(), 2)
         assert other(f"take {kind} {160 * MIB}") == "0"
         assert share.holds() >= 192 * MIB
 
@@ -174,15 +126,19 @@ def test_a_higher_cap_counts_at_once_and_a_lower_one_refuses_only_what_is_new(sh
         share.set_cap(2 * CAP)
         assert take(f"take linear {CAP}") == "0"
         assert share.holds() == 2 * CAP
+        assert not any("above its cap" in fact for fact in share.facts())
         share.set_cap(64 * MIB)
         assert share.holds() == 2 * CAP
-        for kind in KINDS:
+        above = "its memory is 448 MiB above its cap: new allocations are refused until it has freed that"
+        assert above in share.facts()
+        for kind in (*KINDS, *UPLOADED):
             assert take(f"take {kind} {4 * MIB}") == OUT_OF_MEMORY
         assert take("free") == "0"
         assert share.holds() == 2 * CAP
         assert take("give") == take("give") == "0"
         assert take(f"take linear {64 * MIB}") == "0"
         assert share.holds() == 64 * MIB
+        assert not any("above its cap" in fact for fact in share.facts())
 
 
 def test_pinned_memory_of_the_host_is_not_charged(share: CappedShare) -> None:

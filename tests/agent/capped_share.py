@@ -1,0 +1,88 @@
+"""A share with a cap on its memory, and the programs that take memory in it.
+
+The device is the judge: what it counts for the share's processes is compared with what the agent says, byte for byte.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent_process import RunningAgent, program
+
+from sharepod.proto import v1_pb2 as pb
+from sharepod.simgpu.truth import Truth
+
+PROGRAM = Path(__file__).with_name("memory_program.py")
+MIB = 1 << 20
+OUT_OF_MEMORY = "2"
+
+
+@dataclass(frozen=True)
+class Taker:
+    """A run of memory_program.py."""
+
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def say(self, line: str) -> None:
+        """Send a line, whose answer is read later."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """Read an answer."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def __call__(self, line: str) -> str:
+        self.say(line)
+        return self.hear()
+
+
+@dataclass(frozen=True)
+class CappedShare:
+    """A share with a cap, on a device of its own."""
+
+    agent: RunningAgent
+    environment: dict[str, str]
+    takers: list[Taker] = field(default_factory=list)
+
+    @contextmanager
+    def taker(self) -> Iterator[Taker]:
+        """Run the program in the share."""
+        with program(self.environment, of=PROGRAM) as process:
+            self.takers.append(Taker(process))
+            yield self.takers[-1]
+
+    def on_the_device(self, device: int = 0) -> int:
+        """Return what a device counts for the share's programs."""
+        pids = {taker.pid for taker in self.takers}
+        with Truth(f"{self.agent.directory}/simgpu") as truth:
+            return sum(process.memory_bytes for process in truth.processes(device) if process.pid in pids)
+
+    def usage(self, device: int = 0) -> pb.Usage:
+        """Return what the agent says of the share on its first device, or on another."""
+        return self.agent.stub.ListShares(pb.ListSharesRequest(shares=["capped"])).shares[0].devices[device].usage
+
+    def holds(self, device: int = 0) -> int:
+        """Return what the share holds, of which the device and the agent say the same."""
+        there = self.on_the_device(device)
+        assert self.usage(device).memory_used_bytes == there
+        return there
+
+    def facts(self) -> list[str]:
+        """Return what the agent tells of the share."""
+        return list(self.agent.stub.ExplainShare(pb.ExplainShareRequest(share="capped")).devices[0].facts)
+
+    def set_cap(self, cap: int) -> None:
+        """Change the cap while programs run."""
+        change = pb.DeviceChange(memory_limit_bytes=cap)
+        self.agent.stub.UpdateShare(pb.UpdateShareRequest(share="capped", devices=[change]))
