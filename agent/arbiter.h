@@ -123,6 +123,8 @@ int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term
                             int64_t overhead_bytes);
 /* What a context takes of the device, told to its shares; 0: read back what was told them, by an earlier agent too. */
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes);
+/* What was learned of another driver. */
+void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter);
 /* cdef end */
 
 #endif

@@ -54,6 +54,15 @@ class Record:
     """What stands of ours, one per device; empty from an agent that set none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What an earlier agent left."""
+
+    records: tuple[Record, ...]
+    driver_version: str
+    """Of the driver that it ran on; empty when it did not say."""
+
+
 def boot_id() -> str:
     """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -62,15 +71,15 @@ def boot_id() -> str:
 class Dumper:
     """Makes the checkpoint's text; what stays of a share from one to the next is encoded once."""
 
-    def __init__(self, boot: str) -> None:
-        self._boot = boot
+    def __init__(self, boot: str, driver_version: str = "") -> None:
+        self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
         self._encoded: dict[ShareId, tuple[Share, str]] = {}
 
     def dump(self, statuses: Sequence[ShareStatus]) -> str:
         """Return the text."""
         self._encoded = {status.share.id: self._encode(status.share) for status in statuses}
         shares = ", ".join(map(self._record, statuses))
-        return f'{{"format": {FORMAT}, "boot_id": {json.dumps(self._boot)}, "shares": [{shares}]}}'
+        return f'{{{self._head}, "shares": [{shares}]}}'
 
     def _encode(self, share: Share) -> tuple[Share, str]:
         known = self._encoded.get(share.id)
@@ -100,13 +109,14 @@ def _fields(share: Share) -> dict[str, Any]:
     return {**{name: getattr(share, name) for name in _SHARE}, "devices": devices}
 
 
-def parse(text: str, boot: str) -> tuple[Record, ...]:
-    """Return the records of a checkpoint; none when it is of another boot. Raises WrongState when it is unreadable."""
+def parse(text: str, boot: str) -> Checkpoint:
+    """Read a checkpoint; one of another boot has no records. Raises WrongState when it is unreadable."""
     try:
         loaded: Any = json.loads(text)
         cause = "" if loaded["format"] == FORMAT else f"format {loaded['format']} is not {FORMAT}"
         if not cause:
-            return tuple(_record(item) for item in loaded["shares"]) if loaded["boot_id"] == boot else ()
+            records = tuple(_record(item) for item in loaded["shares"]) if loaded["boot_id"] == boot else ()
+            return Checkpoint(records, str(loaded.get("driver", "")))
     except (ValueError, KeyError, TypeError, AttributeError, ShareError) as error:
         cause = repr(error)
     raise _unreadable(cause)

@@ -41,6 +41,16 @@ int sp_arbiter_set_overhead(struct sp_arbiter *arbiter, int share, uint32_t term
   return error;
 }
 
+void sp_arbiter_forget_contexts(struct sp_arbiter *arbiter) {
+  pthread_mutex_lock(&arbiter->lock);
+  for (uint32_t device = 0; device < arbiter->device_count; device++)
+    arbiter->devices[device].context_bytes = 0;
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++)
+    if (arbiter->shares[handle])
+      sp_holdings_changed(arbiter->shares[handle]);
+  sp_arbiter_unlock(arbiter);
+}
+
 uint64_t sp_arbiter_context_bytes(struct sp_arbiter *arbiter, int device, uint64_t context_bytes) {
   if (device < 0 || (uint32_t)device >= arbiter->device_count)
     return 0;

@@ -65,6 +65,9 @@ class Arbiter(Protocol):
     def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
         """Set what a context takes of the device, if not 0; return what is set."""
 
+    def forget_contexts(self) -> None:
+        """Forget what contexts take: it was learned from another driver."""
+
     def close(self) -> None:
         """Stop as planned: gates that are not paused open within 50 ms."""
 
@@ -187,6 +190,10 @@ class NativeArbiter:
     def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
         """See Arbiter."""
         return int(self._lib.sp_arbiter_context_bytes(self._arbiter, device, context_bytes))
+
+    def forget_contexts(self) -> None:
+        """See Arbiter."""
+        self._lib.sp_arbiter_forget_contexts(self._arbiter)
 
     def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
         """See Arbiter."""

@@ -81,7 +81,7 @@ class Node:
         self._driver_limits = DriverLimits(offered=order is not None)
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self._boot = checkpoint.boot_id()
-        self._dumper = checkpoint.Dumper(self._boot)
+        self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._save_failure = ""
         self.published = self.status()
         """The last status that went into the checkpoint: replaced whole, never changed."""
@@ -328,12 +328,14 @@ class Node:
         """Take over the shares that an earlier agent left, and remove what belongs to none."""
         try:
             text = checkpoint.read(self._state_directory)
-            records = checkpoint.parse(text, self._boot) if text else ()
+            left = checkpoint.parse(text, self._boot) if text else None
         except ShareError as error:
             log.error("checkpoint lost", extra={"cause": str(error)})  # noqa: TRY400 - the text says it all
-            records = ()
-        for record in records:
+            left = None
+        for record in left.records if left else ():
             self._adopt_one(record)
+        if left and left.driver_version not in ("", self.identity.driver_version):
+            self._arbiter.forget_contexts()
         for name in self._registry.remove_orphans():
             log.warning("directory without a share removed", extra={"share": name})
         self.publish()

@@ -105,6 +105,9 @@ class MemoryArbiter:
         self.contexts[device] = context_bytes or self.contexts.get(device, 0)
         return self.contexts[device]
 
+    def forget_contexts(self) -> None:
+        self.contexts.clear()
+
     def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
         return self.mishaps.get(share, ())
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import capped_share
 from agent_process import PROGRAM, metered, program, usage, wait_until
 
 from sharepod.agent.overhead import Held, Overheads, Settled
@@ -104,3 +107,23 @@ def test_what_was_learned_outlives_the_agent(make_agent: MakeAgent, monkeypatch:
         assert usage(agent, "first").memory_used_bytes == CONTEXT_MIB * MIB
         with program(metered(agent.register(30, name="second", device="0")), "idle"):
             assert usage(agent, "second").memory_used_bytes == CONTEXT_MIB * MIB
+
+
+def test_what_was_learned_of_another_driver_is_forgotten(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMGPU_CONTEXT_MIB", str(CONTEXT_MIB))
+    monkeypatch.setenv("SIMGPU_DRIVER_RELEASE", "550")
+    agent = make_agent().start()
+    small = agent.register(30, memory=(CONTEXT_MIB - 1) * MIB, name="small", device="0")
+    with program(metered(agent.register(30, name="first", device="0")), "idle"):
+        wait_until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, 15)
+    for release, runs in (("550", False), ("580", True)):
+        agent.stop()
+        Path(os.environ["SIMGPU_STATE"]).unlink()  # an upgrade loads the driver anew
+        monkeypatch.setenv("SIMGPU_DRIVER_RELEASE", release)
+        agent.start()
+        assert "share adopted" in agent.log()
+        command, environment = [sys.executable, capped_share.PROGRAM], {**os.environ, **metered(small)}
+        done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)
+        assert (done.stdout == "ready\n") == runs, done.stderr

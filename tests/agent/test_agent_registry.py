@@ -178,7 +178,7 @@ def test_launches_of_live_processes_are_not_counted_twice_after_adoption(tmp_pat
     registry.register(ask(name="a"), unix_ns=1, now_ns=0)
     arbiter.usages[Handle(1)] = [Usage(launches=100, turns=7)]
     arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
-    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot")
+    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records
     fresh, other = make(tmp_path)
     fresh.adopt(record, 0)
     other.usages[Handle(1)] = [Usage(launches=65, turns=1)]
@@ -193,7 +193,7 @@ def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> No
     arbiter.use(Handle(1), 7 * SECOND)
     text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
 
-    (record,) = checkpoint.parse(text, "boot")
+    (record,) = checkpoint.parse(text, "boot").records
     assert record.share == registry.find("a")
     fresh, other = make(tmp_path)
     fresh.adopt(record, 0)
@@ -206,7 +206,7 @@ def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> No
 def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     share = registry.register(ask(device="2", name="a"), unix_ns=5, now_ns=0)
-    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot")
+    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records
     fewer = Registry(MemoryArbiter(), tmp_path, [H200])
     with pytest.raises(WrongState, match="share a is not adopted: device GPU-cccc is gone: its programs run unmetered"):
         fewer.adopt(record, 0)
@@ -218,7 +218,7 @@ def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) ->
 def test_adoption_gives_up_a_region_of_another_abi(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     registry.register(ask(name="a"), unix_ns=5, now_ns=0)
-    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot")
+    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records
     fresh, arbiter = make(tmp_path)
     arbiter.refuse = errno.EPROTO
     with pytest.raises(WrongState, match="Protocol error"):
@@ -230,7 +230,9 @@ def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_pa
     registry, _ = make(tmp_path)
     registry.register(ask(), unix_ns=5, now_ns=0)
     text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-    assert checkpoint.parse(text, "another boot") == ()
+    assert checkpoint.parse(text, "another boot").records == ()
+    assert checkpoint.parse(text.replace('"driver": "", ', ""), "boot").driver_version == ""  # of an older agent
+    assert checkpoint.parse(checkpoint.Dumper("boot", "580.65").dump(()), "boot").driver_version == "580.65"
     for broken in (
         "",
         "{}",
@@ -292,7 +294,7 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         statuses = self.registry.statuses((), self.now_ns)
-        records = checkpoint.parse(checkpoint.Dumper("boot").dump(statuses), "boot")
+        records = checkpoint.parse(checkpoint.Dumper("boot").dump(statuses), "boot").records
         self.registry, self.arbiter = make(self.directory)
         for record in records:
             self.registry.adopt(record, self.now_ns)
