@@ -50,8 +50,8 @@ class Overheads:
         settled: list[Settled] = []
         for one in held:
             total = nvml_bytes.get(one.holding.pid, 0)
-            if total <= 0:
-                continue
+            if total <= 0 and one.holding.memory_used_bytes:
+                continue  # NVML does not tell; who has given all back is no longer listed, and has nothing beyond it
             beyond = max(total - one.holding.memory_used_bytes, -one.holding.context_bytes)
             key = Held(one.share, one.term, _named(one.holding))
             now[key] = beyond

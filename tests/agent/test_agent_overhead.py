@@ -63,6 +63,15 @@ def test_who_nvml_does_not_list_or_tell_of_is_left_alone() -> None:
         assert overheads.step(GPU, [held(7, 1000), held(8, 1000)], {7: 0}) == []
 
 
+def test_who_has_given_everything_back_and_is_no_longer_listed_takes_nothing() -> None:
+    overheads = Overheads()
+    for _ in range(2):
+        overheads.step(GPU, [held(7, 0)], {7: 300})
+    assert overheads.step(GPU, [held(7, 0)], {}) == []
+    assert overheads.step(GPU, [held(7, 0)], {}) == [Settled(held(7, 0), 0)]
+    assert overheads.context_bytes(GPU) == 300
+
+
 def test_the_least_overhead_seen_is_what_a_context_takes() -> None:
     overheads = Overheads()
     for nvml in ({7: 900, 8: 400}, {7: 900, 8: 400}, {7: 950, 8: 400}, {7: 950, 8: 400}):
