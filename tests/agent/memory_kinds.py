@@ -21,6 +21,7 @@ from memory_structs import (
 
 GRAIN = 2 << 20
 PINNED = Prop(1, FILE, ON_DEVICE)
+known: list[tuple[int, int]] = []  # external memory
 
 
 def linear(size: int) -> Give:
@@ -268,12 +269,24 @@ def segments(size: int) -> Give:
 
 def external(size: int) -> Give:
     """Import the memory of another interface."""
-    descriptor, made = os.memfd_create("external"), c_void_p()
+    descriptor = os.memfd_create("external")
     os.ftruncate(descriptor, size)
     try:
-        call("cuImportExternalMemory", byref(made), byref(External(1, descriptor, None, size)))
+        give = imported(descriptor, size)
     except Refused:
-        os.close(descriptor)  # still ours
+        os.close(descriptor)
+        raise
+    known.append((descriptor, size))
+    return give
+
+
+def imported(descriptor: int, size: int) -> Give:
+    """Import what a descriptor stands for."""
+    handed, made = os.dup(descriptor), c_void_p()
+    try:
+        call("cuImportExternalMemory", byref(made), byref(External(1, handed, None, size)))
+    except Refused:
+        os.close(handed)  # still ours
         raise
     return lambda: call("cuDestroyExternalMemory", made)
 

@@ -6,6 +6,7 @@
     open KIND PID WHAT   open what another process shows of its memory
     show KIND            answers how another process opens the last of it
     cached KIND BYTES    take memory as an allocator that keeps what the program gives back, until memory runs out
+    again                import the last external memory once more
     keep BYTES           what the default pool may keep
     trim BYTES           give back all of the default pool but this
     sync                 wait for the stream
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from ctypes import byref, c_char, c_size_t, c_uint64, c_void_p
 
 from memory_driver import FILE, OUT_OF_MEMORY, Give, Refused, bring_to_an_end, call, shown, stream
-from memory_kinds import KINDS, default_of, mapped, unmap
+from memory_kinds import KINDS, default_of, imported, known, mapped, unmap
 from memory_structs import IpcHandle
 
 RELEASE_THRESHOLD = 4
@@ -129,6 +130,8 @@ def answer(held: list[Give], command: str, *words: str) -> object:
         call("cuMemPoolTrimTo", default_of(), c_size_t(int(words[0])))
     elif command == "sync":
         bring_to_an_end()
+    elif command == "again":
+        held.append(imported(*known[-1]))
     elif command == "give":
         held.pop()()
     elif command == "show":

@@ -98,6 +98,32 @@ def test_what_another_process_of_the_share_opens_is_charged_once(share: CappedSh
         wait_until(lambda: share.on_the_device() == 0)
 
 
+@pytest.mark.parametrize("kind", ["linear", "physical", "pool"])
+def test_what_outlives_its_owner_is_charged_to_who_holds_it(share: CappedShare, kind: str) -> None:
+    with share.taker() as owner, share.taker() as guest:
+        assert owner(f"take {kind} {64 * MIB}") == "0"
+        assert guest(f"open {kind} {owner.pid} {owner('show')}") == "0"
+        owner.process.kill()
+        owner.process.wait()
+        left = 64 * MIB if kind == "physical" else 0
+        wait_until(lambda: share.on_the_device() == left)
+        wait_until(lambda: share.usage().memory_used_bytes == left and share.usage().processes == 1, 20)
+        assert share.on_the_device() == left
+        assert guest("give") == "0"
+        wait_until(lambda: share.usage().memory_used_bytes == share.on_the_device() == 0, 20)
+
+
+def test_external_memory_is_charged_for_each_import(share: CappedShare) -> None:
+    with share.taker() as take:
+        assert take(f"take external {64 * MIB}") == "0"
+        assert take("again") == "0"
+        assert share.usage().memory_used_bytes == 128 * MIB
+        assert take("give") == "0"
+        assert share.usage().memory_used_bytes == 64 * MIB
+        assert take("give") == "0"
+        assert share.holds() == 0
+
+
 @pytest.mark.realtime
 @pytest.mark.parametrize("kind", ["linear", "physical", "array", "external"])
 def test_two_processes_of_eight_threads_share_the_last_bytes_and_never_pass_the_cap(
