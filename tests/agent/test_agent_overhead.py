@@ -129,7 +129,7 @@ def test_what_was_learned_of_another_driver_is_forgotten(
         wait_until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, 15)
     for release, runs in (("550", False), ("580", True)):
         agent.stop()
-        Path(os.environ["SIMGPU_STATE"]).unlink()  # an upgrade loads the driver anew
+        Path(metered(small)["SIMGPU_STATE"]).unlink()  # an upgrade loads the driver anew
         monkeypatch.setenv("SIMGPU_DRIVER_RELEASE", release)
         agent.start()
         assert "share adopted" in agent.log()
