@@ -23,6 +23,12 @@ struct sp_terms {
   uint64_t memory_limit_bytes;   /* 0 = no cap */
 };
 
+/* Copies between the host's memory and a device's. */
+struct sp_copies {
+  uint64_t to_device_bytes, to_host_bytes;
+  uint64_t to_device_count, to_host_count;
+};
+
 /* The account of one share on one device, all counters since the share was registered. */
 struct sp_usage {
   uint64_t used_ns;      /* device time used */
@@ -39,6 +45,8 @@ struct sp_usage {
   int64_t memory_overhead_bytes; /* of that, the latter: contexts, modules, what the driver rounds up */
   uint64_t memory_refused_bytes; /* the last allocation that did not fit under the cap */
   uint64_t memory_refusals;      /* how many did not */
+  struct sp_copies copies;       /* its host copies, which pass no gate */
+  struct sp_copies gone_copies;  /* of them, those of processes that are gone */
   uint32_t processes;            /* live slots */
   uint32_t state;                /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
   int32_t gang_device;           /* the device for which the share's gang waits before it may have this one; -1: none */

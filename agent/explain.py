@@ -161,6 +161,11 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         what = f"{count} allocations" if count > 1 else "an allocation"
         last = "the last of " if count > 1 else "of "
         facts.append(f"{what} did not fit under its memory cap, {last}{bytes_text(account.memory_refused_bytes)}")
+    if copied := account.copies.to_device_count + account.copies.to_host_count:
+        facts.append(
+            f"copied {bytes_text(account.copies.to_device_bytes)} to the device and "
+            f"{bytes_text(account.copies.to_host_bytes)} back, in {copied} copies: these pass no gate"
+        )
     if account.overrun_ns:
         facts.append(f"overran its quanta by {account.overrun_ns / 1e9:.3f} s in all; overruns are repaid")
     if account.passed:

@@ -100,6 +100,26 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         lambda h: h.usage.usage.memory_refusals,
     ),
     Row(
+        "sharepod_share_host_to_device_bytes_total",
+        "Copied from the host's memory to the device: not gated, not billed.",
+        lambda h: h.usage.usage.copies.to_device_bytes,
+    ),
+    Row(
+        "sharepod_share_device_to_host_bytes_total",
+        "Copied from the device to the host's memory: not gated, not billed.",
+        lambda h: h.usage.usage.copies.to_host_bytes,
+    ),
+    Row(
+        "sharepod_share_host_to_device_copies_total",
+        "Copies from the host's memory to the device.",
+        lambda h: h.usage.usage.copies.to_device_count,
+    ),
+    Row(
+        "sharepod_share_device_to_host_copies_total",
+        "Copies from the device to the host's memory.",
+        lambda h: h.usage.usage.copies.to_host_count,
+    ),
+    Row(
         "sharepod_share_request_ratio",
         "Guaranteed part of the device's time.",
         lambda h: h.terms.request_millipercent / 1e5,

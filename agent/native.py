@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharepod.agent.device import DeviceCounters
-from sharepod.agent.share import Handle, Holding, Mishap, Process, ShareClass, ShareState, Terms, Turn, Usage
+from sharepod.agent.share import Copies, Handle, Holding, Mishap, Process, ShareClass, ShareState, Terms, Turn, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +77,10 @@ def _check(result: int, what: str) -> int:
     if result < 0:
         raise OSError(-result, f"{what}: {os.strerror(-result)}")
     return result
+
+
+def _copies(said: Any) -> Copies:
+    return Copies(said.to_device_bytes, said.to_host_bytes, said.to_device_count, said.to_host_count)
 
 
 class NativeArbiter:
@@ -164,6 +168,8 @@ class NativeArbiter:
             memory_overhead_bytes=usage.memory_overhead_bytes,
             memory_refused_bytes=usage.memory_refused_bytes,
             memory_refusals=usage.memory_refusals,
+            copies=_copies(usage.copies),
+            gone_copies=_copies(usage.gone_copies),
             processes=usage.processes,
             state=ShareState(usage.state),
             gang_device=Handle(usage.gang_device),

@@ -85,6 +85,7 @@ struct sp_view {
 /* Of what the process in a slot says of one device, the last that was believed. */
 struct sp_said {
   uint64_t launches, memory_bytes, context_bytes;
+  struct sp_copies copies;
   int64_t overhead_bytes; /* NVML's figure less that */
   uint32_t passed, refusals;
   bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
@@ -222,6 +223,12 @@ void sp_slots_deafen(struct sp_member *member);
 /* The slots `rung`, a bit each, are heard again. */
 void sp_slots_hear(struct sp_share *share, uint64_t rung);
 void sp_slots_close(struct sp_share *share);
+
+/* copies.c; beside the scans, for a line of the slots that nothing but usage wants */
+/* What the member's slots say of host copies, into its usage. */
+void sp_copies_scan(struct sp_member *member);
+/* The process in `slot` is gone: what it copied stays. Before the slot is cleared. */
+void sp_copies_retire(struct sp_member *member, uint32_t slot);
 
 /* A process has another overhead, or is gone: grants carry the sum over the live ones. */
 void sp_holdings_changed(struct sp_share *share);

@@ -37,6 +37,12 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
   return 1;
 }
 
+int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_copies *out) {
+  off_t offset = slot_offset(slot) + (off_t)(offsetof(struct sp_slot, copies) + device * sizeof *out);
+  ssize_t got = pread(owner->slots_fd, out, sizeof *out, offset);
+  return got == (ssize_t)sizeof *out ? 0 : got < 0 ? -errno : -EIO;
+}
+
 int sp_slots_look(const struct sp_region_owner *owner, struct sp_slots_look *look) {
   struct {
     struct sp_slots_header header;

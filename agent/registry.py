@@ -408,7 +408,7 @@ def _changed(terms: Terms, change: TermsChange) -> Terms:
 
 
 def _carried(record: Record) -> tuple[Usage, ...]:
-    """Return the earlier account less used_ns, which the arbiter continues, and less the launches of live processes.
+    """Return the earlier account less used_ns, which the arbiter continues, and less what live processes' slots tell.
 
     The slots count launches per process, not per device, so that the part of the dead is taken pro rata.
     """
@@ -420,6 +420,7 @@ def _carried(record: Record) -> tuple[Usage, ...]:
             used_ns=0,
             launches=usage.launches * gone // total if total else 0,
             passed=usage.passed * gone // total if total else 0,
+            copies=usage.gone_copies,
         )
         for usage in record.usages
     )
@@ -441,4 +442,6 @@ def _sum(carried: Usage, usage: Usage) -> Usage:
         passed=carried.passed + usage.passed,
         cogrants=carried.cogrants + usage.cogrants,
         faults=carried.faults + usage.faults,
+        copies=carried.copies + usage.copies,
+        gone_copies=carried.gone_copies + usage.gone_copies,
     )

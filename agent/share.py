@@ -165,6 +165,28 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies between the host's memory and a device's: `struct sp_copies`."""
+
+    to_device_bytes: int = 0
+    to_host_bytes: int = 0
+    to_device_count: int = 0
+    to_host_count: int = 0
+
+    def __add__(self, other: Copies) -> Copies:
+        """Return both together."""
+        return Copies(
+            self.to_device_bytes + other.to_device_bytes,
+            self.to_host_bytes + other.to_host_bytes,
+            self.to_device_count + other.to_device_count,
+            self.to_host_count + other.to_host_count,
+        )
+
+
+NO_COPIES: Final = Copies()
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The account of a share on one device: `struct sp_usage`, field for field."""
 
@@ -184,6 +206,10 @@ class Usage:
     memory_refused_bytes: int = 0
     """The last allocation that did not fit under the cap."""
     memory_refusals: int = 0
+    copies: Copies = NO_COPIES
+    """Host copies: they pass no gate and are not billed."""
+    gone_copies: Copies = NO_COPIES
+    """Of them, those of processes that are gone: the slots do not tell these again."""
     processes: int = 0
     state: ShareState = ShareState.IDLE
     gang_device: Handle = Handle(-1)

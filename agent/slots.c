@@ -182,6 +182,7 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     member->retired_launches += member->said[slot].launches;
     member->retired_passed += member->said[slot].passed;
     member->retired_refusals += member->said[slot].refusals;
+    sp_copies_retire(member, slot);
     memset(&member->said[slot], 0, sizeof member->said[slot]);
   }
   sp_holdings_changed(share);

@@ -30,6 +30,10 @@ class DeviceShare:
     memory_overhead_bytes: int
     memory_refusals: int
     memory_refused_bytes: int
+    host_to_device_bytes: int
+    device_to_host_bytes: int
+    host_to_device_copies: int
+    device_to_host_copies: int
     processes: int
     used_1s_millipercent: int
     used_1m_millipercent: int

@@ -67,6 +67,7 @@ static void map_devices(void) {
     device->ordinal = -1;
     device->grant = &sp_guest.region.grants[index];
     device->slot = &sp_guest.region.slot->devices[index];
+    device->copies = &sp_guest.region.slot->copies[index];
     pthread_mutex_init(&device->turn_lock, NULL);
     pthread_mutex_init(&device->queue_lock, NULL);
     unsigned char wanted[16];

@@ -35,6 +35,7 @@ CLASSES_OF_ACTION = {
     "LAUNCH": {"metered"},
     "COPY": {"metered"},
     "SYNC": {"lifecycle"},
+    "COUNT": {"lifecycle"},
     "LIFECYCLE": {"lifecycle"},
     "LOOKUP": {"lifecycle"},
     "CHANGE": {"lifecycle"},

@@ -60,6 +60,11 @@ struct sp_part {
 void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count);
 void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result);
 
+/* The driver has taken copies between the host's memory and the device's: they pass no gate, and show in the usage. Not
+ * of those into a capturing stream: they are not made yet. */
+enum sp_way { SP_TO_DEVICE, SP_TO_HOST };
+void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count);
+
 /* What a synchronising call waits for. */
 enum sp_sync {
   SP_SYNC_STREAM,  /* the work in a stream */

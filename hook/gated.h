@@ -1,4 +1,5 @@
-/* The frame of every wrapper that passes the gate: what launch.c and copy.c share. */
+/* The frames of the wrappers that pass the gate, and of those of copies that do not: what launch.c, copy.c and sync.c
+ * share. */
 #ifndef SHAREPOD_GATED_H
 #define SHAREPOD_GATED_H
 
@@ -21,6 +22,17 @@ static inline uint64_t size_class(uint64_t bytes) {
     sp_gate_enter(&pass, (stream), (per_thread), (key));                                                               \
     SP_CALL(result, (call));                                                                                           \
     sp_gate_leave(&pass, result);                                                                                      \
+    return result;                                                                                                     \
+  } while (0)
+
+/* A copy of host memory: never gated, and counted once the driver has taken it. */
+#define COUNTED(stream, per_thread, way, bytes, call)                                                                  \
+  do {                                                                                                                 \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, (call));                                                                                           \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      sp_copied((stream), (per_thread), (way), (bytes), 1);                                                            \
+    }                                                                                                                  \
     return result;                                                                                                     \
   } while (0)
 

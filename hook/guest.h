@@ -117,6 +117,7 @@ struct sp_device {
   uint32_t keeper_started;
   CUdevice ordinal;
   struct sp_slot_device *slot;
+  struct sp_slot_copies *copies;
   /* guarded by turn_lock */
   pthread_mutex_t turn_lock;
   struct sp_report report;

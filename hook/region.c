@@ -200,6 +200,16 @@ int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, c
   return load_acquire(&grant->word) == report->held_turn;
 }
 
+void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
+  __atomic_fetch_add(&slot->to_device_bytes, bytes, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&slot->to_device_count, count, __ATOMIC_RELAXED);
+}
+
+void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count) {
+  __atomic_fetch_add(&slot->to_host_bytes, bytes, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&slot->to_host_count, count, __ATOMIC_RELAXED);
+}
+
 typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
 
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {

@@ -115,6 +115,16 @@ struct sp_slot_device {
   uint32_t longest_unit_us;  /* the longest single launch seen, µs, saturated */
 };
 
+/* What one process has copied between its host's memory and one device's: a line of its own, for every copy writes it,
+ * in whatever thread, and the agent reads it only when it is asked for usage. */
+struct sp_slot_copies {
+  uint64_t to_device_bytes;
+  uint64_t to_host_bytes;
+  uint64_t to_device_count; /* copies that the driver took */
+  uint64_t to_host_count;
+  uint64_t reserved[4];
+};
+
 /* The head of `slots`: one byte per slot, so that the agent learns who is there in one read. */
 struct sp_slots_header {
   uint8_t claimed[64]; /* 0 free, 1 in use */
@@ -139,6 +149,7 @@ struct sp_slot {
   uint64_t claimed_ns;
   uint32_t mishaps[SP_MISHAP_KINDS]; /* the detail of each kind, plus one; 0: it has not happened */
   struct sp_slot_device devices[SP_DEVICES_MAX];
+  struct sp_slot_copies copies[SP_DEVICES_MAX];
 };
 
 #define SP_ASSERT_OFFSET(type, field, offset)                                                                          \
@@ -186,6 +197,11 @@ SP_ASSERT_OFFSET(sp_slot_device, launches, 112);
 SP_ASSERT_OFFSET(sp_slot_device, passed, 120);
 SP_ASSERT_OFFSET(sp_slot_device, longest_unit_us, 124);
 _Static_assert(sizeof(struct sp_slot_device) == 128, "ABI 1: sp_slot_device");
+SP_ASSERT_OFFSET(sp_slot_copies, to_device_bytes, 0);
+SP_ASSERT_OFFSET(sp_slot_copies, to_host_bytes, 8);
+SP_ASSERT_OFFSET(sp_slot_copies, to_device_count, 16);
+SP_ASSERT_OFFSET(sp_slot_copies, to_host_count, 24);
+_Static_assert(sizeof(struct sp_slot_copies) == 64, "ABI 1: sp_slot_copies");
 SP_ASSERT_OFFSET(sp_slots_header, claimed, 0);
 _Static_assert(sizeof(struct sp_slots_header) == SP_SLOTS_MAX, "ABI 1: sp_slots_header");
 SP_ASSERT_OFFSET(sp_slot, index, 0);
@@ -193,7 +209,8 @@ SP_ASSERT_OFFSET(sp_slot, pid, 4);
 SP_ASSERT_OFFSET(sp_slot, claimed_ns, 8);
 SP_ASSERT_OFFSET(sp_slot, mishaps, 16);
 SP_ASSERT_OFFSET(sp_slot, devices, 64);
-_Static_assert(sizeof(struct sp_slot) == 64 + 128 * SP_DEVICES_MAX, "ABI 1: sp_slot");
+SP_ASSERT_OFFSET(sp_slot, copies, 2112);
+_Static_assert(sizeof(struct sp_slot) == 64 + (128 + 64) * SP_DEVICES_MAX, "ABI 1: sp_slot");
 
 #define SP_TERMS_BYTES (sizeof(struct sp_header) + sizeof(struct sp_grant) * SP_DEVICES_MAX)
 #define SP_SLOTS_BYTES (sizeof(struct sp_slots_header) + sizeof(struct sp_slot) * SP_SLOTS_MAX)
@@ -299,6 +316,9 @@ void sp_slot_publish(struct sp_slot_device *slot, const struct sp_report *report
 uint32_t sp_slot_check(const uint64_t words[7]);
 /* Publish, then a full fence, then tell whether the word still is report->held_turn. */
 int sp_slot_enter(struct sp_slot_device *slot, const struct sp_report *report, const struct sp_grant *grant);
+/* `count` copies, of `bytes` in all. By any thread; nobody needs the two to be of one moment. */
+void sp_slot_copied_to_device(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
+void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_t count);
 /* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
@@ -337,6 +357,8 @@ void sp_grant_overhead(struct sp_grant *grant, uint64_t context_bytes, int64_t o
 
 /* Read what slot `slot` says of device `device`: 0; 1 = torn (a writer died or lies inside its sequence); -errno. */
 int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_device *out);
+/* What the process in `slot` has copied from and to device `device`. 0 or -errno. */
+int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_copies *out);
 /* The heads of the slots, and with them, in the same read, what most shares have only: one process on one device. */
 struct sp_slots_look {
   uint64_t claimed;            /* a bit per slot */

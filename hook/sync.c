@@ -7,17 +7,19 @@
 #include "intercept.h"
 #include "memory.h"
 
-#define SYNCED(stream, per_thread, what, call)                                                                         \
+#define SYNCED_THEN(stream, per_thread, what, call, then)                                                              \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
     sp_gate_syncing((stream), (per_thread), (what));                                                                   \
     SP_CALL(result, (call));                                                                                           \
     if (result == CUDA_SUCCESS) {                                                                                      \
+      then;                                                                                                            \
       sp_gate_synced();                                                                                                \
       sp_pools_look();                                                                                                 \
     }                                                                                                                  \
     return result;                                                                                                     \
   } while (0)
+#define SYNCED(stream, per_thread, what, call) SYNCED_THEN(stream, per_thread, what, call, (void)0)
 
 SP_WRAPPER_VOID(cuCtxSynchronize) {
   SYNCED(NULL, false, SP_SYNC_CONTEXT, real());
@@ -41,7 +43,8 @@ SP_WRAPPER(cuEventSynchronize, (CUevent event), (event)) {
 
 #define TO_HOST(name, address, size)                                                                                   \
   SP_WRAPPER(name, (void *target, address source, size bytes), (target, source, bytes)) {                              \
-    SYNCED(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes));                                                  \
+    SYNCED_THEN(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes),                                              \
+                sp_copied(NULL, false, SP_TO_HOST, bytes, 1));                                                         \
   }
 TO_HOST(cuMemcpyDtoH, CUdeviceptr_v1, unsigned int)
 TO_HOST(cuMemcpyDtoH_v2, CUdeviceptr, size_t)
@@ -49,7 +52,8 @@ TO_HOST(cuMemcpyDtoH_v2_ptds, CUdeviceptr, size_t)
 
 #define TO_DEVICE(name, address, size)                                                                                 \
   SP_WRAPPER(name, (address target, const void *source, size bytes), (target, source, bytes)) {                        \
-    SYNCED(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes));                                                  \
+    SYNCED_THEN(NULL, false, SP_SYNC_BEFORE, real(target, source, bytes),                                              \
+                sp_copied(NULL, false, SP_TO_DEVICE, bytes, 1));                                                       \
   }
 TO_DEVICE(cuMemcpyHtoD, CUdeviceptr_v1, unsigned int)
 TO_DEVICE(cuMemcpyHtoD_v2, CUdeviceptr, size_t)

@@ -223,7 +223,7 @@ def test_every_word_of_a_region_damaged_before_a_program_starts(
 
 LENGTHS = {
     "terms": [0, 1, *range(8, TERMS_BYTES, 8), TERMS_BYTES - 1],
-    "slots": sorted({0, 1, *range(8, 512, 8), *range(512, SLOTS_BYTES, 2112), 4095, 4096, 4097, SLOTS_BYTES - 1}),
+    "slots": sorted({0, 1, *range(8, 512, 8), *range(512, SLOTS_BYTES, SLOT_BYTES), 4095, 4096, 4097, SLOTS_BYTES - 1}),
 }
 
 

@@ -35,7 +35,7 @@ def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent
     assert len(lines) == len(SHARE_ROWS)
     assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
     counters = [line for line in lines if "_total{" in line]
-    assert len(counters) == 10
+    assert len(counters) == 14
     assert all(line.endswith(" 0.0") for line in counters)
     assert any(line.startswith("sharepod_share_request_ratio{") and line.endswith(" 0.3") for line in lines)
     agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))

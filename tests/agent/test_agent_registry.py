@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import tempfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sharepod.agent import checkpoint
 from sharepod.agent.device import DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
-from sharepod.agent.share import Handle, Process, ShareClass, ShareState, Turn, Usage
+from sharepod.agent.share import Copies, Handle, Process, ShareClass, ShareState, Turn, Usage
 
 SECOND = 1_000_000_000
 
@@ -184,6 +185,32 @@ def test_launches_of_live_processes_are_not_counted_twice_after_adoption(tmp_pat
     other.usages[Handle(1)] = [Usage(launches=65, turns=1)]
     usage = fresh.statuses((), 0)[0].usages[0].usage
     assert (usage.launches, usage.turns) == (105, 8)
+
+
+def test_host_copies_of_live_processes_are_not_counted_twice_after_adoption(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    gone, live = Copies(1 << 40, 2, 3, 4), Copies(50, 60, 70, 80)
+    arbiter.usages[Handle(1)] = [Usage(copies=gone + live, gone_copies=gone)]
+    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+    for _ in range(2):  # and again under the agent after that
+        (record,) = checkpoint.parse(text, "boot")
+        fresh, other = make(tmp_path)
+        fresh.adopt(record, 0)
+        other.usages[Handle(1)] = [Usage(copies=live)]
+        usage = fresh.statuses((), 0)[0].usages[0].usage
+        assert (usage.copies, usage.gone_copies) == (gone + live, gone)
+        text = checkpoint.Dumper("boot").dump(fresh.statuses((), 0))
+
+
+def test_a_checkpoint_of_an_agent_that_did_not_count_host_copies_is_read(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+    older = re.sub(r', "gone_copies": {[^}]*}', "", text)
+    assert older != text
+    (record,) = checkpoint.parse(older, "boot")
+    assert record.usages == (Usage(),)
 
 
 def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def launches(world: World) -> dict[str, Call]:
 
 
 def copies(world: World) -> dict[str, Call]:
-    """Return the copies: those of host memory are the last two."""
+    """Return the copies: those of host memory are the last ones."""
+    host = world.host.ctypes.data
     flat = (world.a, world.b, PIECE)
     peer = (world.a, world.context, world.b, world.context, PIECE)
     area, volume, between = driver.CUDA_MEMCPY2D, driver.CUDA_MEMCPY3D, driver.CUDA_MEMCPY3D_PEER
@@ -157,8 +158,14 @@ def copies(world: World) -> dict[str, Call]:
         "cuMemcpyAtoA": lambda: driver.cuMemcpyAtoA(world.array, 0, world.array, PIECE, PIECE),
         "cuMemcpyDtoA": lambda: driver.cuMemcpyDtoA(world.array, 0, world.b, PIECE),
         "cuMemcpyAtoD": lambda: driver.cuMemcpyAtoD(world.a, world.array, 0, PIECE),
-        "cuMemcpyHtoD": lambda: driver.cuMemcpyHtoD(world.a, world.host.ctypes.data, PIECE),
-        "cuMemcpyDtoH": lambda: driver.cuMemcpyDtoH(world.host.ctypes.data, world.b, PIECE),
+        "cuMemcpyHtoD": lambda: driver.cuMemcpyHtoD(world.a, host, PIECE),
+        "cuMemcpyDtoH": lambda: driver.cuMemcpyDtoH(host, world.b, PIECE),
+        "cuMemcpyHtoDAsync": lambda: driver.cuMemcpyHtoDAsync(world.a, host, PIECE, world.stream),
+        "cuMemcpyDtoHAsync": lambda: driver.cuMemcpyDtoHAsync(host, world.b, PIECE, world.stream),
+        "cuMemcpyHtoA": lambda: driver.cuMemcpyHtoA(world.array, 0, host, PIECE),
+        "cuMemcpyAtoH": lambda: driver.cuMemcpyAtoH(host, world.array, 0, PIECE),
+        "cuMemcpyHtoAAsync": lambda: driver.cuMemcpyHtoAAsync(world.array, 0, host, PIECE, world.stream),
+        "cuMemcpyAtoHAsync": lambda: driver.cuMemcpyAtoHAsync(host, world.array, 0, PIECE, world.stream),
     }
 
 

@@ -97,3 +97,19 @@ def test_a_failed_batch_is_told_to_the_gate(script: Script) -> None:
         assert flat("cuMemcpyBatchAsync_v2", 2, [64, 64]) == 1
         assert (log.enters, log.leaves, log.left_with) == (1, 1, 1)
     """)
+
+
+def test_each_copy_of_a_batch_of_host_memory_is_counted_in_its_direction(script: Script) -> None:
+    script("""
+        memory_type.value = HOST
+        for count in (1, 31, 32, 33, 10_000):
+            log.to_device = log.to_device_bytes = log.to_host = log.to_host_bytes = 0
+            assert boxes(*[box(1, ARRAY, 8, 8, size) for size in range(count)]) == 0
+            assert boxes(*[box(ARRAY, 1, 8, 8, 2)] * count) == 0
+            assert (log.to_device, log.to_device_bytes) == (count, 64 * sum(range(count)))
+            assert (log.to_host, log.to_host_bytes) == (count, 128 * count)
+        assert log.enters == 0
+        seen("cuMemcpy3DBatchAsync_v2").result = 1
+        assert boxes(box(1, ARRAY, 8, 8, 8)) == 1
+        assert log.to_device == 10_000   # what the driver did not take is not counted
+    """)

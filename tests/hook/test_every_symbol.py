@@ -215,7 +215,9 @@ def test_every_symbol_has_a_valid_call() -> None:
     for name in re.findall(r"^COPIES\((\w+),", text, re.MULTILINE):
         called |= {name, f"{name}_v2", f"{name}_v2_ptds"}
     for variant in re.findall(r"^ARRAY_COPIES\((\w*),", text, re.MULTILINE):
-        called |= {f"cuMemcpy{kind}{variant}" for kind in ("AtoA", "DtoA", "AtoD")}
+        called |= {f"cuMemcpy{kind}{variant}" for kind in ("AtoA", "DtoA", "AtoD", "HtoA", "AtoH")}
+    for variant in re.findall(r"^HOST_COPIES\((\w*),", text, re.MULTILINE):
+        called |= {f"cuMemcpy{kind}Async{variant}" for kind in ("HtoD", "DtoH", "HtoA", "AtoH")}
     for width in re.findall(r"^SETS\((\d+),", text, re.MULTILINE):
         for name in (f"cuMemsetD{width}", f"cuMemsetD2D{width}"):
             called |= {name + variant for variant in ("", "_v2", "_v2_ptds", "Async", "Async_ptsz")}

@@ -32,7 +32,10 @@ def third(lab: Lab) -> Path:
     return compile_c(lab.directory / "libthird.so", *STRICT, "-shared", C / "third.c", "-ldl")
 
 
-COUNTERS = ("enters", "leaves", "synced", "begun", "ended", "streams", "contexts", "attaches", "changes", "units")
+COUNTERS = (
+    "enters", "leaves", "synced", "begun", "ended", "streams", "contexts", "attaches", "changes", "units", "to_device",
+    "to_host",
+)  # fmt: skip
 # What the gate hears of a symbol whose name begins so.
 HEARD_OF = {
     "cuInit": "attaches",
@@ -67,6 +70,8 @@ def expected(symbol: Symbol, *, through_gate: bool) -> list[str]:
             count["units"] = 1
         else:
             count |= {counter: 1 for begin, counter in HEARD_OF.items() if symbol.name.startswith(begin)}
+        if symbol.action in {"SYNC", "COUNT"} and symbol.name.startswith("cuMemcpy"):
+            count["to_device" if symbol.name.startswith("cuMemcpyHto") else "to_host"] = 1
         if count["enters"] == 1 or count["begun"] or count["ended"]:
             per_thread = int(symbol.per_thread)
         if (count["enters"] or count["begun"] or count["ended"] or count["streams"]) and "s" in signature:

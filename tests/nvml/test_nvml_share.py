@@ -279,7 +279,7 @@ def test_a_crowded_machine_is_looked_through_to_its_end(share: Shares, tmp_path:
     with (Path(ours["SHAREPOD_REGION"]) / "slots").open("r+b") as slots:
         slots.write(b"\1\1")
         for slot, pid in enumerate((1999, 3)):
-            slots.seek(64 + slot * (64 + 128 * 16) + 4)
+            slots.seek(64 + slot * (64 + 16 * (128 + 64)) + 4)
             slots.write(pid.to_bytes(4, "little"))
     code = """
 import ctypes

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 
 HEADER_BYTES = 64
-SLOT_BYTES = 64 + 16 * 128
+SLOT_BYTES = 64 + 16 * (128 + 64)
 WORD_AT = 128 + 64  # of the first grant, in `terms`
 
 

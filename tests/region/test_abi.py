@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = (ROOT / "hook" / "region.h").read_text()
-SHARED = ("sp_header", "sp_grant", "sp_slot_device", "sp_slots_header", "sp_slot")
+SHARED = ("sp_header", "sp_grant", "sp_slot_device", "sp_slot_copies", "sp_slots_header", "sp_slot")
 # Offsets of ABI 1, by hand: running programs hold this layout while the agent is upgraded.
 ABI_1 = {
     "sp_header": "magic 0 abi 8 header_size 12 grant_size 16 grant_count 20 slot_size 24 slot_count 28 flags 32 "
@@ -20,8 +20,9 @@ ABI_1 = {
     "refused_bytes 40 refusals 48 sequence 64 held_turn 68 "
     "drained_turn 72 check 76 drained_ns 80 entered_ns 88 residue_until_ns 96 idle_ns 104 launches 112 passed 120 "
     "longest_unit_us 124 = 128",
+    "sp_slot_copies": "to_device_bytes 0 to_host_bytes 8 to_device_count 16 to_host_count 24 = 64",
     "sp_slots_header": "claimed 0 = 64",
-    "sp_slot": "index 0 pid 4 claimed_ns 8 mishaps 16 devices 64 = 2112",
+    "sp_slot": "index 0 pid 4 claimed_ns 8 mishaps 16 devices 64 copies 2112 = 3136",
 }
 
 
@@ -58,6 +59,5 @@ def test_only_types_of_one_width_everywhere_are_shared() -> None:
         body = re.search(rf"^struct {struct} {{\n(.*?)^}};", HEADER, re.DOTALL | re.MULTILINE)
         assert body
         types = set(re.findall(r"^\s+(struct \w+|\w+) \w+(?:\[\w+\])?;", body.group(1), re.MULTILINE))
-        assert types <= {"uint8_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "char", "struct sp_slot_device"}, (
-            struct
-        )
+        nested = {"struct sp_slot_device", "struct sp_slot_copies"}
+        assert types <= {"uint8_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "char", *nested}, struct

@@ -1,7 +1,8 @@
 /*
  * Calls every wrapped symbol by one route to the driver and prints what the driver and the gate saw, one line each:
  *   name  calls-the-driver-saw  arguments-arrived  result  enters leaves synced begun ended streams contexts attaches
- * changes units per_thread stream Built as a program (linked lazily, or with -fno-plt -z now) and as a plugin.
+ * changes units to_device to_host per_thread stream Built as a program (linked lazily, or with -fno-plt -z now) and as
+ * a plugin.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +30,7 @@ struct seen {
 };
 struct gate_log {
   uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches,
-      context_changes, units_changed;
+      context_changes, units_changed, copied_bytes[2], copied[2];
   uint64_t key, stream, per_thread, left_with, forgotten;
 };
 
@@ -195,10 +196,10 @@ static void call(const char *route, const struct row *row) {
   }
   struct gate_log none = {0};
   log = log != NULL ? log : &none;
-  printf("%s %d %d %d %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu\n", row->name, seen->calls, arrived, result,
-         log->enters, log->leaves, log->synced, log->captures_begun, log->captures_ended, log->streams_forgotten,
-         log->contexts_forgotten, log->attaches, log->context_changes, log->units_changed, log->per_thread,
-         log->stream);
+  printf("%s %d %d %d %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu\n", row->name, seen->calls, arrived,
+         result, log->enters, log->leaves, log->synced, log->captures_begun, log->captures_ended,
+         log->streams_forgotten, log->contexts_forgotten, log->attaches, log->context_changes, log->units_changed,
+         log->copied[0], log->copied[1], log->per_thread, log->stream);
 }
 
 __attribute__((visibility("default"))) int run_route(const char *route);

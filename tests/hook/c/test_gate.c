@@ -13,7 +13,7 @@
 
 struct gate_log {
   uint64_t enters, leaves, synced, captures_begun, captures_ended, streams_forgotten, contexts_forgotten, attaches,
-      context_changes, units_changed;
+      context_changes, units_changed, copied_bytes[2], copied[2];
   uint64_t key, stream, per_thread, left_with, forgotten;
 };
 EXPORT struct gate_log test_log;
@@ -76,6 +76,13 @@ void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
 
 void sp_gate_synced(void) {
   test_log.synced++;
+}
+
+void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count) {
+  (void)stream;
+  (void)per_thread;
+  test_log.copied_bytes[way] += bytes;
+  test_log.copied[way] += count;
 }
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {

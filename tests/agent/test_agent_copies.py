@@ -1,0 +1,81 @@
+"""Host copies are told wherever usage is: gRPC, metrics, explain, ps; and go on over processes and agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from agent_process import free_port, metered, program, scrape, usage, wait_until
+
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from agent_process import MakeAgent, RunningAgent
+
+COPIES = Path(__file__).with_name("copying_program.py")
+EACH_WAY = 2 * (64 << 20)
+
+
+def counts(agent: RunningAgent) -> tuple[int, int, int, int]:
+    """Return what gRPC says: bytes and copies to the device, then back."""
+    told = usage(agent, "a")
+    return (
+        told.host_to_device_bytes,
+        told.host_to_device_copies,
+        told.device_to_host_bytes,
+        told.device_to_host_copies,
+    )
+
+
+def rounds(number: int) -> tuple[int, int, int, int]:
+    """Return the counts of so many rounds of the program."""
+    return number * EACH_WAY, number * 2, number * EACH_WAY, number * 2
+
+
+@pytest.mark.realtime
+def test_host_copies_are_told_wherever_usage_is(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    with program(metered(agent.register(name="a")), of=COPIES):
+        assert counts(agent) == rounds(1)
+        values = dict(re.findall(r"^(sharepod_share_\w+_total){.*} (\S+)$", scrape(address), re.MULTILINE))
+        assert float(values["sharepod_share_host_to_device_bytes_total"]) == EACH_WAY
+        assert float(values["sharepod_share_device_to_host_bytes_total"]) == EACH_WAY
+        assert float(values["sharepod_share_host_to_device_copies_total"]) == 2
+        assert float(values["sharepod_share_device_to_host_copies_total"]) == 2
+        facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].facts
+        assert "copied 128 MiB to the device and 128 MiB back, in 4 copies: these pass no gate" in facts
+        command = [sys.executable, "-m", "sharepod.cli", "ps", "-o", "json"]
+        environment = os.environ | {"SHAREPOD_RUNTIME_DIRECTORY": str(agent.directory)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+        shown = json.loads(done.stdout)["shares"][0]["devices"][0]
+        assert shown["host_to_device_bytes"] == shown["device_to_host_bytes"] == EACH_WAY
+        assert shown["host_to_device_copies"] == shown["device_to_host_copies"] == 2
+
+
+@pytest.mark.realtime
+def test_host_copies_of_the_dead_and_the_living_go_on_under_the_next_agent(agent: RunningAgent) -> None:
+    share = metered(agent.register(name="a"))
+    with program(share, of=COPIES):
+        pass
+    wait_until(lambda: usage(agent, "a").processes == 0)
+    with program(share, of=COPIES) as lives:
+        assert counts(agent) == rounds(2)
+        assert agent.stop() == 0
+        assert lives.stdin
+        assert lives.stdout
+        lives.stdin.write("again\n")  # while there is no agent
+        lives.stdin.flush()
+        assert lives.stdout.readline() == "ready\n"
+        agent.start()
+        wait_until(lambda: usage(agent, "a").processes == 1)
+        assert counts(agent) == rounds(3)
+    wait_until(lambda: usage(agent, "a").processes == 0)
+    assert counts(agent) == rounds(3)
+    assert usage(agent, "a").faults == 0
