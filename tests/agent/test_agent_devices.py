@@ -193,6 +193,50 @@ def test_two_shares_on_two_instances_of_a_gpu_run_beside_each_other_and_see_thei
             assert used_after[n] - used_before[n] == pytest.approx(busy_ns, rel=0.05)
 
 
+def test_of_two_instances_that_a_share_holds_the_one_that_a_program_chose_is_charged(make_agent: MakeAgent) -> None:
+    agent = make_agent("--simulate", CUT).start()
+    share = metered(on(agent, ["0", "1"], 4096 * MIB, "both"))
+    work = """
+function = kernel(start(), "work_2ms")
+free, total = c_size_t(), c_size_t()
+print(cuda.cuMemGetInfo_v2(byref(free), byref(total)), total.value >> 20, flush=True)
+size = int(sys.stdin.readline())
+allocate(size)
+for _ in range(50):
+    ok(launch(function))
+ok(cuda.cuMemcpyHtoD_v2(c_uint64(allocate(4096)), bytes(4096), c_size_t(4096)))
+ok(cuda.cuCtxSynchronize())
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+    def rows() -> list[pb.Usage]:
+        return [term.usage for term in agent.shares()[0].devices]
+
+    def run_on(chosen: int, size: int) -> list[tuple[int, int, int]]:
+        before = rows()
+        with running(share, work, CUDA_VISIBLE_DEVICES=f"{MIG}{chosen + 1}0") as (process, said):
+            assert said == "0 4096\n"
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(f"{size}\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+            wait_until(lambda: rows()[chosen].launches >= before[chosen].launches + 50)
+            after = rows()
+        wait_until(lambda: all(row.processes == 0 for row in rows()))
+        return [
+            (new.memory_used_bytes, new.launches - old.launches, new.host_to_device_copies - old.host_to_device_copies)
+            for old, new in zip(before, after, strict=True)
+        ]
+
+    assert [term.device_uuid for term in agent.shares()[0].devices] == [f"{MIG}10", f"{MIG}20"]
+    for chosen, size in ((1, 512 * MIB), (0, 256 * MIB)):  # the second, then the first
+        expected = [(0, 0, 0), (0, 0, 0)]
+        expected[chosen] = (size + 4096, 50, 1)
+        assert run_on(chosen, size) == expected
+
+
 def test_instances_are_as_healthy_as_their_gpu(make_agent: MakeAgent) -> None:
     agent = make_agent("--simulate", CUT).start()
 
