@@ -103,6 +103,10 @@ def check_fit(room: Room, terms: Terms, *, overcommit: bool) -> None:
         )
 
 
+def _terms(ask: DeviceAsk, room: Room) -> Terms:
+    return ask.terms_on(room.info.memory_total_bytes)
+
+
 def _check_health(room: Room) -> None:
     if room.health_reason:
         raise WrongState(
@@ -110,7 +114,7 @@ def _check_health(room: Room) -> None:
         )
 
 
-def _best_fit(candidates: Sequence[Room], terms: Terms, *, overcommit: bool) -> Room:
+def _best_fit(candidates: Sequence[Room], ask: DeviceAsk, *, overcommit: bool) -> Room:
     """Return the fitting device that has the least time left afterwards, so that large gaps stay whole.
 
     Ties: the one with the least memory left, then the lowest index. A best-effort share goes where most is free.
@@ -120,22 +124,23 @@ def _best_fit(candidates: Sequence[Room], terms: Terms, *, overcommit: bool) -> 
     for room in candidates:
         try:
             _check_health(room)
-            check_fit(room, terms, overcommit=overcommit)
+            check_fit(room, _terms(ask, room), overcommit=overcommit)
         except (DoesNotFit, InvalidInput, WrongState) as refusal:
             refusals.append(refusal)
         else:
             fitting.append(room)
     if not fitting:
-        raise _summary(candidates, terms, refusals)
-    if terms.request_millipercent == 0 or overcommit:
+        raise _summary(candidates, ask, refusals)
+    if ask.terms.request_millipercent == 0 or overcommit:
         return min(fitting, key=lambda r: (r.requested_millipercent, r.shares, -r.free_bytes, r.info.index))
     return min(fitting, key=lambda r: (r.free_millipercent, r.free_bytes, r.info.index))
 
 
 def _summary(
-    candidates: Sequence[Room], terms: Terms, refusals: Sequence[DoesNotFit | InvalidInput | WrongState]
+    candidates: Sequence[Room], ask: DeviceAsk, refusals: Sequence[DoesNotFit | InvalidInput | WrongState]
 ) -> DoesNotFit | InvalidInput | WrongState:
     """Return one error for all devices: the only one's own, or what the roomiest has."""
+    terms = ask.terms
     if not candidates:
         return DoesNotFit("no device is left for this share: ask for fewer devices")
     if len(refusals) == 1:
@@ -148,6 +153,7 @@ def _summary(
         )
     roomiest = max(candidates, key=lambda r: (not r.health_reason, r.free_millipercent, r.free_bytes))
     memory = f" with {bytes_text(terms.memory_limit_bytes)}" if terms.memory_limit_bytes else ""
+    memory = " with as much of the memory" if ask.memory_in_proportion else memory
     return DoesNotFit(
         f"request {percent_text(terms.request_millipercent)}{memory} fits on none of the {len(candidates)} devices: "
         f"the roomiest, {roomiest.info.index}, has {percent_text(roomiest.free_millipercent)} and "
@@ -168,16 +174,16 @@ def place(asks: Sequence[DeviceAsk], free: dict[DeviceUuid, Room], *, overcommit
             if any(terms.device == room.info.uuid for terms in chosen.values()):
                 raise InvalidInput(f"device {ask.device} is asked for twice: give each device once, with the sum")
             _check_health(room)
-            check_fit(room, ask.terms, overcommit=overcommit)
-            chosen[position] = DeviceTerms(room.info.uuid, ask.terms)
+            check_fit(room, _terms(ask, room), overcommit=overcommit)
+            chosen[position] = DeviceTerms(room.info.uuid, _terms(ask, room))
     open_asks = [position for position in range(len(asks)) if position not in chosen]
     if len(asks) > len(devices):
         raise DoesNotFit(f"{len(asks)} devices asked for, this node has {len(devices)}: ask for fewer")
     for position in sorted(open_asks, key=lambda p: -asks[p].terms.request_millipercent):
         taken = {terms.device for terms in chosen.values()}
         candidates = [free[info.uuid] for info in devices if info.uuid not in taken]
-        room = _best_fit(candidates, asks[position].terms, overcommit=overcommit)
-        chosen[position] = DeviceTerms(room.info.uuid, asks[position].terms)
+        room = _best_fit(candidates, asks[position], overcommit=overcommit)
+        chosen[position] = DeviceTerms(room.info.uuid, _terms(asks[position], room))
     return tuple(chosen[position] for position in range(len(asks)))
 
 

@@ -1,12 +1,22 @@
-"""Turns counters into rates: device time used over the last second and minute. Pure: `now_ns` is a parameter."""
+"""Turns counters into rates: device time used over the last second and minute. Pure: `now_ns` is a parameter.
+
+And continues the account of an earlier agent.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import WHOLE_MILLIPERCENT
+from sharepod.agent.share import WHOLE_MILLIPERCENT, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOTHING: Final = Usage()
+"""The account of earlier agents of a share that had none."""
 
 SECOND_NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * SECOND_NS
@@ -73,3 +83,43 @@ class Account:
             raise AssertionError(f"samples do not rise: {samples}")
         if len(self._fine) > 22 or len(self._coarse) > 62:
             raise AssertionError(f"too many samples: {len(self._fine)} fine, {len(self._coarse)} coarse")
+
+
+def carried(usages: Sequence[Usage], live_launches: int) -> tuple[Usage, ...]:
+    """Return the earlier account less used_ns, which the arbiter continues, and less the launches of live processes.
+
+    The slots count launches per process, not per device, so that the part of the dead is taken pro rata.
+    """
+    launches = sum(usage.launches for usage in usages)
+    gone = max(0, launches - live_launches)
+    return tuple(
+        replace(
+            usage,
+            used_ns=0,
+            launches=usage.launches * gone // launches if launches else 0,
+            passed=usage.passed * gone // launches if launches else 0,
+            copies=usage.gone_copies,
+        )
+        for usage in usages
+    )
+
+
+def total(earlier: Usage, usage: Usage) -> Usage:
+    """Add the counters of earlier agents to those of this one; gauges are of now."""
+    if earlier is NOTHING:
+        return usage
+    return replace(
+        usage,
+        used_ns=earlier.used_ns + usage.used_ns,
+        charged_ns=earlier.charged_ns + usage.charged_ns,
+        estimated_ns=earlier.estimated_ns + usage.estimated_ns,
+        waited_ns=earlier.waited_ns + usage.waited_ns,
+        overrun_ns=earlier.overrun_ns + usage.overrun_ns,
+        turns=earlier.turns + usage.turns,
+        launches=earlier.launches + usage.launches,
+        passed=earlier.passed + usage.passed,
+        cogrants=earlier.cogrants + usage.cogrants,
+        faults=earlier.faults + usage.faults,
+        copies=earlier.copies + usage.copies,
+        gone_copies=earlier.gone_copies + usage.gone_copies,
+    )

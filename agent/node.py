@@ -90,7 +90,9 @@ class Node:
     # ---- shares
 
     def register(self, ask: ShareAsk) -> ShareStatus:
-        """Create a share. Raises a ShareError and leaves nothing behind."""
+        """Create a share, or return the one that has its id. Raises a ShareError and leaves nothing behind."""
+        if (there := self._registry.known(ask)) is not None:
+            return self._one(there)
         ticks = start_ticks(ask.owner_pid) if ask.owner_pid else 0
         share = self._registry.register(
             ask,

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import admission, foreign
+from sharepod.agent import admission, foreign, ledger
 from sharepod.agent.errors import InvalidInput, NameTaken, UnknownShare, WrongState
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.share import (
+    ID_LENGTH,
+    ID_LETTERS,
     NO_DRIVER_LIMIT,
+    SHARE_ID,
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,
@@ -43,15 +45,10 @@ if TYPE_CHECKING:
     from sharepod.agent.device import DeviceInfo, DeviceProcess
     from sharepod.agent.native import Arbiter
 
-_ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
-_ID_LENGTH: Final = 10
-_ID: Final = re.compile(f"[{_ID_LETTERS}]{{{_ID_LENGTH}}}")
 _SLOTS_NAME: Final = "slots"
 """SP_SLOTS_FILE of hook/region.h."""
 _REMEMBERED_PER_HANDLE: Final = 64
 """Released shares whose names are kept for traces, per handle of the arbiter."""
-_NOTHING: Final = Usage()
-"""The account of earlier agents of a share that had none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +134,15 @@ class Registry:
     ) -> Share:
         """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError.
 
+        A share that is there with the id that is asked for is returned as it is, whatever else is asked.
         With `owner_uid` only that user's programs may write the share's slots; else all who can reach its directory
         (a container, whose user is not known).
         """
-        if ask.name and any(ask.name in (share.name, share.id) for share in self.shares()):
-            holder = self.find(ask.name)
-            raise NameTaken(f"name {ask.name!r} belongs to share {holder.id}: choose another, or release that one")
+        if (there := self.known(ask)) is not None:
+            return there
+        self._check_names(ask)
         devices = admission.place(ask.devices, self.rooms(), overcommit=self._overcommit)
-        share_id = self._new_id()
+        share_id = ask.id or self._new_id()
         share = Share(
             id=share_id,
             devices=devices,
@@ -158,6 +156,8 @@ class Registry:
         )
         directory = Path(share.directory)
         try:
+            if ask.id:  # its directory may be left from before: no share of ours has it
+                shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
             # Other users' programs reach their own share by its unguessable name; nobody but us lists or writes here.
             directory.chmod(0o711)
@@ -170,8 +170,13 @@ class Registry:
                 f"region of the share cannot be created: {os.strerror(error.errno or 0)}: "
                 f"check space and files in {self._directory}"
             ) from error
-        self._enter(share, handle, (_NOTHING,) * len(devices), now_ns)
+        self._enter(share, handle, (ledger.NOTHING,) * len(devices), now_ns)
         return share
+
+    def known(self, ask: ShareAsk) -> Share | None:
+        """Return the share that is there with the id that is asked for; None when there is none, or no id is given."""
+        entry = self._entries.get(ask.id)
+        return entry.share if entry else None
 
     def adopt(self, record: Record, now_ns: int) -> None:
         """Take over a share of an earlier agent, with its region and account. Raises WrongState and forgets it."""
@@ -187,7 +192,7 @@ class Registry:
                 handle = self._arbiter.add_share(
                     share.directory, self._terms(share.devices), share.share_class, used_ns
                 )
-                self._enter(share, handle, _carried(record), now_ns)
+                self._enter(share, handle, ledger.carried(record.usages, record.live_launches), now_ns)
                 if share.paused:
                     self._arbiter.pause_share(handle, True)
             except OSError as error:
@@ -215,7 +220,7 @@ class Registry:
         if attached:
             return foreign.OUTSIDE_CAUSE
         directory, _, name = process.region.rpartition("/")
-        if directory != str(self._directory) or not _ID.fullmatch(name):
+        if directory != str(self._directory) or not SHARE_ID.fullmatch(name):
             return ""
         if process.mps_client:
             return foreign.MPS_CAUSE
@@ -331,6 +336,14 @@ class Registry:
             raise UnknownShare(f"no share {reference[:80]!r} on this node: `sharepod ps` lists those that are there")
         return entry
 
+    def _check_names(self, ask: ShareAsk) -> None:
+        """Raise NameTaken when the name, or the id, would stand for two shares."""
+        for share in self.shares():
+            if ask.name and ask.name in (share.name, share.id):
+                raise NameTaken(f"name {ask.name!r} belongs to share {share.id}: choose another, or release that one")
+            if ask.id and ask.id == share.name:
+                raise NameTaken(f"id {ask.id!r} is the name of share {share.id}: choose another, or release that one")
+
     def _enter(self, share: Share, handle: Handle, carried: tuple[Usage, ...], now_ns: int) -> None:
         accounts = tuple(Account() for _ in share.devices)
         self._entries[share.id] = _Entry(share, handle, accounts, carried)
@@ -363,7 +376,8 @@ class Registry:
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
             limit = entry.driver_limits.get(held.device, NO_DRIVER_LIMIT)
-            usages.append(DeviceUsage(held.device, _sum(carried, usage), second, minute, gang_device, limit))
+            total = ledger.total(carried, usage)
+            usages.append(DeviceUsage(held.device, total, second, minute, gang_device, limit))
         processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 
@@ -384,7 +398,7 @@ class Registry:
 
     def _new_id(self) -> ShareId:
         while True:
-            share_id = ShareId("".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH)))
+            share_id = ShareId("".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH)))
             if all(share_id not in (share.id, share.name) for share in self.shares()):
                 return share_id
 
@@ -404,44 +418,4 @@ def _changed(terms: Terms, change: TermsChange) -> Terms:
         pick(change.request_millipercent, terms.request_millipercent),
         pick(change.limit_millipercent, terms.limit_millipercent),
         pick(change.memory_limit_bytes, terms.memory_limit_bytes),
-    )
-
-
-def _carried(record: Record) -> tuple[Usage, ...]:
-    """Return the earlier account less used_ns, which the arbiter continues, and less what live processes' slots tell.
-
-    The slots count launches per process, not per device, so that the part of the dead is taken pro rata.
-    """
-    total = sum(usage.launches for usage in record.usages)
-    gone = max(0, total - record.live_launches)
-    return tuple(
-        replace(
-            usage,
-            used_ns=0,
-            launches=usage.launches * gone // total if total else 0,
-            passed=usage.passed * gone // total if total else 0,
-            copies=usage.gone_copies,
-        )
-        for usage in record.usages
-    )
-
-
-def _sum(carried: Usage, usage: Usage) -> Usage:
-    """Add the counters of earlier agents to those of this one; gauges are of now."""
-    if carried is _NOTHING:
-        return usage
-    return replace(
-        usage,
-        used_ns=carried.used_ns + usage.used_ns,
-        charged_ns=carried.charged_ns + usage.charged_ns,
-        estimated_ns=carried.estimated_ns + usage.estimated_ns,
-        waited_ns=carried.waited_ns + usage.waited_ns,
-        overrun_ns=carried.overrun_ns + usage.overrun_ns,
-        turns=carried.turns + usage.turns,
-        launches=carried.launches + usage.launches,
-        passed=carried.passed + usage.passed,
-        cogrants=carried.cogrants + usage.cogrants,
-        faults=carried.faults + usage.faults,
-        copies=carried.copies + usage.copies,
-        gone_copies=carried.gone_copies + usage.gone_copies,
     )

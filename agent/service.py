@@ -24,6 +24,7 @@ from sharepod.agent.share import (
     Share,
     ShareAsk,
     ShareClass,
+    ShareId,
     ShareState,
     ShareStatus,
     Terms,
@@ -109,6 +110,7 @@ class NodeService(rpc.NodeServiceServicer):
             share_class=ShareClass.STANDARD if share_class is None else share_class,
             owner_pid=request.owner_pid,
             labels=dict(request.labels),
+            id=ShareId(request.id),
         )
         status = self._node.register(ask)
         return pb.RegisterShareResponse(
@@ -256,7 +258,8 @@ def _share_class(value: pb.ShareClass.ValueType) -> ShareClass | None:
 
 def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
     limit = item.limit_millipercent or WHOLE_MILLIPERCENT
-    return DeviceAsk(item.device, Terms(item.request_millipercent, limit, item.memory_limit_bytes))
+    terms = Terms(item.request_millipercent, limit, item.memory_limit_bytes)
+    return DeviceAsk(item.device, terms, item.memory_in_proportion)
 
 
 def _change(item: pb.DeviceChange) -> TermsChange:

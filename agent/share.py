@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NewType
 
 from sharepod.agent.errors import InvalidInput
@@ -20,6 +20,11 @@ DeviceUuid = NewType("DeviceUuid", str)
 Handle = NewType("Handle", int)
 """What the arbiter calls a share or a device; valid for one run of the agent."""
 
+ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
+ID_LENGTH: Final = 10
+SHARE_ID: Final = re.compile(f"[{ID_LETTERS}]{{{ID_LENGTH}}}")
+"""To be matched whole: an id becomes the name of a directory."""
+MIB: Final = 2**20
 WHOLE_MILLIPERCENT: Final = 100_000
 LEAST_MILLIPERCENT: Final = 1_000
 DEVICES_MAX: Final = 16
@@ -97,10 +102,33 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAsk:
-    """What is asked of one device; `device` is a UUID, an index as text, or empty for the best fit."""
+    """What is asked of one device; `device` is a UUID, an index as text, or empty for the best fit.
+
+    memory_in_proportion: the cap is the request's part of the memory of whatever device is chosen.
+    """
 
     device: str
     terms: Terms
+    memory_in_proportion: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput when the cap is given twice."""
+        if self.memory_in_proportion and self.terms.memory_limit_bytes:
+            raise InvalidInput(
+                f"memory {bytes_text(self.terms.memory_limit_bytes)} is given together with memory in proportion to "
+                "the request: give one of them"
+            )
+
+    def terms_on(self, memory_total_bytes: int) -> Terms:
+        """Return the terms on a device with so much memory (0: it does not say, and there is no cap in proportion).
+
+        In proportion: rounded down to a MiB, so that requests of 100 % together never ask for more than there is; one
+        MiB at least, for 0 would be no cap.
+        """
+        if not self.memory_in_proportion or not memory_total_bytes or not self.terms.request_millipercent:
+            return self.terms
+        part = memory_total_bytes * self.terms.request_millipercent // WHOLE_MILLIPERCENT
+        return replace(self.terms, memory_limit_bytes=max(MIB, part - part % MIB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +140,15 @@ class ShareAsk:
     share_class: ShareClass = ShareClass.STANDARD
     owner_pid: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    id: ShareId = ShareId("")
+    """The id that it is to have; empty: the agent draws one."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput when a name, label, pid or the number of devices is out of range."""
+        """Raise InvalidInput when an id, name, label, pid or the number of devices is out of range."""
+        if self.id and not SHARE_ID.fullmatch(self.id):
+            raise InvalidInput(
+                f"id {self.id[:80]!r} is no share id: use {ID_LENGTH} of {ID_LETTERS}, or none and the agent draws one"
+            )
         if self.name and not _NAME.fullmatch(self.name):
             raise InvalidInput(
                 f"name {self.name[:80]!r} is no share name: use 1–63 letters, digits, '-', '_', '.', "
