@@ -52,6 +52,12 @@ struct sp_usage {
   int32_t gang_device;           /* the device for which the share's gang waits before it may have this one; -1: none */
 };
 
+/* How long the share waited for its finished turns, from its request to the grant, since this arbiter has it. */
+struct sp_waits {
+  uint64_t counts[12]; /* by the first of sp_wait_bounds_ns that it does not exceed; the last: by none */
+  uint64_t waited_ns;  /* the sum */
+};
+
 /* One finished turn, for traces. */
 struct sp_turn {
   uint64_t sequence; /* 1, 2, 3, … without gaps */
@@ -110,6 +116,8 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage);
+extern const uint64_t sp_wait_bounds_ns[11];
+int sp_arbiter_read_waits(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_waits *waits);
 /* Up to `capacity` live processes of the share, as of the last sp_arbiter_read_usage; returns how many. */
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
 /* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */

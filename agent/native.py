@@ -12,7 +12,19 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sharepod.agent.device import DeviceCounters
-from sharepod.agent.share import Copies, Handle, Holding, Mishap, Process, ShareClass, ShareState, Terms, Turn, Usage
+from sharepod.agent.share import (
+    Copies,
+    Handle,
+    Holding,
+    Mishap,
+    Process,
+    ShareClass,
+    ShareState,
+    Terms,
+    Turn,
+    Usage,
+    Waits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +55,9 @@ class Arbiter(Protocol):
 
     def read_usage(self, share: Handle, term: int) -> Usage:
         """Return the account of the share on its `term`-th device."""
+
+    def read_waits(self, share: Handle, term: int) -> Waits:
+        """Return how long the share waited for its turns on its `term`-th device."""
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """Return the live processes of the share, as of the last `read_usage`."""
@@ -93,6 +108,7 @@ class NativeArbiter:
         self.region_abi_version: int = self._lib.SP_ABI
         # Read into again and again, on the event loop alone.
         self._usage = self._ffi.new("struct sp_usage *")
+        self._waits = self._ffi.new("struct sp_waits *")
         self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
         self._holdings = self._ffi.new("struct sp_holding[]", self._lib.SP_SLOTS_MAX)
         self._mishaps = self._ffi.new("struct sp_mishap[]", 16)
@@ -174,6 +190,12 @@ class NativeArbiter:
             state=ShareState(usage.state),
             gang_device=Handle(usage.gang_device),
         )
+
+    def read_waits(self, share: Handle, term: int) -> Waits:
+        """See Arbiter."""
+        waits = self._waits
+        _check(self._lib.sp_arbiter_read_waits(self._arbiter, share, term, waits), "read waits")
+        return Waits(tuple(waits.counts), waits.waited_ns)
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """See Arbiter."""

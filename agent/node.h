@@ -133,6 +133,7 @@ struct sp_member {
   uint64_t waiting_ns;                                         /* since when the wait is counted; 0 = not waiting */
   uint64_t retired_launches, retired_passed, retired_refusals; /* of processes that are gone */
   struct sp_usage usage;
+  struct sp_waits waits;
   struct sp_said said[SP_SLOTS_MAX];
 };
 

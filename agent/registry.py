@@ -368,7 +368,8 @@ class Registry:
 
     def _status(self, entry: _Entry, read: Sequence[Usage], now_ns: int) -> ShareStatus:
         usages: list[DeviceUsage] = []
-        for held, account, carried, usage in zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True):
+        parts = zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True)
+        for term, (held, account, carried, usage) in enumerate(parts):
             account.add(now_ns, usage.used_ns)
             second = account.rate_millipercent(now_ns, usage.used_ns, SECOND_NS)
             minute = account.rate_millipercent(now_ns, usage.used_ns, MINUTE_NS)
@@ -376,8 +377,9 @@ class Registry:
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
             limit = entry.driver_limits.get(held.device, NO_DRIVER_LIMIT)
+            waits = self._arbiter.read_waits(entry.handle, term)
             total = ledger.total(carried, usage)
-            usages.append(DeviceUsage(held.device, total, second, minute, gang_device, limit))
+            usages.append(DeviceUsage(held.device, total, second, minute, gang_device, limit, waits))
         processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 

@@ -30,6 +30,16 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
   return error;
 }
 
+int sp_arbiter_read_waits(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_waits *waits) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int error = !found ? -ENOENT : term >= found->member_count ? -EINVAL : 0;
+  if (!error)
+    *waits = found->members[term].waits;
+  sp_arbiter_unlock(arbiter);
+  return error;
+}
+
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);

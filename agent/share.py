@@ -250,6 +250,22 @@ class Usage:
     """The device for which the share's gang waits before it may have this one; -1: none."""
 
 
+WAIT_BOUNDS_NS: Final = tuple(
+    round(bound_ms * 1_000_000) for bound_ms in (0.1, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+)
+"""sp_wait_bounds_ns of arbiter.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a share waited for its finished turns, each from its request to the grant: `struct sp_waits`."""
+
+    counts: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS_NS) + 1)
+    """By the first of WAIT_BOUNDS_NS that the wait does not exceed; the last: by none."""
+    waited_ns: int = 0
+    """The sum."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriverLimit:
     """The driver's own memory limit for a share on one device, beside the cap that the hook keeps."""
@@ -275,6 +291,8 @@ class DeviceUsage:
     gang_device: DeviceUuid | None = None
     """Another device of the share, for which this one waits."""
     driver_limit: DriverLimit = NO_DRIVER_LIMIT
+    waits: Waits = Waits()
+    """Of the turns since this agent has the share."""
 
 
 @dataclass(frozen=True, slots=True)

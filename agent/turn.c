@@ -27,6 +27,21 @@ static void remember_end(struct sp_node_device *device, const struct sp_member *
   device->recent[0].ended_ns = now_ns;
 }
 
+enum { WAIT_BOUNDS = sizeof sp_wait_bounds_ns / sizeof *sp_wait_bounds_ns };
+const uint64_t sp_wait_bounds_ns[WAIT_BOUNDS] = {100000,   1000000,   2000000,   5000000,   10000000,  20000000,
+                                                 50000000, 100000000, 200000000, 500000000, 1000000000};
+_Static_assert(sizeof((struct sp_waits *)0)->counts == (WAIT_BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
+
+static void count_wait(struct sp_member *member) {
+  /* An adopted turn was requested when it was adopted, after its grant. */
+  uint64_t wait_ns = member->granted_ns > member->requested_ns ? member->granted_ns - member->requested_ns : 0;
+  uint32_t bucket = 0;
+  while (bucket < WAIT_BOUNDS && wait_ns > sp_wait_bounds_ns[bucket])
+    bucket++;
+  member->waits.counts[bucket]++;
+  member->waits.waited_ns += wait_ns;
+}
+
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
   struct sp_turn *turn = &arbiter->turns[arbiter->turn_count % SP_TURNS_KEPT];
   arbiter->turn_count++;
@@ -41,6 +56,7 @@ static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, ui
                            .reason = member->reason,
                            .cogranted = member->cogranted};
   member->usage.turns++;
+  count_wait(member);
 }
 
 static void add_drain(struct sp_member *member) {

@@ -20,6 +20,7 @@ from sharepod.agent.share import (
     Terms,
     Turn,
     Usage,
+    Waits,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class MemoryArbiter:
         self.classes: dict[Handle, ShareClass] = {}
         self.paused: dict[Handle, bool] = {}
         self.usages: dict[Handle, list[Usage]] = {}
+        self.waits: dict[tuple[Handle, int], Waits] = {}
         self.processes: dict[Handle, tuple[Process, ...]] = {}
         self.holdings: dict[tuple[Handle, int], tuple[Holding, ...]] = {}
         self.mishaps: dict[Handle, tuple[Mishap, ...]] = {}
@@ -91,6 +93,9 @@ class MemoryArbiter:
 
     def read_usage(self, share: Handle, term: int) -> Usage:
         return self.usages[share][term]
+
+    def read_waits(self, share: Handle, term: int) -> Waits:
+        return self.waits.get((share, term), Waits())
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         return self.processes.get(share, ())
