@@ -27,7 +27,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import cgroup, hook_file, logs, metrics
+from sharepod.agent import cgroup, hook_file, logs, metrics, metrics_server
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
@@ -158,10 +158,17 @@ class Agent:
         if not node.statuses():
             hook_file.remove(Path(settings.runtime_directory), keep=hook_path)
         if settings.metrics_listen:
-            self._stack.callback(metrics.serve(node, settings.metrics_listen))
+            text = metrics.NodeMetrics(node).text
+            self._stack.callback(metrics_server.serve(text, settings.metrics_listen, self._credentials()))
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
+
+    def _credentials(self) -> metrics_server.Credentials:
+        settings = self._settings
+        return metrics_server.Credentials(
+            settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
+        )
 
     def _take_place(self) -> HostLock:
         while True:
@@ -187,7 +194,7 @@ class Agent:
         features += ["memory-by-hook"]
         features += [_limits_feature()] if inventory.offers_memory_limits else []
         return Identity(
-            node_name=socket.gethostname(),
+            node_name=settings.node_name or socket.gethostname(),
             version=importlib.metadata.version("sharepod"),
             region_abi_version=region_abi_version,
             pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""What Prometheus sees: one table of metrics, one collector that asks for the status at scrape.
+"""What Prometheus sees: one table of metrics, and their text as of the moment of a scrape.
 
 Adding a metric is one row here; `docs/metrics.md` is generated from the table (`python -m sharepod.agent.metrics`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
-from sharepod.agent.errors import AgentUnavailable
-from sharepod.agent.share import DeviceUsage, ShareState, ShareStatus, Terms
+from sharepod.agent import exposition
+from sharepod.agent.share import WAIT_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from prometheus_client.metrics_core import Metric
-
-    from sharepod.agent.device import DeviceStatus, NodeStatus
-    from sharepod.agent.node import Node
+    from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
+    from sharepod.agent.node import Identity, Node
+    from sharepod.agent.share import Share
 
 Source = TypeVar("Source")
 
@@ -51,8 +47,12 @@ class Row(Generic[Source]):
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-SHARE_LABELS: Final = ("node", "share", "name", "namespace", "pod", "container", "class", "gpu", "gpu_uuid")
-DEVICE_LABELS: Final = ("node", "gpu", "gpu_uuid", "model")
+SHARE_LABELS: Final = (
+    "node", "share", "name", "namespace", "pod", "container", "pod_uid", "class", "gpu", "gpu_uuid", "UUID", "hostname",
+    "modelName",
+)  # fmt: skip
+"""Those of pods are the share's own labels. Beside our names stand those of dcgm-exporter, to be joined with it."""
+DEVICE_LABELS: Final = ("node", "gpu", "gpu_uuid", "model", "UUID", "hostname", "modelName")
 INFO_LABELS: Final = ("node", "version", "region_abi", "driver_version", "policy")
 
 SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
@@ -131,6 +131,11 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         lambda h: h.usage.used_1m_millipercent / 1e5,
     ),
     Row(
+        "sharepod_share_used_last_second_ratio",
+        "Part of the device's time used over the last second.",
+        lambda h: h.usage.used_1s_millipercent / 1e5,
+    ),
+    Row(
         "sharepod_share_memory_used_bytes",
         "Device memory in use.",
         lambda h: h.usage.usage.memory_used_bytes,
@@ -147,6 +152,16 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         lambda h: float(bool(h.usage.driver_limit.cgroup)),
     ),
     Row("sharepod_share_processes", "Live processes.", lambda h: h.usage.usage.processes),
+    Row(
+        "sharepod_share_hook_attached",
+        "1 while the hook of a live process has attached to the share.",
+        lambda h: float(h.usage.usage.processes > 0),
+    ),
+    Row(
+        "sharepod_share_region_usable",
+        "1 while programs that start now can use the share's region; looked at every few seconds.",
+        lambda h: float(not h.status.region_fault),
+    ),
     Row(
         "sharepod_share_waiting",
         "1 while a launch waits at the closed gate.",
@@ -195,90 +210,120 @@ NODE_ROWS: Final[tuple[Row[NodeStatus], ...]] = (
     Row("sharepod_node_devices", "Devices of the node.", lambda n: len(n.devices)),
 )
 
+WAITS_NAME: Final = "sharepod_share_turn_wait_seconds"
+WAITS_DOC: Final = (
+    "How long the share waited for each of its finished turns, from its launch at the closed gate to the grant: what "
+    "the turns of others and the hand-off took. Begins at zero when the agent restarts."
+)
+ENFORCEMENT_NAME: Final = "sharepod_share_enforcement_info"
+ENFORCEMENT_DOC: Final = (
+    "Always 1; the label `policy` says what a program does when it cannot use the share's region: open runs unmetered, "
+    "closed fails CUDA initialisation."
+)
+ENFORCEMENT_LABELS: Final = (*SHARE_LABELS, "policy")
 INFO_NAME: Final = "sharepod_build_info"
 INFO_DOC: Final = "Always 1; the labels say what runs."
 
 
-def _family(row: Row[Source], labels: Sequence[str]) -> CounterMetricFamily | GaugeMetricFamily:
-    if row.kind == "counter":
-        return CounterMetricFamily(row.name.removesuffix("_total"), row.doc, labels=labels)
-    return GaugeMetricFamily(row.name, row.doc, labels=labels)
+_WAIT_BOUNDS: Final = tuple(bound_ns / 1e9 for bound_ns in WAIT_BOUNDS_NS)
 
 
-class NodeCollector(Collector):
-    """Computes every series from the node's status, on the thread that was asked."""
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The template of a scrape, and what it was written for."""
+
+    shares: tuple[Share, ...]
+    devices: tuple[DeviceInfo, ...]
+    template: exposition.Template
+
+
+class NodeMetrics:
+    """Writes every series from the node's status, on the thread that asks."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._written: _Written | None = None
+        """Replaced whole, for scrapes may overlap."""
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as of now."""
-        status, identity = self._node.status_from_thread(), self._node.identity
-        name = identity.node_name
-        indices = {device.info.uuid: str(device.info.index) for device in status.devices}
-        held = [
-            (_share_labels(name, shared, usage, indices[terms.device]), Held(shared, terms.terms, usage))
-            for shared in status.shares
-            for terms, usage in zip(shared.share.devices, shared.usages, strict=True)
-        ]
-        devices = [((name, str(d.info.index), d.info.uuid, d.info.name), d) for d in status.devices]
-        yield from _filled(SHARE_ROWS, SHARE_LABELS, held)
-        yield from _filled(DEVICE_ROWS, DEVICE_LABELS, devices)
-        yield from _filled(NODE_ROWS, ("node",), [((name,), status)])
-        info = GaugeMetricFamily(INFO_NAME, INFO_DOC, labels=INFO_LABELS)
-        info.add_metric(
-            [name, identity.version, str(identity.region_abi_version), identity.driver_version, identity.policy], 1
+    def text(self) -> str:
+        """Return all metrics as of now."""
+        status = self._node.status_from_thread()
+        shares = tuple(held.share for held in status.shares)
+        devices = tuple(device.info for device in status.devices)
+        written = self._written
+        # The shares of an unchanged node are the same objects: this compares pointers.
+        if written is None or written.shares != shares or written.devices != devices:
+            written = self._written = _Written(shares, devices, _template(self._node.identity, shares, devices))
+        return written.template.filled(_values(status))
+
+
+def _template(identity: Identity, shares: Sequence[Share], devices: Sequence[DeviceInfo]) -> exposition.Template:
+    """Return the text with places for the values, in the order of `_values`."""
+    node = identity.node_name
+    infos = {info.uuid: info for info in devices}
+    of_shares = [_share_labels(node, share, infos[held.device]) for share in shares for held in share.devices]
+    of_devices = [_device_labels(node, info) for info in devices]
+    policies = [f"{labels},{exposition.labelled(('policy',), (identity.policy,))}" for labels in of_shares]
+    return exposition.Template(
+        "".join(
+            [
+                *_places(SHARE_ROWS, of_shares),
+                exposition.header(WAITS_NAME, "histogram", WAITS_DOC),
+                *(exposition.histogram(WAITS_NAME, labels, _WAIT_BOUNDS) for labels in of_shares),
+                *_places(DEVICE_ROWS, of_devices),
+                *_places(NODE_ROWS, [exposition.labelled(("node",), (node,))]),
+                exposition.header(ENFORCEMENT_NAME, "gauge", ENFORCEMENT_DOC),
+                *(exposition.sample(ENFORCEMENT_NAME, labels) for labels in policies),
+                exposition.header(INFO_NAME, "gauge", INFO_DOC),
+                exposition.sample(INFO_NAME, _info_labels(identity)),
+            ]
         )
-        yield info
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the registry then does not collect at registration."""
-        return []
-
-
-def _filled(
-    rows: Sequence[Row[Source]], labels: Sequence[str], sources: Sequence[tuple[Sequence[str], Source]]
-) -> Iterator[Metric]:
-    for row in rows:
-        family = _family(row, labels)
-        for values, source in sources:
-            family.add_metric(values, row.value(source))
-        yield family
-
-
-def _share_labels(node: str, status: ShareStatus, usage: DeviceUsage, index: str) -> tuple[str, ...]:
-    share = status.share
-    return (
-        node,
-        share.id,
-        share.name,
-        share.labels.get("namespace", ""),
-        share.labels.get("pod", ""),
-        share.labels.get("container", ""),
-        share.share_class.name.lower(),
-        index,
-        usage.device,
     )
 
 
-def serve(node: Node, address: str) -> Callable[[], None]:
-    """Serve /metrics on `address` ("127.0.0.1:9464") from a thread; return what stops it. Raises AgentUnavailable."""
-    host, _, port = address.rpartition(":")
-    registry = CollectorRegistry()
-    registry.register(NodeCollector(node))
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]"), registry)
-    except OSError as error:
-        raise AgentUnavailable(
-            f"metrics address {address}: {error.strerror}: choose another with --metrics-listen, or off"
-        ) from None
+def _values(status: NodeStatus) -> list[float]:
+    """Return the values for the places of `_template`."""
+    held = [
+        Held(shared, terms.terms, usage)
+        for shared in status.shares
+        for terms, usage in zip(shared.share.devices, shared.usages, strict=True)
+    ]
+    values = _numbers(SHARE_ROWS, held)
+    for share in held:
+        waits = share.usage.waits
+        values += accumulate(waits.counts)
+        values += (sum(waits.counts), waits.waited_ns / 1e9)
+    values += _numbers(DEVICE_ROWS, status.devices)
+    values += _numbers(NODE_ROWS, [status])
+    values += [1] * (len(held) + 1)  # what is told by labels alone
+    return values
 
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
-    return stop
+def _places(rows: Sequence[Row[Source]], labels: Sequence[str]) -> Iterator[str]:
+    for row in rows:
+        yield exposition.header(row.name, row.kind, row.doc)
+        for one in labels:
+            yield exposition.sample(row.name, one)
+
+
+def _numbers(rows: Sequence[Row[Source]], sources: Sequence[Source]) -> list[float]:
+    return [value(source) for value in [row.value for row in rows] for source in sources]
+
+
+def _share_labels(node: str, share: Share, info: DeviceInfo) -> str:
+    pod = (share.labels.get(key, "") for key in ("namespace", "pod", "container", "pod_uid"))
+    values = (node, share.id, share.name, *pod, share.share_class.name.lower(), str(info.index), info.uuid)
+    return exposition.labelled(SHARE_LABELS, (*values, info.uuid, node, info.name))
+
+
+def _device_labels(node: str, info: DeviceInfo) -> str:
+    return exposition.labelled(DEVICE_LABELS, (node, str(info.index), info.uuid, info.name, info.uuid, node, info.name))
+
+
+def _info_labels(identity: Identity) -> str:
+    abi = str(identity.region_abi_version)
+    values = (identity.node_name, identity.version, abi, identity.driver_version, identity.policy)
+    return exposition.labelled(INFO_LABELS, values)
 
 
 def manual() -> str:
@@ -288,12 +333,17 @@ def manual() -> str:
         "",
         "Generated from `agent/metrics.py` by `python -m sharepod.agent.metrics`; a test compares the two.",
         "",
-        "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`.",
+        "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
+        "with TLS and a bearer token only (`docs/operations.md`).",
         "Seconds, bytes and ratios (1 is the whole device). Series exist, at zero, from the first scrape after a share",
         "or device appears, and go when it does. Counters of a share go on when the agent restarts.",
+        "`namespace`, `pod`, `container` and `pod_uid` are the share's own labels, empty where it has none. `UUID`,",
+        "`hostname` and `modelName` are dcgm-exporter's names for `gpu_uuid`, `node` and `model`.",
     ]
     tables: tuple[tuple[str, Sequence[str], Sequence[tuple[str, str, str]]], ...] = (
         ("Shares, one series per share and device", SHARE_LABELS, [(r.name, r.kind, r.doc) for r in SHARE_ROWS]),
+        ("Shares, waiting times of turns", SHARE_LABELS, [(WAITS_NAME, "histogram", WAITS_DOC)]),
+        ("Shares, enforcement", ENFORCEMENT_LABELS, [(ENFORCEMENT_NAME, "gauge", ENFORCEMENT_DOC)]),
         ("Devices", DEVICE_LABELS, [(r.name, r.kind, r.doc) for r in DEVICE_ROWS]),
         ("Node", ("node",), [(r.name, r.kind, r.doc) for r in NODE_ROWS]),
         ("Build", INFO_LABELS, [(INFO_NAME, "gauge", INFO_DOC)]),

@@ -6,8 +6,10 @@ in the agent reads the environment.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import grp
+import ipaddress
 import os
 import re
 from dataclasses import dataclass, field, fields
@@ -43,9 +45,10 @@ MONITORING: Final = (
 
 _SIMULATED: Final = r"[1-9][0-9]?x[A-Za-z0-9-]+(:[a-z0-9.]+(\+[a-z0-9.]+)*)?"
 _SIMULATE: Final = re.compile(f"{_SIMULATED}(,{_SIMULATED})*")
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 SOCKET_PATH_MAX: Final = 107
 """sockaddr_un.sun_path, less the byte that ends it."""
-_ADDRESS: Final = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):(\d{1,5})")
+_ADDRESS: Final = re.compile(r"(\d+\.\d+\.\d+\.\d+|localhost|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 
 def _text(value: object) -> str:
@@ -65,11 +68,22 @@ def _flag(value: object) -> bool:
     raise ValueError("give true or false")
 
 
+def _file(value: object) -> str:
+    return _path(value) if _text(value) else ""
+
+
 def _path(value: object) -> str:
     text = _text(value)
     if not Path(text).is_absolute():
         raise ValueError("give an absolute path")
     return os.path.normpath(text)
+
+
+def _node_name(value: object) -> str:
+    text = _text(value)
+    if text and not _NODE_NAME.fullmatch(text):
+        raise ValueError("give a name of at most 253 letters, digits, '-', '_', '.'")
+    return text
 
 
 def _simulate(value: object) -> str:
@@ -83,10 +97,19 @@ def _simulate(value: object) -> str:
 def _metrics(value: object) -> str:
     if value is False or _text(value).lower() in ("off", ""):
         return ""
-    match = _ADDRESS.fullmatch(_text(value))
-    if match is None or not 0 < int(match.group(2)) < 65536:
-        raise ValueError(f"give a loopback address like {METRICS_DEFAULT}, or off")
-    return _text(value)
+    text = _text(value)
+    match = _ADDRESS.fullmatch(text)
+    with contextlib.suppress(ValueError):
+        if match and 0 < int(match.group(2)) < 65536:
+            _on_loopback(text)
+            return text
+    raise ValueError(f"give a loopback address like {METRICS_DEFAULT}, or off")
+
+
+def _on_loopback(address: str) -> bool:
+    """Tell whether an address with a port is of the loopback. Raises ValueError when it is none."""
+    host = address.rpartition(":")[0].strip("[]")
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
 def _mode(value: object) -> int:
@@ -164,6 +187,20 @@ def _check_preloadable(runtime: str) -> None:
         )
 
 
+def _check_metrics(settings: Settings, where: str) -> None:
+    """Raise SettingsError when the metrics would go to the network in the clear or to everybody."""
+    certificate, key = settings.metrics_tls_certificate, settings.metrics_tls_key
+    if bool(certificate) != bool(key):
+        given, missing = ("certificate", "key") if certificate else ("key", "certificate")
+        raise SettingsError(f"metrics_tls_{given} is given without metrics_tls_{missing}: give both, or none")
+    address = settings.metrics_listen
+    if address and not _on_loopback(address) and not (certificate and settings.metrics_token_file):
+        raise SettingsError(
+            f"{where} is {address!r}: give a loopback address like {METRICS_DEFAULT}, or, for the network, "
+            "metrics_tls_certificate, metrics_tls_key and metrics_token_file too"
+        )
+
+
 def default_runtime_directory(environment: Mapping[str, str]) -> str:
     """Return where an agent of this user keeps its regions: always on tmpfs.
 
@@ -185,10 +222,25 @@ class Settings:
         "$XDG_RUNTIME_DIR/sharepod; /dev/shm/sharepod-UID where that is no tmpfs.",
     )  # fmt: skip
     state_directory: str = _setting("", _path, "Directory of the checkpoint. Default: the runtime directory.")
+    node_name: str = _setting(
+        "",
+        _node_name,
+        "Name of the node, in answers and metrics. Default: the host name, which in a container is its own.",
+    )
     simulate: str = _setting(
         "", _simulate, "Run on simulated GPUs, for example 2xH200 or 1xH100:3g.40gb+4g.40gb,1xA10. Empty: real ones."
     )
-    metrics_listen: str = _setting(METRICS_DEFAULT, _metrics, "Loopback address where Prometheus scrapes, or off.")
+    metrics_listen: str = _setting(
+        METRICS_DEFAULT, _metrics, "Address where Prometheus scrapes, or off. One beyond the loopback needs the three "
+        "settings that follow.",
+    )  # fmt: skip
+    metrics_tls_certificate: str = _setting(
+        "", _file, "PEM file with the certificate (and its chain) of the metrics; read again when it changes."
+    )
+    metrics_tls_key: str = _setting("", _file, "PEM file with the key of that certificate.")
+    metrics_token_file: str = _setting(
+        "", _file, "File with the bearer token that who scrapes must show; read again when it changes."
+    )
     overcommit: bool = _setting(
         False, _flag, "Admit shares whose requests exceed 100 % of a device, or whose memory caps exceed its memory."
     )
@@ -298,11 +350,12 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], c
         (f"{path}: {{}}", _from_file(path) if path else {}),
     )
     values: dict[str, object] = {}
+    labels: dict[str, str] = {}
     for item in fields(Settings):
         for template, source in sources:
             if item.name in source:
                 label = {"--{}": item.name.replace("_", "-"), "environment {}": PREFIX + item.name.upper()}
-                where = template.format(label.get(template, item.name))
+                where = labels[item.name] = template.format(label.get(template, item.name))
                 try:
                     values[item.name] = item.metadata["read"](source[item.name])
                 except ValueError as error:
@@ -313,7 +366,9 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], c
     state = str(values.get("state_directory") or runtime)
     _check_socket_path(f"{runtime}/{SOCKET_NAME}")
     _check_preloadable(runtime)
-    return Settings(**{**values, "runtime_directory": runtime, "state_directory": state})  # type: ignore[arg-type]
+    settings = Settings(**{**values, "runtime_directory": runtime, "state_directory": state})  # type: ignore[arg-type]
+    _check_metrics(settings, labels.get("metrics_listen", ""))
+    return settings
 
 
 def check_on_tmpfs(settings: Settings) -> None:

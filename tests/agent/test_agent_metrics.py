@@ -1,7 +1,8 @@
-"""The metrics that a real agent serves."""
+"""The metrics that a real agent serves, read back with the parser of prometheus_client."""
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import time
@@ -9,15 +10,56 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_process import free_port, scrape
+import pytest
+from agent_doubles import H200, MemoryArbiter, ask
+from agent_process import free_port, metered, program, scrape, wait_until
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from sharepod.agent.metrics import DEVICE_ROWS, INFO_NAME, NODE_ROWS, SHARE_ROWS, manual
+from sharepod.agent import exposition
+from sharepod.agent.device import DeviceStatus, NodeStatus
+from sharepod.agent.metrics import (
+    DEVICE_LABELS,
+    DEVICE_ROWS,
+    ENFORCEMENT_NAME,
+    INFO_NAME,
+    NODE_ROWS,
+    SHARE_LABELS,
+    SHARE_ROWS,
+    WAITS_NAME,
+    NodeMetrics,
+    manual,
+)
+from sharepod.agent.native import NativeArbiter
+from sharepod.agent.node import Identity
+from sharepod.agent.registry import Registry
+from sharepod.agent.share import WAIT_BOUNDS_NS, Handle, ShareClass, ShareState, Usage, Waits
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from agent_process import MakeAgent
+    from prometheus_client import Metric
+    from prometheus_client.samples import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
+POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
+
+
+def read(text: str) -> dict[str, Metric]:
+    """Return the metrics by name; a name that comes twice is an error of the text."""
+    found: dict[str, Metric] = {}
+    for family in text_string_to_metric_families(text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert name not in found
+        found[name] = family
+    return found
+
+
+def of_share(text: str, share: str) -> dict[str, list[Sample]]:
+    """Return the samples of one share by the name of their metric."""
+    found = {name: [s for s in m.samples if s.labels.get("share") == share] for name, m in read(text).items()}
+    return {name: samples for name, samples in found.items() if samples}
 
 
 def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent) -> None:
@@ -25,14 +67,18 @@ def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent
     agent = make_agent("--metrics-listen", address).start()
     assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
     families = set(re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE))
-    rows = [row.name for row in (*SHARE_ROWS, *DEVICE_ROWS, *NODE_ROWS)] + [INFO_NAME]
+    rows = [row.name for row in (*SHARE_ROWS, *DEVICE_ROWS, *NODE_ROWS)] + [WAITS_NAME, ENFORCEMENT_NAME, INFO_NAME]
     assert families == set(rows)
     assert set(re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)) == set(rows)
 
     share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
     text = scrape(address)
     lines = [line for line in text.splitlines() if f'share="{share.id}"' in line]
-    assert len(lines) == len(SHARE_ROWS)
+    of_histogram = [line for line in lines if line.startswith(WAITS_NAME)]
+    of_enforcement = [line for line in lines if line.startswith(ENFORCEMENT_NAME)]
+    assert len(of_histogram) == len(WAIT_BOUNDS_NS) + 3
+    assert len(of_enforcement) == 1
+    assert len(lines) - len(of_histogram) - len(of_enforcement) == len(SHARE_ROWS)
     assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
     counters = [line for line in lines if "_total{" in line]
     assert len(counters) == 14
@@ -73,3 +119,182 @@ def test_a_scrape_is_of_now(make_agent: MakeAgent) -> None:
         time.sleep(0.25)
     # The arbiter decides ten times a second when nothing happens; the status of the checkpoint is seconds old.
     assert all(later > earlier for earlier, later in pairwise(seen)), seen
+
+
+def test_every_series_of_a_share_names_its_pod_and_its_device(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address, "--node-name", "gpu-node-7").start()
+    node = agent.stub.GetNode(pb.GetNodeRequest())
+    assert node.node_name == "gpu-node-7"
+    share = agent.register(30, device="1", name="a", labels=POD).share
+    device = node.devices[1]
+    expected = POD | {
+        "share": share.id,
+        "name": "a",
+        "class": "standard",
+        "gpu": "1",
+        "gpu_uuid": device.uuid,
+        "UUID": device.uuid,
+        "node": node.node_name,
+        "hostname": node.node_name,
+        "modelName": device.name,
+    }
+    text = scrape(address)
+    found = of_share(text, share.id)
+    assert set(found) == {row.name for row in SHARE_ROWS} | {WAITS_NAME, ENFORCEMENT_NAME}
+    extra = {WAITS_NAME: {"le"}, ENFORCEMENT_NAME: {"policy"}}
+    for name, samples in found.items():
+        for sample in samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in extra.get(name, ())}
+            assert labels == expected
+    assert set(expected) == set(SHARE_LABELS)
+    for row in DEVICE_ROWS:
+        (sample,) = (s for s in read(text)[row.name].samples if s.labels["gpu"] == "1")
+        assert set(sample.labels) == set(DEVICE_LABELS)
+        assert (sample.labels["UUID"], sample.labels["modelName"]) == (device.uuid, device.name)
+
+
+def test_a_share_shows_zeros_until_its_first_call_and_goes_with_its_end(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    share = agent.register(30, 60, 2**30, labels=POD).share
+    terms = {
+        "sharepod_share_request_ratio": 0.3,
+        "sharepod_share_limit_ratio": 0.6,
+        "sharepod_share_memory_limit_bytes": 2.0**30,
+        "sharepod_share_region_usable": 1.0,
+        ENFORCEMENT_NAME: 1.0,
+    }
+    for name, samples in of_share(scrape(address), share.id).items():
+        assert {sample.value for sample in samples} == {terms.get(name, 0.0)}, name
+    agent.stub.PauseShare(pb.PauseShareRequest(share=share.id))
+    assert of_share(scrape(address), share.id)["sharepod_share_paused"][0].value == 1
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
+    assert of_share(scrape(address), share.id) == {}
+
+
+def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    first, second = (agent.register(50, device="0", labels=POD | {"container": name}) for name in ("a", "b"))
+
+    def value(name: str, share: str) -> float:
+        return float(of_share(scrape(address), share)[name][0].value)
+
+    with program(metered(first)), program(metered(second)):
+        for answer in (first, second):
+            share = answer.share.id
+            wait_until(lambda share=share: value("sharepod_share_turns_total", share) >= 20)
+            wait_until(lambda share=share: value("sharepod_share_used_ratio", share) > 0)
+            wait_until(lambda share=share: value("sharepod_share_used_last_second_ratio", share) > 0)
+            assert value("sharepod_share_hook_attached", share) == 1
+    for answer in (first, second):
+        share = answer.share.id
+        wait_until(lambda share=share: value("sharepod_share_hook_attached", share) == 0)
+        found = of_share(scrape(address), share)  # nothing moves any more
+        assert found["sharepod_share_used_seconds_total"][0].value > 0
+        buckets = [s.value for s in found[WAITS_NAME] if s.name.endswith("_bucket")]
+        [count] = [s.value for s in found[WAITS_NAME] if s.name.endswith("_count")]
+        [total] = [s.value for s in found[WAITS_NAME] if s.name.endswith("_sum")]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == count == found["sharepod_share_turns_total"][0].value
+        # A share waits for turns, and at its end perhaps for one that it did not get.
+        assert 0 < total <= found["sharepod_share_waited_seconds_total"][0].value
+
+
+def test_the_enforcement_names_the_policy_of_the_node(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address, "--policy", "closed").start()
+    share = agent.register(30).share
+    assert of_share(scrape(address), share.id)[ENFORCEMENT_NAME][0].labels["policy"] == "closed"
+
+
+def test_the_waits_of_a_share_are_counted_by_the_bounds_that_python_knows() -> None:
+    arbiter = NativeArbiter()
+    try:
+        assert tuple(arbiter._lib.sp_wait_bounds_ns) == WAIT_BOUNDS_NS
+    finally:
+        arbiter.close()
+
+
+class Still:
+    """A node whose status is what a registry says; it has no loop to ask."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.identity = Identity(
+            node_name="n", version="0", region_abi_version=1, pid=1, driver_version="", runtime_directory="",
+            policy="open", metrics_address="", hook_path="", features=(), settings={}, environment={},
+        )  # fmt: skip
+
+    def status_from_thread(self) -> NodeStatus:
+        return NodeStatus(0, self._registry.statuses((), 0), (DeviceStatus(H200),))
+
+
+def test_the_histogram_sums_up_what_the_arbiter_counted(tmp_path: Path) -> None:
+    arbiter = MemoryArbiter()
+    registry = Registry(arbiter, tmp_path, [H200])
+    metrics = NodeMetrics(Still(registry))  # type: ignore[arg-type]
+    share = registry.register(ask(), unix_ns=1, now_ns=0)
+    counts = (5, 0, 3, *(0,) * (len(WAIT_BOUNDS_NS) - 4), 1, 2)
+    arbiter.waits[Handle(1), 0] = Waits(counts, 2_500_000_000)
+    samples = of_share(metrics.text(), share.id)[WAITS_NAME]
+    by_bound = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert by_bound["0.0001"] == by_bound["0.001"] == 5
+    assert by_bound["0.002"] == by_bound["0.5"] == 8
+    assert (by_bound["1"], by_bound["+Inf"]) == (9, 11)
+    assert {s.name.rpartition("_")[2]: s.value for s in samples[-2:]} == {"count": 11, "sum": 2.5}
+
+
+def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path: Path) -> None:
+    arbiter = MemoryArbiter()
+    registry = Registry(arbiter, tmp_path, [H200])
+    share = registry.register(ask(30, 60, memory=2**30), unix_ns=1, now_ns=0)
+    arbiter.usages[Handle(1)] = [
+        Usage(
+            used_ns=1_500_000_000, charged_ns=2_500_000_000, estimated_ns=500_000_000, waited_ns=4_500_000_000,
+            overrun_ns=250_000_000, turns=7, launches=8, passed=9, cogrants=10, faults=11, memory_used_bytes=12,
+            memory_overhead_bytes=-13, memory_refused_bytes=14, memory_refusals=15, processes=16,
+            state=ShareState.WAITING,
+        )
+    ]  # fmt: skip
+    arbiter.region_errors[share.directory] = errno.EPROTO
+    registry.check_regions()
+    found = of_share(NodeMetrics(Still(registry)).text(), share.id)  # type: ignore[arg-type]
+    values = {name.removeprefix("sharepod_share_"): samples[0].value for name, samples in found.items()}
+    del values["turn_wait_seconds"], values["used_ratio"], values["used_last_second_ratio"]
+    assert values == {
+        "used_seconds_total": 1.5, "charged_seconds_total": 2.5, "estimated_seconds_total": 0.5,
+        "waited_seconds_total": 4.5, "overrun_seconds_total": 0.25, "turns_total": 7, "launches_total": 8,
+        "passed_launches_total": 9, "cogrants_total": 10, "faults_total": 11, "memory_refusals": 15,
+        "request_ratio": 0.3, "limit_ratio": 0.6, "memory_used_bytes": 12, "memory_limit_bytes": 2**30,
+        "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
+        "paused": 0, "enforcement_info": 1,
+    }  # fmt: skip
+
+
+def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: Path) -> None:
+    registry = Registry(MemoryArbiter(), tmp_path, [H200])
+    metrics = NodeMetrics(Still(registry))  # type: ignore[arg-type]
+    share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    assert of_share(metrics.text(), share.id)["sharepod_share_paused"][0].labels["class"] == "standard"
+    registry.update(share.id, [], ShareClass.BATCH)
+    assert of_share(metrics.text(), share.id)["sharepod_share_paused"][0].labels["class"] == "batch"
+    registry.release(share.id, 1)
+    assert of_share(metrics.text(), share.id) == {}
+    other = registry.register(ask(name="b"), unix_ns=1, now_ns=0)
+    assert len(of_share(metrics.text(), other.id)) == len(SHARE_ROWS) + 2
+
+
+@given(st.dictionaries(st.sampled_from(["a", "bc", "modelName"]), st.text(max_size=20), min_size=1), st.floats())
+def test_any_label_and_any_value_survive_the_text(labels: dict[str, str], value: float) -> None:
+    text = exposition.header("x_total", "counter", 'a \\ "b" 5 %\nc')
+    text += exposition.sample("x_total", exposition.labelled(tuple(labels), tuple(labels.values())))
+    (family,) = text_string_to_metric_families(exposition.Template(text).filled([value]))
+    for wrong in ([], [value, value]):
+        with pytest.raises(ValueError, match="attempt to assign sequence of size"):
+            exposition.Template(text).filled(wrong)
+    assert family.documentation == 'a \\ "b" 5 %\nc'
+    (sample,) = family.samples
+    assert sample.labels == {name: label.replace("\0", "\ufffd") for name, label in labels.items()}
+    assert sample.value == value or value != value

@@ -60,6 +60,7 @@ def test_every_setting_has_a_description_and_can_be_shown() -> None:
         ({"socket_mode": "777x"}, {}, "--socket-mode is '777x': give an octal mode like 0600, 0660 or 0666"),
         ({"socket_mode": "0077"}, {}, "--socket-mode is '0077': give an octal mode"),
         ({"socket_group": "no such group"}, {}, "--socket-group is 'no such group': there is no such group"),
+        ({"node_name": "a b"}, {}, "--node-name is 'a b': give a name of at most 253 letters, digits, '-', '_', '.'"),
         ({"log_level": "loud"}, {}, "--log-level is 'loud': give debug or info or warning or error"),
     ],
 )  # fmt: skip
