@@ -1,0 +1,57 @@
+"""The cluster that the e2e tests share: one of our own, or with ``make e2e KUBECONFIG=…`` one that is there already."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from build_kubernetes import BuildError, build
+from cluster import Cluster
+from kubectl import Kubectl
+from leftovers import leftovers
+from node import why_not
+
+# Set by `make e2e KUBECONFIG=…` only: the variable of that name in a developer's shell may lead to a cluster in use.
+OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
+
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound what a test does itself: servers to be compiled take their time, and all else in a fixture has a bound."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def servers(pytestconfig: pytest.Config) -> Path:
+    """Return the folder with Kubernetes' servers, or skip where no cluster can be; building them says how far it is."""
+    if OTHER_CLUSTER:
+        pytest.skip("another cluster was given: this test needs one of its own")
+    if reason := why_not():
+        pytest.skip(reason)
+    try:
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            return build()
+    except BuildError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def own_cluster(servers: Path) -> Iterator[Cluster]:
+    """Start the shared cluster of our own; a test that asks for it does what no other cluster lets it do."""
+    with Cluster(servers) as cluster:
+        namespaces = cluster.node.namespaces()
+        yield cluster
+    assert leftovers(cluster.node, namespaces) == []
+
+
+@pytest.fixture(scope="session")
+def kubectl(request: pytest.FixtureRequest) -> Kubectl:
+    """Return the cluster as any user of it sees it: ours, or the one that was given."""
+    if OTHER_CLUSTER:
+        return Kubectl.of(Path(OTHER_CLUSTER))
+    cluster: Cluster = request.getfixturevalue("own_cluster")
+    return cluster.kubectl
