@@ -1,0 +1,29 @@
+"""What of an ended node is still on this machine: it should be nothing. Looks, and changes nothing."""
+
+import subprocess
+from pathlib import Path
+
+from node import Node
+
+
+def holders(namespaces: dict[str, str]) -> list[str]:
+    """Return the processes of this machine that are in one of the namespaces."""
+    held = []
+    for process in Path("/proc").glob("[0-9]*"):
+        for kind, name in namespaces.items():
+            try:
+                if str((process / "ns" / kind).readlink()) == name:
+                    held.append(f"{process.name} {(process / 'comm').read_text().strip()} {kind}")
+            except OSError:
+                continue
+    return held
+
+
+def leftovers(node: Node, namespaces: dict[str, str]) -> list[str]:
+    """Return whatever of an ended node is still on this machine."""
+    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"{node.name}*")]
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if node.name in line]
+    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
+    interfaces = [line for line in links.splitlines() if line.startswith("node0")]
+    files = [str(node.state)] if node.state.exists() else []
+    return groups + mounts + interfaces + files + holders(namespaces)

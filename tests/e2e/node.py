@@ -1,0 +1,187 @@
+"""A node: a machine within the machine, with its own files, processes, network and control groups.
+
+Owns the keeper's process, the state folder and the socket to the node's first process. Nothing of it outlives the
+keeper, which ends when this side of the socket closes, however this process ends. Knows nothing of Kubernetes.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from node_keeper import CGROUPS, NAMESPACES, own_groups
+
+STOP_SECONDS = 60.0
+REQUEST_SECONDS = 30.0
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class NodeError(Exception):
+    """A node cannot be made, or something in it did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What is known of a process that the node was asked to start; ids are the node's own."""
+
+    pid: int | None
+    exit_status: int | None
+
+
+def why_not() -> str | None:
+    """Return why this machine cannot carry a node, or None."""
+    if os.geteuid() != 0:
+        return "a node needs root"
+    if missing := [name for name in CONTROLLERS if not (CGROUPS / name / "cgroup.procs").exists()]:
+        return f"a node needs the version 1 control groups {', '.join(missing)}"
+    if "\toverlay\n" not in Path("/proc/filesystems").read_text():
+        return "a node needs overlayfs in the kernel"
+    probe = ["unshare", "--mount", "--net", "--pid", "--fork", "ip", "link", "add", "node0", "type", "bridge"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return f"a node needs namespaces and bridges: {done.stderr.strip()}" if done.returncode else None
+
+
+class Node:
+    """One node, from ``with Node() as node`` to its end. It sees the visible folders as they are on the machine."""
+
+    def __init__(self, visible: Sequence[Path] = ()) -> None:
+        self.visible = [folder.resolve() for folder in visible]
+        self.name = f"sharepod-e2e-{secrets.token_hex(4)}"
+        self.state = Path(tempfile.gettempdir()) / self.name
+        self.groups = own_groups(self.name)
+        self.pid = 0  # of the node's first process, as this machine sees it
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pending = b""
+
+    def __enter__(self) -> Self:
+        self.state.mkdir(mode=0o700)
+        ours, theirs = socket.socketpair()
+        ours.settimeout(REQUEST_SECONDS)
+        self._socket = ours
+        keeper = [sys.executable, "-I", str(Path(__file__).with_name("node_keeper.py"))]
+        log = self.state / "keeper.log"
+        try:
+            with theirs, log.open("wb") as output:
+                asked = {
+                    "state": str(self.state),
+                    "socket": theirs.fileno(),
+                    "visible": [str(folder) for folder in self.visible],
+                }
+                self._keeper = subprocess.Popen(
+                    [*keeper, json.dumps(asked)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            self._read_answer(log)
+            self.pid = self._find_first_process()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def root(self) -> Path:
+        """The node's root directory, seen from this machine."""
+        return Path(f"/proc/{self.pid}/root")
+
+    def namespaces(self) -> dict[str, str]:
+        """Return the node's namespaces by kind, as ``/proc`` names them."""
+        return {
+            kind: str(Path(f"/proc/{self.pid}/ns/{kind}").readlink())
+            for kind in ("mnt", "net", "pid", "ipc", "uts", "cgroup")
+        }
+
+    def start(self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None) -> int:
+        """Start a long-lived process under a name; its output goes to ``log(name)``. Returns its id in the node."""
+        environment = {"PATH": PATH, "HOME": "/root", **(environment or {})}
+        request = {"command": [str(word) for word in command], "environment": environment, "log": str(self.log(name))}
+        return int(self._ask("start", name, **request)["pid"])
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process by name; one that has ended gets none."""
+        self._ask("signal", name, signal=int(number))
+
+    def look(self, name: str) -> Process:
+        answer = self._ask("look", name)
+        return Process(answer["pid"], answer["exit"])
+
+    def log(self, name: str) -> Path:
+        return self.state / f"{name}.log"
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        namespaces: Sequence[str] = NAMESPACES,
+        stdin: bytes | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command in the node to its end and return it, failed or not.
+
+        In ``--net`` alone it sees the machine's files and the node's network.
+        """
+        command = ["nsenter", f"--target={self.pid}", *namespaces, "--", *map(str, command)]
+        environment = {"PATH": PATH, "HOME": "/root"}
+        return subprocess.run(
+            command, input=stdin, capture_output=True, env=environment, timeout=timeout_seconds, check=False
+        )
+
+    def stop(self) -> None:
+        """End everything in the node and wait until nothing of it is left. A second call does nothing."""
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+        if self._keeper:
+            keeper, self._keeper = self._keeper, None
+            if code := keeper.wait(timeout=STOP_SECONDS):
+                log = self.state / "keeper.log"
+                words = log.read_text().strip() if log.exists() else ""
+                raise NodeError(f"the node's keeper ended with {code}: {words}")
+        elif self.state.exists():
+            shutil.rmtree(self.state)
+
+    def _find_first_process(self) -> int:
+        assert self._keeper
+        pid = self._keeper.pid
+        for _ in ("unshare", "init"):
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return pid
+
+    def _ask(self, verb: str, name: str, **arguments: object) -> dict[str, Any]:
+        if not self._socket:
+            raise NodeError(f"{verb} {name}: the node is stopped")
+        self._socket.sendall(json.dumps({"verb": verb, "name": name, **arguments}).encode() + b"\n")
+        answer = self._read_answer(self.state / "keeper.log")
+        if "error" in answer:
+            raise NodeError(f"{verb} {name}: {answer['error']}")
+        return answer
+
+    def _read_answer(self, log: Path) -> dict[str, Any]:
+        assert self._socket
+        while b"\n" not in self._pending:
+            if not (data := self._socket.recv(65536)):
+                raise NodeError(f"the node ended: {log.read_text() if log.exists() else 'nothing logged'}")
+            self._pending += data
+        line, self._pending = self._pending.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer

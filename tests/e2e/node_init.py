@@ -1,0 +1,215 @@
+"""The first process of a node: its root file system, its network, and the parent of all that runs in it.
+
+Starts in fresh namespaces. The node's root is the machine's, read through an overlay in memory: whatever is written in
+the node is the node's own. Its control groups are the roots of what it sees. Takes requests, one JSON line each, from
+its socket; when that closes it ends, and the kernel ends the node's other processes with it. It knows nothing of
+Kubernetes but its addresses.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+NODE_ADDRESS = "10.99.0.1"
+SERVICE_ADDRESS = "10.96.0.1"
+BRIDGE = "node0"
+DEVICES = ("full", "kmsg", "null", "random", "tty", "urandom", "zero")
+# What a kubelet wants of the machine's memory and panic settings. It finds them so, and changes nothing: each is a file
+# of the node's own, laid over the kernel's.
+WANTED_SETTINGS = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1000000,
+    "kernel/keys/root_maxbytes": 25000000,
+}
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)
+
+
+def mount(source: str | Path, target: Path, *options: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    run("mount", *options, source, target)
+
+
+def make_root(state: Path, visible: list[Path]) -> Path:
+    """Lay the node's file system over the machine's, with these folders just as they are; return its root."""
+    memory = state / "memory"
+    mount("node", memory, "-t", "tmpfs")
+    for name in ("upper", "work", "root"):
+        (memory / name).mkdir()
+    root = memory / "root"
+    layers = f"lowerdir=/,upperdir={memory / 'upper'},workdir={memory / 'work'}"
+    mount("node", root, "-t", "overlay", "-o", layers)
+    # What fills up is on the disk; an overlay's upper layer, a container's, cannot be on another overlay either.
+    for name in ("var/lib", "var/log"):
+        disk = state / "disk" / name
+        disk.mkdir(parents=True)
+        mount(disk, root / name, "--bind")
+    mount("node", root / "run", "-t", "tmpfs", "-o", "mode=0755")
+    mount("node", root / "tmp", "-t", "tmpfs", "-o", "mode=1777")
+    for folder in visible:
+        mount(folder, root / folder.relative_to("/"), "--bind")
+    return root
+
+
+def make_devices(root: Path) -> None:
+    dev = root / "dev"
+    mount("node", dev, "-t", "tmpfs", "-o", "mode=0755")
+    for name in DEVICES:
+        (dev / name).touch()
+        run("mount", "--bind", Path("/dev") / name, dev / name)
+    mount("node", dev / "pts", "-t", "devpts", "-o", "newinstance,ptmxmode=0666,mode=0620,gid=5")
+    mount("node", dev / "shm", "-t", "tmpfs", "-o", "mode=1777")
+    (dev / "ptmx").symlink_to("pts/ptmx")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        (dev / name).symlink_to(f"/proc/self/fd/{number}")
+    (dev / "fd").symlink_to("/proc/self/fd")
+
+
+def make_kernel_files(state: Path, root: Path, hierarchies: list[str]) -> None:
+    """Mount proc with read-only settings, and sysfs with the hierarchies in which the node has a group, from there."""
+    proc, settings = root / "proc", root / "proc" / "sys"
+    mount("proc", proc, "-t", "proc")
+    run("mount", "--bind", settings, settings)
+    run("mount", "-o", "remount,bind,ro", settings)
+    for name, value in WANTED_SETTINGS.items():
+        own = state / "settings" / name
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(f"{value}\n")
+        run("mount", "--bind", own, settings / name)
+        run("mount", "-o", "remount,bind,ro", settings / name)
+    mount("sysfs", root / "sys", "-t", "sysfs", "-o", "ro")
+    groups = root / "sys" / "fs" / "cgroup"
+    mount("node", groups, "-t", "tmpfs", "-o", "mode=0755")
+    for controllers in hierarchies:
+        options = f"none,{controllers}" if controllers.startswith("name=") else controllers
+        mount("cgroup", groups / controllers.removeprefix("name="), "-t", "cgroup", "-o", options)
+
+
+def enter_root(root: Path) -> None:
+    old = root / "tmp" / "machine"
+    old.mkdir()
+    run("pivot_root", root, old)
+    os.chdir("/")
+    run("umount", "--lazy", "/tmp/machine")
+    Path("/tmp/machine").rmdir()
+    run("mount", "--make-rshared", "/")
+
+
+def make_network() -> None:
+    """One bridge for the node and its pods; the API server answers at the service's address itself, with no proxy."""
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", BRIDGE)
+    run("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", BRIDGE)
+    run("ip", "link", "set", BRIDGE, "up")
+
+
+class Processes:
+    """What the node was asked to start, by name: its process id while it runs, its exit status after."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, int] = {}
+        self.ended: dict[str, int] = {}
+
+    def start(self, name: str, command: list[str], environment: dict[str, str], log: str) -> int:
+        if name in self.running:
+            raise ValueError(f"{name} runs already")
+        to_log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        pid = os.posix_spawnp(
+            command[0],
+            command,
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log, to_log, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE),
+        )
+        self.ended.pop(name, None)
+        self.running[name] = pid
+        return pid
+
+    def reap(self) -> None:
+        """Collect what ended; an orphan of a container's shim is nobody's here, and collected too."""
+        names = {pid: name for name, pid in self.running.items()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if name := names.pop(pid, None):
+                del self.running[name]
+                self.ended[name] = os.waitstatus_to_exitcode(status)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request["name"]
+        match request["verb"]:
+            case "start":
+                return {"pid": self.start(name, request["command"], request["environment"], request["log"])}
+            case "signal":
+                if pid := self.running.get(name):
+                    os.kill(pid, request["signal"])
+                return {"pid": pid}
+            case "look":
+                return {"pid": self.running.get(name), "exit": self.ended.get(name)}
+        raise ValueError(f"unknown verb {request['verb']}")
+
+
+def serve(client: socket.socket) -> None:
+    """Answer until the client is gone."""
+    processes = Processes()
+    child_ended, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    pending = b""
+    while True:
+        ready, _, _ = select.select([client.fileno(), child_ended], [], [])
+        if child_ended in ready:
+            os.read(child_ended, 4096)
+        processes.reap()
+        if client.fileno() not in ready:
+            continue
+        if not (data := client.recv(65536)):
+            return
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            try:
+                answer = processes.answer(json.loads(line))
+            except (OSError, ValueError) as error:
+                answer = {"error": str(error)}
+            client.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def main() -> int:
+    asked = json.loads(sys.argv[1])
+    state = Path(asked["state"])
+    with socket.socket(fileno=int(asked["socket"])) as client:
+        client.set_inheritable(False)
+        root = make_root(state, [state, *map(Path, asked["visible"])])
+        make_devices(root)
+        make_kernel_files(state, root, asked["hierarchies"])
+        enter_root(root)
+        make_network()
+        client.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
+        serve(client)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
