@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help build demo test check bench clean
+.PHONY: help build demo test e2e check bench clean
 
 PYTHON ?= python3
 CC ?= cc
@@ -18,7 +18,7 @@ SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.inc hook/*.map sim
 SOURCE_LIST := $(sort $(SOURCES))
 
 help: ## Show what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: $(VENV)/built ## Build everything into .venv (a second run is instant)
 
@@ -27,6 +27,13 @@ demo: build ## Run three programs at 50/30/20 percent of one GPU, real or simula
 
 test: build ## Run the whole test suite (PYTEST_ARGS adds arguments)
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+# Another cluster only when it is given here: the variable in a developer's shell may lead to one in use.
+ifeq ($(origin KUBECONFIG),command line)
+e2e: export SHAREPOD_E2E_KUBECONFIG := $(abspath $(KUBECONFIG))
+endif
+e2e: build ## Run the tests that need a Kubernetes cluster, on one made here or KUBECONFIG=… (root)
+	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
 
 check: build ## Check types, style, imports, protocol, spelling and C warnings
 	$(BIN)/ruff check .

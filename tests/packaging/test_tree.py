@@ -46,7 +46,7 @@ def test_the_command_is_installed() -> None:
 
 def test_make_alone_says_what_can_be_made(repo_root: Path) -> None:
     shown = subprocess.run(["make", "-s"], cwd=repo_root, capture_output=True, text=True, check=True).stdout
-    for target in ("help", "build", "demo", "test", "check", "bench"):
+    for target in ("help", "build", "demo", "test", "e2e", "check", "bench"):
         assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE)
 
 

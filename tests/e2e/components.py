@@ -1,0 +1,199 @@
+"""What each component of the cluster is told: its command line and its configuration, as values.
+
+Pure but for the files it is given to write. What is unusual here, and why: the node has no right to lower an
+``oom_score_adj`` where CAP_SYS_RESOURCE is missing, so nothing may ask for it; there is no kube-proxy, so the API
+server listens at the first address of the service range itself; the machine's full disk is not the cluster's affair.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from certificates import Authority
+from node_init import BRIDGE, NODE_ADDRESS, SERVICE_ADDRESS
+
+API_SERVER = f"https://{SERVICE_ADDRESS}:443"
+SERVICE_RANGE = "10.96.0.0/24"
+POD_NETWORK = "10.99.0.0/24"  # the node's own: its bridge is the pods'
+POD_RANGE = ("10.99.0.10", "10.99.0.250")
+ETCD = "http://127.0.0.1:2379"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+NODE_NAME = "node1"
+PAUSE_IMAGE = "docker.io/library/pause:e2e"
+CNI_PLUGINS = "/usr/lib/cni"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A program of the cluster."""
+
+    name: str
+    command: tuple[str | Path, ...]
+
+
+def kubeconfig(path: Path, authority: Authority, name: str, subject: str) -> Path:
+    """Write the access of one client of the API server."""
+    certificate, key = authority.issue(name, subject)
+    server = {"server": API_SERVER, "certificate-authority": str(authority.certificate)}
+    user = {"client-certificate": str(certificate), "client-key": str(key)}
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "e2e", "cluster": server}],
+                "users": [{"name": name, "user": user}],
+                "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": name}}],
+                "current-context": "e2e",
+            }
+        )
+    )
+    return path
+
+
+def etcd(data: str) -> Component:
+    urls = {
+        "--listen-client-urls": ETCD,
+        "--advertise-client-urls": ETCD,
+        "--listen-peer-urls": "http://127.0.0.1:2380",
+    }
+    flags = [f"{flag}={value}" for flag, value in urls.items()]
+    return Component("etcd", ("etcd", f"--data-dir={data}", "--logger=zap", *flags))
+
+
+def api_server(binaries: Path, authority: Authority) -> Component:
+    served = (SERVICE_ADDRESS, NODE_ADDRESS, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default.svc")
+    certificate, key = authority.issue("kube-apiserver", "/CN=kube-apiserver", served)
+    client, client_key = authority.issue("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client")
+    signer, signer_key = authority.issue("service-accounts", "/CN=service-accounts")
+    proxy, proxy_key = authority.issue("proxy-client", "/CN=proxy-client")
+    flags = {
+        "advertise-address": NODE_ADDRESS,
+        "secure-port": 443,
+        "etcd-servers": ETCD,
+        "service-cluster-ip-range": SERVICE_RANGE,
+        "tls-cert-file": certificate,
+        "tls-private-key-file": key,
+        "client-ca-file": authority.certificate,
+        "kubelet-client-certificate": client,
+        "kubelet-client-key": client_key,
+        "kubelet-certificate-authority": authority.certificate,
+        "kubelet-preferred-address-types": "InternalIP",
+        "service-account-issuer": "https://kubernetes.default.svc",
+        "service-account-key-file": signer,
+        "service-account-signing-key-file": signer_key,
+        "proxy-client-cert-file": proxy,
+        "proxy-client-key-file": proxy_key,
+        "requestheader-client-ca-file": authority.certificate,
+        "requestheader-allowed-names": "proxy-client",
+        "requestheader-username-headers": "X-Remote-User",
+        "requestheader-group-headers": "X-Remote-Group",
+        "authorization-mode": "Node,RBAC",
+        "enable-admission-plugins": "NodeRestriction",
+        # Webhooks are reached at their pods, for nothing here forwards a service's address.
+        "enable-aggregator-routing": "true",
+        "allow-privileged": "true",
+        "event-ttl": "1h",
+    }
+    return Component("kube-apiserver", (binaries / "kube-apiserver", *(f"--{k}={v}" for k, v in flags.items())))
+
+
+def controller_manager(binaries: Path, authority: Authority, access: Path) -> Component:
+    flags = {
+        "kubeconfig": access,
+        "leader-elect": "false",
+        "bind-address": "127.0.0.1",
+        "port": 0,
+        "root-ca-file": authority.certificate,
+        "service-account-private-key-file": authority.folder / "service-accounts.key",
+        "use-service-account-credentials": "true",
+        "service-cluster-ip-range": SERVICE_RANGE,
+    }
+    name = "kube-controller-manager"
+    return Component(name, (binaries / name, *(f"--{k}={v}" for k, v in flags.items())))
+
+
+def scheduler(binaries: Path, access: Path) -> Component:
+    flags = {"kubeconfig": access, "leader-elect": "false", "bind-address": "127.0.0.1", "port": 0}
+    return Component("kube-scheduler", (binaries / "kube-scheduler", *(f"--{k}={v}" for k, v in flags.items())))
+
+
+def kubelet(binaries: Path, authority: Authority, access: Path, configuration: Path) -> Component:
+    certificate, key = authority.issue("kubelet-server", f"/CN={NODE_NAME}", (NODE_ADDRESS, NODE_NAME))
+    configuration.write_text(
+        json.dumps(
+            {
+                "apiVersion": "kubelet.config.k8s.io/v1beta1",
+                "kind": "KubeletConfiguration",
+                "authentication": {
+                    "x509": {"clientCAFile": str(authority.certificate)},
+                    "anonymous": {"enabled": False},
+                },
+                "authorization": {"mode": "Webhook"},
+                "tlsCertFile": str(certificate),
+                "tlsPrivateKeyFile": str(key),
+                "address": NODE_ADDRESS,
+                "healthzBindAddress": "127.0.0.1",
+                "readOnlyPort": 0,
+                "cgroupDriver": "cgroupfs",
+                "oomScoreAdj": 0,
+                "failSwapOn": False,
+                "resolvConf": "",
+                "makeIPTablesUtilChains": False,
+                "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+                "imageGCHighThresholdPercent": 100,
+                "containerLogMaxSize": "50Mi",
+                "nodeStatusUpdateFrequency": "2s",
+                "shutdownGracePeriod": "0s",
+            }
+        )
+    )
+    flags = {
+        "config": configuration,
+        "kubeconfig": access,
+        "hostname-override": NODE_NAME,
+        "node-ip": NODE_ADDRESS,
+        "container-runtime": "remote",
+        "container-runtime-endpoint": f"unix://{CONTAINERD_SOCKET}",
+        "pod-infra-container-image": PAUSE_IMAGE,
+        "root-dir": "/var/lib/kubelet",
+    }
+    return Component("kubelet", (binaries / "kubelet", *(f"--{k}={v}" for k, v in flags.items())))
+
+
+def containerd(configuration: Path, networks: Path) -> Component:
+    networks.mkdir()
+    first, last = POD_RANGE
+    ranges = [[{"subnet": POD_NETWORK, "rangeStart": first, "rangeEnd": last, "gateway": NODE_ADDRESS}]]
+    addresses = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni"}
+    # The bridge has its address already; a plugin that is to be the gateway would turn on forwarding for that.
+    bridge = {"type": "bridge", "bridge": BRIDGE, "ipam": addresses}
+    network = {"cniVersion": "0.4.0", "name": "e2e", "plugins": [bridge]}
+    (networks / "e2e.conflist").write_text(json.dumps(network))
+    configuration.write_text(
+        f"""version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE_IMAGE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  enable_selinux = false
+  stream_server_address = "127.0.0.1"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{CNI_PLUGINS}"
+    conf_dir = "{networks}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+    SystemdCgroup = false
+"""
+    )
+    return Component("containerd", ("containerd", "--config", configuration))

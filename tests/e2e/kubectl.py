@@ -1,0 +1,135 @@
+"""What a test asks of any cluster, ours or another: kubectl, and waiting with its words.
+
+Knows no cluster: how kubectl is run is given to it.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+READY_SECONDS = 150.0
+POLL_SECONDS = 0.2
+
+
+class ClusterError(Exception):
+    """The cluster did not do what was asked of it, with its own words."""
+
+
+class Runs(Protocol):
+    """Runs kubectl with these arguments to its end, failed or not."""
+
+    def __call__(
+        self, arguments: tuple[str, ...], stdin: bytes | None, timeout_seconds: float
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Return what came of it."""
+
+
+def wait_until(what: str, holds: Callable[[], bool], timeout_seconds: float = READY_SECONDS) -> None:
+    """Return once the condition holds; raise ClusterError when it does not within the time."""
+    deadline = time.monotonic() + timeout_seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what}: not within {timeout_seconds:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+class Kubectl:
+    """A cluster as its user sees it."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    @classmethod
+    def of(cls, kubeconfig: Path) -> "Kubectl":
+        """Return the cluster that a kubeconfig leads to, through the machine's own kubectl."""
+
+        def run(
+            arguments: tuple[str, ...], stdin: bytes | None, timeout_seconds: float
+        ) -> subprocess.CompletedProcess[bytes]:
+            environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+            command = ["kubectl", *arguments]
+            return subprocess.run(
+                command, input=stdin, capture_output=True, env=environment, timeout=timeout_seconds, check=False
+            )
+
+        return cls(run)
+
+    def __call__(self, *arguments: str, stdin: bytes | None = None, timeout_seconds: float = 60.0) -> str:
+        """Run kubectl and return what it prints; raise ClusterError with what it says when it fails."""
+        done = self._runs(arguments, stdin, timeout_seconds)
+        if done.returncode:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
+        return done.stdout.decode()
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("get", kind, name, f"--namespace={namespace}", "--output=json"))
+        return found
+
+    def apply(self, place: Path) -> None:
+        """Apply a manifest file, a folder of them, or a folder with a kustomization, as it is."""
+        flag = "-k" if (place / "kustomization.yaml").exists() else "-f"
+        self("apply", flag, str(place))
+
+    def apply_objects(self, *objects: Mapping[str, Any]) -> None:
+        """Apply objects given as values."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self("apply", "-f", "-", stdin=json.dumps(listed).encode())
+
+    def delete(
+        self,
+        kind: str,
+        name: str,
+        namespace: str = "default",
+        *,
+        wait: bool = True,
+        timeout_seconds: float = READY_SECONDS,
+    ) -> None:
+        """Delete an object and return once it is gone, or at once: a kubelet of 1.20 takes ten seconds over a pod."""
+        how = [f"--wait={str(wait).lower()}", f"--timeout={timeout_seconds:.0f}s"]
+        with self._explained(namespace):
+            self("delete", kind, name, f"--namespace={namespace}", *how, timeout_seconds=timeout_seconds + 30)
+
+    def wait_for(
+        self, condition: str, *names: str, namespace: str = "default", timeout_seconds: float = READY_SECONDS
+    ) -> None:
+        """Wait until a condition, ``condition=Ready`` or ``delete``, holds of the named objects, ``pod/a``."""
+        wait = ["wait", f"--for={condition}", f"--namespace={namespace}", f"--timeout={timeout_seconds:.0f}s", *names]
+        with self._explained(namespace):
+            self(*wait, timeout_seconds=timeout_seconds + 30)
+
+    def wait_for_phase(
+        self, pod: str, *phases: str, namespace: str = "default", timeout_seconds: float = READY_SECONDS
+    ) -> str:
+        """Wait until a pod is in one of the phases and return which; an old kubectl cannot wait for a phase."""
+        seen = ""
+
+        def reached() -> bool:
+            nonlocal seen
+            seen = self.get("pod", pod, namespace)["status"].get("phase", "")
+            return seen in phases
+
+        with self._explained(namespace):
+            wait_until(f"pod {pod} {' or '.join(phases)}", reached, timeout_seconds)
+        return seen
+
+    def logs(self, pod: str, *arguments: str, namespace: str = "default") -> str:
+        return self("logs", f"--namespace={namespace}", pod, *arguments)
+
+    def execute(self, pod: str, *command: str, container: str | None = None, namespace: str = "default") -> str:
+        """Run a command in a container of a running pod and return what it prints."""
+        where = [f"--namespace={namespace}", pod, *([f"--container={container}"] if container else [])]
+        return self("exec", *where, "--", *command)
+
+    @contextmanager
+    def _explained(self, namespace: str) -> Iterator[None]:
+        """Add to an error what the cluster says of the pods and their events."""
+        try:
+            yield
+        except ClusterError as error:
+            error.add_note(self("describe", "pods", f"--namespace={namespace}"))
+            raise
