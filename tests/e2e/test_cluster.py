@@ -143,8 +143,12 @@ def settings() -> dict[str, str]:
     }
 
 
+def pod_groups_outside() -> set[Path]:
+    return {path for path in Path("/sys/fs/cgroup").rglob("kubepods") if "sharepod-e2e-" not in str(path)}
+
+
 def test_a_second_cluster_beside_the_first_leaves_nothing_behind(cluster: Cluster, sleeper: str) -> None:
-    before = settings()
+    before, groups = settings(), pod_groups_outside()
     with Cluster(cluster.servers) as second:
         namespaces = second.node.namespaces()
         assert holders(namespaces)
@@ -152,6 +156,8 @@ def test_a_second_cluster_beside_the_first_leaves_nothing_behind(cluster: Cluste
         second.import_image(Image(BUSYBOX, ["/bin/busybox", "sh"]), debian_root(["busybox-static"]))
         second.kubectl.apply_objects(pod("left", "exec sleep 600"))
         second.kubectl.wait_for("condition=Ready", "pod/left")
+        assert any(path.name == "kubepods" for group in second.node.groups.values() for path in group.iterdir())
+        assert pod_groups_outside() == groups
     assert leftovers(second.node, namespaces) == []
     assert settings() == before
     assert executes(cluster.kubectl, sleeper)
