@@ -1,4 +1,4 @@
-"""The language between processes that share no region: ``v1.proto`` and the code generated from it at build.
+"""The languages between processes that share no region: ours (``v1.proto``), and kubelet's two.
 
-The generated modules (``v1_pb2``, ``v1_pb2_grpc``) are not committed. Only the ``.proto`` is written by hand.
+The generated modules (``v1_pb2``, ``v1_pb2_grpc``, …) are not committed. Only the ``.proto`` files are written by hand.
 """

@@ -1,0 +1,101 @@
+"""Our words for kubelet's protocols are kubelet's on the wire: packages, services, numbers and types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from sharepod.proto import deviceplugin_pb2, podresources_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import FileDescriptor
+
+KINDS = {
+    "string": FieldDescriptor.TYPE_STRING,
+    "bool": FieldDescriptor.TYPE_BOOL,
+    "int32": FieldDescriptor.TYPE_INT32,
+    "int64": FieldDescriptor.TYPE_INT64,
+}
+
+# By message: what has the numbers 1, 2, 3 and so on. "+" is repeated, "map" is from string to string.
+DEVICE_PLUGIN = {
+    "RegisterRequest": ["string", "string", "string", "DevicePluginOptions"],
+    "DevicePluginOptions": ["bool", "bool"],
+    "ListAndWatchResponse": ["Device+"],
+    "Device": ["string", "string", "TopologyInfo"],
+    "TopologyInfo": ["NUMANode+"],
+    "NUMANode": ["int64"],
+    "PreferredAllocationRequest": ["ContainerPreferredAllocationRequest+"],
+    "ContainerPreferredAllocationRequest": ["string+", "string+", "int32"],
+    "PreferredAllocationResponse": ["ContainerPreferredAllocationResponse+"],
+    "ContainerPreferredAllocationResponse": ["string+"],
+    "AllocateRequest": ["ContainerAllocateRequest+"],
+    "ContainerAllocateRequest": ["string+"],
+    "AllocateResponse": ["ContainerAllocateResponse+"],
+    "ContainerAllocateResponse": ["map", "Mount+", "DeviceSpec+", "map", "CDIDevice+"],
+    "Mount": ["string", "string", "bool"],
+    "DeviceSpec": ["string", "string", "string"],
+    "CDIDevice": ["string"],
+    "PreStartContainerRequest": ["string+"],
+    "PreStartContainerResponse": [],
+    "Empty": [],
+}
+POD_RESOURCES = {
+    "ListPodResourcesRequest": [],
+    "ListPodResourcesResponse": ["PodResources+"],
+    "PodResources": ["string", "string", "ContainerResources+"],
+    "ContainerResources": ["string", "ContainerDevices+"],
+    "ContainerDevices": ["string", "string+"],
+}
+CALLS = {
+    "v1beta1.Registration/Register": ("RegisterRequest", "Empty"),
+    "v1beta1.DevicePlugin/GetDevicePluginOptions": ("Empty", "DevicePluginOptions"),
+    "v1beta1.DevicePlugin/ListAndWatch": ("Empty", "ListAndWatchResponse stream"),
+    "v1beta1.DevicePlugin/GetPreferredAllocation": ("PreferredAllocationRequest", "PreferredAllocationResponse"),
+    "v1beta1.DevicePlugin/Allocate": ("AllocateRequest", "AllocateResponse"),
+    "v1beta1.DevicePlugin/PreStartContainer": ("PreStartContainerRequest", "PreStartContainerResponse"),
+    "v1.PodResourcesLister/List": ("ListPodResourcesRequest", "ListPodResourcesResponse"),
+}
+
+
+def kind(field: FieldDescriptor) -> str:
+    message = field.message_type
+    if message and message.GetOptions().map_entry:
+        assert [part.type for part in message.fields] == [FieldDescriptor.TYPE_STRING] * 2
+        return "map"
+    name = message.name if message else next(word for word, number in KINDS.items() if number == field.type)
+    return f"{name}+" if field.is_repeated else name
+
+
+@pytest.mark.parametrize(
+    ("file", "messages"), [(deviceplugin_pb2.DESCRIPTOR, DEVICE_PLUGIN), (podresources_pb2.DESCRIPTOR, POD_RESOURCES)]
+)
+def test_fields_have_kubelets_numbers_and_types(file: FileDescriptor, messages: dict[str, list[str]]) -> None:
+    found = {name: {field.number: kind(field) for field in message.fields} for name, message in _messages(file)}
+    assert found == {name: dict(enumerate(kinds, 1)) for name, kinds in messages.items()}
+
+
+def test_calls_have_kubelets_names() -> None:
+    files = (deviceplugin_pb2.DESCRIPTOR, podresources_pb2.DESCRIPTOR)
+    services = [service for file in files for service in file.services_by_name.values()]
+    found = {
+        f"{service.full_name}/{call.name}": (
+            call.input_type.name,
+            call.output_type.name + " stream" * call.server_streaming,
+        )
+        for service in services
+        for call in service.methods
+    }
+    assert found == CALLS
+
+
+def test_a_device_and_its_memory_node_are_these_bytes() -> None:
+    device = deviceplugin_pb2.Device(id="u0007", health="Healthy")
+    device.topology.nodes.add(id=1)
+    assert device.SerializeToString() == b"\n\x05u0007\x12\x07Healthy\x1a\x04\n\x02\x08\x01"
+
+
+def _messages(file: FileDescriptor) -> list[tuple[str, object]]:
+    return list(file.message_types_by_name.items())
