@@ -1,0 +1,233 @@
+"""Kubelet's device plugin service: its messages come in and go out here. What they mean, `unit` and the binder know.
+
+Every call turns ids into units, asks the binder, and turns its answer back. A PluginError becomes a status with its
+text cut to what a pod's status has room for; anything else is a bug, logged once and answered with INTERNAL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import grpc
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.unit import UnitId, Units
+from sharepod.proto import deviceplugin_pb2 as pb
+from sharepod.proto import deviceplugin_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from sharepod.deviceplugin.injection import ContainerEdits
+
+log = logging.getLogger("sharepod.deviceplugin.server")
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MESSAGE_MAX: Final = 400
+"""Characters of an error's text: kubelet puts it into the pod's status and into an event."""
+DEBOUNCE_S: Final = 0.1
+"""Changes within this time go to kubelet together."""
+SOCKET_MODE: Final = 0o600
+"""Kubelet is root. Whoever else can connect could allocate."""
+
+OPTIONS: Final = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+
+class Binder(Protocol):
+    """What the service asks: see `binder.py`. Errors are PluginErrors."""
+
+    async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
+        """Return what a container needs that gets these units."""
+
+    async def pre_start(self, units: frozenset[UnitId]) -> None:
+        """Make ready what the container with these units needs; it is about to be created."""
+
+    def taken(self) -> Mapping[str, frozenset[UnitId]]:
+        """Return the units that shares hold, by the UUID of their device."""
+
+
+class _Stream:
+    """One ListAndWatch that kubelet reads."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+        self.ended = False
+
+
+def _answered(
+    method: Callable[[PluginService, Request], Awaitable[Response]],
+) -> Callable[[PluginService, Request, Context], Awaitable[Response]]:
+    """Make an rpc of a method: errors become status codes."""
+
+    @functools.wraps(method)
+    async def handler(self: PluginService, request: Request, context: Context) -> Response:
+        try:
+            return await method(self, request)
+        except PluginError as error:
+            code = grpc.StatusCode.UNAVAILABLE if error.retriable else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(code, _told(error))
+        except Exception:
+            log.exception("call failed", extra={"call": method.__name__})
+            await context.abort(grpc.StatusCode.INTERNAL, "SharePod's device plugin failed on this call: see its log")
+
+    return handler
+
+
+class PluginService(rpc.DevicePluginServicer):
+    """The DevicePlugin service of one resource. All of it runs in one event loop."""
+
+    def __init__(
+        self,
+        binder: Binder,
+        units: Units,
+        *,
+        memory_nodes: Mapping[str, int] | None = None,
+        debounce_s: float = DEBOUNCE_S,
+    ) -> None:
+        self._binder = binder
+        self._units = units
+        self._memory_nodes = memory_nodes or {}
+        self._debounce_s = debounce_s
+        self._streams: set[_Stream] = set()
+
+    @property
+    def watchers(self) -> int:
+        """How many kubelets read the list of units: one, unless it is away."""
+        return len(self._streams)
+
+    def show(self, units: Units, memory_nodes: Mapping[str, int] | None = None) -> None:
+        """Advertise these units from now on.
+
+        Args:
+            units: Of the node's devices, with their health.
+            memory_nodes: The memory node of each device, by UUID. Given, kubelet's topology manager may overrule our
+                packing. Of no use where units are bound late.
+        """
+        self._units = units
+        self._memory_nodes = memory_nodes or {}
+        self.changed()
+
+    def changed(self) -> None:
+        """Look again at which units are healthy: shares of unhealthy devices came or went."""
+        for stream in self._streams:
+            stream.woken.set()
+
+    def end_streams(self) -> None:
+        """End every ListAndWatch as a plugin does that leaves: kubelet then takes the units for unhealthy."""
+        for stream in self._streams:
+            stream.ended = True
+            stream.woken.set()
+
+    @_answered
+    async def GetDevicePluginOptions(self, _request: pb.Empty) -> pb.DevicePluginOptions:  # noqa: N802 - proto
+        """Ask for both optional calls."""
+        return OPTIONS
+
+    async def ListAndWatch(  # noqa: N802
+        self, _request: pb.Empty, _context: Context
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """Send all units at once, and all of them again when one of them changes."""
+        stream, sent = _Stream(), None
+        self._streams.add(stream)
+        try:
+            while not stream.ended:
+                stream.woken.clear()
+                listed = self._list()
+                if listed != sent:
+                    yield listed
+                    sent = listed
+                await stream.woken.wait()
+                if not stream.ended:
+                    await asyncio.sleep(self._debounce_s)
+        finally:
+            self._streams.discard(stream)
+
+    @_answered
+    async def GetPreferredAllocation(  # noqa: N802
+        self, request: pb.PreferredAllocationRequest
+    ) -> pb.PreferredAllocationResponse:
+        """Pack the containers' units."""
+        chosen = [
+            self._units.pack(_units(ask.available_device_ids), _units(ask.must_include_device_ids), ask.allocation_size)
+            for ask in request.container_requests
+        ]
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(device_ids=units) for units in chosen]
+        )
+
+    @_answered
+    async def Allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:  # noqa: N802
+        """Make an allocation for each container."""
+        edits = [await self._binder.allocate(_units(ask.devices_ids)) for ask in request.container_requests]
+        return pb.AllocateResponse(container_responses=[_container(item) for item in edits])
+
+    @_answered
+    async def PreStartContainer(  # noqa: N802
+        self, request: pb.PreStartContainerRequest
+    ) -> pb.PreStartContainerResponse:
+        """Bind the container's units."""
+        await self._binder.pre_start(_units(request.devices_ids))
+        return pb.PreStartContainerResponse()
+
+    def _list(self) -> pb.ListAndWatchResponse:
+        return pb.ListAndWatchResponse(
+            devices=[self._device(unit, healthy) for unit, healthy in self._units.all(self._binder.taken())]
+        )
+
+    def _device(self, unit: UnitId, healthy: bool) -> pb.Device:
+        device = pb.Device(id=unit, health="Healthy" if healthy else "Unhealthy")
+        node = self._memory_nodes.get(self._units.device_of(unit) or "")
+        if node is not None:
+            device.topology.nodes.add(id=node)
+        return device
+
+
+async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
+    """Serve on a new socket at this path. Raises OSError when it cannot be made."""
+    # Kubelet names all free units when it asks for advice: no limit on what comes in.
+    server = grpc.aio.server(options=(("grpc.max_receive_message_length", -1),))
+    rpc.add_DevicePluginServicer_to_server(service, server)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise OSError(f"no socket can be made at {path}: {error}") from None
+    await server.start()
+    try:
+        # grpc makes it 0755, and to connect one has to be able to write: in between it was root's alone as well.
+        path.chmod(SOCKET_MODE)
+    except OSError:
+        await server.stop(None)
+        raise
+    return server
+
+
+def _units(ids: Iterable[str]) -> frozenset[UnitId]:
+    return frozenset(map(UnitId, ids))
+
+
+def _container(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=edits.variables,
+        mounts=[
+            pb.Mount(container_path=mount.container, host_path=mount.host, read_only=mount.read_only)
+            for mount in edits.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=node.container, host_path=node.host, permissions=node.permissions)
+            for node in edits.devices
+        ],
+        cdi_devices=[pb.CDIDevice(name=name) for name in edits.cdi],
+    )
+
+
+def _told(error: PluginError) -> str:
+    """Return an error's text as one line that is not too long."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MESSAGE_MAX else f"{text[: MESSAGE_MAX - 1]}…"

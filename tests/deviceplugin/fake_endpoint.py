@@ -1,0 +1,102 @@
+"""A device plugin as kubelet sees it: the connection to it, and the last list of its devices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from sharepod.proto import deviceplugin_pb2 as pb
+from sharepod.proto import deviceplugin_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+Response = TypeVar("Response")
+
+RECEIVE_LIMIT_BYTES = 4 * 2**20
+DIAL_TIMEOUT_S = 10.0
+
+
+class CallFailed(Exception):
+    """A call to a plugin came to nothing: the text is Go's."""
+
+
+def status_text(error: grpc.aio.AioRpcError) -> str:
+    """Return an rpc's error as Go prints it, which is how it comes into a pod's status."""
+    code = "".join(word.title() for word in error.code().name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details()}"
+
+
+class Endpoint:
+    """One registration of a plugin. It is replaced by the next one of its resource."""
+
+    def __init__(self, path: Path) -> None:
+        self.options = pb.DevicePluginOptions()
+        self.devices: dict[str, bool] = {}
+        """Whether each is healthy."""
+        self.memory_nodes: dict[str, list[int]] = {}
+        self.lists = 0
+        self.largest_bytes = 0
+        self.stopped = False
+        """The plugin ended its list, or we did."""
+        self.error = ""
+        """Why the list ended, if not by its own will."""
+        options = (
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=options)
+        self.stub = rpc.DevicePluginStub(self._channel)
+        self._watching: asyncio.Task[None] | None = None
+
+    async def connect(self, ask_options: bool) -> None:
+        """Dial the plugin. Raises TimeoutError, or AioRpcError when it does not say its options."""
+        await asyncio.wait_for(self._channel.channel_ready(), DIAL_TIMEOUT_S)
+        if ask_options:
+            self.options = await self.stub.GetDevicePluginOptions(pb.Empty())
+
+    async def call(self, call: grpc.aio.UnaryUnaryCall[Any, Response]) -> Response:
+        """Wait for a call's answer. Raises CallFailed."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(status_text(error)) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.stopped or (task and task.cancelling()):
+                raise
+            raise CallFailed("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
+
+    def watch(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        try:
+            async for response in self.stub.ListAndWatch(pb.Empty()):
+                self.devices = {device.id: device.health == "Healthy" for device in response.devices}
+                self.memory_nodes = {
+                    device.id: [node.id for node in device.topology.nodes]
+                    for device in response.devices
+                    if device.HasField("topology")
+                }
+                assert all(device.health in ("Healthy", "Unhealthy") for device in response.devices)
+                assert len(self.devices) == len(response.devices), "an id is there twice"
+                assert all(0 < len(name) <= 63 for name in self.devices)
+                self.lists += 1
+                self.largest_bytes = max(self.largest_bytes, response.ByteSize())
+        except grpc.aio.AioRpcError as error:
+            self.error = status_text(error)
+        finally:
+            self.stopped = True
+            self.devices = dict.fromkeys(self.devices, False)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close()

@@ -1,0 +1,399 @@
+"""A double of kubelet: registration, admission, starts of containers, checkpoint, pod-resources.
+
+It does what kubelets 1.20 and 1.36 were seen to do::
+
+    async with FakeKubelet(directory) as kubelet:
+        ...                                     # the plugin registers in kubelet.plugins
+        await kubelet.registered()
+        pod = await kubelet.admit("default", "trainer", {"train": 30}, init={"fetch": 30})
+        await kubelet.start(pod, "fetch")       # PreStartContainer, then the container runs
+        kubelet.end(pod, "fetch")
+        started = await kubelet.start(pod, "train", patience_s=20)
+        await kubelet.restart(pod, "train")     # no Allocate; the answer is replayed
+        await kubelet.relaunch()                # its directory is emptied, its pods go on
+
+There is no API server in it, and nothing runs in its containers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import re
+import socket
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID
+
+import grpc
+from fake_endpoint import CallFailed, Endpoint
+from fake_pods import AdmissionFailed, FakeContainer, FakePod, StartFailed
+from fake_services import PodResources, Registry
+
+from sharepod.proto import deviceplugin_pb2 as pb
+from sharepod.proto import deviceplugin_pb2_grpc as rpc
+from sharepod.proto import podresources_pb2 as pods_pb
+from sharepod.proto import podresources_pb2_grpc as pods_rpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
+    from typing import Self
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+RETRY_S = 0.2
+"""Kubelet's own second try comes after 0.2–0.9 s, further ones after up to 15 s."""
+
+
+async def wait_until(condition: Callable[[], object], timeout_s: float = 30) -> None:
+    """Wait until the condition holds; the bound is for a machine that hangs."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def leave_dead_socket(path: Path) -> None:
+    """Make a socket to which nobody listens, as a process leaves it that is killed."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
+class FakeKubelet:
+    """A kubelet whose plugins serve one resource."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        resource: str = "sharepod.io/gpu",
+        version: Literal["1.20", "1.36"] = "1.36",
+        seed: int = 0,
+        pre_start_timeout_s: float = 30.0,
+        rate: float = 100.0,
+        burst: int = 10,
+    ) -> None:
+        self.plugins = directory / "device-plugins"
+        self.socket = self.plugins / "kubelet.sock"
+        self.pod_resources = directory / "pod-resources" / "kubelet.sock"
+        self.resource = resource
+        self.version = version
+        self.pods: dict[str, FakePod] = {}
+        self.endpoint: Endpoint | None = None
+        self.registrations: list[pb.RegisterRequest] = []
+        self.calls: list[tuple[str, str, str, tuple[str, ...]]] = []
+        """(rpc, pod, container, ids) of each call that came to an end well."""
+        self.refusal = ""
+        """What Register is answered with, if anything."""
+        self.lists = 0
+        """How often pod-resources answered."""
+        self.rate, self.burst = rate, burst
+        self._pre_start_timeout_s = pre_start_timeout_s
+        self._random = random.Random(seed)
+        self._choosing = asyncio.Lock()
+        self._servers: list[grpc.aio.Server] = []
+
+    # Its life
+
+    async def __aenter__(self) -> Self:
+        self.plugins.mkdir(parents=True, exist_ok=True)
+        self.pod_resources.parent.mkdir(parents=True, exist_ok=True)
+        await self.launch()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shut_down()
+
+    async def launch(self) -> None:
+        """Start: read the checkpoint, empty the directory, serve."""
+        self._read_checkpoint()
+        for path in self.plugins.iterdir():
+            if path.name != CHECKPOINT and not path.is_dir():
+                path.unlink()
+        for path, add, servicer in (
+            (self.pod_resources, pods_rpc.add_PodResourcesListerServicer_to_server, PodResources(self)),
+            (self.socket, rpc.add_RegistrationServicer_to_server, Registry(self)),
+        ):
+            path.unlink(missing_ok=True)
+            server = grpc.aio.server()
+            add(servicer, server)
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            self._servers.append(server)
+
+    async def shut_down(self) -> None:
+        """End. Containers go on running, and plugins' sockets stay."""
+        endpoint, self.endpoint = self.endpoint, None
+        if endpoint:
+            await endpoint.stop()
+        await asyncio.gather(*(server.stop(None) for server in self._servers))
+        self._servers.clear()
+
+    async def relaunch(self) -> None:
+        """Restart, without its plugins: wait for `registered`."""
+        async with self.away():
+            pass
+
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Be down for a while. As when it is killed, the socket's file stays."""
+        await self.shut_down()
+        self.socket.unlink(missing_ok=True)
+        leave_dead_socket(self.socket)
+        yield
+        await self.launch()
+
+    # Its plugins
+
+    async def registered(self, timeout_s: float = 30) -> Endpoint:
+        """Wait until a plugin is registered and has sent its units."""
+        await wait_until(lambda: self.endpoint and self.endpoint.lists and not self.endpoint.stopped, timeout_s)
+        assert self.endpoint
+        return self.endpoint
+
+    @property
+    def capacity(self) -> int:
+        return len(self.endpoint.devices) if self.endpoint else 0
+
+    @property
+    def allocatable(self) -> int:
+        return len(self.healthy)
+
+    @property
+    def healthy(self) -> set[str]:
+        return {name for name, healthy in self.endpoint.devices.items() if healthy} if self.endpoint else set()
+
+    async def adopt(self, request: pb.RegisterRequest) -> None:
+        """Connect to a plugin that registers; it replaces the one before.
+
+        Raises ValueError, TimeoutError, grpc.aio.AioRpcError.
+        """
+        self.registrations.append(request)
+        if self.refusal:
+            raise ValueError(self.refusal)
+        if request.version != "v1beta1":
+            raise ValueError(f"requested API version {request.version!r} is not supported by kubelet")
+        if request.resource_name != self.resource or not re.fullmatch(r"[^/]+\.[^/]+/[^/]+", request.resource_name):
+            raise ValueError(f"the ResourceName {request.resource_name!r} is invalid")
+        endpoint = Endpoint(self.plugins / request.endpoint)
+        try:
+            endpoint.options = request.options
+            await endpoint.connect(ask_options=self.version == "1.36")
+        except BaseException:
+            await endpoint.stop()
+            raise
+        before, self.endpoint = self.endpoint, endpoint
+        if before:
+            await before.stop()
+        endpoint.watch()
+
+    # Its pods
+
+    async def admit(
+        self,
+        namespace: str,
+        name: str,
+        containers: Mapping[str, int],
+        *,
+        init: Mapping[str, int] | None = None,
+        sidecars: Mapping[str, int] | None = None,
+    ) -> FakePod:
+        """Admit a pod whose containers ask for units: Allocate for each. Raises AdmissionFailed."""
+        kinds = (("init", init), ("sidecar", sidecars), ("app", containers))
+        made = {key: FakeContainer(key, kind, size) for kind, some in kinds for key, size in (some or {}).items()}
+        pod = FakePod(namespace, name, str(UUID(int=self._random.getrandbits(128))), made)
+        self.pods[pod.uid] = pod
+        try:
+            for container in made.values():
+                if container.size:
+                    await self._allocate(pod, container)
+        except AdmissionFailed as error:
+            self._fail(pod, str(error))
+            raise
+        pod.admitted = True
+        return pod
+
+    async def start(self, pod: FakePod, name: str, *, patience_s: float = 0) -> FakeContainer:
+        """Start a container. Raises StartFailed when it still cannot after `patience_s`, AdmissionFailed for good."""
+        container = pod.containers[name]
+        assert pod.admitted, f"{pod.name} is not admitted"
+        assert pod.active, f"{pod.name} has ended"
+        assert not container.running, f"{name} runs"
+        until = asyncio.get_running_loop().time() + patience_s
+        while True:
+            try:
+                await self._pre_start(pod, container)
+                break
+            except StartFailed as error:
+                container.message = str(error)
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+            await asyncio.sleep(RETRY_S)
+        container.message, container.running, container.starts = "", True, container.starts + 1
+        pod.phase = "Running" if container.kind == "app" else pod.phase
+        return container
+
+    def end(self, pod: FakePod, name: str) -> None:
+        """Let a container end. Its units stay the pod's."""
+        pod.containers[name].running = False
+
+    async def restart(self, pod: FakePod, name: str, *, patience_s: float = 0) -> FakeContainer:
+        """Restart a container: the same ids, no Allocate."""
+        self.end(pod, name)
+        return await self.start(pod, name, patience_s=patience_s)
+
+    def finish(self, pod: FakePod) -> None:
+        """Let a pod succeed: its units are free."""
+        for name in pod.containers:
+            self.end(pod, name)
+        pod.phase = "Succeeded"
+        self._write_checkpoint()
+
+    def delete(self, pod: FakePod) -> None:
+        """Forget a pod. Its units are free at once, whatever of it may still run."""
+        del self.pods[pod.uid]
+        self._write_checkpoint()
+
+    def ids_in_use(self) -> set[str]:
+        pods = [pod for pod in self.pods.values() if pod.active]
+        return {name for pod in pods for container in pod.containers.values() for name in container.ids}
+
+    def listed(self) -> list[pods_pb.PodResources]:
+        """What pod-resources says now: sidecars and app containers; no devices before the pod is admitted."""
+        pods = [pod for pod in self.pods.values() if pod.active or self.version == "1.20"]
+        return [
+            pods_pb.PodResources(
+                name=pod.name,
+                namespace=pod.namespace,
+                containers=[
+                    pods_pb.ContainerResources(name=container.name, devices=self._entries(pod, container))
+                    for container in pod.containers.values()
+                    if container.kind != "init"
+                ],
+            )
+            for pod in pods
+        ]
+
+    def _entries(self, pod: FakePod, container: FakeContainer) -> list[pods_pb.ContainerDevices]:
+        ids = container.ids if pod.admitted and pod.active else []
+        groups = [[name] for name in ids] if self.version == "1.36" else [ids] * bool(ids)
+        return [pods_pb.ContainerDevices(resource_name=self.resource, device_ids=group) for group in groups]
+
+    def _fail(self, pod: FakePod, message: str) -> None:
+        for container in pod.containers.values():
+            container.ids = []
+        pod.phase, pod.reason, pod.message = "Failed", "UnexpectedAdmissionError", message
+        self._write_checkpoint()
+
+    async def _allocate(self, pod: FakePod, container: FakeContainer) -> None:
+        # One at a time: kubelet holds its lock while it chooses, and admits pods one after the other.
+        async with self._choosing:
+            container.ids = await self._choose(pod, container)
+        endpoint = self._live_endpoint()
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=container.ids)])
+        try:
+            response = await endpoint.call(endpoint.stub.Allocate(request))
+        except CallFailed as error:
+            raise AdmissionFailed(self._unexpected(str(error))) from None
+        assert len(response.container_responses) == 1
+        self.calls.append(("Allocate", pod.name, container.name, tuple(container.ids)))
+        container.response = response.container_responses[0]
+        if self.version == "1.20":
+            container.response.ClearField("cdi_devices")
+        self._write_checkpoint()
+
+    async def _choose(self, pod: FakePod, container: FakeContainer) -> list[str]:
+        """Choose ids: what init containers had first, then as the plugin advises. The order means nothing."""
+        endpoint = self._live_endpoint()
+        if not self.healthy:
+            raise AdmissionFailed(self._unexpected(f"no healthy devices present; cannot allocate {self.resource}"))
+        mine = list(pod.containers.values())
+        reusable = {name for other in mine if other.kind == "init" for name in other.ids}
+        reusable -= {name for other in mine if other.kind != "init" for name in other.ids}
+        must = self._shuffled(reusable)[: container.size]
+        missing = container.size - len(must)
+        if not missing:
+            return must
+        available = self.healthy - self.ids_in_use()
+        if len(available) < missing:
+            counts = f"Requested: {missing}, Available: {len(available)}"
+            raise AdmissionFailed(
+                self._unexpected(f"requested number of devices unavailable for {self.resource}. {counts}")
+            )
+        preferred: list[str] = []
+        if endpoint.options.get_preferred_allocation_available:
+            ask = pb.ContainerPreferredAllocationRequest(
+                available_device_ids=self._shuffled(available | set(must)),
+                must_include_device_ids=must,
+                allocation_size=container.size,
+            )
+            request = pb.PreferredAllocationRequest(container_requests=[ask])
+            try:
+                answer = await endpoint.call(endpoint.stub.GetPreferredAllocation(request))
+            except CallFailed as error:
+                raise AdmissionFailed(self._unexpected(str(error))) from None
+            preferred = list(answer.container_responses[0].device_ids)
+            self.calls.append(("GetPreferredAllocation", pod.name, container.name, tuple(preferred)))
+        advised = [name for name in preferred if name in available and name not in must]
+        others = self._shuffled(available - set(advised))
+        return self._shuffled({*must, *(advised + others)[:missing]})
+
+    async def _pre_start(self, pod: FakePod, container: FakeContainer) -> None:
+        container.pre_started = False
+        if not container.ids:
+            return
+        endpoint = self.endpoint
+        if not endpoint and not container.starts:
+            # After its restart kubelet admits again what does not run yet.
+            self._fail(pod, self._unexpected(f"no healthy devices present; cannot allocate {self.resource}"))
+            raise AdmissionFailed(pod.message)
+        if not endpoint or not endpoint.options.pre_start_required:
+            return  # it does not know yet that the plugin wants to be asked
+        if endpoint.stopped:
+            raise StartFailed(f"endpoint for {self.resource} has been stopped")
+        request = pb.PreStartContainerRequest(devices_ids=self._shuffled(set(container.ids)))
+        try:
+            await endpoint.call(endpoint.stub.PreStartContainer(request, timeout=self._pre_start_timeout_s))
+        except CallFailed as error:
+            raise StartFailed(str(error)) from None
+        self.calls.append(("PreStartContainer", pod.name, container.name, tuple(request.devices_ids)))
+        container.pre_started = True
+
+    def _live_endpoint(self) -> Endpoint:
+        if not self.endpoint:
+            raise AdmissionFailed(self._unexpected(f"cannot allocate unregistered device {self.resource}"))
+        return self.endpoint
+
+    def _unexpected(self, cause: str) -> str:
+        return f"Allocate failed due to {cause}, which is unexpected"
+
+    def _shuffled(self, ids: set[str]) -> list[str]:
+        return self._random.sample(sorted(ids), len(ids))
+
+    # Its memory
+
+    def _write_checkpoint(self) -> None:
+        entries = [
+            [pod.uid, container.name, container.ids, _encoded(container.response)]
+            for pod in self.pods.values()
+            if pod.active
+            for container in pod.containers.values()
+            if container.response
+        ]
+        (self.plugins / CHECKPOINT).write_text(json.dumps(entries))
+
+    def _read_checkpoint(self) -> None:
+        """Take over what was written, and nothing else: that is all a new kubelet knows."""
+        for pod in self.pods.values():
+            for container in pod.containers.values():
+                container.ids, container.response = [], None
+        with contextlib.suppress(FileNotFoundError):
+            for uid, name, ids, response in json.loads((self.plugins / CHECKPOINT).read_text()):
+                container = self.pods[uid].containers[name]
+                container.ids = ids
+                container.response = pb.ContainerAllocateResponse.FromString(base64.b64decode(response))
+
+
+def _encoded(response: pb.ContainerAllocateResponse | None) -> str:
+    return base64.b64encode(response.SerializeToString() if response else b"").decode()

@@ -1,0 +1,53 @@
+"""What a kubelet serves, for its double: the registry of device plugins, and pod-resources."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from sharepod.proto import deviceplugin_pb2 as pb
+from sharepod.proto import deviceplugin_pb2_grpc as rpc
+from sharepod.proto import podresources_pb2 as pods_pb
+from sharepod.proto import podresources_pb2_grpc as pods_rpc
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fake_kubelet import FakeKubelet
+
+
+class Registry(rpc.RegistrationServicer):
+    def __init__(self, kubelet: FakeKubelet) -> None:
+        self._kubelet = kubelet
+
+    async def Register(  # noqa: N802 - proto
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Empty:
+        try:
+            await self._kubelet.adopt(request)
+        except (ValueError, TimeoutError, grpc.aio.AioRpcError) as error:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error) or "failed to dial device plugin")
+        return pb.Empty()
+
+
+class PodResources(pods_rpc.PodResourcesListerServicer):
+    """Answers `rate` calls a second, `burst` at once."""
+
+    def __init__(self, kubelet: FakeKubelet) -> None:
+        self._kubelet = kubelet
+        self._tokens = float(kubelet.burst)
+        self._at = 0.0
+
+    async def List(  # noqa: N802 - proto
+        self, _request: pods_pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pods_pb.ListPodResourcesResponse:
+        now, kubelet = asyncio.get_running_loop().time(), self._kubelet
+        self._tokens = min(kubelet.burst, self._tokens + (now - self._at) * kubelet.rate)
+        self._at = now
+        if self._tokens < 1:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._tokens -= 1
+        kubelet.lists += 1
+        return pods_pb.ListPodResourcesResponse(pod_resources=kubelet.listed())

@@ -1,0 +1,61 @@
+"""A binder in memory, for the edges of kubelet only: it remembers what it was asked, and gives what it was told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from sharepod.deviceplugin.injection import ContainerEdits, DeviceNode, Mount
+from sharepod.deviceplugin.kubelet import Registration
+from sharepod.deviceplugin.server import PluginService
+from sharepod.deviceplugin.unit import UnitId, Units
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
+
+
+class MemoryBinder:
+    """Gives each container a variable with the number of its units; `refusal` is raised instead."""
+
+    def __init__(self) -> None:
+        self.allocated: list[frozenset[UnitId]] = []
+        self.started: list[frozenset[UnitId]] = []
+        self.held: dict[str, frozenset[UnitId]] = {}
+        self.refusal: Exception | None = None
+        self.delay_s = 0.0
+
+    async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
+        await asyncio.sleep(self.delay_s)
+        if self.refusal:
+            raise self.refusal
+        self.allocated.append(units)
+        number = len(self.allocated)
+        return ContainerEdits(
+            variables={"SIZE": str(len(units)), "NUMBER": str(number)},
+            mounts=(Mount(f"/host/{number}", "/share"), Mount("/host/slots", "/share/slots", read_only=False)),
+            devices=(DeviceNode("/dev/zero", "/dev/gpu0", "rw"),),
+            cdi=(f"sharepod.io/share={number}",),
+        )
+
+    async def pre_start(self, units: frozenset[UnitId]) -> None:
+        await asyncio.sleep(self.delay_s)
+        if self.refusal:
+            raise self.refusal
+        self.started.append(units)
+
+    def taken(self) -> Mapping[str, frozenset[UnitId]]:
+        return self.held
+
+
+@contextlib.asynccontextmanager
+async def plugin(
+    directory: Path, binder: MemoryBinder | None = None, units: Units | None = None, **options: object
+) -> AsyncIterator[tuple[PluginService, Registration]]:
+    """A plugin in kubelet's directory, by default with one device that is bound late."""
+    service = PluginService(binder or MemoryBinder(), units or Units([(A, True)], late=True), **options)  # type: ignore[arg-type]
+    async with Registration(service, directory) as registration:
+        yield service, registration

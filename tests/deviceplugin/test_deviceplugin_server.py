@@ -1,0 +1,265 @@
+"""What kubelet asks of the plugin, and what it gets, over a double of kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from fake_endpoint import RECEIVE_LIMIT_BYTES
+from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed, wait_until
+from memory_binder import A, B, MemoryBinder, plugin
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.server import MESSAGE_MAX
+from sharepod.deviceplugin.unit import UnitId, Units
+from sharepod.proto import deviceplugin_pb2 as pb
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def names(kubelet: FakeKubelet) -> list[tuple[str, str]]:
+    return [(call, container) for call, _, container, _ in kubelet.calls]
+
+
+async def test_a_container_is_allocated_once_and_asked_for_before_each_start(directory: Path) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        assert (kubelet.capacity, kubelet.allocatable) == (100, 100)
+        pod = await kubelet.admit("default", "trainer", {"train": 30})
+        started = await kubelet.start(pod, "train")
+        assert started.pre_started
+        assert started.response is not None
+        assert dict(started.response.envs) == {"SIZE": "30", "NUMBER": "1"}
+        assert [(m.host_path, m.container_path, m.read_only) for m in started.response.mounts] == [
+            ("/host/1", "/share", True),
+            ("/host/slots", "/share/slots", False),
+        ]
+        assert [(d.host_path, d.container_path, d.permissions) for d in started.response.devices] == [
+            ("/dev/zero", "/dev/gpu0", "rw")
+        ]
+        assert [device.name for device in started.response.cdi_devices] == ["sharepod.io/share=1"]
+        await kubelet.restart(pod, "train")
+        assert names(kubelet) == [
+            ("GetPreferredAllocation", "train"),
+            ("Allocate", "train"),
+            ("PreStartContainer", "train"),
+            ("PreStartContainer", "train"),
+        ]
+        assert binder.allocated == binder.started[:1] == binder.started[1:]
+        assert binder.allocated[0] == {UnitId(f"u{number:04d}") for number in range(30)}
+
+
+async def test_an_init_container_hands_its_units_on(directory: Path) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        pod = await kubelet.admit("default", "trainer", {"train": 30, "other": 10}, init={"fetch": 30})
+        fetch, train, other = binder.allocated
+        assert fetch == train
+        assert not other & train
+        for name in ("fetch", "train", "other"):
+            await kubelet.start(pod, name)
+        assert binder.started == binder.allocated
+
+
+@pytest.mark.parametrize("version", ["1.20", "1.36"])
+async def test_both_kubelets_learn_that_the_plugin_wants_to_be_asked(directory: Path, version: str) -> None:
+    async with FakeKubelet(directory, version=version) as kubelet, plugin(kubelet.plugins):  # type: ignore[arg-type]
+        endpoint = await kubelet.registered()
+        assert (endpoint.options.pre_start_required, endpoint.options.get_preferred_allocation_available) == (True,) * 2
+        pod = await kubelet.admit("default", "trainer", {"train": 30})
+        assert (await kubelet.start(pod, "train")).pre_started
+
+
+async def test_units_bound_early_are_packed_on_the_device_that_is_left_with_least(directory: Path) -> None:
+    units = Units([(A, True), (B, True)], late=False)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units):
+        await kubelet.registered()
+        on = []
+        for index, size in enumerate((60, 30, 40, 10)):
+            pod = await kubelet.admit("default", f"pod-{index}", {"main": size})
+            on.append({units.device_of(UnitId(name)) for name in pod.containers["main"].ids})
+        assert on == [{A}, {A}, {B}, {A}]
+
+
+@pytest.mark.parametrize(("retriable", "code"), [(True, "Unavailable"), (False, "FailedPrecondition")])
+async def test_an_error_of_allocate_fails_the_pod_with_its_text(directory: Path, retriable: bool, code: str) -> None:
+    binder = MemoryBinder()
+    binder.refusal = PluginError("30 units are of 2 devices:\n ask for fewer", retriable=retriable)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        with pytest.raises(AdmissionFailed) as failure:
+            await kubelet.admit("default", "trainer", {"train": 30})
+        assert str(failure.value) == (
+            f"Allocate failed due to rpc error: code = {code} desc = 30 units are of 2 devices: ask for fewer, "
+            "which is unexpected"
+        )
+        binder.refusal = None
+        await kubelet.admit("default", "trainer", {"train": 100})  # nothing is left behind
+
+
+async def test_an_error_before_a_start_is_tried_again(directory: Path) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        pod = await kubelet.admit("default", "trainer", {"train": 30})
+        binder.refusal = PluginError("x" * 1000)
+        with pytest.raises(StartFailed) as failure:
+            await kubelet.start(pod, "train")
+        text = str(failure.value).removeprefix("rpc error: code = Unavailable desc = ")
+        assert text == "x" * (MESSAGE_MAX - 1) + "…"
+        starting = asyncio.create_task(kubelet.start(pod, "train", patience_s=30))
+        await wait_until(lambda: pod.containers["train"].message)
+        binder.refusal = None
+        assert (await starting).starts == 1
+
+
+async def test_a_bug_is_logged_and_kubelet_told_where(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        binder.refusal = KeyError("a secret")
+        with pytest.raises(AdmissionFailed, match="code = Internal desc = SharePod's device plugin failed") as failure:
+            await kubelet.admit("default", "trainer", {"train": 30})
+        assert "secret" not in str(failure.value)
+        assert [(record.message, record.__dict__["call"]) for record in caplog.records if record.exc_info] == [
+            ("call failed", "Allocate")
+        ]
+
+
+async def test_a_start_that_takes_too_long_is_given_up_by_kubelet_and_tried_again(directory: Path) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory, pre_start_timeout_s=0.2) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        pod = await kubelet.admit("default", "trainer", {"train": 30})
+        binder.delay_s = 60
+        with pytest.raises(StartFailed, match="code = DeadlineExceeded"):
+            await kubelet.start(pod, "train")
+        binder.delay_s = 0
+        await kubelet.start(pod, "train", patience_s=30)
+        assert set(binder.started) == set(binder.allocated)
+
+
+async def test_several_containers_in_one_request_are_answered_in_order(directory: Path) -> None:
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins):
+        stub = (await kubelet.registered()).stub
+        asks = [pb.ContainerAllocateRequest(devices_ids=[f"u{n:04d}" for n in range(size)]) for size in (3, 1, 2)]
+        response = await stub.Allocate(pb.AllocateRequest(container_requests=asks))
+        assert [item.envs["SIZE"] for item in response.container_responses] == ["3", "1", "2"]
+        free = [f"u{n:04d}" for n in range(20)]
+        preferences = [
+            pb.ContainerPreferredAllocationRequest(
+                available_device_ids=free, must_include_device_ids=["u0019"], allocation_size=size
+            )
+            for size in (1, 3)
+        ]
+        advice = await stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=preferences))
+        assert [list(item.device_ids) for item in advice.container_responses] == [
+            ["u0019"],
+            ["u0019", "u0000", "u0001"],
+        ]
+
+
+async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy_devices(directory: Path) -> None:
+    binder = MemoryBinder()
+    units = Units([(A, True), (B, True)], late=True)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder, units) as (service, _):
+        endpoint = await kubelet.registered()
+        pods = [await kubelet.admit("default", f"pod-{index}", {"main": 60}) for index in range(2)]
+        for uuid, pod in zip((A, B), pods, strict=True):
+            binder.held[uuid] = frozenset(map(UnitId, pod.containers["main"].ids))
+        service.show(Units([(A, False), (B, True)], late=True))
+        await wait_until(lambda: kubelet.allocatable == 100)
+        assert kubelet.capacity == 200
+        assert not kubelet.healthy & binder.held[A]
+        assert kubelet.healthy >= binder.held[B]
+        binder.held[B] = frozenset()
+        kubelet.delete(pods[1])
+        await kubelet.admit("default", "pod-2", {"main": 100})
+        service.show(Units([(A, True), (B, True)], late=True))
+        await wait_until(lambda: kubelet.allocatable == 200)
+        assert endpoint.lists == 3
+
+
+async def test_changes_that_come_together_are_one_list_and_none_where_nothing_changed(directory: Path) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder) as (service, _):
+        endpoint = await kubelet.registered()
+        service.changed()
+        await asyncio.sleep(0.3)
+        assert endpoint.lists == 1
+        for healthy in (False, True, False, True, False):
+            service.show(Units([(A, healthy)], late=True))
+        await wait_until(lambda: kubelet.allocatable == 0)
+        assert endpoint.lists == 2
+        assert kubelet.capacity == 100
+
+
+async def test_the_memory_node_of_a_device_is_told_only_when_it_is_given(directory: Path) -> None:
+    units = Units([(A, True), (B, True)], late=False)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
+        endpoint = await kubelet.registered()
+        assert endpoint.memory_nodes == {}
+        service.show(units, {A: 0, B: 1})
+        await wait_until(lambda: endpoint.memory_nodes)
+        assert endpoint.memory_nodes["aaaaaaaa-99"] == [0]
+        assert endpoint.memory_nodes["bbbbbbbb-00"] == [1]
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_sixteen_devices_with_the_longest_ids_keep_far_below_what_kubelet_receives(
+    directory: Path, late: bool
+) -> None:
+    devices = [(f"GPU-{'5' * 31}{index:x}", index % 2 == 0) for index in range(16)]
+    units = Units(devices, late=late)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
+        endpoint = await kubelet.registered()
+        service.show(units, {uuid: index % 2 for index, (uuid, _) in enumerate(devices)})
+        service.changed()
+        assert (kubelet.capacity, kubelet.allocatable) == (1600, 800)
+        assert endpoint.largest_bytes < RECEIVE_LIMIT_BYTES / 10
+
+
+async def test_more_ids_than_fit_into_a_message_elsewhere_are_received(directory: Path) -> None:
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins):
+        stub = (await kubelet.registered()).stub
+        ask = pb.ContainerPreferredAllocationRequest(
+            available_device_ids=[f"u{number:061d}" for number in range(70_000)], allocation_size=1
+        )
+        assert ask.ByteSize() > RECEIVE_LIMIT_BYTES
+        advice = await stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[ask]))
+        assert list(advice.container_responses[0].device_ids) == [f"u{0:061d}"]
+
+
+async def test_a_hundred_pods_start_at_once(directory: Path) -> None:
+    binder = MemoryBinder()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder):
+        await kubelet.registered()
+        admissions = (kubelet.admit("default", f"pod-{index}", {"main": 1}) for index in range(100))
+        pods = await asyncio.gather(*admissions)
+        await asyncio.gather(*(kubelet.start(pod, "main") for pod in pods))
+        assert len(set(binder.started)) == len(binder.allocated) == 100
+        assert kubelet.ids_in_use() == kubelet.healthy
+        with pytest.raises(AdmissionFailed, match=r"Requested: 1, Available: 0"):
+            await kubelet.admit("default", "one-more", {"main": 1})
+
+
+async def test_the_plugins_socket_is_roots_alone(directory: Path) -> None:
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (_, registration):
+        await kubelet.registered()
+        assert registration.path.name == "sharepod.io_gpu.sock"
+        assert registration.path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_call_that_a_newer_kubelet_may_make_is_refused_as_unknown(directory: Path) -> None:
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (_, registration):
+        await kubelet.registered()
+        async with grpc.aio.insecure_channel(f"unix:{registration.path}") as channel:
+            call = channel.unary_unary("/v1beta1.DevicePlugin/ReadMinds")
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call(b"")
+            assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
