@@ -1,0 +1,134 @@
+"""Kubelet's pod-resources: who holds which units. Nothing is decided or remembered here.
+
+Kubelet answers 100 calls a second at most, and every start of a container asks: whoever asks while a call is under way
+shares the next one. Not the one under way, which may have looked before what he wants to know about happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.unit import RESOURCE, UnitId
+from sharepod.proto import podresources_pb2 as pb
+from sharepod.proto import podresources_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+TIMEOUT_S: Final = 5.0
+"""For an answer; kubelet gives it in milliseconds."""
+PATIENCE_S: Final = 5.0
+"""How long it is asked again when others ask it too often."""
+RETRY_S: Final = 0.05
+
+
+class KubeletUnavailable(PluginError):
+    """Kubelet does not say who holds the units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A container and the units that kubelet has given it."""
+
+    namespace: str
+    pod: str
+    container: str
+    units: frozenset[UnitId]
+
+
+class PodResources:
+    """Kubelet's pod-resources service; an async context manager. All of it runs in one event loop."""
+
+    def __init__(self, socket: Path, *, resource: str = RESOURCE) -> None:
+        self._socket = socket
+        self._resource = resource
+        self._channel: grpc.aio.Channel | None = None
+        self._current: asyncio.Task[tuple[Holder, ...]] | None = None
+        self._next: asyncio.Task[tuple[Holder, ...]] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Do nothing yet: kubelet may be away."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give up what is asked and close the connection."""
+        tasks = [task for task in (self._current, self._next) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._disconnect()
+
+    async def list(self) -> tuple[Holder, ...]:
+        """Return the containers that hold units, as they are now or a moment later.
+
+        A container that ends before others start is not among them: its units are shown with who has them next.
+        Raises KubeletUnavailable.
+        """
+        if not self._next:
+            self._next = asyncio.create_task(self._list_after(self._current))
+            # Those who asked may all have gone when it fails.
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._next)
+
+    async def _list_after(self, before: asyncio.Task[tuple[Holder, ...]] | None) -> tuple[Holder, ...]:
+        if before:
+            await asyncio.wait([before])
+        self._current, self._next = self._next, None
+        response = await self._ask()
+        holders = (
+            Holder(pod.namespace, pod.name, container.name, self._units(container))
+            for pod in response.pod_resources
+            for container in pod.containers
+        )
+        return tuple(holder for holder in holders if holder.units)
+
+    def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
+        """Merge the entries: older kubelets have one with all ids, newer ones one for each id."""
+        entries = [entry for entry in container.devices if entry.resource_name == self._resource]
+        return frozenset(UnitId(unit) for entry in entries for unit in entry.device_ids)
+
+    async def _ask(self) -> pb.ListPodResourcesResponse:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        while True:
+            if not self._channel:
+                self._channel = self._connect()
+            try:
+                call = rpc.PodResourcesListerStub(self._channel).List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_S)
+                return await call
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    # The next call connects anew, to the kubelet that is there then, without waiting for its turn.
+                    await self._disconnect()
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or loop.time() > until:
+                    raise self._unavailable(error) from None
+            await asyncio.sleep(RETRY_S)
+
+    def _unavailable(self, error: grpc.aio.AioRpcError) -> KubeletUnavailable:
+        remedy = "wait until kubelet is up, or give the directory of its pod-resources socket"
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            remedy = "kubelet 1.20 or later is needed"
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            remedy = (
+                f"something else on the node asks it all the time, find out what; it was tried for {PATIENCE_S:g} s"
+            )
+        text = f"kubelet does not say on {self._socket} who holds the units: {error.code().name}: {error.details()}"
+        return KubeletUnavailable(f"{text}: {remedy}")
+
+    def _connect(self) -> grpc.aio.Channel:
+        options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+        return grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
+
+    async def _disconnect(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel:
+            await channel.close()
