@@ -1,0 +1,199 @@
+"""The node's agent as the plugin needs it. The only module here that sees its protobuf messages.
+
+Every method raises PluginError with the agent's own line: what, the limit, the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import grpc
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.proto import v1_pb2 as pb
+from sharepod.proto import v1_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from sharepod.deviceplugin.terms import PodTerms
+
+Answer = TypeVar("Answer")
+
+TIMEOUT_S: Final = 10.0
+_CLASSES: Final = {
+    "latency": pb.SHARE_CLASS_LATENCY,
+    "standard": pb.SHARE_CLASS_STANDARD,
+    "batch": pb.SHARE_CLASS_BATCH,
+}
+_SHARES_NAME: Final = "shares"
+_MIB: Final = 1 << 20
+WHOLE_MILLIPERCENT: Final = 100_000
+
+
+class NoRoom(PluginError):
+    """No device has room for it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """One device of the node."""
+
+    uuid: str
+    index: int
+    memory_total_bytes: int
+    healthy: bool
+    health_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """The node, as its agent describes it."""
+
+    devices: tuple[NodeDevice, ...]
+    hook_path: str
+    shares_directory: str
+    closed: bool
+    """Programs may not start without a usable region."""
+    environment: Mapping[str, str]
+    """What programs need to see simulated devices; empty on real ones."""
+
+    def device(self, uuid: str) -> NodeDevice | None:
+        """Return the device with that UUID."""
+        return next((device for device in self.devices if device.uuid == uuid), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShare:
+    """A share as the agent has it."""
+
+    id: str
+    devices: tuple[tuple[str, int], ...]
+    """UUID and index of each device, the first asked for first."""
+    paused: bool
+    processes: int
+
+
+class Agent:
+    """A connection to the agent; it may come and go."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        # A proxy from the environment has no business on a unix socket; a new agent is looked for at once.
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=options)
+        self._stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def node(self) -> NodeView:
+        """Return the node as it is now."""
+        answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
+        devices = tuple(
+            NodeDevice(item.uuid, item.index, item.memory_total_bytes, item.healthy, item.health_reason)
+            for item in answer.devices
+        )
+        return NodeView(
+            devices=devices,
+            hook_path=answer.hook_path,
+            shares_directory=f"{answer.runtime_directory}/{_SHARES_NAME}",
+            closed=answer.policy == "closed",
+            environment=dict(answer.environment),
+        )
+
+    async def shares(self) -> dict[str, HeldShare]:
+        """Return all shares by id."""
+        answer = await self._call(self._stub.ListShares(pb.ListSharesRequest(), timeout=TIMEOUT_S))
+        return {share.id: _held(share) for share in answer.shares}
+
+    async def register(
+        self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
+    ) -> HeldShare:
+        """Register the share under its id; one that is there is returned as it is.
+
+        `devices` are UUIDs, one for each device asked for; empty: the agent picks. Raises NoRoom when it does not fit.
+        """
+        chosen = list(devices) or [""] * terms.devices
+        asks = [
+            pb.DeviceAsk(
+                device=device,
+                request_millipercent=terms.request_millipercent,
+                limit_millipercent=terms.limit_millipercent,
+                memory_limit_bytes=terms.memory_limit_bytes or 0,
+                memory_in_proportion=terms.memory_limit_bytes is None,
+            )
+            for device in chosen
+        ]
+        request = pb.RegisterShareRequest(
+            id=share_id, devices=asks, share_class=_CLASSES[terms.share_class], labels=dict(labels)
+        )
+        return _held((await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share)
+
+    async def update(self, share: HeldShare, terms: PodTerms, node: NodeView) -> None:
+        """Give a live share the terms as they are now; its devices stay."""
+        changes = []
+        for uuid, _ in share.devices:
+            device = node.device(uuid)
+            total = device.memory_total_bytes if device else 0
+            memory = terms.memory_limit_bytes
+            if memory is None:
+                memory = in_proportion(terms.request_millipercent, total)
+            changes.append(
+                pb.DeviceChange(
+                    device=uuid,
+                    request_millipercent=terms.request_millipercent,
+                    limit_millipercent=terms.limit_millipercent,
+                    memory_limit_bytes=memory,
+                )
+            )
+        request = pb.UpdateShareRequest(share=share.id, devices=changes, share_class=_CLASSES[terms.share_class])
+        await self._call(self._stub.UpdateShare(request, timeout=TIMEOUT_S))
+        if terms.paused and not share.paused:
+            await self._call(self._stub.PauseShare(pb.PauseShareRequest(share=share.id), timeout=TIMEOUT_S))
+        elif share.paused and not terms.paused:
+            await self._call(self._stub.ResumeShare(pb.ResumeShareRequest(share=share.id), timeout=TIMEOUT_S))
+
+    async def release(self, share_id: str) -> None:
+        """End a share; one that is not there is no error."""
+        try:
+            await self._stub.ReleaseShare(pb.ReleaseShareRequest(share=share_id), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise self._said(error) from None
+
+    async def _call(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self._said(error) from None
+
+    def _said(self, error: grpc.aio.AioRpcError) -> PluginError:
+        text = (error.details() or error.code().name).splitlines()[0]
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return NoRoom(text)
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")
+        return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def in_proportion(request_millipercent: int, total_bytes: int) -> int:
+    """Return the request's part of a device's memory in bytes, rounded down to a MiB, as the agent works it out."""
+    return total_bytes * request_millipercent // WHOLE_MILLIPERCENT // _MIB * _MIB
+
+
+def _held(share: pb.Share) -> HeldShare:
+    return HeldShare(
+        id=share.id,
+        devices=tuple((held.device_uuid, held.device_index) for held in share.devices),
+        paused=share.paused,
+        processes=len(share.processes),
+    )

@@ -1,0 +1,109 @@
+"""Allocations: what was given out for one container, and who holds it. It does not know who asks: kubelet today.
+
+Pure values; docs/device-plugin.md has the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sharepod.deviceplugin.unit import UnitId
+
+AllocationId = NewType("AllocationId", str)
+"""Ten letters of the agent's alphabet: the id of the share that it becomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The container that holds an allocation."""
+
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str
+    cgroup_uid: str
+    """The uid that the pod's cgroups carry; differs from `pod_uid` for static pods."""
+
+    @property
+    def title(self) -> str:
+        """Return `namespace/pod/container`."""
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Units that are one container's, from admission until that container is gone."""
+
+    id: AllocationId
+    units: frozenset[UnitId]
+    issued_unix_ns: int
+    binding: Binding | None = None
+    devices: tuple[str, ...] = field(default=())
+    """UUIDs of the devices, as last registered; empty before."""
+
+
+class Allocations:
+    """All allocations of the node, oldest first.
+
+    Invariants: ids are unique; of allocations with the same units at most one is unbound, and at most one is any pod's.
+    """
+
+    def __init__(self, allocations: Iterable[Allocation] = ()) -> None:
+        self._allocations = {item.id: item for item in allocations}
+
+    def all(self) -> tuple[Allocation, ...]:
+        """Return all of them, oldest first."""
+        return tuple(self._allocations.values())
+
+    def issue(self, units: frozenset[UnitId], fresh_id: AllocationId, unix_ns: int) -> Allocation:
+        """Return the allocation for a container that is being admitted.
+
+        One of the same units that nobody has begun to use is given again: init containers and the containers after
+        them are admitted together, with the same units. Others of the same units belong to containers that may live.
+        """
+        for item in self._allocations.values():
+            if item.units == units and item.binding is None:
+                return item
+        issued = Allocation(fresh_id, units, unix_ns)
+        self._allocations[issued.id] = issued
+        return issued
+
+    def claim(self, units: frozenset[UnitId], binding: Binding) -> Allocation | None:
+        """Return the allocation that the container about to start holds, bound to it; None: these were never given out.
+
+        A pod's own one comes first (a restart, the container after an init container), then the newest unbound one.
+        """
+        same = [item for item in self._allocations.values() if item.units == units]
+        own = [item for item in same if item.binding is not None and item.binding.pod_uid == binding.pod_uid]
+        found = own or [item for item in same if item.binding is None]
+        if not found:
+            return None
+        return self.put(replace(found[-1], binding=binding))
+
+    def superseded(self, claimed: Allocation) -> tuple[Allocation, ...]:
+        """Return the pod's other allocations with some of the same units: kubelet gives a pod's units to its next
+        container when the one before (an init container) is done.
+        """  # noqa: D205 - one sentence
+        if claimed.binding is None:
+            return ()
+        return tuple(
+            item
+            for item in self._allocations.values()
+            if item.id != claimed.id
+            and item.units & claimed.units
+            and item.binding is not None
+            and item.binding.pod_uid == claimed.binding.pod_uid
+        )
+
+    def put(self, allocation: Allocation) -> Allocation:
+        """Replace the allocation with that id, and return it."""
+        self._allocations[allocation.id] = allocation
+        return allocation
+
+    def drop(self, allocation_id: AllocationId) -> None:
+        """Forget an allocation; one that is not there is no error."""
+        self._allocations.pop(allocation_id, None)

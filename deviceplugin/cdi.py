@@ -1,0 +1,123 @@
+"""CDI files: what `sharepod.io/share=<id>` means, and what NVIDIA's own files say of a device.
+
+A file is written beside its name and renamed: the runtime watches the directory and does not notice what is renamed
+into it from elsewhere. One file a share, removed with it: the more files there are, the longer the runtime takes to
+notice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from sharepod.deviceplugin.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sharepod.deviceplugin.injection import ContainerEdits, Mount
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+KIND: Final = "sharepod.io/share"
+VERSION: Final = "0.5.0"
+DIRECTORIES: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
+NVIDIA_KIND: Final = "nvidia.com/gpu"
+_PREFIX: Final = "sharepod.io-share-"
+_EDITS: Final = ("deviceNodes", "mounts", "hooks")
+
+
+def name_of(share_id: str) -> str:
+    """Return the CDI name of a share's device."""
+    return f"{KIND}={share_id}"
+
+
+class CdiDirectory:
+    """Our files in the directory that the runtime watches."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, share_id: str, edits: ContainerEdits, device_edits: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write what the share's CDI name means; `device_edits` are copied from other CDI files. Raises PluginError."""
+        path = self._path(share_id)
+        fresh = path.with_suffix(".json.tmp")
+        device = {"name": share_id, "containerEdits": _container_edits(edits, device_edits)}
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps({"cdiVersion": VERSION, "kind": KIND, "devices": [device]}), encoding="utf-8")
+            fresh.replace(path)
+        except OSError as error:
+            raise PluginError(f"{path} cannot be written: {error.strerror}: make room in {self._directory}") from None
+
+    def remove(self, share_id: str) -> None:
+        """Remove a share's file; one that is not there is no error."""
+        self._path(share_id).unlink(missing_ok=True)
+
+    def remove_others(self, keep: Iterable[str]) -> None:
+        """Remove our files of shares that are not in `keep`, and what a crash left half written."""
+        kept = {self._path(share_id) for share_id in keep}
+        for path in self._directory.glob(f"{_PREFIX}*"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def _path(self, share_id: str) -> Path:
+        return self._directory / f"{_PREFIX}{share_id}.json"
+
+
+def nvidia_edits(devices: Sequence[tuple[str, int]], directories: Iterable[Path] = DIRECTORIES) -> list[dict[str, Any]]:
+    """Return what NVIDIA's CDI files change in a container that gets `devices`, (UUID, index) each: first what they
+    change for every device, then for each of these. Raises PluginError when no file has one of them.
+    """  # noqa: D205 - one sentence
+    found: list[dict[str, Any]] = []
+    rest = list(devices)
+    for content in _nvidia_files(directories):
+        named = {str(device.get("name")): device.get("containerEdits", {}) for device in content.get("devices", [])}
+        here = [(uuid, index) for uuid, index in rest if uuid in named or str(index) in named]
+        if not here:
+            continue
+        found.append(content.get("containerEdits", {}))
+        found += [named.get(uuid) or named[str(index)] for uuid, index in here]
+        rest = [device for device in rest if device not in here]
+    if rest:
+        places = " and ".join(str(directory) for directory in directories)
+        raise PluginError(
+            f"no CDI file of kind {NVIDIA_KIND} in {places} has device {rest[0][0]}: "
+            "run `nvidia-ctk cdi generate`, or set devices to nvidia-runtime"
+        )
+    return found
+
+
+def _nvidia_files(directories: Iterable[Path]) -> Iterable[dict[str, Any]]:
+    for directory in directories:
+        for path in sorted([*directory.glob("*.yaml"), *directory.glob("*.json")]):
+            try:
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+                log.warning("CDI file skipped", extra={"file": str(path), "cause": str(error).split("\n")[0]})
+                continue
+            if isinstance(content, dict) and content.get("kind") == NVIDIA_KIND:
+                yield content
+
+
+def _container_edits(edits: ContainerEdits, others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
+    for other in others:
+        merged["env"] += other.get("env") or []
+        for key in _EDITS:
+            merged[key] += [item for item in other.get(key) or [] if item not in merged[key]]
+    merged["env"] += [f"{name}={value}" for name, value in edits.variables.items()]
+    merged["mounts"] += [_mount(mount) for mount in edits.mounts]
+    merged["deviceNodes"] += [
+        {"path": node.container, "hostPath": node.host, "permissions": node.permissions} for node in edits.devices
+    ]
+    return {key: value for key, value in merged.items() if value}
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    access = "ro" if mount.read_only else "rw"
+    return {"hostPath": mount.host, "containerPath": mount.container, "options": [access, "nosuid", "nodev", "bind"]}

@@ -1,0 +1,109 @@
+"""What a container gets so that its programs run in its share: mounts, variables, devices. Pure values.
+
+Host paths are those of the node; the agent and the plugin see them under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Injection = Literal["preload-file", "environment"]
+"""`/etc/ld.so.preload` names the hook, which leaves `LD_PRELOAD` to the image and the pod; or `LD_PRELOAD` does."""
+
+SHARE_PATH: Final = "/run/sharepod/share"
+"""Where a program looks for its share when SHAREPOD_REGION names none: SP_REGION_DEFAULT of hook/region.h."""
+HOOK_PATH: Final = "/run/sharepod/hook/libsharepod.so"
+PRELOAD_PATH: Final = "/etc/ld.so.preload"
+PRELOAD_TEXT: Final = f"{HOOK_PATH}\n"
+SIMULATED_PATH: Final = "/run/sharepod/simgpu"
+SIMULATED_STATE_PATH: Final = "/run/sharepod/simgpu-state"
+_SLOTS_NAME: Final = "slots"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A bind mount of one file or directory."""
+
+    host: str
+    container: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device file; `permissions` as cgroups have them: r, w, m."""
+
+    host: str
+    container: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEdits:
+    """All that is changed in a container. `cdi` names devices whose edits are looked up when it is created."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+    cdi: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Simulated GPUs of the node. The state is a file with others beside it: its directory is mounted."""
+
+    devices: str
+    state: str
+    libraries: str
+    """Directory of the simulated driver, on the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where things are on the node, and how they come into containers."""
+
+    shares_directory: str
+    """The agent's directory of shares."""
+    hook: str
+    """The hook: a name that stays, or the file itself."""
+    preload_file: str
+    """A file that holds PRELOAD_TEXT."""
+    injection: Injection = "preload-file"
+    closed: bool = False
+    """Programs may not start without a usable region."""
+    simulated: Simulated | None = None
+    """None: real devices."""
+
+    def share_directory(self, share_id: str) -> str:
+        """Return the directory of a share: it is known before the share is."""
+        return f"{self.shares_directory}/{share_id}"
+
+
+def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> ContainerEdits:
+    """Return the edits of a share's container. `devices` are UUIDs; empty: another part brings them."""
+    share = place.share_directory(share_id)
+    variables: dict[str, str] = {}
+    mounts = [
+        Mount(share, SHARE_PATH),
+        Mount(f"{share}/{_SLOTS_NAME}", f"{SHARE_PATH}/{_SLOTS_NAME}", read_only=False),
+        Mount(place.hook, HOOK_PATH),
+    ]
+    if place.injection == "preload-file":
+        mounts.append(Mount(place.preload_file, PRELOAD_PATH))
+    else:
+        variables["LD_PRELOAD"] = HOOK_PATH
+    if place.closed:
+        variables["SHAREPOD_POLICY"] = "closed"
+    if place.simulated is not None:
+        directory, _, name = place.simulated.state.rpartition("/")
+        mounts.append(Mount(place.simulated.libraries, SIMULATED_PATH))
+        mounts.append(Mount(directory, SIMULATED_STATE_PATH, read_only=False))
+        variables["SIMGPU_DEVICES"] = place.simulated.devices
+        variables["SIMGPU_STATE"] = f"{SIMULATED_STATE_PATH}/{name}"
+        variables["LD_LIBRARY_PATH"] = SIMULATED_PATH
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    elif devices:
+        variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(devices)
+    return ContainerEdits(variables, tuple(mounts))

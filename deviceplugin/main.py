@@ -1,0 +1,220 @@
+"""Starts and stops the device plugin: settings, agent, API server, kubelet. Nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+# Before grpc loads its C core, which would log to stderr in its own way.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from sharepod.agent import logs
+from sharepod.deviceplugin.agent import Agent, NodeView
+from sharepod.deviceplugin.api import ApiUnavailable
+from sharepod.deviceplugin.binder import Binder, Policy
+from sharepod.deviceplugin.cdi import CdiDirectory
+from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
+from sharepod.deviceplugin.kubelet import Registration
+from sharepod.deviceplugin.podresources import PodResources
+from sharepod.deviceplugin.pods import Pods
+from sharepod.deviceplugin.processes import live_pods
+from sharepod.deviceplugin.server import PluginService
+from sharepod.deviceplugin.settings import EXIT_USAGE, Settings, SettingsError, parse_settings
+from sharepod.deviceplugin.store import Store
+from sharepod.deviceplugin.unit import Units
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+LOOK_S: Final = 1.0
+"""How often the health of the devices is looked at."""
+LATE_SINCE: Final = (1, 29)
+"""The Kubernetes release whose kubelet passes CDI names of device plugins on by default."""
+HOOK_NAME: Final = "libsharepod.so"
+PRELOAD_NAME: Final = "ld.so.preload"
+_EXIT_FAILURE: Final = 1
+
+
+class Plugin:
+    """The parts of a running plugin that know each other only here."""
+
+    def __init__(self, settings: Settings, node: NodeView, *, late: bool) -> None:
+        self._settings = settings
+        self._late = late
+        self._node = node
+
+    def view(self) -> NodeView:
+        """Return the node as last seen."""
+        return self._node
+
+    def units(self) -> Units:
+        """Return the units of the devices, as last seen."""
+        return Units([(device.uuid, device.healthy) for device in self._node.devices], late=self._late)
+
+    def place(self, node: NodeView) -> Place:
+        """Return where things are for containers that are made now; keeps the name of the hook on the node current."""
+        settings = self._settings
+        hook = node.hook_path
+        if not self._late:  # kubelet replays what it was told: a name that stays
+            hook = str(settings.state_directory / HOOK_NAME)
+            _point(Path(hook), node.hook_path)
+        simulated = None
+        if node.environment:
+            state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
+            simulated = Simulated(node.environment["SIMGPU_DEVICES"], state, libraries)
+        return Place(
+            shares_directory=node.shares_directory,
+            hook=hook,
+            preload_file=str(settings.state_directory / PRELOAD_NAME),
+            injection=cast("Injection", settings.injection),
+            closed=node.closed,
+            simulated=simulated,
+        )
+
+    async def look_for_ever(self, agent: Agent, service: PluginService) -> None:
+        """Tell kubelet which units are healthy, as that changes."""
+        while True:
+            with contextlib.suppress(PluginError):  # an agent that restarts: what runs, runs on
+                self._node = await agent.node()
+                service.show(self.units())
+            await asyncio.sleep(LOOK_S)
+
+
+def _point(link: Path, target: str) -> None:
+    """Make `link` point to `target`, in one step."""
+    if link.is_symlink() and link.readlink() == Path(target):
+        return
+    fresh = link.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+
+
+def _prepare(settings: Settings) -> None:
+    """Make the state directory and the file that containers see as /etc/ld.so.preload. Raises SettingsError."""
+    directory = settings.state_directory
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        preload = directory / PRELOAD_NAME
+        if not preload.exists() or preload.read_text(encoding="ascii") != PRELOAD_TEXT:
+            fresh = preload.with_suffix(".new")
+            fresh.write_text(PRELOAD_TEXT, encoding="ascii")
+            fresh.chmod(0o644)
+            fresh.replace(preload)
+    except OSError as error:
+        raise SettingsError(
+            f"state directory {directory}: {error.strerror}: choose another with --state-directory"
+        ) from None
+
+
+def _cluster(settings: Settings) -> Cluster:
+    return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
+
+
+async def _is_late(settings: Settings, pods: Pods) -> bool:
+    """Tell whether devices are picked when containers start. Waits for the API server when it has to be asked."""
+    if settings.binding != "auto":
+        return settings.binding == "late"
+    while True:
+        try:
+            major, minor = await pods.server_version()
+        except ApiUnavailable as error:
+            log.warning("API server not reached", extra={"cause": str(error)})
+            await asyncio.sleep(LOOK_S)
+        else:
+            return (major, minor) >= LATE_SINCE
+
+
+async def _node(agent: Agent) -> NodeView:
+    """Return the node as soon as its agent answers."""
+    said = False
+    while True:
+        try:
+            return await agent.node()
+        except PluginError as error:
+            if not said:
+                log.warning("waiting for the agent", extra={"cause": str(error)})
+            said = True
+        await asyncio.sleep(LOOK_S)
+
+
+async def _run(settings: Settings, stopping: asyncio.Event) -> None:
+    cluster = _cluster(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        agent = await stack.enter_async_context(Agent(settings.agent_socket))
+        pods = await stack.enter_async_context(Pods(cluster, settings.node_name))
+        kubelet = await stack.enter_async_context(
+            PodResources(settings.pod_resources_socket, resource=settings.resource)
+        )
+        late = await _is_late(settings, pods)
+        plugin = Plugin(settings, await _node(agent), late=late)
+        policy = Policy(late, nvidia_cdi=settings.devices == "cdi", limit_percent=settings.limit_percent)
+        cdi = CdiDirectory(settings.cdi_directory)
+        binder = Binder(
+            policy,
+            Store(settings.state_directory),
+            agent,
+            pods,
+            kubelet,
+            cdi,
+            plugin.place,
+            plugin.view,
+            live_pods,
+            plugin.units,
+        )
+        if late:
+            cdi.remove_others(item.id for item in binder.allocations)
+        service = PluginService(binder, plugin.units())
+        await stack.enter_async_context(Registration(service, settings.plugins_directory, resource=settings.resource))
+        log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(work)
+                for work in (plugin.look_for_ever(agent, service), binder.follow(), binder.sweep_for_ever())
+            ]
+            await stopping.wait()
+            for task in running:
+                task.cancel()
+        log.info("device plugin stopping", extra={"allocations": len(binder.allocations)})
+
+
+async def _serve(settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    work = asyncio.create_task(_run(settings, stopping))
+
+    def stop() -> None:
+        stopping.set()
+        loop.call_later(LOOK_S, work.cancel)  # it may still wait for somebody at the start
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the device plugin until SIGTERM or SIGINT. Returns the exit code."""
+    try:
+        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        logs.set_up(settings.log_format, settings.log_level)
+        _prepare(settings)
+        asyncio.run(_serve(settings))
+    except (SettingsError, ClusterError) as error:
+        sys.stderr.write(f"sharepod-deviceplugin: {error}\n")
+        return EXIT_USAGE if isinstance(error, SettingsError) else _EXIT_FAILURE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The device plugin's settings, one frozen value: flag --state-directory = environment SHAREPOD_PLUGIN_STATE_DIRECTORY.
+
+A flag beats the environment. Nothing else in the plugin reads either.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PREFIX: Final = "SHAREPOD_PLUGIN_"
+EXIT_USAGE: Final = 2
+
+
+class SettingsError(Exception):
+    """A flag or variable is wrong; one line: what, where, the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the device plugin of this node runs."""
+
+    node_name: str
+    agent_socket: Path = Path("/run/sharepod/agent.sock")
+    state_directory: Path = Path("/var/lib/sharepod")
+    kubelet_directory: Path = Path("/var/lib/kubelet")
+    cdi_directory: Path = Path("/var/run/cdi")
+    resource: str = "sharepod.io/gpu"
+    binding: str = "auto"
+    injection: str = "preload-file"
+    devices: str = "nvidia-runtime"
+    limit_percent: int = 100
+    simulated_libraries: Path = Path("/var/lib/sharepod/simgpu")
+    kubeconfig: str = ""
+    log_format: str = "json"
+    log_level: str = "info"
+
+    @property
+    def plugins_directory(self) -> Path:
+        """Where kubelet and its device plugins have their sockets."""
+        return self.kubelet_directory / "device-plugins"
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Where kubelet tells who holds what."""
+        return self.kubelet_directory / "pod-resources" / "kubelet.sock"
+
+
+_DOCS: Final = {
+    "node_name": "Name of this node, as the API server has it. Required.",
+    "agent_socket": "Socket of the node's agent.",
+    "state_directory": "Directory of the allocations; survives reboots.",
+    "kubelet_directory": "Kubelet's own directory.",
+    "cdi_directory": "Where CDI files of shares are written.",
+    "resource": "Name of the resource, of which a pod asks for percents of a device.",
+    "binding": "When a device is picked: late, at the start of the container, through CDI (kubelet 1.29 or later); "
+    "early, when kubelet picks units; auto: late where the API server is 1.29 or later.",
+    "injection": "How programs load the hook: preload-file mounts /etc/ld.so.preload, environment sets LD_PRELOAD.",
+    "devices": "Who brings device files: nvidia-runtime through NVIDIA_VISIBLE_DEVICES, or cdi from NVIDIA's files.",
+    "limit_percent": "The limit of pods that name none, in percent.",
+    "simulated_libraries": "Directory of the simulated driver on the node, for simulated devices.",
+    "kubeconfig": "Configuration file for the API server, outside of a cluster. Default: the service account.",
+    "log_format": "Format of the log on stderr: text or json.",
+    "log_level": "Least severity that is logged: debug, info, warning or error.",
+}
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "binding": ("auto", "late", "early"),
+    "injection": ("preload-file", "environment"),
+    "devices": ("nvidia-runtime", "cdi"),
+    "log_format": ("text", "json"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}: see `{self.prog} --help`\n")
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Return the settings from flags and environment. Raises SettingsError."""
+    parser = _Parser(prog="sharepod-deviceplugin", description="Kubelet's way to shares.", allow_abbrev=False)
+    names = [item.name for item in fields(Settings)]
+    for name in names:
+        parser.add_argument("--" + name.replace("_", "-"), help=_DOCS[name].replace("%", "%%"))
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    for key in environment:
+        if key.startswith(PREFIX) and key.removeprefix(PREFIX).lower() not in names:
+            raise SettingsError(f"unknown environment variable {key}: known are {', '.join(sorted(_variables(names)))}")
+    values: dict[str, Any] = {}
+    for item in fields(Settings):
+        variable = PREFIX + item.name.upper()
+        text, where = given.get(item.name), "--" + item.name.replace("_", "-")
+        if text is None and variable in environment:
+            text, where = environment[variable], variable
+        if text is not None:
+            values[item.name] = _read(item.name, str(text), where)
+    if not values.get("node_name"):
+        raise SettingsError(f"no node name: give --node-name or {PREFIX}NODE_NAME (spec.nodeName by the downward API)")
+    return Settings(**values)
+
+
+def _variables(names: Sequence[str]) -> list[str]:
+    return [PREFIX + name.upper() for name in names]
+
+
+def _read(name: str, text: str, where: str) -> object:
+    if name in _CHOICES and text not in _CHOICES[name]:
+        raise SettingsError(f"{where} is {text!r}: give {', '.join(_CHOICES[name])}")
+    if name == "limit_percent":
+        if not text.isdecimal() or not 1 <= int(text) <= 100:
+            raise SettingsError(f"{where} is {text!r}: give a percentage from 1 to 100")
+        return int(text)
+    if name.endswith(("directory", "socket", "libraries")):
+        if not Path(text).is_absolute():
+            raise SettingsError(f"{where} is {text!r}: give an absolute path")
+        return Path(text)
+    return text

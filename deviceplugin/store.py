@@ -1,0 +1,83 @@
+"""The allocations on disk: `allocations.json`, replaced atomically before anybody is told of a change.
+
+It survives reboots, as kubelet's own checkpoint does. What cannot be read is kept beside it for a person to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.unit import UnitId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+NAME: Final = "allocations.json"
+FORMAT: Final = 1
+
+
+class Store:
+    """One file in a directory of ours."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+
+    def load(self) -> tuple[Allocation, ...]:
+        """Return what was saved last; nothing on a new node, or when the file is damaged (it is put aside then)."""
+        try:
+            return _allocations(json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            aside = self._path.with_suffix(".damaged")
+            self._path.replace(aside)
+            remedy = "pods that run go on; a container that starts again fails until its pod is deleted"
+            log.error(  # noqa: TRY400 - the cause is in it
+                "allocations lost", extra={"file": str(aside), "cause": str(error) or repr(error), "remedy": remedy}
+            )
+            return ()
+
+    def save(self, allocations: Iterable[Allocation]) -> None:
+        """Replace the file. Raises PluginError when it cannot: what is not on disk must not be given out."""
+        content = {"format": FORMAT, "allocations": [_fields(item) for item in allocations]}
+        fresh = self._path.with_suffix(".new")
+        try:
+            with fresh.open("w", encoding="utf-8") as file:
+                json.dump(content, file, separators=(",", ":"))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        except OSError as error:
+            raise PluginError(
+                f"{self._path} cannot be written: {error.strerror}: make room, or choose another --state-directory"
+            ) from None
+
+
+def _allocations(content: dict[str, Any]) -> tuple[Allocation, ...]:
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']}")
+    return tuple(_allocation(item) for item in content["allocations"])
+
+
+def _fields(allocation: Allocation) -> dict[str, Any]:
+    return {**asdict(allocation), "units": sorted(allocation.units)}
+
+
+def _allocation(fields: dict[str, Any]) -> Allocation:
+    binding = fields["binding"]
+    return Allocation(
+        id=AllocationId(fields["id"]),
+        units=frozenset(UnitId(unit) for unit in fields["units"]),
+        issued_unix_ns=int(fields["issued_unix_ns"]),
+        binding=None if binding is None else Binding(**binding),
+        devices=tuple(fields["devices"]),
+    )

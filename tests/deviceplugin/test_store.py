@@ -1,0 +1,55 @@
+"""What was given out outlives the plugin, a crash in the middle of a write, and a damaged file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.store import NAME, Store
+from sharepod.deviceplugin.unit import UnitId
+
+ALLOCATIONS = (
+    Allocation(AllocationId("abcdefghjk"), frozenset({UnitId("u0001"), UnitId("u0002")}), 17),
+    Allocation(
+        AllocationId("mnpqrstuvw"),
+        frozenset({UnitId("1b2c3d4e-07")}),
+        18,
+        Binding("team", "pod", "train", "uid", "hash"),
+        ("GPU-1", "GPU-2"),
+    ),
+)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.load() == ()
+    store.save(ALLOCATIONS)
+    assert Store(tmp_path).load() == ALLOCATIONS
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_a_write_that_was_cut_short_changes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(ALLOCATIONS)
+    (tmp_path / NAME).with_suffix(".new").write_text('{"format": 1, "alloc')
+    assert store.load() == ALLOCATIONS
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 2, "allocations": []}', '{"format": 1}', '{"format": 1, "allocations": [{}]}']
+)
+def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / NAME).write_text(text)
+    assert Store(tmp_path).load() == ()
+    assert (tmp_path / NAME).with_suffix(".damaged").read_text() == text
+    assert "allocations lost" in caplog.text
+
+
+def test_what_cannot_be_saved_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(PluginError, match="No such file or directory: make room, or choose another --state-directory"):
+        Store(missing).save(ALLOCATIONS)
+    assert list(tmp_path.iterdir()) == []
