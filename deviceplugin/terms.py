@@ -1,0 +1,254 @@
+"""What a pod asks for: units and annotations to the terms of one container's share, or one clear error. Pure.
+
+An annotation is a tenant's text: its length is bounded before it is looked at, and an error shows it in ASCII. Whole
+numbers are exact, a quantity of memory too: no float touches them. What is asked of several devices is asked in total
+and spread evenly, units and memory alike; the limit is a percentage of each device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.share import DEVICES_MAX, ShareClass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+PREFIX: Final = "sharepod.io/"
+UNITS_PER_DEVICE: Final = 100
+KEYS: Final = ("limit", "memory", "class", "devices", "same-device", "device", "paused")
+"""Keys of a share, for the pod (`sharepod.io/limit`) or for one container (`sharepod.io/train.limit`, which wins)."""
+ELSEWHERE: Final = ("gang", "gang-size", "gang-min")
+"""Keys of the pod that other parts of SharePod read."""
+CLASSES: Final = tuple(item.name.lower() for item in ShareClass)
+
+MEMORY_LEAST_BYTES: Final = 2**20
+"""Per device. Less is a forgotten suffix: no context fits into it."""
+MEMORY_MOST_BYTES: Final = 2**50
+_TEXT_MAX: Final = 2048
+"""16 UUIDs of 64 characters and the commas between them; more is read of no annotation."""
+_SHOWN_MAX: Final = 48
+
+_PERCENT: Final = re.compile(r"[1-9][0-9]?|100")
+_COUNT: Final = re.compile(r"[1-9][0-9]?")
+_UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,79}")
+_QUANTITY: Final = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>[0-9]{0,20})(?:\.(?P<part>[0-9]{0,20}))?"
+    r"(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
+)
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+class TermsError(Exception):
+    """A pod asks for what cannot be; the text is one line: what is wrong, the limit, the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodTerms:
+    """What one container asks of each of its devices."""
+
+    devices: int
+    """1..16."""
+    request_millipercent: int
+    limit_millipercent: int
+    """request_millipercent..100000."""
+    memory_limit_bytes: int | None
+    """None: the same part of the device's memory as the request is of its time."""
+    share_class: str
+    chosen: tuple[str, ...]
+    """UUIDs from the scheduler, as many as `devices`; empty: the agent picks."""
+    same_device: bool
+    """Every container of the pod that says so is on one device."""
+    paused: bool
+
+
+def shown(text: str) -> str:
+    """Return a tenant's text for an error: quoted, in ASCII, at most 48 characters of it."""
+    return ascii(text) if len(text) <= _SHOWN_MAX else ascii(text[:_SHOWN_MAX]) + "…"
+
+
+def read_terms(
+    annotations: Mapping[str, str],
+    container: str,
+    units: int,
+    *,
+    limit_percent: int = 100,
+    containers: Collection[str] = (),
+) -> PodTerms:
+    """Return the terms of a container that holds `units` units.
+
+    `limit_percent` is the node's ceiling for those that give none; a request above it is its own limit. `containers`
+    names all containers of the pod, so that an annotation for one that is not there is an error; empty: not checked.
+    Raises TermsError.
+    """
+    given = _effective(annotations, container, containers)
+    devices = _devices(given.get("devices"), units)
+    request = units // devices
+    same_device = _switch(given, "same-device")
+    if same_device and devices > 1:
+        raise TermsError(
+            f"{PREFIX}same-device is for shares of one device, and {container} has {devices}: "
+            f"drop it, or set {PREFIX}{container}.same-device to false"
+        )
+    share_class = given.get("class", "standard")
+    if share_class not in CLASSES:
+        raise TermsError(f"{PREFIX}class is {shown(share_class)}: {_nearest(share_class, CLASSES)}")
+    return PodTerms(
+        devices=devices,
+        request_millipercent=request * 1000,
+        limit_millipercent=_limit(given.get("limit"), request, limit_percent) * 1000,
+        memory_limit_bytes=_memory(given["memory"], devices) if "memory" in given else None,
+        share_class=share_class,
+        chosen=_chosen(given["device"], devices) if "device" in given else (),
+        same_device=same_device,
+        paused=_switch(given, "paused"),
+    )
+
+
+def _nearest(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word[:_SHOWN_MAX].lower(), known, 1, 0.6)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
+def _effective(annotations: Mapping[str, str], container: str, containers: Collection[str]) -> dict[str, str]:
+    """Return what holds for `container` by key; every key under `sharepod.io/` must be known."""
+    for_pod: dict[str, str] = {}
+    for_container: dict[str, str] = {}
+    for name, value in annotations.items():
+        if not name.lower().startswith(PREFIX):  # the API server lets upper case pass
+            continue
+        target, key = _split(name, containers)
+        if len(value) > _TEXT_MAX:
+            raise TermsError(f"annotation {shown(name)} has {len(value)} characters: at most {_TEXT_MAX} are read")
+        if target is None:
+            for_pod[key] = value
+        elif target == container:
+            for_container[key] = value
+    return for_pod | for_container
+
+
+def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
+    """Return the container that an annotation is for (None: all) and its key."""
+    if not name.startswith(PREFIX):
+        raise TermsError(f"unknown annotation {shown(name)}: write {PREFIX} in lower case")
+    before, dot, key = name.removeprefix(PREFIX).rpartition(".")
+    if key not in KEYS and (dot or key not in ELSEWHERE):
+        if key == "gpu":
+            raise TermsError(f"unknown annotation {shown(name)}: {PREFIX}gpu is a resource, put it under limits")
+        raise TermsError(f"unknown annotation {shown(name)}: {_nearest(key, KEYS if dot else KEYS + ELSEWHERE)}")
+    if not dot:
+        return None, key
+    if not before or (containers and before not in containers):
+        remedy = _nearest(before, tuple(containers)) if containers else "put a container's name before the dot"
+        raise TermsError(f"annotation {shown(name)} is for no container of the pod: {remedy}")
+    return before, key
+
+
+def _devices(text: str | None, units: int) -> int:
+    """Return over how many devices the units spread; each gets a whole percentage of at most 100."""
+    if units < 1:
+        raise TermsError(f"{units} units asked for: ask for 1 or more of {PREFIX}gpu")
+    if text is None:
+        return _devices_by_default(units)
+    if not _COUNT.fullmatch(text) or int(text) > DEVICES_MAX:
+        raise TermsError(f"{PREFIX}devices is {shown(text)}: give a whole number from 1 to {DEVICES_MAX}")
+    devices = int(text)
+    if units > devices * UNITS_PER_DEVICE:
+        remedy = f"ask for at most {devices * UNITS_PER_DEVICE}"
+        if units <= DEVICES_MAX * UNITS_PER_DEVICE:
+            remedy += f", or set {PREFIX}devices to at least {-(-units // UNITS_PER_DEVICE)}"
+        raise TermsError(f"{units} units are more than 100 for each of {devices} devices: {remedy}")
+    if units % devices:
+        below = units - units % devices
+        numbers = f"{below} or {below + devices}" if below else f"{devices}"
+        raise TermsError(f"{units} units do not divide evenly over {devices} devices: ask for {numbers}")
+    return devices
+
+
+def _devices_by_default(units: int) -> int:
+    """Return 1 for a part of one device, else the number of whole devices."""
+    if units <= UNITS_PER_DEVICE:
+        return 1
+    devices, rest = divmod(units, UNITS_PER_DEVICE)
+    if rest == 0 and devices <= DEVICES_MAX:
+        return devices
+    if devices >= DEVICES_MAX:
+        raise TermsError(f"{units} units are more than {DEVICES_MAX} whole devices: ask for less in one container")
+    remedy = f"ask for {devices * UNITS_PER_DEVICE} or {(devices + 1) * UNITS_PER_DEVICE}"
+    even = next((count for count in range(devices + 1, DEVICES_MAX + 1) if units % count == 0), None)
+    if even is not None:
+        remedy += f", or set {PREFIX}devices to {even} for {units // even} % of each"
+    raise TermsError(f"{units} units are neither a part of one device (1–100) nor whole devices: {remedy}")
+
+
+def _limit(text: str | None, request: int, limit_percent: int) -> int:
+    if text is None:
+        return max(request, limit_percent)
+    if not _PERCENT.fullmatch(text):
+        bare = text[:-1].rstrip() if text.endswith("%") else ""
+        remedy = f"write {bare}" if _PERCENT.fullmatch(bare) else "give a whole percentage, 1 to 100, without a sign"
+        raise TermsError(f"{PREFIX}limit is {shown(text)}: {remedy}")
+    if int(text) < request:
+        raise TermsError(
+            f"{PREFIX}limit {text} % is below the request {request} % of each device: "
+            "raise the limit or lower the request"
+        )
+    return int(text)
+
+
+def _memory(text: str, devices: int) -> int:
+    """Return the cap on each device: an even part of the whole, what does not divide is dropped."""
+    per_device = quantity_bytes(text) // devices
+    if MEMORY_LEAST_BYTES <= per_device <= MEMORY_MOST_BYTES:
+        return per_device
+    each = f", which is {per_device} bytes on each of {devices} devices" if devices > 1 else f", {per_device} bytes"
+    raise TermsError(f"{PREFIX}memory is {shown(text)}{each}, outside 1Mi–1Pi: give a size such as 10Gi")
+
+
+def quantity_bytes(text: str) -> int:
+    """Return a Kubernetes quantity in bytes, exactly. Raises TermsError on any other text and on parts of a byte."""
+    match = _QUANTITY.fullmatch(text)
+    whole, part = (match["whole"], match["part"] or "") if match else ("", "")
+    if match is None or not whole + part:
+        raise TermsError(f"{PREFIX}memory is {shown(text)}, no quantity: give a size such as 10Gi or 1.5Gi")
+    suffix = match["suffix"] or ""
+    number = int(whole + part) << _BINARY.get(suffix, 0)
+    exponent = int(suffix[1:]) if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei" else 0
+    exponent += _DECIMAL.get(suffix, 0) - len(part)
+    number, rest = divmod(number * _power(exponent), _power(-exponent))
+    if rest:
+        raise TermsError(f"{PREFIX}memory is {shown(text)}, no whole number of bytes: give a size such as 10Gi")
+    return -number if match["sign"] == "-" else number
+
+
+def _power(exponent: int) -> int:
+    """Return ten to the power, 1 for a negative one."""
+    return int(10 ** max(exponent, 0))
+
+
+def _chosen(text: str, devices: int) -> tuple[str, ...]:
+    uuids = tuple(text.split(","))
+    for uuid in uuids:
+        if not _UUID.fullmatch(uuid):
+            raise TermsError(
+                f"{PREFIX}device names {shown(uuid)}, no UUID of a device: the scheduler writes it, leave it out"
+            )
+    if len(set(uuids)) != len(uuids):
+        raise TermsError(f"{PREFIX}device names a device twice: the scheduler writes it, leave it out")
+    if len(uuids) != devices:
+        raise TermsError(
+            f"{PREFIX}device names {len(uuids)} devices and {devices} are asked for: "
+            "the scheduler writes it, leave it out"
+        )
+    return uuids
+
+
+def _switch(given: Mapping[str, str], key: str) -> bool:
+    text = given.get(key, "false")
+    if text not in ("true", "false"):
+        raise TermsError(f'{PREFIX}{key} is {shown(text)}: give "true" or "false"')
+    return text == "true"

@@ -1,0 +1,301 @@
+"""The annotations of a pod: what they mean, and what is said when they mean nothing."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sharepod.deviceplugin.terms import (
+    CLASSES,
+    ELSEWHERE,
+    KEYS,
+    MEMORY_LEAST_BYTES,
+    PodTerms,
+    TermsError,
+    quantity_bytes,
+    read_terms,
+    shown,
+)
+
+GPU = "GPU-53474750-0000-0000-8000-00000000000{}"
+
+
+def terms(units: int = 30, container: str = "train", **annotations: str) -> PodTerms:
+    """Return the terms with annotations by key; `__` is a dot, `_` a dash."""
+    named = {"sharepod.io/" + key.replace("__", ".").replace("_", "-"): value for key, value in annotations.items()}
+    return read_terms(named, container, units)
+
+
+def refusal(units: int = 30, **annotations: str) -> str:
+    with pytest.raises(TermsError) as caught:
+        terms(units, **annotations)
+    return str(caught.value)
+
+
+def test_a_pod_without_annotations_gets_what_it_requests_and_may_use_the_device() -> None:
+    assert terms(30) == PodTerms(
+        devices=1,
+        request_millipercent=30_000,
+        limit_millipercent=100_000,
+        memory_limit_bytes=None,
+        share_class="standard",
+        chosen=(),
+        same_device=False,
+        paused=False,
+    )
+
+
+def test_all_annotations_together() -> None:
+    chosen = f"{GPU.format(1)},{GPU.format(2)}"
+    assert terms(60, limit="40", memory="20Gi", devices="2", device=chosen, paused="true", **{"class": "batch"}) == (
+        PodTerms(
+            devices=2,
+            request_millipercent=30_000,
+            limit_millipercent=40_000,
+            memory_limit_bytes=10 * 2**30,
+            share_class="batch",
+            chosen=(GPU.format(1), GPU.format(2)),
+            same_device=False,
+            paused=True,
+        )
+    )
+    assert terms(same_device="true").same_device
+    assert not terms(same_device="false", paused="false").same_device
+
+
+def test_a_containers_own_annotation_wins_over_the_pods() -> None:
+    annotations = {"sharepod.io/limit": "60", "sharepod.io/train.limit": "40", "sharepod.io/other.limit": "nonsense"}
+    assert read_terms(annotations, "train", 30).limit_millipercent == 40_000
+    assert read_terms(annotations, "side", 30).limit_millipercent == 60_000
+    with pytest.raises(TermsError):
+        read_terms(annotations, "other", 30)
+
+
+def test_the_nodes_limit_holds_for_those_who_give_none_and_never_goes_below_a_request() -> None:
+    assert read_terms({}, "c", 30, limit_percent=50).limit_millipercent == 50_000
+    assert read_terms({}, "c", 70, limit_percent=50).limit_millipercent == 70_000
+    assert read_terms({"sharepod.io/limit": "90"}, "c", 30, limit_percent=50).limit_millipercent == 90_000
+
+
+@pytest.mark.parametrize(
+    ("units", "devices", "text"),
+    [
+        (150, None, "ask for 100 or 200, or set sharepod.io/devices to 2 for 75 % of each"),
+        (101, None, "ask for 100 or 200"),
+        (1650, None, "more than 16 whole devices"),
+        (1700, None, "more than 16 whole devices"),
+        (0, None, "ask for 1 or more"),
+        (100, "3", "ask for 99 or 102"),
+        (1, "2", "ask for 2"),
+        (300, "2", "ask for at most 200, or set sharepod.io/devices to at least 3"),
+        (9999, "2", "ask for at most 200"),
+        (30, "0", "from 1 to 16"),
+        (30, "17", "from 1 to 16"),
+        (30, "2.0", "from 1 to 16"),
+        (30, " 2", "from 1 to 16"),
+        (30, "٢", "from 1 to 16"),
+    ],
+)
+def test_units_that_do_not_divide_are_refused_with_the_numbers_that_do(
+    units: int, devices: str | None, text: str
+) -> None:
+    assert text in refusal(units, **({} if devices is None else {"devices": devices}))
+
+
+@given(units=st.integers(1, 1700), devices=st.none() | st.integers(1, 16))
+def test_units_spread_evenly_or_the_remedy_works(units: int, devices: int | None) -> None:
+    annotations = {} if devices is None else {"sharepod.io/devices": str(devices)}
+    try:
+        found = read_terms(annotations, "c", units)
+    except TermsError as error:
+        for number in re.findall(r"ask for (?:at most )?(\d+)(?: or (\d+))?", str(error)):
+            for text in filter(None, number):
+                assert int(text) > 1600 or read_terms(annotations, "c", int(text))
+        for number in re.findall(r"devices to (\d+) for", str(error)):
+            assert read_terms({"sharepod.io/devices": number}, "c", units)
+        return
+    assert found.devices * found.request_millipercent == units * 1000
+    assert 1_000 <= found.request_millipercent <= found.limit_millipercent == 100_000
+    assert devices in (None, found.devices)
+    assert devices is not None or found.devices == 1 or found.request_millipercent == 100_000
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("60%", "write 60"),
+        ("60 %", "write 60"),
+        ("0", "1 to 100"),
+        ("101", "1 to 100"),
+        ("060", "1 to 100"),
+        ("60.0", "1 to 100"),
+        ("", "1 to 100"),
+        ("+60", "1 to 100"),
+        ("٦٠", "1 to 100"),
+        ("29", "below the request 30 %"),
+    ],
+)
+def test_a_limit_is_a_whole_percentage_not_below_the_request(value: str, text: str) -> None:
+    assert text in refusal(limit=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("10Gi", 10 * 2**30),
+        ("1.5Gi", 3 * 2**29),
+        (".5Gi", 2**29),
+        ("1G", 10**9),
+        ("1e9", 10**9),
+        ("1.5E3", 1500),
+        ("1E", 10**18),
+        ("1Ei", 2**60),
+        ("128974848000m", 128974848),
+        ("1000000u", 1),
+        ("+5", 5),
+        ("-5k", -5000),
+        ("0.000000001G", 1),
+    ],
+)
+def test_quantities_are_those_of_kubernetes(value: str, size: int) -> None:
+    assert quantity_bytes(value) == size
+
+
+@pytest.mark.parametrize("value", ["", ".", "Gi", "10 Gi", "10gi", "10GB", "0x10", "1e", "1e999", "1_000", "9" * 21])
+def test_what_is_no_quantity_is_refused(value: str) -> None:
+    with pytest.raises(TermsError, match="no quantity"):
+        quantity_bytes(value)
+
+
+SUFFIXES = {"": Fraction(1)}
+SUFFIXES |= {name: Fraction(1000) ** power for power, name in enumerate(("n", "u", "m"), start=-3)}
+SUFFIXES |= {name: Fraction(1000) ** power for power, name in enumerate("kMGTPE", start=1)}
+SUFFIXES |= {name + "i": Fraction(1024) ** power for power, name in enumerate("KMGTPE", start=1)}
+SUFFIXES |= {f"e{power}": Fraction(10) ** power for power in range(-30, 31)}
+
+
+@given(
+    whole=st.integers(0, 10**18),
+    part=st.none() | st.text("0123456789", max_size=20),
+    suffix=st.sampled_from(sorted(SUFFIXES)),
+)
+@example(whole=1, part=None, suffix="E")
+def test_quantities_are_exact(whole: int, part: str | None, suffix: str) -> None:
+    text = str(whole) + ("" if part is None else "." + part) + suffix
+    value = (whole + Fraction(int(part or "0"), 10 ** len(part or ""))) * SUFFIXES[suffix]
+    if value.denominator == 1:
+        assert quantity_bytes(text) == value
+    else:
+        with pytest.raises(TermsError, match="no whole number of bytes"):
+            quantity_bytes(text)
+
+
+def test_memory_is_what_the_container_gets_on_all_its_devices_together() -> None:
+    assert terms(100, memory="10Gi").memory_limit_bytes == 10 * 2**30
+    assert terms(99, devices="3", memory="10Gi").memory_limit_bytes == 10 * 2**30 // 3
+
+
+@pytest.mark.parametrize("value", ["10", "0", "-1Gi", "1023Ki", "2Pi", "1E", "9e99"])
+def test_memory_out_of_bounds_is_refused(value: str) -> None:
+    assert "outside 1Mi–1Pi: give a size such as 10Gi" in refusal(memory=value)
+
+
+def test_the_bounds_of_memory_are_those_of_one_device() -> None:
+    assert terms(100, devices="2", memory="2Mi").memory_limit_bytes == MEMORY_LEAST_BYTES
+    assert "on each of 2 devices" in refusal(100, devices="2", memory="2047Ki")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sharepod.io/limits", "did you mean limit?"),
+        ("sharepod.io/mem", "did you mean memory?"),
+        ("sharepod.io/sameDevice", "did you mean same-device?"),
+        ("sharepod.io/Limit", "did you mean limit?"),
+        ("sharepod.io/train.clas", "did you mean class?"),
+        ("sharepod.io/train.gang", "known are"),
+        ("sharepod.io/gang-sized", "did you mean gang-size?"),
+        ("sharepod.io/xyzzy", "known are limit, memory"),
+        ("sharepod.io/", "known are"),
+        ("SharePod.io/limit", "write sharepod.io/ in lower case"),
+        ("sharepod.io/gpu", "put it under limits"),
+        ("sharepod.io/.limit", "put a container's name before the dot"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(name: str, text: str) -> None:
+    with pytest.raises(TermsError) as caught:
+        read_terms({name: "1"}, "train", 30)
+    assert text in str(caught.value)
+
+
+def test_an_annotation_for_a_container_that_is_not_there_is_refused_where_the_containers_are_known() -> None:
+    annotations = {"sharepod.io/training.limit": "60"}
+    assert read_terms(annotations, "train", 30).limit_millipercent == 100_000
+    with pytest.raises(TermsError, match=r"is for no container of the pod: did you mean train\?"):
+        read_terms(annotations, "train", 30, containers=("train", "side"))
+
+
+def test_other_annotations_and_those_of_other_parts_are_let_be() -> None:
+    others = {"example.org/limit": "no", "notsharepod.io/limit": "no", "sharepod.io": "no"}
+    others |= {f"sharepod.io/{key}": "anything" for key in ELSEWHERE}
+    assert read_terms(others, "c", 30) == read_terms({}, "c", 30)
+
+
+def test_the_schedulers_choice_names_as_many_devices_as_are_asked_for() -> None:
+    assert terms(device=GPU.format(1)).chosen == (GPU.format(1),)
+    assert terms(device="MIG-1b2c3d4e-0000-0000-8000-000000000000").chosen
+    for value in ("", "0", "gpu-1", GPU.format(1) + ",", GPU.format(1) + ", " + GPU.format(2), "GPU-" + "a" * 99):
+        assert "no UUID of a device" in refusal(device=value)
+    assert "names 2 devices and 1 are asked for" in refusal(device=f"{GPU.format(1)},{GPU.format(2)}")
+    assert "names a device twice" in refusal(200, device=f"{GPU.format(1)},{GPU.format(1)}")
+
+
+def test_classes_and_switches_are_words() -> None:
+    for name in CLASSES:
+        assert terms(**{"class": name}).share_class == name
+    assert "did you mean latency?" in refusal(**{"class": "latancy"})
+    assert "known are latency, standard, batch" in refusal(**{"class": "gold"})
+    for value in ("yes", "True", "1", ""):
+        assert 'give "true" or "false"' in refusal(paused=value)
+        assert 'give "true" or "false"' in refusal(same_device=value)
+
+
+def test_one_device_for_all_is_for_shares_of_one_device() -> None:
+    assert "same-device is for shares of one device" in refusal(200, same_device="true")
+
+
+def test_a_long_annotation_is_not_read() -> None:
+    assert "at most 2048 are read" in refusal(limit="1" * 100_000)
+
+
+@given(
+    annotations=st.dictionaries(
+        st.sampled_from([f"sharepod.io/{key}" for key in (*KEYS, *(f"c.{key}" for key in KEYS))])
+        | st.text(max_size=300).map("sharepod.io/".__add__),
+        st.text(max_size=3000) | st.integers().map(str),
+        max_size=4,
+    ),
+    units=st.integers(-5, 5000),
+)
+def test_whatever_a_tenant_writes_gives_terms_or_one_printable_line(annotations: dict[str, str], units: int) -> None:
+    try:
+        found = read_terms(annotations, "c", units)
+    except TermsError as error:
+        text = str(error)
+        assert text.isprintable()
+        assert 20 < len(text) < 700
+        assert ": " in text
+    else:
+        assert 1_000 <= found.request_millipercent <= found.limit_millipercent <= 100_000
+        assert found.chosen == () or len(found.chosen) == found.devices
+        assert found.memory_limit_bytes is None or found.memory_limit_bytes >= MEMORY_LEAST_BYTES
+
+
+@given(st.text(max_size=200))
+def test_what_is_shown_of_a_tenants_text_is_short_and_ascii(text: str) -> None:
+    assert len(shown(text)) <= 48 * 10 + 4
+    assert shown(text).removesuffix("…").isascii()
