@@ -1,0 +1,500 @@
+"""The pods of a node through an API server that goes away, forgets, refuses and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from api_server import ApiServer, pod, unused_port
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharepod.deviceplugin import pods as module
+from sharepod.deviceplugin.cluster import Cluster
+from sharepod.deviceplugin.pods import ApiUnavailable, Pace, Pod, Pods, read_pod
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
+PATIENCE_S = 20.0
+
+
+def with_server(test: Callable[[ApiServer, Path], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine with a started API server and a directory for its service account."""
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="sharepod-test-") as directory:
+            async with ApiServer() as server:
+                await test(server, Path(directory) / "account")
+
+    asyncio.run(run())
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.005)
+
+
+class View:
+    """What the watch has yielded so far, as its reader would keep it."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.changes: list[tuple[str, str]] = []
+
+    async def follow(self, pods: Pods) -> None:
+        async with contextlib.aclosing(pods.watch()) as changes:  # type: ignore[type-var]
+            async for kind, found in changes:
+                self.changes.append((kind, found.name))
+                if kind == "gone":
+                    del self.pods[found.uid]  # never of a pod that was not there
+                else:
+                    assert self.pods.get(found.uid) != found, "a change that changes nothing"
+                    self.pods[found.uid] = found
+
+    def equals(self, server: ApiServer, node: str = "n1") -> bool:
+        there = [read_pod(body) for body in server.pods.values() if body["spec"]["nodeName"] == node]
+        return self.pods == {found.uid: found for found in there if found is not None}
+
+
+@contextlib.asynccontextmanager
+async def watched(server: ApiServer, account: Path, pace: Pace = FAST) -> AsyncIterator[tuple[Pods, View]]:
+    """A watch in the background."""
+    view = View()
+    async with Pods(server.cluster(account), "n1", pace) as pods:
+        task = asyncio.create_task(view.follow(pods))
+        try:
+            yield pods, view
+            assert not task.done(), "the watch has ended"
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def test_a_pod_is_read_as_it_is_now() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("train-0", annotations={"sharepod.io/limit": "60"}, running=("main",)))
+        async with Pods(server.cluster(account), "n1") as pods:
+            found = await pods.get("default", "train-0")
+            assert found == Pod(
+                uid="uid-default-train-0",
+                namespace="default",
+                name="train-0",
+                annotations={"sharepod.io/limit": "60"},
+                cgroup_uid="uid-default-train-0",
+                phase="Running",
+                deleting=False,
+                running=frozenset({"main"}),
+                containers=frozenset({"main"}),
+            )
+            server.put(pod("train-0", annotations={"sharepod.io/limit": "40"}))
+            found = await pods.get("default", "train-0")
+            assert found is not None
+            assert found.annotations == {"sharepod.io/limit": "40"}
+            assert await pods.get("default", "train-1") is None
+            assert await pods.get("other", "train-0") is None
+            before = server.requests["get pods"]
+            assert await pods.get("..", "x/y?z") is None
+            assert server.requests["get pods"] == before, "what is no name is not asked for"
+
+    with_server(test)
+
+
+def test_the_cgroup_of_a_static_pod_is_named_by_its_manifests_hash_and_no_tenant_may_claim_one() -> None:
+    value = "0123456789abcdef0123456789abcdef"
+    tenant = read_pod(pod("a", annotations={"kubernetes.io/config.hash": value}))
+    mirror = read_pod(pod("b", annotations={"kubernetes.io/config.hash": value, "kubernetes.io/config.mirror": value}))
+    assert tenant is not None
+    assert mirror is not None
+    assert (tenant.cgroup_uid, mirror.cgroup_uid) == (tenant.uid, value)
+
+
+def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> None:
+    body = pod("a")
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    body["spec"] = {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}], "ephemeralContainers": None}
+    body["status"] = {
+        "containerStatuses": [{"name": "c", "state": {"waiting": {}}}, {"name": "d", "state": None}, None],
+        "initContainerStatuses": [{"name": "i", "state": {"running": {}}}],
+        "ephemeralContainerStatuses": [{"name": "e", "state": {"running": {"startedAt": None}}}],
+    }
+    found = read_pod(body)
+    assert found is not None
+    assert found.running == {"i", "e"}
+    assert found.containers == {"c", "i"}
+    assert found.deleting
+    assert found.phase == "Unknown"
+    for broken in (None, [], {}, {"metadata": None}, {"metadata": {"uid": 1, "name": "a", "namespace": "b"}}):
+        assert read_pod(broken) is None
+
+
+def test_a_404_of_something_that_is_no_api_server_is_not_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GET_S", 0.5)
+
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            server.refuse(404)
+            assert await pods.get("default", "a") is None, "a Status about pods is the API server's"
+        async with Pods(Cluster(f"https://127.0.0.1:{server.port}/elsewhere", account / "ca.crt"), "n1") as pods:
+            with pytest.raises(ApiUnavailable, match="no JSON object"):
+                await pods.get("default", "a")
+
+    with_server(test)
+
+
+def test_an_api_server_that_stumbles_is_asked_again_within_the_time_that_kubelet_gives() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            server.refuse(503, 2)
+            server.refuse(429, 1, after="1")
+            assert await pods.get("default", "a") is not None
+            assert server.requests["get pods"] == 4
+
+    with_server(test)
+
+
+def test_an_api_server_that_does_not_answer_is_unavailable_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GET_S", 0.5)
+
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            server.lag_s = 3
+            started = time.monotonic()
+            with pytest.raises(ApiUnavailable, match=r"no answer within .* s: see that it runs"):
+                await pods.get("default", "a")
+            server.lag_s = 0
+            await server.stop()
+            with pytest.raises(ApiUnavailable, match="see that it runs"):
+                await pods.get("default", "a")
+            assert time.monotonic() - started < 8
+
+    with_server(test)
+
+
+def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            server.refuse(403)
+            with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
+                await pods.get("default", "a")
+            assert server.requests["get pods"] == 1
+
+    with_server(test)
+
+
+def test_a_token_that_is_rotated_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GET_S", 0.3)
+
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with watched(server, account) as (pods, view):
+            await until(lambda: view.equals(server), "the first list")
+            server.token = "second"  # noqa: S105
+            with pytest.raises(ApiUnavailable, match="401 Unauthorized: see that our token is mounted"):
+                await pods.get("default", "a")
+            server.put(pod("b"))
+            server.cut("cut")
+            server.account(account)
+            assert await pods.get("default", "a") is not None
+            await until(lambda: view.equals(server), "the watch goes on with the new token")
+
+    with_server(test)
+
+
+def test_the_watch_yields_what_there_is_and_then_what_changes() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        server.put(pod("elsewhere", node="n2"))
+        async with watched(server, account) as (_, view):
+            await until(lambda: view.equals(server) and server.watching == 1, "the watch")
+            server.put(pod("a", annotations={"sharepod.io/limit": "60"}))
+            server.put(pod("a", annotations={"sharepod.io/limit": "60"}))  # nothing of a Pod changes
+            server.put(pod("b"))
+            server.put(pod("elsewhere", node="n2", phase="Failed"))
+            server.delete("b")
+            server.put(pod("last"))
+            await until(lambda: ("set", "last") in view.changes, "the changes")
+            assert view.changes == [("set", "a"), ("set", "a"), ("set", "b"), ("gone", "b"), ("set", "last")]
+            assert server.requests["get pods"] == server.requests["watch pods"] == 1
+
+    with_server(test)
+
+
+def test_a_pod_that_has_the_name_of_one_that_is_gone_is_another_pod() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("web-0", uid="first"))
+        async with watched(server, account) as (_, view):
+            await until(lambda: view.equals(server), "the list")
+            await server.stop()
+            server.delete("web-0")
+            server.put(pod("web-0", uid="second"))
+            server.compact()
+            await server.start()
+            await until(lambda: view.equals(server), "the list after")
+            assert view.changes == [("set", "web-0"), ("gone", "web-0"), ("set", "web-0")]
+
+    with_server(test)
+
+
+def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with watched(server, account) as (_, view):
+            await until(lambda: view.equals(server) and server.watching == 1, "the watch")
+            for number in range(20):
+                server.put(pod("elsewhere", node="n2", phase=str(number)))
+            server.bookmark()
+            await until(lambda: server.bookmarked, "the bookmark")
+            server.compact()
+            watches = server.requests["watch pods"]
+            server.cut("end")
+            await until(lambda: server.requests["watch pods"] > watches and server.watching == 1, "the next watch")
+            server.put(pod("b"))
+            await until(lambda: view.equals(server), "it goes on")
+            assert server.requests["get pods"] == 1
+
+    with_server(test)
+
+
+@pytest.mark.parametrize("by_status", [False, True])
+def test_a_version_that_is_gone_makes_a_new_list(by_status: bool) -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.gone_by_status = by_status
+        server.put(pod("a"))
+        server.put(pod("b"))
+        async with watched(server, account) as (_, view):
+            await until(lambda: view.equals(server), "the list")
+            server.cut("cut")
+            server.delete("a")
+            server.put(pod("c"))
+            server.compact()
+            await until(lambda: view.equals(server), "the new list")
+            assert ("gone", "a") in view.changes
+            assert server.requests["get pods"] == 2
+
+    with_server(test)
+
+
+def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.version = 5000
+        server.put(pod("a"))
+        async with watched(server, account, Pace(first_s=0.01, last_s=0.1, watch_s=1)) as (_, view):
+            await until(lambda: view.equals(server), "the list")
+            await server.stop()
+            server.version, server.history, server.pods = 10, [], {}  # restored from an old backup
+            server.put(pod("b"))
+            await server.start()
+            await until(lambda: view.equals(server), "the restored state")
+
+    with_server(test)
+
+
+def test_a_server_that_is_down_at_the_start_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        await server.stop()
+        server.put(pod("a"))
+        with caplog.at_level(logging.INFO, logger=module.log.name):
+            async with watched(server, account) as (_, view):
+                await asyncio.sleep(0.7)
+                assert view.changes == []
+                server.lag_s = 0.1
+                await server.start()
+                await until(lambda: view.equals(server), "the list")
+                await asyncio.sleep(0)
+                server.put(pod("b"))
+                await until(lambda: view.equals(server), "the watch")
+        messages = [record.message for record in caplog.records if record.name == module.log.name]
+        assert messages == ["pods are not watched", "API server is back"]
+
+    with_server(test)
+
+
+def test_a_server_that_goes_and_comes_back_is_not_lost_and_not_overrun() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with watched(server, account) as (_, view):
+            await until(lambda: view.equals(server), "the list")
+            await server.stop()
+            await asyncio.sleep(0.5)
+            server.put(pod("a", phase="Failed"))
+            await server.start()
+            await until(lambda: view.equals(server), "the change made while it was away")
+            await until(lambda: server.watching == 1, "the watch")
+            before = server.requests.total()
+            await asyncio.sleep(0.5)
+            assert server.requests.total() == before, "a healthy watch asks for nothing"
+
+    with_server(test)
+
+
+@pytest.mark.parametrize("how", ["end", "cut"])
+def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        pace = Pace(first_s=0.05, last_s=5.0, watch_s=20)
+        async with watched(server, account, pace) as (_, view):
+            await until(lambda: view.equals(server), "the list")
+            stop = time.monotonic() + 1.5
+            while time.monotonic() < stop:
+                server.cut("end" if how == "end" else "cut", coming=1000)
+                await asyncio.sleep(0.001)
+            # 0.05, 0.1, 0.2, 0.4, 0.8 s, half of it with the worst jitter: 6 tries, a list after 5 barren ones
+            assert server.requests.total() <= 12
+            server.cut("end")
+            server.put(pod("b"))
+            await until(lambda: view.equals(server), "it goes on")
+
+    with_server(test)
+
+
+def test_a_server_that_answers_with_errors_is_no_busy_loop() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.refuse(500, 10_000)
+        async with watched(server, account, Pace(first_s=0.05, last_s=5.0, watch_s=20)):
+            await asyncio.sleep(1.5)
+            assert 2 <= server.requests.total() <= 10
+
+    with_server(test)
+
+
+CHANGES = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 3), st.integers(0, 3)),
+    st.tuples(st.just("move"), st.integers(0, 3), st.integers(0, 3)),
+    st.tuples(st.just("delete"), st.integers(0, 3)),
+    st.tuples(st.just("cut"), st.sampled_from(["end", "cut", "half"]), st.integers(0, 2)),
+    st.tuples(st.just("compact")),
+    st.tuples(st.just("bookmark")),
+    st.tuples(st.just("refuse"), st.sampled_from([401, 410, 429, 500, 503, 504]), st.integers(1, 3)),
+    st.tuples(st.just("restart")),
+    st.tuples(st.just("stale"), st.integers(0, 4)),
+    st.tuples(st.just("wait")),
+)
+
+
+async def do(server: ApiServer, change: tuple[Any, ...], uids: dict[str, int]) -> None:
+    kind, *rest = change
+    name = f"p{rest[0]}" if kind in ("put", "move", "delete") else ""
+    if kind in ("put", "move"):
+        body = pod(name, uid=f"{name}-{uids.setdefault(name, 0)}", annotations={"a": str(rest[1])})
+        body["spec"]["nodeName"] = "n2" if kind == "move" and rest[1] % 2 else "n1"
+        server.put(body)
+    elif kind == "delete" and ("default", name) in server.pods:
+        server.delete(name)
+        uids[name] += 1
+    elif kind == "cut":
+        server.cut(rest[0], coming=rest[1])
+    elif kind == "compact":
+        server.compact()
+    elif kind == "bookmark":
+        server.bookmark()
+    elif kind == "refuse":
+        server.refuse(rest[0], rest[1])
+    elif kind == "restart":
+        await server.stop()
+        await server.start()
+    elif kind == "stale":
+        server.stale = rest[0]
+    elif kind == "wait":
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=st.lists(CHANGES, max_size=30), begun=st.integers(0, 10))
+def test_nothing_is_lost_whenever_the_watch_breaks(changes: list[tuple[Any, ...]], begun: int) -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        uids: dict[str, int] = {}
+        for change in changes[:begun]:
+            await do(server, change, uids)
+        async with watched(server, account, Pace(first_s=0.001, last_s=0.01, watch_s=20)) as (_, view):
+            for change in changes[begun:]:
+                await do(server, change, uids)
+            await until(lambda: view.equals(server), f"{view.pods} is not {server.pods}")
+            server.put(pod("last"))
+            await until(lambda: view.equals(server), "a change after it all")
+
+    with_server(test)
+
+
+def some(name: str = "a") -> Pod:
+    found = read_pod(pod(name))
+    assert found is not None
+    return found
+
+
+def test_the_same_event_is_one_object_that_counts_and_few_are_written() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            for _ in range(200):
+                await pods.event(some(), "NoRoom", "no device has 60 % left", warning=True)
+            await until(lambda: len(server.events) == 1, "the event")
+            await pods.event(some("b"), "NoRoom", "no device has 60 % left", warning=True)
+            await pods.event(some(), "Bound", "it runs\non device 0\x1b[31m")
+        by_reason = {(body["involvedObject"]["name"], body["reason"]): body for body in server.events.values()}
+        assert set(by_reason) == {("a", "NoRoom"), ("b", "NoRoom"), ("a", "Bound")}
+        event = by_reason["a", "NoRoom"]
+        assert event["type"] == "Warning"
+        assert event["involvedObject"]["uid"] == "uid-default-a"
+        assert event["source"] == {"component": "sharepod-device-plugin", "host": "n1"}
+        assert event["count"] == 2
+        assert by_reason["a", "Bound"]["type"] == "Normal"
+        assert by_reason["a", "Bound"]["message"] == "it runs on device 0 [31m"
+        assert server.requests["post events"] + server.requests["patch events"] == 4
+
+    with_server(test)
+
+
+def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            await pods.event(some(), "NoRoom", "none")
+            await until(lambda: len(server.events) == 1, "the event")
+            server.events.clear()
+            await pods.event(some(), "NoRoom", "none")
+            await until(lambda: len(server.events) == 1, "the event again")
+            assert next(iter(server.events.values()))["count"] == 2
+            server.terminating.add("default")
+            await pods.event(some(), "Other", "none")
+        assert [record.message for record in caplog.records] == ["event not written"]
+
+    with_server(test)
+
+
+def test_an_event_is_tried_again_and_not_written_twice_when_the_answer_was_lost() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            server.events_heard = False
+            await pods.event(some(), "First", "none")
+            await until(lambda: server.requests["post events"] == 2, "the second try")
+            server.refuse(503, 2)
+            await pods.event(some(), "Second", "none")
+            await until(lambda: server.requests["post events"] == 5, "the tries")
+        assert sorted(body["reason"] for body in server.events.values()) == ["First", "Second"]
+
+    with_server(test)
+
+
+def test_events_neither_raise_nor_wait_when_the_api_server_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with Pods(Cluster(f"https://127.0.0.1:{unused_port()}"), "n1", FAST) as pods:
+            started = time.monotonic()
+            for number in range(1000):
+                await pods.event(some(f"p{number}"), "NoRoom", "none")
+            assert time.monotonic() - started < 5
+
+    asyncio.run(run())
+    assert {record.message for record in caplog.records} <= {"event dropped", "event not written"}
