@@ -21,6 +21,7 @@ from sharepod.deviceplugin.cdi import name_of, nvidia_edits
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.injection import ContainerEdits, Place, edits_of
 from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
+from sharepod.deviceplugin.unit import NOT_BOUND
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -103,6 +104,10 @@ class Binder:
         self._view = view
         self._live_pods = live_pods
         self._units = units
+        self.changed: Callable[[], None] = lambda: None
+        """Called when other units are taken."""
+        self.active: Callable[[], bool] = lambda: True
+        """False while another plugin serves the node: what is there is its business."""
         self._allocations = Allocations(store.load())
         self._lock = asyncio.Lock()
         self._starting: dict[AllocationId, asyncio.Lock] = {}
@@ -119,12 +124,12 @@ class Binder:
         return self._allocations.all()
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
-        """Return the units in use by the UUID of their device; under "" those whose device is not known yet."""
+        """Return the units in use by the UUID of their device, or under NOT_BOUND."""
         taken: dict[str, frozenset[UnitId]] = {}
         for item in self._allocations.all():
             parts = len(item.devices) or 1
             ordered = sorted(item.units)
-            for index, device in enumerate(item.devices or ("",)):
+            for index, device in enumerate(item.devices or (NOT_BOUND,)):
                 taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])
         return taken
 
@@ -139,9 +144,8 @@ class Binder:
         log.info("units allocated", extra={"share": allocation.id, "units": len(units)})
         if self._policy.late:
             return ContainerEdits(cdi=(name_of(allocation.id),))
-        return edits_of(
-            self._place(self._view()), allocation.id, devices
-        )  # not to ask the agent: an error is final here
+        # The agent is not asked: an error here would end the pod for good.
+        return edits_of(self._place(self._view()), allocation.id, devices)
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
         """Make the share of a container that is about to start. Idempotent; what fails is tried again by kubelet."""
@@ -283,7 +287,8 @@ class Binder:
                 self._pods.pop(pod.uid, None)
             else:
                 self._pods[pod.uid] = pod
-                await self._apply(pod)
+                if self.active():
+                    await self._apply(pod)
             self._watched.set()
 
     async def _apply(self, pod: Pod) -> None:
@@ -308,10 +313,10 @@ class Binder:
         """Release what is over, every SWEEP_S."""
         await self._watched.wait()
         while True:
-            with contextlib.suppress(
-                PluginError
-            ):  # kubelet or the agent is away: nothing is over as long as that lasts
-                await self.sweep()
+            # Kubelet or the agent is away: nothing is over while that lasts.
+            with contextlib.suppress(PluginError):
+                if self.active():
+                    await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
@@ -358,3 +363,4 @@ class Binder:
 
     def _save(self) -> None:
         self._store.save(self._allocations.all())
+        self.changed()

@@ -22,7 +22,7 @@ from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
-from sharepod.deviceplugin.kubelet import Registration
+from sharepod.deviceplugin.kubelet import Registration, State
 from sharepod.deviceplugin.podresources import PodResources
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.processes import live_pods
@@ -175,7 +175,10 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         if late:
             cdi.remove_others(item.id for item in binder.allocations)
         service = PluginService(binder, plugin.units())
-        await stack.enter_async_context(Registration(service, settings.plugins_directory, resource=settings.resource))
+        binder.changed = service.changed
+        registration = Registration(service, settings.plugins_directory, resource=settings.resource)
+        await stack.enter_async_context(registration)
+        binder.active = lambda: registration.state is not State.STANDING_BY
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
         async with asyncio.TaskGroup() as tasks:
             running = [

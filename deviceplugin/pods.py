@@ -41,6 +41,8 @@ _QUEUE_MAX: Final = 256
 _PODS: Final = "/api/v1/pods"
 _MERGE: Final = "application/merge-patch+json"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_DIGITS: Final = re.compile(r"\d+")
+"""Some say "20+"."""
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _HASH: Final = "kubernetes.io/config.hash"
 
@@ -115,6 +117,15 @@ class Pods:
         if pod is None or (pod.namespace, pod.name) != (namespace, name):
             raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
         return pod
+
+    async def server_version(self) -> tuple[int, int]:
+        """Return the API server's Kubernetes release, such as (1, 37). Raises ApiUnavailable."""
+        body = (await self._patiently("/version")).body
+        numbers = [_DIGITS.match(str(body.get(key, ""))) for key in ("major", "minor")]
+        if not all(numbers):
+            raise ApiUnavailable(f"{self._server} does not say its version: set binding to late or early")
+        major, minor = (int(number.group()) for number in numbers if number)
+        return major, minor
 
     async def _patiently(self, path: str) -> Answer:
         deadline_s = time.monotonic() + GET_S
