@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+WHOLE_MILLIPERCENT: Final = 100_000
+
 TIMEOUT_S: Final = 10.0
 _CLASSES: Final = {
     "latency": pb.SHARE_CLASS_LATENCY,
@@ -31,7 +33,6 @@ _CLASSES: Final = {
 }
 _SHARES_NAME: Final = "shares"
 _MIB: Final = 1 << 20
-WHOLE_MILLIPERCENT: Final = 100_000
 
 
 class NoRoom(PluginError):
@@ -47,6 +48,8 @@ class NodeDevice:
     memory_total_bytes: int
     healthy: bool
     health_reason: str
+    free_millipercent: int = WHOLE_MILLIPERCENT
+    """What is not promised to shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,14 @@ class Agent:
         """Return the node as it is now."""
         answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
         devices = tuple(
-            NodeDevice(item.uuid, item.index, item.memory_total_bytes, item.healthy, item.health_reason)
+            NodeDevice(
+                item.uuid,
+                item.index,
+                item.memory_total_bytes,
+                item.healthy,
+                item.health_reason,
+                WHOLE_MILLIPERCENT - item.requested_millipercent,
+            )
             for item in answer.devices
         )
         return NodeView(

@@ -156,15 +156,16 @@ class Binder:
             raise PluginError(f"annotations of {holder.namespace}/{holder.pod} cannot be read: {error}") from None
         if pod is None:
             raise PluginError(f"pod {holder.namespace}/{holder.pod} is not at the API server: it is tried again")
+        container = self._container(holder, pod, units)
         try:
-            await self._bind(units, holder, pod)
+            await self._bind(units, container, pod)
         except PluginError as error:
-            await self._api.event(pod, "ShareNotReady", f"container {holder.container}: {error}", warning=True)
+            await self._api.event(pod, "ShareNotReady", f"container {container}: {error}", warning=True)
             raise
 
-    async def _bind(self, units: frozenset[UnitId], holder: Holder, pod: Pod) -> None:
-        terms = self._read_terms(pod, holder.container, len(units))
-        binding = Binding(pod.namespace, pod.name, holder.container, pod.uid, pod.cgroup_uid)
+    async def _bind(self, units: frozenset[UnitId], container: str, pod: Pod) -> None:
+        terms = self._read_terms(pod, container, len(units))
+        binding = Binding(pod.namespace, pod.name, container, pod.uid, pod.cgroup_uid)
         async with self._lock:
             allocation = self._allocations.claim(units, binding)
             if allocation is None:
@@ -181,7 +182,6 @@ class Binder:
 
     async def _make(self, allocation: Allocation, binding: Binding, terms: PodTerms, pod: Pod) -> None:
         node = await self._agent.node()
-        wanted = self._wanted(allocation, binding, terms)
         share = (await self._agent.shares()).get(allocation.id)
         if share is not None and self._policy.late and self._is_sick(share, node) and not share.processes:
             await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere
@@ -191,7 +191,7 @@ class Binder:
                 "namespace": binding.namespace, "pod": binding.pod, "container": binding.container,
                 "pod_uid": binding.pod_uid,
             }  # fmt: skip
-            share = await self._register(allocation, terms, wanted, labels)
+            share = await self._register(allocation, terms, pod, labels)
             if terms.paused:
                 await self._agent.update(share, terms, node)
         else:
@@ -217,29 +217,40 @@ class Binder:
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
     async def _register(
-        self, allocation: Allocation, terms: PodTerms, wanted: Sequence[str], labels: Mapping[str, str]
+        self, allocation: Allocation, terms: PodTerms, pod: Pod, labels: Mapping[str, str]
     ) -> HeldShare:
         deadline = time.monotonic() + ROOM_WAIT_S
         while True:
             try:
+                wanted = await self._wanted(allocation, terms, pod)
                 return await self._agent.register(allocation.id, terms, wanted, labels)
             except NoRoom:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(ROOM_LOOK_S)
 
-    def _wanted(self, allocation: Allocation, binding: Binding, terms: PodTerms) -> Sequence[str]:
-        """Return the devices that the share must have; empty: any."""
+    async def _wanted(self, allocation: Allocation, terms: PodTerms, pod: Pod) -> Sequence[str]:
+        """Return the devices that the share must have; empty: any. Raises NoRoom."""
         if not self._policy.late:
             return self._devices_of(allocation.units)
         if terms.chosen:
             return terms.chosen
-        if terms.same_device:
-            for item in self._allocations.all():
-                other = item.binding
-                if item.id != allocation.id and other and other.pod_uid == binding.pod_uid and item.devices:
-                    return item.devices
-        return ()
+        if not terms.same_device:
+            return ()
+        for item in self._allocations.all():
+            other = item.binding
+            if item.id != allocation.id and other and other.pod_uid == pod.uid and item.devices:
+                return item.devices[:1]
+        together = [name for name, units in pod.units if self._read_terms(pod, name, units).same_device]
+        needed = max(sum(units for name, units in pod.units if name in together) * 1000, terms.request_millipercent)
+        node = await self._agent.node()
+        fitting = [device for device in node.devices if device.healthy and device.free_millipercent >= needed]
+        if not fitting:
+            raise NoRoom(
+                f"{needed // 1000} % for the containers {', '.join(together)} of one pod fit on no device of this node: "
+                "ask for less, or without same-device"
+            )
+        return (min(fitting, key=lambda device: (device.free_millipercent, device.index)).uuid,)
 
     def _devices_of(self, units: frozenset[UnitId]) -> tuple[str, ...]:
         known = self._units()
@@ -265,6 +276,11 @@ class Binder:
         if not found:
             raise PluginError("kubelet does not list who holds these units yet: it is tried again")
         return found[0]
+
+    def _container(self, holder: Holder, pod: Pod, units: frozenset[UnitId]) -> str:
+        """Return the container that starts: the listed one, or the init container that asks for so many units."""
+        init = [name for name, count in pod.init_units if count == len(units) and name not in pod.running]
+        return holder.container if holder.units == units or not init else init[0]
 
     def _read_terms(self, pod: Pod, container: str, units: int) -> PodTerms:
         try:

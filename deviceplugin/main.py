@@ -152,7 +152,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
     cluster = _cluster(settings)
     async with contextlib.AsyncExitStack() as stack:
         agent = await stack.enter_async_context(Agent(settings.agent_socket))
-        pods = await stack.enter_async_context(Pods(cluster, settings.node_name))
+        pods = await stack.enter_async_context(Pods(cluster, settings.node_name, resource=settings.resource))
         kubelet = await stack.enter_async_context(
             PodResources(settings.pod_resources_socket, resource=settings.resource)
         )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, Object, said
 from sharepod.deviceplugin.events import EventBook, Subject, Writing, notice
+from sharepod.deviceplugin.unit import RESOURCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -65,6 +66,10 @@ class Pod:
     """Names of its containers, init ones too, that the API shows running."""
     containers: frozenset[str] = frozenset()
     """Names of all its containers, init and ephemeral ones too."""
+    units: tuple[tuple[str, int], ...] = ()
+    """Name and units of its containers that ask for some, those that run one after the other (init ones) left out."""
+    init_units: tuple[tuple[str, int], ...] = ()
+    """The same of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,11 @@ class Pace:
 class Pods:
     """The API server's pods of one node; an asynchronous context manager, one for the life of the plugin."""
 
-    def __init__(self, cluster: Cluster, node_name: str, pace: Pace | None = None) -> None:
+    def __init__(self, cluster: Cluster, node_name: str, pace: Pace | None = None, *, resource: str = RESOURCE) -> None:
         self._server = cluster.server
         self._api = Api(cluster)
         self._node_name = node_name
+        self._resource = resource
         self._pace = pace or Pace()
         self._book = EventBook(node_name)
         self._writings: asyncio.Queue[Writing] = asyncio.Queue(_QUEUE_MAX)
@@ -113,7 +119,7 @@ class Pods:
         answer = await self._patiently(path)
         if answer.status == 404 and _is_no_pod(answer.body):
             return None
-        pod = read_pod(answer.body) if answer.status == 200 else None
+        pod = read_pod(answer.body, self._resource) if answer.status == 200 else None
         if pod is None or (pod.namespace, pod.name) != (namespace, name):
             raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
         return pod
@@ -146,7 +152,7 @@ class Pods:
         The API server's failures are logged and waited out. Whatever was missed meanwhile comes with the next list: in
         the end the sum of what was yielded is what the server has.
         """
-        view = _View()
+        view = _View(self._resource)
         trouble = _Trouble(self._pace)
         while True:
             try:
@@ -183,7 +189,7 @@ class Pods:
             raise _Gone
         if answer.status != 200 or not isinstance(version, str) or not (items is None or isinstance(items, list)):
             raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
-        listed = [pod for item in items or [] if (pod := read_pod(item)) is not None]
+        listed = [pod for item in items or [] if (pod := read_pod(item, self._resource)) is not None]
         for change in view.replaced(listed):
             yield change
         view.version, view.listed = version, True
@@ -288,7 +294,8 @@ class _Gone(Exception):
 class _View:
     """The pods as yielded so far, and the version up to which that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, resource: str) -> None:
+        self._resource = resource
         self.version = "0"  # whatever the server has at hand: the watch from there brings the rest
         self.listed = False
         self._pods: dict[str, Pod] = {}
@@ -304,7 +311,7 @@ class _View:
     def changed(self, kind: str, item: Object) -> list[Change]:
         """Take one line of a watch; a bookmark brings only the version."""
         version = _at(item, "metadata").get("resourceVersion")
-        pod = read_pod(item) if kind in ("ADDED", "MODIFIED", "DELETED") else None
+        pod = read_pod(item, self._resource) if kind in ("ADDED", "MODIFIED", "DELETED") else None
         changes: list[Change] = []
         if pod is not None and kind == "DELETED":
             known = self._pods.pop(pod.uid, None)
@@ -365,8 +372,8 @@ class _Trouble:
         await asyncio.sleep(max(asked_s, _jittered(pause_s)))
 
 
-def read_pod(item: object) -> Pod | None:
-    """Return the pod of an object from the API server; None when it is none."""
+def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
+    """Return the pod of an object from the API server; None when it is none. Units are what it asks of `resource`."""
     if not isinstance(item, dict):
         return None
     metadata, spec, status = _at(item, "metadata"), _at(item, "spec"), _at(item, "status")
@@ -394,7 +401,19 @@ def read_pod(item: object) -> Pod | None:
         deleting=bool(metadata.get("deletionTimestamp")),
         running=frozenset(running),
         containers=frozenset(containers),
+        units=_asks(spec, "containers", resource) + _asks(spec, "initContainers", resource, stay=True),
+        init_units=_asks(spec, "initContainers", resource, stay=False),
     )
+
+
+def _asks(spec: Object, key: str, resource: str, stay: bool | None = None) -> tuple[tuple[str, int], ...]:
+    """Return name and units of the containers under `key`: all, or init ones that stay (sidecars), or that do not."""
+    asks = []
+    for entry in _entries(spec, key):
+        text = str(_at(_at(entry, "resources"), "limits").get(resource, ""))
+        if text.isdecimal() and int(text) and stay in (None, entry.get("restartPolicy") == "Always"):
+            asks.append((str(entry.get("name")), int(text)))
+    return tuple(asks)
 
 
 def _at(place: Object, key: str) -> Object:

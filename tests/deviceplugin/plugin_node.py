@@ -1,0 +1,151 @@
+"""A node whose kubelet and API server are doubles; its agent and its device plugin are real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from api_server import AUTHORITY, ApiServer, pod
+from fake_kubelet import FakeKubelet
+
+from sharepod.proto import v1_pb2 as pb
+from sharepod.proto import v1_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from fake_pods import FakePod
+
+
+class PluginNode:
+    """Start it with `plugin_node`."""
+
+    def __init__(self, directory: Path, binding: str) -> None:
+        self.directory = directory
+        self.runtime = directory / "run"
+        self.cdi = directory / "cdi"
+        self.state = directory / "state"
+        self.binding = binding
+        self.api = ApiServer()
+        self.kubelet = FakeKubelet(directory / "kubelet", version="1.36" if binding == "late" else "1.20")
+        self.agent: asyncio.subprocess.Process | None = None
+        self.plugin: asyncio.subprocess.Process | None = None
+
+    async def start_agent(self) -> None:
+        arguments = ["--runtime-directory", str(self.runtime), "--simulate", "2xH200", "--metrics-listen", "off"]
+        self.agent = await self._spawn("sharepod.agent.main", arguments, "agent.log")
+        await until(lambda: (self.runtime / "agent.sock").exists(), self.log)
+
+    async def start_plugin(self) -> None:
+        kubeconfig = self.directory / "kubeconfig"
+        cluster = {
+            "server": f"https://127.0.0.1:{self.api.port}",
+            "certificate-authority-data": base64.b64encode(AUTHORITY.cert_pem.bytes()).decode(),
+        }
+        content = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": self.api.token}}],
+        }
+        kubeconfig.write_text(json.dumps(content))
+        given = {
+            "node-name": "n1", "agent-socket": self.runtime / "agent.sock", "state-directory": self.state,
+            "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi, "binding": self.binding,
+            "kubeconfig": kubeconfig, "log-format": "text",
+        }  # fmt: skip
+        arguments = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        self.plugin = await self._spawn("sharepod.deviceplugin.main", arguments, "plugin.log")
+        await self.kubelet.registered()
+        await until(lambda: self.kubelet.allocatable == 200, self.log)
+
+    async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
+        environment["SIMGPU_STATE"] = str(self.directory / "gpus" / "state")
+        with (self.directory / log).open("a") as file:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, *arguments, stderr=file, env=environment
+            )
+
+    async def end(self, process: asyncio.subprocess.Process | None, number: int = signal.SIGTERM) -> None:
+        if process is not None and process.returncode is None:
+            process.send_signal(number)
+            await process.wait()
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
+
+    async def admit(self, name: str, containers: Mapping[str, int], **more: Any) -> FakePod:
+        """Let kubelet admit a pod, and the API server show it with `annotations`."""
+        annotations = more.pop("annotations", {})
+        admitted = await self.kubelet.admit("default", name, containers, **more)
+        self.show(admitted, annotations)
+        return admitted
+
+    def show(self, shown: FakePod, annotations: Mapping[str, str], phase: str = "Running") -> None:
+        """Let the API server show the pod so."""
+        body = pod(shown.name, shown.uid, annotations=dict(annotations), phase=phase)
+        for key, kinds in (("containers", ("app",)), ("initContainers", ("init", "sidecar"))):
+            body["spec"][key] = [
+                {
+                    "name": name,
+                    "resources": {"limits": {"sharepod.io/gpu": str(item.size)}},
+                    **({"restartPolicy": "Always"} if item.kind == "sidecar" else {}),
+                }
+                for name, item in shown.containers.items()
+                if item.kind in kinds
+            ]
+        self.api.put(body)
+
+    async def shares(self) -> dict[str, pb.Share]:
+        """Return the agent's shares by `pod/container`."""
+        async with grpc.aio.insecure_channel(f"unix:{self.runtime}/agent.sock") as channel:
+            stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(channel)
+            answer = await stub.ListShares(pb.ListSharesRequest(), timeout=10, wait_for_ready=True)
+        return {f"{share.labels['pod']}/{share.labels['container']}": share for share in answer.shares}
+
+    def cdi_edits(self, share_id: str) -> dict[str, Any]:
+        (path,) = self.cdi.glob(f"*{share_id}*.json")
+        edits: dict[str, Any] = json.loads(path.read_text())["devices"][0]["containerEdits"]
+        return edits
+
+    def events(self, name: str) -> list[str]:
+        """Return `reason: message` of the pod's events."""
+        found = [body for body in self.api.events.values() if body["involvedObject"]["name"] == name]
+        return [f"{body['reason']}: {body['message']}" for body in found]
+
+
+async def until(condition: Callable[[], object], log: Callable[[], str], timeout_s: float = 60) -> None:
+    """Wait for a condition; what the processes logged is in the error."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, log()
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def plugin_node(binding: str = "late") -> AsyncIterator[PluginNode]:
+    """Start a node with two simulated H200; at the end nothing of it is left."""
+    directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
+    (directory / "gpus").mkdir()
+    node = PluginNode(directory, binding)
+    try:
+        async with node.api, node.kubelet:
+            try:
+                await node.start_agent()
+                await node.start_plugin()
+                yield node
+            finally:
+                await node.end(node.plugin)
+                await node.end(node.agent)
+    finally:
+        shutil.rmtree(directory)

@@ -1,0 +1,141 @@
+"""From kubelet's calls to shares of the node: the plugin's and the agent's processes are real."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+from fake_pods import AdmissionFailed, StartFailed
+from plugin_node import plugin_node, until
+
+pytestmark = pytest.mark.timeout(240)
+GIB = 1 << 30
+
+
+async def test_a_pod_gets_what_it_asks_for_and_keeps_it() -> None:
+    async with plugin_node() as node:
+        terms = {"sharepod.io/limit": "80", "sharepod.io/memory": "10Gi", "sharepod.io/class": "latency"}
+        train = await node.admit("train", {"main": 70}, annotations=terms)
+        serve = await node.admit("serve", {"main": 30})
+        for pod in (train, serve):
+            await node.kubelet.start(pod, "main")
+        shares = await node.shares()
+        big, small = shares["train/main"], shares["serve/main"]
+        assert big.labels["pod_uid"] == train.uid
+        (held,) = big.devices
+        assert (held.request_millipercent, held.limit_millipercent) == (70_000, 80_000)
+        assert held.memory_limit_bytes == 10 * GIB
+        assert small.devices[0].device_uuid == held.device_uuid  # 30 fits best beside 70
+        assert small.devices[0].memory_limit_bytes % (1 << 20) == 0
+        assert 40 * GIB < small.devices[0].memory_limit_bytes < 45 * GIB  # 30 % of an H200
+        edits = node.cdi_edits(big.id)
+        assert train.containers["main"].response is not None
+        assert [item.name for item in train.containers["main"].response.cdi_devices] == [f"sharepod.io/share={big.id}"]
+        assert f"CUDA_VISIBLE_DEVICES={held.device_uuid}" in edits["env"]
+        assert all(mount["hostPath"].startswith(f"{node.runtime}/") for mount in edits["mounts"][:3])
+        await until(lambda: "ShareReady: container main: share " in "".join(node.events("train")), node.log)
+
+        await node.end(node.plugin, signal.SIGKILL)
+        await node.start_plugin()
+        await node.end(node.agent, signal.SIGKILL)
+        await node.start_agent()
+        await node.kubelet.restart(train, "main", patience_s=30)
+        again = (await node.shares())["train/main"]
+        assert (again.id, again.devices[0].device_uuid) == (big.id, held.device_uuid)
+
+        shutil.rmtree(node.cdi)  # a reboot: /run is empty, kubelet starts the same containers
+        await node.end(node.agent, signal.SIGKILL)
+        shutil.rmtree(node.runtime)
+        await node.start_agent()
+        await node.kubelet.restart(train, "main", patience_s=30)
+        assert (await node.shares())["train/main"].id == big.id
+        assert node.cdi_edits(big.id)["mounts"] == edits["mounts"]
+
+
+async def test_annotations_of_a_running_pod_are_followed_and_its_end_releases_the_share() -> None:
+    async with plugin_node() as node:
+        pod = await node.admit("pod", {"main": 30})
+        await node.kubelet.start(pod, "main")
+        share = (await node.shares())["pod/main"]
+        node.show(pod, {"sharepod.io/limit": "50", "sharepod.io/paused": "true", "sharepod.io/memory": "1Gi"})
+
+        async def changed() -> bool:
+            now = (await node.shares())["pod/main"]
+            held = now.devices[0]
+            return now.paused and (held.limit_millipercent, held.memory_limit_bytes) == (50_000, GIB)
+
+        for _ in range(200):
+            if await changed():
+                break
+            await until(lambda: True, node.log)
+        assert await changed(), node.log()
+        node.show(pod, {"sharepod.io/limit": "fifty"})
+        await until(lambda: any("TermsNotApplied" in text for text in node.events("pod")), node.log)
+        node.kubelet.finish(pod)
+        assert (await node.shares())["pod/main"].id == share.id  # the API still shows it running
+        node.show(pod, {}, phase="Succeeded")
+        await until(lambda: not list(node.cdi.iterdir()), node.log)
+        assert await node.shares() == {}
+
+
+async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
+    async with plugin_node() as node:
+        wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limt": "50"})
+        with pytest.raises(StartFailed, match=r"sharepod.io/limt"):
+            await node.kubelet.start(wrong, "main")
+        assert await node.shares() == {}
+        node.show(wrong, {"sharepod.io/limit": "50"})
+        await node.kubelet.start(wrong, "main")
+        first = await node.admit("first", {"main": 60})
+        second = await node.admit("second", {"main": 60})
+        await node.kubelet.start(first, "main")
+        await node.kubelet.start(second, "main")
+        third = await node.admit("third", {"main": 50})  # kubelet counts 50 units of the node, in two pieces
+        with pytest.raises(
+            StartFailed, match=r"request 50 % .* fits on none of the 2 devices: the roomiest, 1, has 40 %"
+        ):
+            await node.kubelet.start(third, "main")
+        refused = "ShareNotReady: container main: request 50 %"
+        await until(lambda: any(refused in text for text in node.events("third")), node.log)
+        node.kubelet.finish(second)
+        node.show(second, {}, phase="Succeeded")
+        await node.kubelet.start(third, "main", patience_s=60)
+
+
+async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_makes_room() -> None:
+    async with plugin_node() as node:
+        other = await node.admit("other", {"main": 40})
+        await node.kubelet.start(other, "main")
+        together = {"sharepod.io/same-device": "true"}
+        pod = await node.admit("pod", {"a": 20, "b": 70}, init={"prepare": 70}, annotations=together)
+        await node.kubelet.start(pod, "prepare")
+        node.kubelet.end(pod, "prepare")
+        await node.kubelet.start(pod, "a")
+        await node.kubelet.start(pod, "b")
+        shares = await node.shares()
+        assert {name for name in shares if name.startswith("pod/")} == {"pod/a", "pod/b"}
+        assert shares["pod/a"].devices[0].device_uuid == shares["pod/b"].devices[0].device_uuid
+
+
+async def test_without_cdi_the_units_say_the_device_and_what_spans_two_is_refused() -> None:
+    async with plugin_node("early") as node:
+        pods = [await node.admit(f"p{number}", {"main": 60}) for number in range(2)]
+        for pod in pods:
+            await node.kubelet.start(pod, "main")
+        shares = await node.shares()
+        assert len({shares[f"p{number}/main"].devices[0].device_uuid for number in range(2)}) == 2
+        for number, pod in enumerate(pods):
+            response = pod.containers["main"].response
+            assert response is not None
+            share = shares[f"p{number}/main"]
+            assert response.envs["CUDA_VISIBLE_DEVICES"] == share.devices[0].device_uuid
+            assert response.mounts[0].host_path == share.directory
+            assert response.mounts[2].host_path == str(node.state / "libsharepod.so")
+        assert (node.state / "libsharepod.so").resolve().is_file()
+        with pytest.raises(AdmissionFailed, match="80 % would lie on 2 devices of this node"):
+            await node.kubelet.admit("default", "p2", {"main": 80})
+        await node.end(node.plugin)
+        await node.start_plugin()
+        await node.kubelet.restart(pods[0], "main", patience_s=30)
+        assert (await node.shares())["p0/main"].id == shares["p0/main"].id
