@@ -247,7 +247,7 @@ class Binder:
         fitting = [device for device in node.devices if device.healthy and device.free_millipercent >= needed]
         if not fitting:
             raise NoRoom(
-                f"{needed // 1000} % for the containers {', '.join(together)} of one pod fit on no device of this node: "
+                f"{needed // 1000} % for containers {', '.join(together)} of one pod fit on no device of this node: "
                 "ask for less, or without same-device"
             )
         return (min(fitting, key=lambda device: (device.free_millipercent, device.index)).uuid,)
