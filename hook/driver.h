@@ -37,6 +37,7 @@
   X(cuStreamGetCtx, "cuStreamGetCtx", "cuStreamGetCtx", (CUstream, CUcontext *))                                       \
   X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", "cuThreadExchangeStreamCaptureMode",       \
     (int *))                                                                                                           \
+  X(cuMemAlloc, "cuMemAlloc_v2", "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                             \
   X(cuMemFreeAsync, "cuMemFreeAsync", "cuMemFreeAsync", (CUdeviceptr, CUstream))                                       \
   X(cuMemFreeAsync_ptsz, "cuMemFreeAsync_ptsz", "cuMemFreeAsync_ptsz", (CUdeviceptr, CUstream))                        \
   X(cuDeviceGetMemPool, "cuDeviceGetMemPool", "cuDeviceGetMemPool", (CUmemoryPool *, CUdevice))                        \

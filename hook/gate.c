@@ -376,6 +376,10 @@ void sp_gate_capture_end(void *stream, bool per_thread) {
   sp_lanes_capture_end(stream);
 }
 
+bool sp_gate_captures(void) {
+  return sp_load(&sp_guest.attached) && sp_load(&sp_guest.captures);
+}
+
 void sp_gate_unit_changed(uint64_t key, bool gone) {
   if (sp_load(&sp_guest.attached))
     sp_unit_changed(key, gone);

@@ -81,6 +81,9 @@ void sp_gate_synced(void);
 void sp_gate_capture_begin(void *stream, bool per_thread);
 void sp_gate_capture_end(void *stream, bool per_thread);
 
+/* Is any capture of this process open? */
+bool sp_gate_captures(void);
+
 /* What is launched under this key does something else from now on (an executable graph was updated), or is gone. */
 void sp_gate_unit_changed(uint64_t key, bool gone);
 

@@ -29,7 +29,7 @@ static uint64_t pitched(uint64_t width) {
     uint64_t charged = sp_times(pitched(width), height);                                                               \
     CUresult result;                                                                                                   \
     if (!sp_memory_reserve(place.device, charged)) {                                                                   \
-      return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
+      return sp_memory_refusal();                                                                                      \
     }                                                                                                                  \
     SP_CALL(result, real(address, pitch, width, height, element));                                                     \
     uint64_t taken = result == CUDA_SUCCESS ? sp_times(*pitch, height) : charged;                                      \

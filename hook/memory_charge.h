@@ -3,6 +3,7 @@
 #define SHAREPOD_MEMORY_CHARGE_H
 
 #include "driver.h"
+#include "gate.h"
 #include "intercept.h"
 #include "memory.h"
 
@@ -34,14 +35,28 @@ static inline struct sp_allocation sp_allocation_of(enum sp_memory_kind kind, ui
                                 .kind = (uint16_t)kind};
 }
 
-/* `key` is read after `call`, the driver's, has set it. Over the cap the driver is not called. */
+/* What a call that takes memory at once answers over the cap. A driver looks for open captures before it looks for
+ * memory: where one forbids the call, that is the answer, and the capture is invalid. So the driver is asked, for more
+ * than any device has. Calls that are ordered by a stream, and those that make memory without an address, are not
+ * forbidden. */
+static inline CUresult sp_memory_refusal(void) {
+  const struct sp_driver *driver = sp_driver();
+  CUdeviceptr none;
+  if (!sp_gate_captures() || driver->cuMemAlloc == NULL) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  CUresult result = driver->cuMemAlloc(&none, (size_t)1 << 62);
+  return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
+}
+
+/* `key` is read after `call`, the driver's, has set it. Over the cap it is not made. */
 #define CHARGED(memory_kind, size, key, call)                                                                          \
   do {                                                                                                                 \
     struct sp_place place = sp_place_current();                                                                        \
     uint64_t charged = (size);                                                                                         \
     CUresult result;                                                                                                   \
     if (!sp_memory_reserve(place.device, charged)) {                                                                   \
-      return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
+      return (memory_kind) == SP_MEMORY_IMPORT ? CUDA_ERROR_OUT_OF_MEMORY : sp_memory_refusal();                       \
     }                                                                                                                  \
     SP_CALL(result, (call));                                                                                           \
     if (result == CUDA_SUCCESS) {                                                                                      \

@@ -196,6 +196,10 @@ bool sp_pools_shrink(int device_ordinal) {
     return false;
   }
   bool less = refresh_all(device_ordinal, false);
+  /* We are inside a call that the program may make while it captures: what we add may not spoil that. */
+  int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool relaxed =
+      driver->cuThreadExchangeStreamCaptureMode && driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
   /* One after the other, without the lock: a trim may wait in the driver. */
   for (uint32_t index = 0; index < POOLS_MAX; index++) {
     struct pools *pools = lock_pools(false);
@@ -213,6 +217,9 @@ bool sp_pools_shrink(int device_ordinal) {
     if (last) {
       break;
     }
+  }
+  if (relaxed) {
+    driver->cuThreadExchangeStreamCaptureMode(&mode);
   }
   return refresh_all(device_ordinal, false) || less;
 }

@@ -300,9 +300,12 @@ static CUresult find_device(CUdevice ordinal, uint32_t *device) {
   return result;
 }
 
+/* As cuMemPoolTrimTo while a capture is open. */
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal) {
   uint32_t device;
   CUresult result = find_device(ordinal, &device);
+  if (!result)
+    result = unsafe_call();
   if (result)
     return result;
   run_effects(); /* frees that the device has passed */

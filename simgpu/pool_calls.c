@@ -115,10 +115,14 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   return CUDA_SUCCESS;
 }
 
+/* Nobody says that it is safe while a capture is open, and it gives memory back as a free does: the stricter holds. */
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
   CUresult result = ready();
   if (result || !is_handle(pool, POOL_HANDLE))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
+  result = unsafe_call();
+  if (result)
+    return result;
   run_effects(); /* frees that are through count */
   pthread_mutex_lock(&pools_lock);
   if (!pool->imported)

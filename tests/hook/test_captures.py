@@ -174,6 +174,30 @@ SCENARIOS = {
             ok(cuda.cuStreamBeginCapture_v2(stream, MODE))
             print(launch(f, stream), elsewhere(call), launch(f, stream), *captured())
         """,
+    "calls about memory, of another thread and its own": """
+        ready()
+        pool, address, pitch, free, total = c_void_p(), c_uint64(), c_size_t(), c_size_t(), c_size_t()
+        ok(cuda.cuDeviceGetDefaultMemPool(byref(pool), 0))
+        memory, data = c_uint64(allocate(4096)), bytes(4096)
+        def given_back(result, *more):
+            if result:
+                return result
+            return cuda.cuMemFreeAsync(address, *more) if more else freed_relaxed(address)
+        page = c_size_t(4096)
+        for call in (lambda: given_back(cuda.cuMemAllocAsync(byref(address), page, other), other),
+                     lambda: given_back(cuda.cuMemAllocFromPoolAsync(byref(address), page, pool, other), other),
+                     lambda: given_back(cuda.cuMemAllocPitch_v2(byref(address), byref(pitch), page, c_size_t(2), 4)),
+                     lambda: given_back(cuda.cuMemAllocManaged(byref(address), page, 1)),
+                     lambda: cuda.cuMemGetInfo_v2(byref(free), byref(total)),
+                     lambda: cuda.cuMemPoolTrimTo(pool, c_size_t(0)), lambda: cuda.cuDeviceGraphMemTrim(0),
+                     cuda.cuCtxSynchronize, lambda: cuda.cuStreamQuery(other), lambda: cuda.cuStreamQuery(stream),
+                     lambda: cuda.cuMemcpyHtoD_v2(memory, data, page),
+                     lambda: cuda.cuMemcpyHtoDAsync_v2(memory, data, page, other)):
+            for where in (elsewhere, lambda call: call()):
+                ok(cuda.cuCtxSynchronize())
+                ok(cuda.cuStreamBeginCapture_v2(stream, MODE))
+                print(launch(f, stream), where(call), launch(f, stream), *captured())
+        """,
     "launches of other threads go on while captures open and close": """
         ready()
         seen = set()
@@ -361,6 +385,50 @@ def test_a_program_that_captures_sees_what_it_sees_without_the_hook(
         assert plain.strip()
     finally:
         contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="captures"))
+
+
+OVER = """
+sys.path.insert(0, MEMORY_STRUCTS)
+from memory_structs import Array3D, Location, Prop
+ready()
+pool, address, pitch, made = c_void_p(), c_uint64(), c_size_t(), c_void_p()
+ok(cuda.cuDeviceGetDefaultMemPool(byref(pool), 0))
+ok(cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1))))  # it keeps what it has
+ok(cuda.cuMemAllocAsync(byref(address), c_size_t(64 << 20), other))
+kept = c_uint64()
+def keep():
+    ok(cuda.cuMemAllocAsync(byref(kept), c_size_t(64 << 20), other))
+    ok(cuda.cuMemFreeAsync(kept, other))
+    ok(cuda.cuStreamSynchronize(other))
+size = c_size_t(SIZE)
+array = Array3D(16384, 16384, SIZE >> 32, 0x20, 4, 0)  # of 16 bytes
+for call in (lambda: cuda.cuMemAlloc_v2(byref(address), size),
+             lambda: cuda.cuMemAllocPitch_v2(byref(address), byref(pitch), c_size_t(1 << 20), c_size_t(SIZE >> 20), 4),
+             lambda: cuda.cuArray3DCreate_v2(byref(made), byref(array)),
+             lambda: cuda.cuMemCreate(byref(made), size, byref(Prop(1, 0, Location(1, 0))), c_uint64(0)),
+             lambda: cuda.cuMemAllocAsync(byref(address), size, other)):
+    for where in (elsewhere, lambda call: call()):
+        keep()
+        ok(cuda.cuStreamBeginCapture_v2(stream, MODE))
+        print(launch(f, stream), where(call), launch(f, stream), *captured())
+        print(call())
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_over_its_cap_a_program_that_captures_sees_what_it_sees_on_a_device_that_is_too_small(
+    contended: RunningAgent, mode: str
+) -> None:
+    text = OVER.replace("MODE", mode).replace("MEMORY_STRUCTS", repr(str(TESTS / "simgpu")))
+    answer = contended.register(40, memory=256 << 20, name="small", device="0")
+    try:
+        too_much = output(answer, text.replace("SIZE", str(1 << 40)), hook=False)  # for the whole device
+        assert output(answer, text.replace("SIZE", str(1 << 30)), hook=True) == too_much
+        results = [line.split()[1] for line in too_much.splitlines()[::2]]
+        forbidden = {"GLOBAL": ["900", "900"], "THREAD_LOCAL": ["2", "900"], "RELAXED": ["2", "2"]}[mode]
+        assert results == [*forbidden * 3, *["2"] * 4]
+    finally:
+        contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="small"))
 
 
 def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(contended: RunningAgent) -> None:

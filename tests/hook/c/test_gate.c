@@ -97,6 +97,11 @@ void sp_gate_capture_end(void *stream, bool per_thread) {
   test_log.per_thread = per_thread;
 }
 
+EXPORT int test_captures;
+bool sp_gate_captures(void) {
+  return test_captures != 0;
+}
+
 void sp_gate_unit_changed(uint64_t key, bool gone) {
   test_log.units_changed++;
   test_log.key = key;
