@@ -411,6 +411,9 @@ async def do(server: ApiServer, change: tuple[Any, ...], uids: dict[str, int]) -
     await asyncio.sleep(0)
 
 
+# The double's side of a connection that is cut while it shakes hands is dropped unclosed by asyncio; that the client
+# leaves none is asserted when the double ends.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(CHANGES, max_size=30), begun=st.integers(0, 10))
 def test_nothing_is_lost_whenever_the_watch_breaks(changes: list[tuple[Any, ...]], begun: int) -> None:
