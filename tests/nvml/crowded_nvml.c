@@ -1,4 +1,7 @@
-/* A libnvidia-ml on a machine with 2,000 processes, pids 1 to 2000, of which more come with every look. */
+/* A libnvidia-ml on a machine with 2,000 processes, pids 1 to 2000, of which more come with every look. All of them
+ * compute, draw, and are clients of MPS. */
+#include <string.h>
+
 #define EXPORT __attribute__((visibility("default")))
 
 struct process {
@@ -13,14 +16,28 @@ EXPORT int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
   return 0;
 }
 
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *entries) {
+static int list(unsigned *count, char *entries, unsigned long entry_bytes) {
   static unsigned looks;
-  (void)device;
   unsigned room = *count;
   *count = 2000 + 10 * looks++;
   if (*count > room)
     return 7; /* NVML_ERROR_INSUFFICIENT_SIZE */
-  for (unsigned n = 0; n < *count; n++)
-    entries[n] = (struct process){n + 1, n, 0, 0};
+  for (unsigned n = 0; n < *count; n++) {
+    struct process process = {n + 1, n, 0, 0};
+    memcpy(entries + n * entry_bytes, &process, entry_bytes);
+  }
   return 0;
 }
+
+#define LIST(name, entry_bytes)                                                                                        \
+  EXPORT int nvmlDeviceGet##name(void *device, unsigned *count, void *entries) {                                       \
+    (void)device;                                                                                                      \
+    return list(count, entries, entry_bytes);                                                                          \
+  }
+#define LISTS(kind)                                                                                                    \
+  LIST(kind##RunningProcesses, 16)                                                                                     \
+  LIST(kind##RunningProcesses_v2, sizeof(struct process))                                                              \
+  LIST(kind##RunningProcesses_v3, sizeof(struct process))
+LISTS(Compute)
+LISTS(Graphics)
+LISTS(MPSCompute)

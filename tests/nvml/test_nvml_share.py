@@ -14,14 +14,16 @@ from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import ShareClass, Terms
 from sharepod.hook import LIBRARY
+from sharepod.simgpu.truth import Truth
 
 MIB = 1 << 20
 CAP = 4096 * MIB
 H200 = 143771 * MIB
 A10 = 23028 * MIB
 GPU = "GPU-53474750-0000-0000-8000-0000000000"
+KINDS = ("Compute", "Graphics", "MPSCompute")
 LISTS = (
-    *(f"{kind}RunningProcesses{version}" for kind in ("Compute", "Graphics") for version in ("", "_v2", "_v3")),
+    *(f"{kind}RunningProcesses{version}" for kind in KINDS for version in ("", "_v2", "_v3")),
     "AccountingPids",
     "RunningProcessDetailList",
     "ProcessUtilization",
@@ -142,7 +144,7 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
     assert (uncapped.total, uncapped.used, uncapped.free) == (A10, 0, A10)
     for name in LISTS:
         samples = "Utilization" in name
-        none = "Graphics" in name
+        none = name.startswith(("Graphics", "MPS"))  # nobody draws here, and no server of MPS is there
         own = [] if none else [first.pid, second.pid]
         assert shown.lists[name] == said(own, 64 if samples else None), name
         assert beside.lists[name] == said([], 64 if samples else None), name  # nobody's but ours are shown there
@@ -151,6 +153,23 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
     assert (bare.total, bare.used) == (H200, 1792 * MIB)
     assert bare.lists["ComputeRunningProcesses_v3"] == said([first.pid, second.pid, other.pid])
     assert elsewhere.poll() is None
+
+
+def test_where_mps_serves_a_share_sees_its_own_clients_and_not_the_server(
+    machine: SimulatedGpu, share: Shares, use: Use, programs: dict[str, Path]
+) -> None:
+    ours, theirs = share({0: CAP}), share({0: CAP})
+    own = [use(0, 1000, 9000, 256 * MIB, **ours).pid for _ in range(2)]
+    other = use(0, 1000, 9000, 128 * MIB, **theirs)
+    with Truth(machine.env["SIMGPU_STATE"]) as truth:
+        truth.serve_by_mps(0, os.getpid())
+        shown = smi(programs["unlinked"], "libnvidia-ml.so.1", machine.env | ours)[0]
+        bare = smi(programs["unlinked"], "libnvidia-ml.so.1", machine.env)[0]
+    for version in ("", "_v2", "_v3"):
+        for kind, served in (("Compute", [os.getpid()]), ("MPSCompute", [])):
+            name = f"{kind}RunningProcesses{version}"
+            assert bare.lists[name] == said([*own, other.pid, *served]), name
+            assert shown.lists[name] == said(own), name
 
 
 def test_a_program_in_a_slot_sees_itself(share: Shares, machine: SimulatedGpu, use: Use) -> None:
@@ -271,7 +290,9 @@ def test_without_the_library_a_wrapper_says_uninitialized(tmp_path: Path) -> Non
     assert done.stdout == "1 1 errno 77\n"
 
 
-def test_a_crowded_machine_is_looked_through_to_its_end(share: Shares, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
+def test_a_crowded_machine_is_looked_through_to_its_end(share: Shares, tmp_path: Path, kind: str, version: str) -> None:
     library = tmp_path / "libnvidia-ml.so.1"
     command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, HERE / "crowded_nvml.c"]
     subprocess.run(command, check=True)
@@ -281,12 +302,13 @@ def test_a_crowded_machine_is_looked_through_to_its_end(share: Shares, tmp_path:
         for slot, pid in enumerate((1999, 3)):
             slots.seek(64 + slot * (64 + 16 * (128 + 64)) + 4)
             slots.write(pid.to_bytes(4, "little"))
-    code = """
+    words = 6 if version else 4  # of an entry
+    code = f"""
 import ctypes
-ask, count = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3, ctypes.c_uint(0)
+ask, count = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGet{kind}RunningProcesses{version}, ctypes.c_uint(0)
 print(ask(None, ctypes.byref(count), None), count.value)
-entries = (ctypes.c_uint * 12)()
-print(ask(None, ctypes.byref(count), entries), count.value, entries[0], entries[6])
+entries = (ctypes.c_uint * {2 * words})()
+print(ask(None, ctypes.byref(count), entries), count.value, entries[0], entries[{words}])
 """
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path), **ours}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=True)
