@@ -10,16 +10,19 @@
  */
 #define _GNU_SOURCE
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "client.h"
 
-#define ATTACH_GLOBAL 1u
-#define ROW_ELEMENTS  4096u
-#define GRAIN_BYTES   (2u << 20) /* what pools and physical memory come in */
-#define BATCH         1000u
-#define PAIR_BYTES    512u
+#define ATTACH_GLOBAL   1u
+#define ROW_ELEMENTS    4096u
+#define GRAIN_BYTES     (2u << 20) /* what pools and physical memory come in */
+#define BATCH           1000u
+#define PAIR_BYTES      512u
+#define TABLE_ROW_BYTES 64u /* of 32 bytes each, at least half of them free */
+#define TABLE_BYTES     (1u << 20)
 
 /* The structures of cuda.h, as far as they are needed here. */
 struct location {
@@ -261,11 +264,37 @@ static void fill_kinds(void) {
   putchar('}');
 }
 
+/* What two cache lines of a table for so many cost that are nowhere near, one after the other: any table has to read
+ * one for what is freed, and one for what comes in its place. */
+static void time_cold_lines(uint64_t *batch_ns) {
+  size_t bytes = TABLE_BYTES;
+  while (bytes < options.live * TABLE_ROW_BYTES)
+    bytes *= 2;
+  unsigned char *table = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (table == MAP_FAILED)
+    die("no memory");
+  madvise(table, bytes, MADV_HUGEPAGE);
+  memset(table, 0, bytes);
+  uint64_t at = 0;
+  for (uint64_t batch = 0; batch < options.count; batch++) {
+    uint64_t began_ns = now_ns();
+    for (uint64_t line = 0; line < 2 * BATCH; line++) {
+      at = at * 6364136223846793005u + 1442695040888963407u;
+      unsigned char *there = &table[(at >> 20) % bytes / 64 * 64];
+      at += *there; /* the next is not looked for before this one is there */
+      *there = 0;
+    }
+    batch_ns[batch] = now_ns() - began_ns;
+  }
+  munmap(table, bytes);
+}
+
 /* Beside many: allocate and free one; then free any of them and allocate another in its place, which finds nothing of
  * either in a cache. */
 static void time_pairs(void) {
   device_pointer *live = allocate(options.live, sizeof *live), one;
   uint64_t *pair_ns = allocate(options.count, sizeof *pair_ns), *batch_ns = allocate(options.count, sizeof *batch_ns);
+  uint64_t *cold_ns = allocate(options.count, sizeof *cold_ns);
   uint64_t at = 0;
   for (uint64_t i = 0; i < options.live; i++)
     CALL(cuMemAlloc, &live[i], PAIR_BYTES);
@@ -290,10 +319,13 @@ static void time_pairs(void) {
   printf(", \"group\": %u", BATCH);
   print_list("batch_ns", pair_ns, options.count);
   print_list("any_ns", batch_ns, options.count);
+  time_cold_lines(cold_ns);
+  print_list("cold_ns", cold_ns, options.count);
   for (uint64_t i = 0; i < options.live; i++)
     CALL(cuMemFree, live[i]);
   free(live);
   free(pair_ns);
+  free(cold_ns);
   free(batch_ns);
 }
 

@@ -78,9 +78,11 @@ def test_a_latency_share_beside_batch_stays_near_its_solo_latency() -> None:
 
 
 def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
-    *lines, pair, _ = memory.caps(TEST)
+    *lines, pair, anywhere = memory.caps(TEST)
     assert [line for line in lines if line.met is False] == []
     assert float(pair.result.split()[0]) <= 200, pair.detail
+    added, cold = (int(word) for word in anywhere.result.split() if word.isdigit())
+    assert added - cold <= 200, anywhere.detail
     exact = [line.what.split(": ")[1].split(",")[0] for line in lines if line.met and "memory cap" in line.what]
     assert set(exact) >= {"linear", "managed", "pitched"}
 
