@@ -41,6 +41,7 @@ from bench.gpu import (
     pauses,
     recordings,
     saturated,
+    smi,
 )
 from bench.gpu.build import ROOT, BuildFailed, build
 from bench.gpu.host import Host, Unusable
@@ -104,6 +105,7 @@ ROWS: dict[str, Entry] = {
     "slices": Entry("time slices of the hardware", 40, hardware.slices),
     "calls": Entry("host time of driver calls", 30, hardware.calls),
     "signals": Entry("how soon the host knows", 15, hardware.signals),
+    "smi": Entry("nvidia-smi inside a share", 25, smi.inside),
     "census": Entry("launches counted three ways", 90, census.census),
     "budget": Entry("throughput against work in flight", 20, hardware.budget),
     "capture": Entry("captures beside launches", 40, hardware.capture),

@@ -153,7 +153,12 @@ class Node:
         millipercent = (round(terms.request * 1000), round(terms.limit * 1000))
         command = ("share", directory, *millipercent, CLASSES[terms.share_class], terms.memory_bytes)
         self._shares[name] = self._arbiter.ask(" ".join(map(str, command)))["share"]
-        return {**self.environment, "SHAREPOD_REGION": str(directory), "LD_PRELOAD": str(self._host.built.hook)}
+        return self.inside(name)
+
+    def inside(self, name: str) -> dict[str, str]:
+        """Return the environment of a program in a share that is there."""
+        region = str(self._directory / name)
+        return {**self.environment, "SHAREPOD_REGION": region, "LD_PRELOAD": str(self._host.built.hook)}
 
     def start(self, loads: Mapping[str, Load], seconds: float) -> dict[str, Program]:
         """Start a program per load, each in a share of its own, side by side; they are ready and wait for their go.
