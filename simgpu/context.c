@@ -147,6 +147,12 @@ EXPORT CUresult cuCtxDestroy(CUcontext context) {
   return cuCtxDestroy_v2(context);
 }
 
+/* A context is used once, by who has made it: more than that, cuCtxAttach, is not simulated. */
+EXPORT CUresult cuCtxDetach(CUcontext context) {
+  bool current = thread.depth && thread.stack[thread.depth - 1] == context;
+  return current ? cuCtxDestroy_v2(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context) {
   CUresult result = ready();
   if (result)

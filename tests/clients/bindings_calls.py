@@ -22,6 +22,13 @@ def deep() -> driver.CUDA_ARRAY3D_DESCRIPTOR:
     return array
 
 
+def attributes() -> driver.CUmemcpyAttributes:
+    """Say that a copy reads its source in the order of its stream."""
+    copy = driver.CUmemcpyAttributes()
+    copy.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    return copy
+
+
 FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -155,6 +162,14 @@ def copies(world: World) -> dict[str, Call]:
         "cuMemcpy3DAsync": lambda: driver.cuMemcpy3DAsync(world.box(volume), world.stream),
         "cuMemcpy3DPeer": lambda: driver.cuMemcpy3DPeer(world.box(between)),
         "cuMemcpy3DPeerAsync": lambda: driver.cuMemcpy3DPeerAsync(world.box(between), world.stream),
+        "cuMemcpyBatchAsync": lambda: driver.cuMemcpyBatchAsync(
+            [world.a], [world.b], [PIECE], 1, [attributes()], [0], 1, world.stream
+        ),
+        "cuMemcpy3DBatchAsync": lambda: driver.cuMemcpy3DBatchAsync(1, [world.operands()], 0, world.stream),
+        "cuMemcpyWithAttributesAsync": lambda: driver.cuMemcpyWithAttributesAsync(*flat, attributes(), world.stream),
+        "cuMemcpy3DWithAttributesAsync": lambda: driver.cuMemcpy3DWithAttributesAsync(
+            world.operands(), 0, world.stream
+        ),
         "cuMemcpyAtoA": lambda: driver.cuMemcpyAtoA(world.array, 0, world.array, PIECE, PIECE),
         "cuMemcpyDtoA": lambda: driver.cuMemcpyDtoA(world.array, 0, world.b, PIECE),
         "cuMemcpyAtoD": lambda: driver.cuMemcpyAtoD(world.a, world.array, 0, PIECE),
@@ -199,6 +214,7 @@ def lifecycle(world: World) -> dict[str, Call]:
         "cuCtxPushCurrent": lambda: driver.cuCtxPushCurrent(world.context),
         "cuCtxPopCurrent": world.popped,
         "cuCtxDestroy": lambda: world.back(driver.cuCtxDestroy(world.new_context())),
+        "cuCtxDetach": lambda: world.back(driver.cuCtxDetach(world.new_context())),
         "cuDevicePrimaryCtxRetain": world.retained,
         "cuDevicePrimaryCtxRelease": world.released,
         "cuStreamBeginCapture": lambda: world.captured(end=False),

@@ -68,6 +68,15 @@ class World:
             copy.srcContext = copy.dstContext = self.context
         return copy
 
+    def operands(self) -> driver.CUDA_MEMCPY3D_BATCH_OP:
+        """Return the same without gaps, as a batch has it."""
+        copy = driver.CUDA_MEMCPY3D_BATCH_OP()
+        for side, address in ((copy.src, self.b), (copy.dst, self.a)):
+            side.type, side.op.ptr.ptr = driver.CUmemcpy3DOperandType.CU_MEMCPY_OPERAND_TYPE_POINTER, address
+        copy.extent.width, copy.extent.height, copy.extent.depth = 512, 4, 1
+        copy.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        return copy
+
     def hold(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
         """Keep memory that was obtained."""
         if len(answer) > 1:

@@ -4,7 +4,10 @@
  * device's memory as the call told it; waits for a line of input while it holds the memory that the calls have
  * obtained ("held"), and again when it has given it back ("freed").
  *
- *   every linked|default|soname|path|gpa1|gpa2|gpa2-legacy
+ * `runtime` asks as CUDA's own does: for everything at once, before the driver is started, of a cuGetProcAddress that
+ * has been asked for itself; the per-thread forms by their flag. A symbol that the simulated driver lacks is "absent".
+ *
+ *   every linked|default|soname|path|gpa1|gpa2|gpa2-legacy|runtime
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,6 +57,8 @@ static const struct symbol {
 #undef SP_SYMBOL
 };
 
+static any_function *asked[sizeof(symbols) / sizeof(*symbols)]; /* the table of the route "runtime" */
+
 static void base_name(char *base, const char *name) {
   strcpy(base, name);
   char *tail = strstr(base, "_pt");
@@ -79,7 +84,23 @@ static any_function *ask(const char *route, const struct symbol *symbol) {
   return (any_function *)found;
 }
 
+static void ask_as_the_runtime(void) {
+  any_function *first = driver("cuGetProcAddress_v2");
+  void *own = NULL;
+  must(first("cuGetProcAddress", &own, 12000, 0ull, &world.status), "cuGetProcAddress");
+  for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
+    char base[64];
+    base_name(base, symbols[i].name);
+    void *found = NULL;
+    ((any_function *)own)(base, &found, symbols[i].since, symbols[i].per_thread ? 2ull : 0ull, &world.status);
+    asked[i] = (any_function *)found;
+  }
+}
+
 static any_function *find(const char *route, const struct symbol *symbol) {
+  if (strcmp(route, "runtime") == 0) {
+    return asked[symbol - symbols];
+  }
   if (strcmp(route, "linked") == 0) {
     return symbol->linked;
   }
@@ -101,13 +122,18 @@ static const struct symbol *symbol_of(const char *name) {
 static void call_all(const char *route, int last) {
   for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
     const struct symbol *symbol = symbol_of(calls[i].name);
-    if (symbol == NULL || calls[i].last != last || driver(symbol->name) == NULL) {
-      continue; /* the simulated driver is older */
+    if (symbol == NULL || calls[i].last != last) {
+      continue;
+    }
+    if (driver(symbol->name) == NULL) {
+      printf("%s absent 0\n", symbol->name);
+      continue;
     }
     any_function *function = find(route, symbol);
     world.total = 0;
-    if (function == NULL || (strncmp(route, "gpa", 3) == 0 && function != driver(symbol->name))) {
-      printf("%s another\n", symbol->name);
+    int by_asking = strncmp(route, "gpa", 3) == 0 || strcmp(route, "runtime") == 0;
+    if (function == NULL || (by_asking && function != driver(symbol->name))) {
+      printf("%s another 0\n", symbol->name);
     } else {
       CUresult result = calls[i].call(function);
       printf("%s %d %zu\n", symbol->name, result, world.total);
@@ -121,6 +147,9 @@ static void start(const char *route) {
   if (world.driver == NULL) {
     fprintf(stderr, "%s\n", dlerror());
     exit(1);
+  }
+  if (strcmp(route, "runtime") == 0) {
+    ask_as_the_runtime();
   }
   void *module;
   static const unsigned char image[72] = {0x7f, 'E', 'L', 'F'};
