@@ -1,4 +1,4 @@
-"""Serves the hook to programs: a copy in the runtime directory whose name carries version and content.
+"""Serves the hook to programs: a copy in the hook directory whose name carries version and content.
 
 Running programs have it mapped and hand its path to their children, so that a file once served is never overwritten:
 an upgrade serves another one beside it, and old ones go when no share is left.
@@ -27,9 +27,9 @@ def may_execute(directory: Path) -> bool:
 
 
 def serve(
-    source: Path, runtime: Path, version: str, executable: Callable[[Path], bool] = may_execute
+    source: Path, place: Path, version: str, executable: Callable[[Path], bool] = may_execute
 ) -> tuple[Path, str]:
-    """Return where programs find the hook, and why that is `source` itself: empty when it is a copy in `runtime`.
+    """Return where programs find the hook, and why that is `source` itself: empty when it is a copy in `place`.
 
     The caller holds the host's lock: nobody else writes there. Raises AgentUnavailable and leaves no part of a file.
     """
@@ -39,9 +39,9 @@ def serve(
         raise AgentUnavailable(
             f"hook {source}: {error.strerror}: build it with `make build`, or reinstall sharepod"
         ) from None
-    if not executable(runtime):
-        return source, f"{runtime} is mounted noexec"
-    directory = runtime / DIRECTORY_NAME
+    if not executable(place):
+        return source, f"{place} is mounted noexec"
+    directory = place / DIRECTORY_NAME
     path = directory / f"libsharepod-{version}-{hashlib.sha256(content).hexdigest()[:12]}.so"
     unfinished = path.with_suffix(_UNFINISHED)
     try:
@@ -56,14 +56,14 @@ def serve(
             unfinished.unlink()
         raise AgentUnavailable(
             f"hook {path}: {error.strerror}: put it right (space for {len(content)} bytes), "
-            "or choose another --runtime-directory"
+            "or choose another --hook-directory"
         ) from None
     return path, ""
 
 
-def remove(runtime: Path, keep: Path | None = None) -> None:
+def remove(place: Path, keep: Path | None = None) -> None:
     """Remove the hooks that were served, but not `keep`, and the directory when it is empty. No share may be left."""
-    directory = runtime / DIRECTORY_NAME
+    directory = place / DIRECTORY_NAME
     with contextlib.suppress(OSError):
         for path in directory.glob("libsharepod-*"):
             if path != keep:

@@ -111,10 +111,12 @@ def _prepare_others(settings: Settings) -> None:
     try:
         Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
         Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(settings.hook_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
         Path(settings.socket_path).unlink(missing_ok=True)
     except OSError as error:
         raise SettingsError(
-            f"{error.filename}: {error.strerror}: choose another --runtime-directory or --state-directory"
+            f"{error.filename}: {error.strerror}: "
+            "choose another --runtime-directory, --state-directory or --hook-directory"
         ) from None
 
 
@@ -156,7 +158,7 @@ class Agent:
         node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring, order)
         node.adopt()
         if not node.statuses():
-            hook_file.remove(Path(settings.runtime_directory), keep=hook_path)
+            hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
             text = metrics.NodeMetrics(node).text
             self._stack.callback(metrics_server.serve(text, settings.metrics_listen, self._credentials()))
@@ -178,10 +180,10 @@ class Agent:
                 return self._stack.enter_context(HostLock(Path(self._settings.runtime_directory)))
 
     def _serve_hook(self) -> Path:
-        runtime, version = Path(self._settings.runtime_directory), importlib.metadata.version("sharepod")
-        path, cause = hook_file.serve(hook.LIBRARY, runtime, version)
+        directory, version = Path(self._settings.hook_directory), importlib.metadata.version("sharepod")
+        path, cause = hook_file.serve(hook.LIBRARY, directory, version)
         if cause:
-            remedy = "stop the programs before an upgrade replaces it, or choose another --runtime-directory"
+            remedy = "stop the programs before an upgrade replaces it, or choose another --hook-directory"
             log.warning("hook served from the package", extra={"hook": str(path), "cause": cause, "remedy": remedy})
         return path
 
@@ -214,7 +216,7 @@ class Agent:
         runtime = Path(settings.runtime_directory)
         with contextlib.suppress(OSError):
             Path(settings.shares_directory).rmdir()
-            hook_file.remove(runtime)
+            hook_file.remove(Path(settings.hook_directory))
             if settings.simulate and self._environment["SIMGPU_STATE"] == f"{runtime}/simgpu":
                 for name in ("simgpu", "simgpu.kernels"):
                     (runtime / name).unlink(missing_ok=True)

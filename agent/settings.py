@@ -178,12 +178,12 @@ def _check_socket_path(path: str) -> None:
         )
 
 
-def _check_preloadable(runtime: str) -> None:
+def _check_preloadable(directory: str, what: str) -> None:
     """Raise SettingsError when the loader would take the path of the hook apart: programs would run unmetered."""
-    if set(runtime) & set(" :\t\n"):
+    if set(directory) & set(" :\t\n"):
         raise SettingsError(
-            f"runtime directory {runtime!r} has a space or a colon, which LD_PRELOAD takes for the end of a path: "
-            "choose another with --runtime-directory"
+            f"{what} directory {directory!r} has a space or a colon, which LD_PRELOAD takes for the end of a path: "
+            f"choose another with --{what}-directory"
         )
 
 
@@ -222,6 +222,10 @@ class Settings:
         "$XDG_RUNTIME_DIR/sharepod; /dev/shm/sharepod-UID where that is no tmpfs.",
     )  # fmt: skip
     state_directory: str = _setting("", _path, "Directory of the checkpoint. Default: the runtime directory.")
+    hook_directory: str = _setting(
+        "", _path, "Directory below which programs find the hook; must not be mounted noexec. Default: the runtime "
+        "directory.",
+    )  # fmt: skip
     node_name: str = _setting(
         "",
         _node_name,
@@ -365,8 +369,11 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], c
     runtime = str(values.get("runtime_directory") or default_runtime_directory(environment))
     state = str(values.get("state_directory") or runtime)
     _check_socket_path(f"{runtime}/{SOCKET_NAME}")
-    _check_preloadable(runtime)
-    settings = Settings(**{**values, "runtime_directory": runtime, "state_directory": state})  # type: ignore[arg-type]
+    hooks = str(values.get("hook_directory") or runtime)
+    _check_preloadable(runtime, "runtime")
+    _check_preloadable(hooks, "hook")
+    places = {"runtime_directory": runtime, "state_directory": state, "hook_directory": hooks}
+    settings = Settings(**{**values, **places})  # type: ignore[arg-type]
     _check_metrics(settings, labels.get("metrics_listen", ""))
     return settings
 

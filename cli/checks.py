@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod import __version__
+from sharepod import __version__, hook
 
 if TYPE_CHECKING:
     from sharepod.cli.errors import CliError
@@ -152,9 +152,9 @@ def check_hook(path: Path) -> Check:
 
 def check_served_hook(node: Node) -> Iterator[Check]:
     """Warn of a hook that an upgrade would replace under the programs that have it mapped."""
-    if node.hook_path and not Path(node.hook_path).is_relative_to(node.runtime_directory):
-        text = f"served from the package: {node.runtime_directory} is mounted noexec"
-        remedy = "stop the programs before an upgrade replaces it, or choose another --runtime-directory"
+    if Path(node.hook_path).name == hook.LIBRARY.name:  # a copy that is served carries its version in its name
+        text = "served from the package: the agent's hook directory is mounted noexec"
+        remedy = "stop the programs before an upgrade replaces it, or choose another --hook-directory"
         yield Check("hook", WARN, text, remedy)
 
 

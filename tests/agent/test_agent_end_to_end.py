@@ -254,6 +254,20 @@ def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: R
     assert not agent.directory.exists()
 
 
+def test_a_hook_directory_and_a_node_name_of_their_own_are_what_programs_and_clients_are_told(
+    make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    agent = make_agent("--hook-directory", str(tmp_path / "lib"), "--node-name", "node-7").start()
+    node = agent.stub.GetNode(pb.GetNodeRequest())
+    assert node.node_name == "node-7"
+    assert Path(node.hook_path).parent == tmp_path / "lib" / "hook"
+    assert not (agent.directory / "hook").exists()
+    assert agent.register(30, name="a").hook_path == node.hook_path
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
+    assert agent.stop() == 0
+    assert not Path(node.hook_path).parent.exists()
+
+
 def test_a_program_that_root_starts_and_that_drops_its_privileges_finds_the_hook(agent: RunningAgent) -> None:
     agent.directory.parent.chmod(0o711)
     environment = {**os.environ, "LD_PRELOAD": agent.register(30).hook_path}
