@@ -86,6 +86,8 @@ class Node:
         self.published = self.status()
         """The last status that went into the checkpoint: replaced whole, never changed."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        """The arbiter is gone: what the threads of the inventory had on its way comes too late."""
 
     # ---- shares
 
@@ -182,7 +184,9 @@ class Node:
         if self._loop is None:
             return self.published
         try:
-            self._loop.call_soon_threadsafe(lambda: answer.set_result(self.status()))
+            self._loop.call_soon_threadsafe(
+                lambda: answer.set_result(self.published if self._is_closed else self.status())
+            )
             return answer.result(ANSWER_S)
         except (RuntimeError, TimeoutError):  # it has closed, or is busy
             return self.published
@@ -221,6 +225,8 @@ class Node:
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
         """Take one look of the inventory into account: health, and processes without a share."""
+        if self._is_closed:
+            return
         now_ns = time.monotonic_ns()
         owned = self._registry.pids()
         attached = {pid for pids in owned.values() for pid in pids}
@@ -254,6 +260,8 @@ class Node:
 
     def limited(self, answer: Answer) -> None:
         """Take what came of an order into account."""
+        if self._is_closed:
+            return
         orders, news = self._driver_limits.answered(answer)
         shares = {share.id: share for share in self._registry.shares()}
         share = shares.get(answer.order.share)
@@ -385,6 +393,7 @@ class Node:
     def close(self) -> None:
         """Write the last checkpoint and open the gates; shares and regions stay for the next agent."""
         self.publish()
+        self._is_closed = True
         self._owners.close()
         self._arbiter.close()
 
