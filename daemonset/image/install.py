@@ -1,0 +1,79 @@
+#!/opt/sharepod/bin/python -I
+"""Puts what pods need onto the node, before agent and plugin start: the hook, and the libraries of simulated GPUs.
+
+    sharepod-install DIRECTORY [--simulated STATE_FILE] [--wait-for-driver]
+
+Files that running pods may have mapped are never written again: a name carries version and content, or is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from sharepod import hook, simgpu
+from sharepod.agent import hook_file
+from sharepod.agent.errors import AgentUnavailable
+
+DRIVER = Path("/proc/driver/nvidia/version")
+LOOK_S = 2.0
+SAY_EVERY = 150
+
+
+def wait_for_driver() -> None:
+    """Return when the node's NVIDIA driver is loaded. On a node without a GPU that is never: the pod waits here."""
+    looks = 0
+    while not DRIVER.exists():
+        if looks % SAY_EVERY == 0:
+            remedy = "label the node sharepod.io/agent=disabled to keep SharePod off it"
+            print(f"no NVIDIA driver on this node ({DRIVER}): waiting; {remedy}", flush=True)
+        looks += 1
+        time.sleep(LOOK_S)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Put a file under a name in one step; who has the old one mapped keeps it."""
+    fresh = target.with_name(f".{target.name}.new")
+    shutil.copyfile(source, fresh)
+    fresh.chmod(0o755)
+    fresh.rename(target)
+
+
+def main() -> int:
+    """Install; return the exit code."""
+    parser = argparse.ArgumentParser(description="Put what pods need onto the node.", allow_abbrev=False)
+    parser.add_argument("directory", type=Path, help="SharePod's directory on the node")
+    parser.add_argument("--simulated", type=Path, metavar="STATE_FILE", help="install simulated GPUs too")
+    parser.add_argument("--wait-for-driver", action="store_true", help="first wait until the NVIDIA driver is loaded")
+    options = parser.parse_args()
+    if options.wait_for_driver:
+        wait_for_driver()
+    try:
+        path, cause = hook_file.serve(hook.LIBRARY, options.directory, version("sharepod"))
+        if cause:
+            sys.stderr.write(f"sharepod-install: {cause}: mount the node's disk without noexec there\n")
+            return 1
+        print(f"hook {path}")
+        if options.simulated:
+            libraries = options.directory / "simgpu"
+            libraries.mkdir(mode=0o755, exist_ok=True)
+            for source in sorted(simgpu.LIBRARY_DIR.glob("lib*.so.*")):
+                replace(source, libraries / source.name)
+                print(f"simulated GPU {libraries / source.name}")
+            # Programs of every user are on the simulated devices, and make files beside their state; nobody may remove
+            # what is another's.
+            options.simulated.parent.chmod(0o1777)
+            options.simulated.touch()
+            options.simulated.chmod(0o666)
+    except (AgentUnavailable, OSError) as error:
+        sys.stderr.write(f"sharepod-install: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
