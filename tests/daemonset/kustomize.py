@@ -1,0 +1,71 @@
+"""The part of kustomize that daemonset/ uses, so that the manifests are read where there is no kubectl.
+
+A test compares it with the kubectl that is there; the e2e cluster applies with a real one.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+KEYS = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
+"""What Kubernetes merges lists by; any other list is replaced."""
+KNOWN = {"bases", "resources", "generatorOptions", "configMapGenerator", "patchesStrategicMerge"}
+
+
+def render(folder: Path) -> list[Object]:
+    """Return the objects of a folder with a kustomization.yaml."""
+    content = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert set(content) <= KNOWN, f"{folder}: kustomize.py does not know {set(content) - KNOWN}"
+    objects = [item for base in content.get("bases", ()) for item in render(folder / base)]
+    for name in content.get("resources", ()):
+        objects += [item for item in yaml.safe_load_all((folder / name).read_text()) if item]
+    for generator in content.get("configMapGenerator", ()):
+        objects.append(_config_map(folder, generator, content.get("generatorOptions", {}), objects))
+    for name in content.get("patchesStrategicMerge", ()):
+        patch = yaml.safe_load((folder / name).read_text())
+        [target] = [item for item in objects if identity(item) == identity(patch)]
+        _merge(target, patch)
+    return objects
+
+
+def identity(item: Object) -> tuple[str, str, str, str]:
+    """Return what an object is known by."""
+    return item["apiVersion"], item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _config_map(folder: Path, generator: Object, options: Object, objects: list[Object]) -> Object:
+    data = {Path(name).name: (folder / name).read_text() for name in generator["files"]}
+    metadata = {"name": generator["name"], "namespace": generator["namespace"]}
+    if "labels" in options:
+        metadata["labels"] = options["labels"]
+    if options.get("disableNameSuffixHash"):
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    name = f"{generator['name']}-{hashlib.sha256(json.dumps(data).encode()).hexdigest()[:10]}"
+    for item in objects:
+        for volume in item.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ()):
+            if volume.get("configMap", {}).get("name") == generator["name"]:
+                volume["configMap"]["name"] = name
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**metadata, "name": name}, "data": data}
+
+
+def _merge(into: Object, patch: Object) -> None:
+    for key, value in patch.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        elif key in KEYS and isinstance(into.get(key), list):
+            _merge_list(into[key], value, KEYS[key])
+        else:
+            into[key] = value
+
+
+def _merge_list(into: list[Object], patch: list[Object], key: str) -> None:
+    for value in patch:
+        same = next((item for item in into if item[key] == value[key]), None)
+        if same is None:
+            into.append(value)
+        else:
+            _merge(same, value)
