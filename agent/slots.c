@@ -230,6 +230,23 @@ static void add_waiting(struct sp_member *member, uint32_t slot, const struct sp
     view->waiting_since_ns = since_ns;
 }
 
+/* Not part of the report that the writer's sequence guards: it may be read at any time. */
+static void take_memory(struct sp_member *member, struct sp_said *before, const struct sp_slot_device *said) {
+  if (said->memory_used_bytes < (uint64_t)1 << 50 && said->context_bytes <= said->memory_used_bytes) {
+    before->memory_bytes = said->memory_used_bytes;
+    before->context_bytes = said->context_bytes;
+  } else {
+    member->usage.faults++;
+  }
+}
+
+static void add_account(const struct sp_said *known, struct sp_view *view) {
+  view->launches += known->launches;
+  view->passed += known->passed;
+  view->refusals += known->refusals;
+  view->memory_used_bytes += known->memory_bytes;
+}
+
 /* `known`: what it says has been read already. */
 static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_slot_device *known, struct sp_view *view,
                      uint64_t now_ns) {
@@ -248,6 +265,9 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     member->usage.faults++;
     if (torn > 0 && said.held_turn == member->turn)
       view->entered = view->busy = view->torn = true;
+    if (torn > 0)
+      take_memory(member, before, &said);
+    add_account(before, view); /* a share does not have less because its writer was interrupted */
     return;
   }
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
@@ -284,16 +304,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     view->entered = true;
   }
   take_counts(member, slot, &said);
-  view->launches += before->launches;
-  view->passed += before->passed;
-  view->refusals += before->refusals;
-  if (said.memory_used_bytes < (uint64_t)1 << 50 && said.context_bytes <= said.memory_used_bytes) {
-    before->memory_bytes = said.memory_used_bytes;
-    before->context_bytes = said.context_bytes;
-  } else {
-    member->usage.faults++;
-  }
-  view->memory_used_bytes += before->memory_bytes;
+  take_memory(member, before, &said);
+  add_account(before, view);
   uint64_t unit_ns = (uint64_t)said.longest_unit_us * 1000;
   if (unit_ns > 10000000000u)
     unit_ns = 10000000000u;

@@ -6,16 +6,19 @@ The device is the judge: what it counts for the share's processes is compared wi
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from agent_process import metered, wait_until
+from bad_input import CLAIMS_BYTES
 from capped_share import MIB, OUT_OF_MEMORY, CappedShare
 
 if TYPE_CHECKING:
     from agent_process import RunningAgent
 
 CAP = 256 * MIB
+SEQUENCE_AT = 64 + 64  # in the first slot: its head, and the words before
 LINEAR = ("linear", "managed", "pitched", "array", "array_3d", "array_v1", "array_3d_v1", "mipmap")
 GRAPHS = (
     "graph_node",
@@ -165,6 +168,18 @@ def test_a_higher_cap_counts_at_once_and_a_lower_one_refuses_only_what_is_new(sh
         assert take(f"take linear {64 * MIB}") == "0"
         assert share.holds() == 64 * MIB
         assert not any("above its cap" in fact for fact in share.facts())
+
+
+def test_a_program_that_is_stopped_as_it_reports_keeps_its_memory_in_the_account(share: CappedShare) -> None:
+    with share.taker() as take:
+        assert take(f"take linear {64 * MIB}") == "0"
+        assert share.holds() == 64 * MIB
+        with (Path(share.environment["SHAREPOD_REGION"]) / "slots").open("r+b") as slots:
+            slots.seek(CLAIMS_BYTES + SEQUENCE_AT)
+            slots.write(b"\1")  # odd: it writes
+        assert share.holds() == 64 * MIB
+        assert take(f"take linear {32 * MIB}") == "0"
+        assert share.holds() == 96 * MIB
 
 
 def test_pinned_memory_of_the_host_is_not_charged(share: CappedShare) -> None:
