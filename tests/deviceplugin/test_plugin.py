@@ -81,8 +81,8 @@ async def test_annotations_of_a_running_pod_are_followed_and_its_end_releases_th
 
 async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
     async with plugin_node() as node:
-        wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limt": "50"})
-        with pytest.raises(StartFailed, match=r"sharepod.io/limt"):
+        wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limits": "50"})
+        with pytest.raises(StartFailed, match=r"sharepod.io/limits"):
             await node.kubelet.start(wrong, "main")
         assert await node.shares() == {}
         node.show(wrong, {"sharepod.io/limit": "50"})
