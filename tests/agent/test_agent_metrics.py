@@ -36,7 +36,7 @@ from sharepod.agent.metrics import (
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity
 from sharepod.agent.registry import Registry
-from sharepod.agent.share import WAIT_BOUNDS_NS, Handle, ShareClass, ShareState, Usage, Waits
+from sharepod.agent.share import WAIT_BOUNDS_NS, Copies, Handle, ShareClass, ShareState, Usage, Waits
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
             used_ns=1_500_000_000, charged_ns=2_500_000_000, estimated_ns=500_000_000, waited_ns=4_500_000_000,
             overrun_ns=250_000_000, turns=7, launches=8, passed=9, cogrants=10, faults=11, memory_used_bytes=12,
             memory_overhead_bytes=-13, memory_refused_bytes=14, memory_refusals=15, processes=16,
-            state=ShareState.WAITING,
+            state=ShareState.WAITING, copies=Copies(17, 18, 19, 20),
         )
     ]  # fmt: skip
     arbiter.region_errors[share.directory] = errno.EPROTO
@@ -271,7 +271,8 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
         "passed_launches_total": 9, "cogrants_total": 10, "faults_total": 11, "memory_refusals": 15,
         "request_ratio": 0.3, "limit_ratio": 0.6, "memory_used_bytes": 12, "memory_limit_bytes": 2**30,
         "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
-        "paused": 0, "enforcement_info": 1,
+        "paused": 0, "enforcement_info": 1, "host_to_device_bytes_total": 17, "device_to_host_bytes_total": 18,
+        "host_to_device_copies_total": 19, "device_to_host_copies_total": 20, "memory_driver_limited": 0,
     }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ NOT_SIMULATED = {
     *("cuGLCtxCreate", "cuGLCtxCreate_v2", "cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"),
     *("cuDeviceTotalMem", "cuMemAlloc", "cuMemAllocPitch", "cuMemFree", "cuMemGetInfo"),
     *("cuMemcpyAtoD", "cuMemcpyDtoA", "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyHtoD"),
+    *("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"),
     *("cuMemcpy2D", "cuMemcpy2DAsync", "cuMemcpy2DUnaligned", "cuMemcpy3D", "cuMemcpy3DAsync"),
     *("cuMemsetD8", "cuMemsetD16", "cuMemsetD32", "cuMemsetD2D8", "cuMemsetD2D16", "cuMemsetD2D32"),
 }

@@ -163,7 +163,11 @@ def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
     assert HOOKED - exports(real_driver) <= newer | gone
 
 
-NEWER_NVML = {"nvmlDeviceGetProcessesUtilizationInfo"}  # of driver 550
+NEWER_NVML = {
+    "nvmlDeviceGetProcessesUtilizationInfo",  # of driver 550
+    "nvmlDeviceGetMemoryLimits_v1",  # of driver 615
+    "nvmlDeviceSetMemoryLimits_v1",
+}
 ADDRESSES = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
