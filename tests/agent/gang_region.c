@@ -56,6 +56,13 @@ void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {
   (void)owner;
   (void)live;
 }
+int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t device, struct sp_slot_copies *out) {
+  (void)owner;
+  (void)slot;
+  (void)device;
+  *out = (struct sp_slot_copies){0};
+  return 0;
+}
 void sp_mishaps_take(struct sp_share *share, uint32_t slot) {
   (void)share;
   (void)slot;

@@ -27,7 +27,7 @@ MS = 1_000_000
 BOTH = ("0", "1")
 SOURCES = [
     *(f"tests/agent/gang_{name}.c" for name in ("program", "rank", "region")),
-    *(f"agent/{name}.c" for name in ("step", "gang", "turn", "slots", "pressure", "bill", "lead")),
+    *(f"agent/{name}.c" for name in ("step", "gang", "turn", "slots", "copies", "pressure", "bill", "lead")),
     *(f"agent/{name}.c" for name in ("policy", "policy_accounts", "policy_rates")),
 ]
 

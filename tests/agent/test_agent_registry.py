@@ -194,7 +194,7 @@ def test_host_copies_of_live_processes_are_not_counted_twice_after_adoption(tmp_
     arbiter.usages[Handle(1)] = [Usage(copies=gone + live, gone_copies=gone)]
     text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
     for _ in range(2):  # and again under the agent after that
-        (record,) = checkpoint.parse(text, "boot")
+        (record,) = checkpoint.parse(text, "boot").records
         fresh, other = make(tmp_path)
         fresh.adopt(record, 0)
         other.usages[Handle(1)] = [Usage(copies=live)]
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_an_agent_that_did_not_count_host_copies_is_read(tmp_pat
     text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
     older = re.sub(r', "gone_copies": {[^}]*}', "", text)
     assert older != text
-    (record,) = checkpoint.parse(older, "boot")
+    (record,) = checkpoint.parse(older, "boot").records
     assert record.usages == (Usage(),)
 
 
