@@ -45,6 +45,7 @@ SOURCES = [
             "turn",
             "lead",
             "bill",
+            "copies",
             "report",
             "policy",
             "policy_accounts",
