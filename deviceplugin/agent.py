@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import grpc
 
+from sharepod.agent.share import WHOLE_MILLIPERCENT, DeviceAsk, Terms
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-WHOLE_MILLIPERCENT: Final = 100_000
 
 TIMEOUT_S: Final = 10.0
 _CLASSES: Final = {
@@ -32,7 +32,6 @@ _CLASSES: Final = {
     "batch": pb.SHARE_CLASS_BATCH,
 }
 _SHARES_NAME: Final = "shares"
-_MIB: Final = 1 << 20
 
 
 class NoRoom(PluginError):
@@ -153,18 +152,17 @@ class Agent:
         changes = []
         for uuid, _ in share.devices:
             device = node.device(uuid)
-            total = device.memory_total_bytes if device else 0
-            memory = terms.memory_limit_bytes
-            if memory is None:
-                memory = in_proportion(terms.request_millipercent, total)
-            changes.append(
-                pb.DeviceChange(
-                    device=uuid,
-                    request_millipercent=terms.request_millipercent,
-                    limit_millipercent=terms.limit_millipercent,
-                    memory_limit_bytes=memory,
-                )
+            given = Terms(terms.request_millipercent, terms.limit_millipercent, terms.memory_limit_bytes or 0)
+            ask = DeviceAsk(uuid, given, memory_in_proportion=terms.memory_limit_bytes is None)
+            memory_bytes = ask.terms_on(device.memory_total_bytes if device else 0).memory_limit_bytes
+            change = pb.DeviceChange(
+                device=uuid,
+                request_millipercent=given.request_millipercent,
+                limit_millipercent=given.limit_millipercent,
             )
+            if memory_bytes:  # else the device does not tell its memory: what was admitted stays
+                change.memory_limit_bytes = memory_bytes
+            changes.append(change)
         request = pb.UpdateShareRequest(share=share.id, devices=changes, share_class=_CLASSES[terms.share_class])
         await self._call(self._stub.UpdateShare(request, timeout=TIMEOUT_S))
         if terms.paused and not share.paused:
@@ -193,11 +191,6 @@ class Agent:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")
         return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
-
-
-def in_proportion(request_millipercent: int, total_bytes: int) -> int:
-    """Return the request's part of a device's memory in bytes, rounded down to a MiB, as the agent works it out."""
-    return total_bytes * request_millipercent // WHOLE_MILLIPERCENT // _MIB * _MIB
 
 
 def _held(share: pb.Share) -> HeldShare:

@@ -85,9 +85,10 @@ class Allocations:
         return self.put(replace(found[-1], binding=binding))
 
     def superseded(self, claimed: Allocation) -> tuple[Allocation, ...]:
-        """Return the pod's other allocations with some of the same units: kubelet gives a pod's units to its next
-        container when the one before (an init container) is done.
-        """  # noqa: D205 - one sentence
+        """Return the pod's other allocations with some of the same units.
+
+        Kubelet gives a pod's units to its next container when the one before (an init container) is done.
+        """
         if claimed.binding is None:
             return ()
         return tuple(

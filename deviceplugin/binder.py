@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from sharepod.agent.share import ID_LENGTH, ID_LETTERS
 from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Allocations, Binding
 from sharepod.deviceplugin.api import ApiUnavailable
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sharepod.deviceplugin")
 
-ID_LETTERS: Final = "abcdefghjkmnpqrstuvwxyz23456789"
-ID_LENGTH: Final = 10
 ROOM_WAIT_S: Final = 20.0
 """A container that ends gives its room back a moment later; kubelet waits 30 s for a start, then asks again."""
 ROOM_LOOK_S: Final = 0.5

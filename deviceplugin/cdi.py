@@ -70,9 +70,10 @@ class CdiDirectory:
 
 
 def nvidia_edits(devices: Sequence[tuple[str, int]], directories: Iterable[Path] = DIRECTORIES) -> list[dict[str, Any]]:
-    """Return what NVIDIA's CDI files change in a container that gets `devices`, (UUID, index) each: first what they
-    change for every device, then for each of these. Raises PluginError when no file has one of them.
-    """  # noqa: D205 - one sentence
+    """Return what NVIDIA's CDI files change in a container that gets `devices`, (UUID, index) each.
+
+    First what they change for every device, then for each of these. Raises PluginError when no file has one of them.
+    """
     found: list[dict[str, Any]] = []
     rest = list(devices)
     for content in _nvidia_files(directories):

@@ -71,6 +71,8 @@ class Plugin:
         simulated = None
         if node.environment:
             state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
+            if Path(state).parent in Path(node.shares_directory).parents:  # it is mounted writable into every pod
+                raise SettingsError(f"simulated devices are in {state}: give the agent a SIMGPU_STATE elsewhere")
             simulated = Simulated(node.environment["SIMGPU_DEVICES"], state, libraries)
         return Place(
             shares_directory=node.shares_directory,
@@ -158,6 +160,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         )
         late = await _is_late(settings, pods)
         plugin = Plugin(settings, await _node(agent), late=late)
+        plugin.place(plugin.view())  # what is wrong with it is told now, not to the first pod
         policy = Policy(late, nvidia_cdi=settings.devices == "cdi", limit_percent=settings.limit_percent)
         cdi = CdiDirectory(settings.cdi_directory)
         binder = Binder(
@@ -213,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.set_up(settings.log_format, settings.log_level)
         _prepare(settings)
         asyncio.run(_serve(settings))
-    except (SettingsError, ClusterError) as error:
+    except (SettingsError, ClusterError, PluginError) as error:
         sys.stderr.write(f"sharepod-deviceplugin: {error}\n")
         return EXIT_USAGE if isinstance(error, SettingsError) else _EXIT_FAILURE
     return 0

@@ -40,6 +40,16 @@ class Tenant:
         self._write(device_at(slot) + 64, report(held, drained, (now_ns if drained else 0, now_ns, 0, 0)))
         return now_ns
 
+    def enter(self) -> int:
+        """Come with slot 0 and get a turn; return its word."""
+        self.claim(0)
+        self.wait(0, 1)
+        self.ring(0)
+        until(lambda: self.word() % 2 == 1)
+        turn = self.word()
+        self.wait(0, 0)
+        return turn
+
     def ring(self, slot: int) -> None:
         bell = os.open(self._directory / "bell", os.O_WRONLY | os.O_NONBLOCK)
         os.write(bell, bytes([slot]))
@@ -69,24 +79,25 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-@pytest.mark.realtime
-def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_work_in_it(
-    arbiter: NativeArbiter, tmp_path: Path
-) -> None:
+def two_shares(arbiter: NativeArbiter, directory: Path) -> tuple[dict[str, int], dict[str, Tenant]]:
+    """Add a device with two shares; return their handles and tenants, both by name."""
     device = arbiter.add_device(UUID)
     terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
     handles, tenants = {}, {}
     for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        handles[name] = arbiter.add_share(str(tmp_path / name), [(device, terms)], ShareClass.STANDARD, [])
-        tenants[name] = Tenant(tmp_path / name)
+        (directory / name).mkdir()
+        handles[name] = arbiter.add_share(str(directory / name), [(device, terms)], ShareClass.STANDARD, [])
+        tenants[name] = Tenant(directory / name)
+    return handles, tenants
+
+
+@pytest.mark.realtime
+def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_work_in_it(
+    arbiter: NativeArbiter, tmp_path: Path
+) -> None:
+    handles, tenants = two_shares(arbiter, tmp_path)
     first, second = tenants["first"], tenants["second"]
-    first.claim(0)
-    first.wait(0, 1)
-    first.ring(0)
-    until(lambda: first.word() % 2 == 1)
-    turn = first.word()
-    first.wait(0, 0)
+    turn = first.enter()
     first.say(0, turn, turn)  # the process that rang has launched, finished and parked
     first.claim(1)
     first.say(1, turn, 0)  # the newcomer has found the gate open: it did not need to ring
@@ -107,20 +118,9 @@ def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_wo
 def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_went_on_with(
     arbiter: NativeArbiter, tmp_path: Path
 ) -> None:
-    device = arbiter.add_device(UUID)
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    handles, tenants = {}, {}
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        handles[name] = arbiter.add_share(str(tmp_path / name), [(device, terms)], ShareClass.STANDARD, [])
-        tenants[name] = Tenant(tmp_path / name)
+    handles, tenants = two_shares(arbiter, tmp_path)
     first, second = tenants["first"], tenants["second"]
-    first.claim(0)
-    first.wait(0, 1)
-    first.ring(0)
-    until(lambda: first.word() % 2 == 1)
-    turn = first.word()
-    first.wait(0, 0)
+    turn = first.enter()
     first.say(0, turn, 0)  # what it launches does not end
     second.claim(0)
     second.wait(0, 1)

@@ -1,0 +1,51 @@
+"""A typo in a flag or a variable is one line that says what to write; the help names every setting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sharepod.deviceplugin.settings import PREFIX, SettingsError, parse_settings
+
+NODE = {f"{PREFIX}NODE_NAME": "n1"}
+
+
+def test_a_flag_beats_the_environment() -> None:
+    settings = parse_settings(
+        ["--binding", "late"], {**NODE, f"{PREFIX}BINDING": "early", f"{PREFIX}LIMIT_PERCENT": "60"}
+    )
+    assert (settings.node_name, settings.binding, settings.limit_percent) == ("n1", "late", 60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--binding", "lat"], NODE, r"--binding is 'lat': give auto, late, early"),
+        (["--limit-percent", "101"], NODE, r"--limit-percent is '101': give a percentage from 1 to 100"),
+        (["--state-directory", "state"], NODE, r"--state-directory is 'state': give an absolute path"),
+        ([], {**NODE, f"{PREFIX}DEVICE": "cdi"}, r"unknown environment variable SHAREPOD_PLUGIN_DEVICE: known are .*"),
+        ([], {**NODE, f"{PREFIX}DEVICES": "mig"}, r"SHAREPOD_PLUGIN_DEVICES is 'mig': give nvidia-runtime, cdi"),
+        ([], {}, r"no node name: give --node-name or SHAREPOD_PLUGIN_NODE_NAME"),
+    ],
+)
+def test_what_is_wrong_is_told(arguments: list[str], environment: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_settings(arguments, environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--help"], 0, "--simulated-libraries"),
+        (["--bindin", "late"], 2, "sharepod-deviceplugin: unrecognized arguments: --bindin late: see"),
+        (["--node-name", "n1", "--state-directory", "/proc/x"], 2, "state directory /proc/x: "),
+    ],
+)
+def test_the_process_says_it_in_one_line(arguments: list[str], code: int, text: str) -> None:
+    command = [sys.executable, "-m", "sharepod.deviceplugin.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr
+    assert code == 0 or done.stderr.count("\n") == 1
