@@ -24,6 +24,7 @@ _SHARE_COLUMNS: Final = (
     "~SHARE", "CLASS", "DEVICE", ">ASKED", ">LIMIT", ">GOT 1 s", ">GOT 1 min", ">MEMORY", ">PROCESSES", "STATE",
     ">WAITED",
 )  # fmt: skip
+_POD_COLUMN: Final = "~POD"
 _SHARE_DISPENSABLE: Final = (
     ">PROCESSES", "CLASS", ">WAITED", ">GOT 1 min", ">LIMIT", ">MEMORY", "DEVICE", ">ASKED",
 )  # fmt: skip
@@ -96,11 +97,18 @@ def _memory(term: DeviceShare) -> str:
     return f"{used} / {format_bytes(term.memory_limit_bytes)}" if term.memory_limit_bytes else used
 
 
+def _holder(share: Share) -> str:
+    """Return the container that a share was made for, where its labels tell."""
+    return "/".join(share.labels[key] for key in ("namespace", "pod", "container") if share.labels.get(key))
+
+
 def share_table(shares: Sequence[Share]) -> Fitting:
-    """Return one row per share and device."""
+    """Return one row per share and device. Where there are shares of pods, a column says whose."""
+    pods = any(share.labels.get("pod") for share in shares)
     rows = [
         (
             share.label,
+            *((_holder(share),) if pods else ()),
             share.share_class,
             str(term.device_index),
             format_percent(term.request_millipercent),
@@ -115,7 +123,8 @@ def share_table(shares: Sequence[Share]) -> Fitting:
         for share in shares
         for term in share.devices
     ]
-    return Fitting(_SHARE_COLUMNS, _SHARE_DISPENSABLE, rows)
+    columns = (*_SHARE_COLUMNS[:1], *((_POD_COLUMN,) if pods else ()), *_SHARE_COLUMNS[1:])
+    return Fitting(columns, _SHARE_DISPENSABLE, rows)
 
 
 def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Fitting:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import components
+from build_kubernetes import cache_root
 from certificates import Authority
 from components import Component
 from image import Image, static_program, write_image
@@ -26,7 +27,8 @@ class Cluster:
 
     def __init__(self, servers: Path) -> None:
         self.servers = servers.resolve()
-        self.node = Node(visible=[servers])
+        (images := cache_root().with_name("images")).mkdir(parents=True, exist_ok=True)
+        self.node = Node(visible=[servers, images])
         self.components: dict[str, Component] = {}
         self.kubectl = Kubectl(self._run_kubectl)
 
@@ -49,8 +51,12 @@ class Cluster:
     def import_image(self, image: Image, root: Path) -> None:
         """Make an image of a root file system known to the node; pods use it with ``imagePullPolicy: Never``."""
         archive = write_image(image, root, self.node.state / "image.tar")
-        self._ctr("images", "import", "--digests=false", str(archive))
+        self.import_archive(archive)
         archive.unlink()
+
+    def import_archive(self, archive: Path) -> None:
+        """Make the image of an archive known to the node, which sees the file under the same path."""
+        self._ctr("images", "import", "--digests=false", str(archive))
 
     def component_log(self, name: str) -> str:
         """Return the last lines that a component wrote."""
@@ -117,6 +123,7 @@ class Cluster:
         root = static_program(Path(__file__).with_name("pause.c"), state / "pause", "pause")
         self.import_image(Image(components.PAUSE_IMAGE, ["/pause"]), root)
         wait_until("the API server is ready", self._api_is_ready)
+        (self.node.root / components.STATIC_PODS.lstrip("/")).mkdir(parents=True)
         name = "kube-controller-manager"
         self._start_component(components.controller_manager(servers, authority, access[name]))
         self._start_component(components.scheduler(servers, access["kube-scheduler"]))

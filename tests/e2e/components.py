@@ -20,6 +20,7 @@ ETCD = "http://127.0.0.1:2379"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 NODE_NAME = "node1"
 PAUSE_IMAGE = "docker.io/library/pause:e2e"
+STATIC_PODS = "/var/lib/kubelet/static-pods"
 CNI_PLUGINS = "/usr/lib/cni"
 
 
@@ -145,6 +146,8 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
                 "containerLogMaxSize": "50Mi",
                 "nodeStatusUpdateFrequency": "2s",
                 "shutdownGracePeriod": "0s",
+                "staticPodPath": STATIC_PODS,
+                "fileCheckFrequency": "1s",
             }
         )
     )

@@ -10,6 +10,7 @@ from cluster import Cluster
 from kubectl import Kubectl
 from leftovers import leftovers
 from node import why_not
+from sharepod_cluster import SharePod, sharepod_on
 
 # Set by `make e2e KUBECONFIG=…` only: the variable of that name in a developer's shell may lead to a cluster in use.
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
@@ -55,3 +56,10 @@ def kubectl(request: pytest.FixtureRequest) -> Kubectl:
         return Kubectl.of(Path(OTHER_CLUSTER))
     cluster: Cluster = request.getfixturevalue("own_cluster")
     return cluster.kubectl
+
+
+@pytest.fixture(scope="session")
+def sharepod(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[SharePod]:
+    """Return the installation that the tests share, made as a user makes it."""
+    with sharepod_on(kubectl, None if OTHER_CLUSTER else request.getfixturevalue("own_cluster")) as installed:
+        yield installed

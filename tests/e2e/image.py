@@ -26,6 +26,7 @@ class Image:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
+    entrypoint: Sequence[str] = ()
 
 
 def digest(path: Path) -> str:
@@ -52,7 +53,8 @@ def write_image(image: Image, root: Path, archive: Path) -> Path:
                 "architecture": "amd64",
                 "os": "linux",
                 "config": {
-                    "Cmd": list(image.command),
+                    "Entrypoint": list(image.entrypoint) or None,
+                    "Cmd": list(image.command) or None,
                     "Env": [f"{key}={value}" for key, value in image.environment.items()],
                     "User": image.user,
                 },

@@ -1,0 +1,55 @@
+"""What a README says that commands print, compared with what they print.
+
+Values that differ from run to run (ids of shares, times, measured percentages, the state of a moment) stand for any of
+their kind; everything else is compared as it is written, but for the order of lines and the width of columns.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharepod.agent.share import ID_LENGTH, ID_LETTERS
+
+BLOCK = re.compile(r"^```\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
+KINDS = (
+    (re.compile(rf"\b(?=[a-z]*[0-9])[{ID_LETTERS}]{{{ID_LENGTH}}}\b"), "<share>"),
+    (re.compile(r"\b\d+\.\d+ %"), "<measured>"),
+    (re.compile(r"\b\d+(\.\d+)? (s|ms|µs|min|h)(?= |$)"), "<time>"),
+    (re.compile(r"\b(\d+m)?\d+s\b"), "<age>"),
+    (re.compile(r"\b(holding|waiting|draining|idle)\b"), "<state>"),
+    (re.compile(r"─+"), "─"),
+    (re.compile(r" +"), " "),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A command and what a README says that it prints."""
+
+    command: str
+    output: str
+
+
+def shown_in(readme: Path) -> list[Shown]:
+    """Return the commands of a README that have a prompt, in order."""
+    found: list[Shown] = []
+    for block in BLOCK.findall(readme.read_text(encoding="utf-8")):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            found.append(Shown(command, output))
+    return found
+
+
+def kinds(output: str) -> list[str]:
+    """Return the lines with every value that differs from run to run replaced by its kind, in alphabetical order."""
+    for pattern, kind in KINDS:
+        output = pattern.sub(kind, output)
+    return sorted(line.strip() for line in output.splitlines() if line.strip())
+
+
+def write(readme: Path, outputs: list[str]) -> None:
+    """Put what the commands of a README printed in the place of what it shows."""
+    text = readme.read_text(encoding="utf-8")
+    for shown, output in zip(shown_in(readme), outputs, strict=True):
+        text = text.replace(f"$ {shown.command}\n{shown.output}", f"$ {shown.command}\n{output}", 1)
+    readme.write_text(text, encoding="utf-8")

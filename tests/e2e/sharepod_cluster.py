@@ -1,0 +1,210 @@
+"""SharePod on a cluster of simulated devices, as the tests see it: install, pods with shares, what is left of them."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cluster import Cluster
+from kubectl import Kubectl, wait_until
+from observer import NAMESPACE, POD, Looks, Observer
+from sharepod_image import NAME as IMAGE
+from sharepod_image import sharepod_image
+from simulated_gpu import REPO_ROOT
+
+OURS = "sharepod"
+OVERLAY = REPO_ROOT / "daemonset" / "overlays" / "simulated"
+PYTHON = "/opt/sharepod/bin/python"
+SETTLE_S = 1.0
+DELETE_S = 150.0
+
+
+def gpu_pod(name: str, units: int, annotations: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    """Return a pod that wants the whole device all the time; `more` goes into its spec, `container` into that."""
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [PYTHON, "-m", "sharepod.cli.demo_program", "--seconds", "36000"],
+        "resources": {"limits": {"sharepod.io/gpu": units}},
+        **more.pop("container", {}),
+    }
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 1, **more}
+    metadata = {"name": name, "annotations": dict(annotations or {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the agent says of a share."""
+
+    id: str
+    container: str
+    devices: tuple[int, ...]
+    memory_refusals: int
+
+
+class SharePod:
+    """An installation."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+        self.observer = Observer(kubectl)
+
+    def node(self) -> dict[str, Any]:
+        """Return the first node that offers devices."""
+        nodes: list[dict[str, Any]] = json.loads(self.kubectl("get", "nodes", "--output=json"))["items"]
+        return next(node for node in nodes if "sharepod.io/gpu" in node["status"]["allocatable"])
+
+    def offers(self, units: int) -> bool:
+        """Tell whether a node offers so many units."""
+        try:
+            return bool(self.node()["status"]["allocatable"]["sharepod.io/gpu"] == str(units))
+        except StopIteration:
+            return False
+
+    def binds_late(self) -> bool:
+        """Tell whether devices are picked when containers start."""
+        return '"binding": "late"' in self.kubectl.logs(self.own_pod(), "--container=device-plugin", namespace=OURS)
+
+    def own_pod(self) -> str:
+        """Return the name of the DaemonSet's pod."""
+        return self.kubectl("get", "pods", f"--namespace={OURS}", "--output=jsonpath={.items[0].metadata.name}")
+
+    def agent(self, *command: str) -> str:
+        """Run a command in the agent's container and return what it prints."""
+        return self.kubectl.execute(self.own_pod(), *command, container="agent", namespace=OURS)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the shares as `sharepod ps` has them."""
+        found: list[dict[str, Any]] = json.loads(self.agent("sharepod", "ps", "--output", "json"))["shares"]
+        return found
+
+    @contextmanager
+    def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+        """Start pods and yield them as they are once all run; at the end they are gone."""
+        names = [pod["metadata"]["name"] for pod in pods]
+        try:
+            self.kubectl.apply_objects(*pods)
+            self.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
+            yield [self.kubectl.get("pod", name) for name in names]
+        finally:
+            self.delete(*names)
+
+    def delete(self, *names: str) -> None:
+        """Delete pods and wait until they are gone."""
+        self.kubectl("delete", "pod", *names, "--ignore-not-found", timeout_seconds=DELETE_S)
+
+    def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
+        """Kill every process of a container behind the kubelet's back, and return once a later one runs."""
+        before = container_of(self.kubectl.get("pod", pod, namespace), container)
+        self.kill_processes(identity(before))
+
+        def again() -> bool:
+            now = container_of(self.kubectl.get("pod", pod, namespace), container)
+            return bool(now["restartCount"] > before["restartCount"] and now["ready"])
+
+        wait_until(f"{container} of {pod} started again", again)
+
+    def kill_processes(self, container: str) -> None:
+        """Kill every process of a container, given its id."""
+        self.kubectl.execute(POD, PYTHON, "-c", KILL, container, namespace=NAMESPACE)
+
+    def looks(self, seconds: float) -> Looks:
+        """Return what the devices did in the last seconds."""
+        return self.observer.looks(seconds)
+
+    def shares(self, *pods: dict[str, Any]) -> list[Share]:
+        """Return the shares of pods, of each pod in the order of its containers' names."""
+        found = []
+        for pod in pods:
+            own = [share for share in self.listed() if share["labels"].get("pod_uid") == pod["metadata"]["uid"]]
+            for share in sorted(own, key=lambda share: str(share["labels"]["container"])):
+                devices = tuple(device["device_index"] for device in share["devices"])
+                refusals = sum(device["memory_refusals"] for device in share["devices"])
+                found.append(Share(share["id"], share["labels"]["container"], devices, refusals))
+        return found
+
+    def events(self, pod: str, namespace: str = "default") -> list[str]:
+        """Return the events of a pod as `reason: message`."""
+        chosen = f"--field-selector=involvedObject.name={pod}"
+        found = json.loads(self.kubectl("get", "events", chosen, f"--namespace={namespace}", "--output=json"))
+        return [f"{event['reason']}: {event['message']}" for event in found["items"]]
+
+
+KILL = r"""
+import os, signal, sys
+from pathlib import Path
+for path in Path("/proc").glob("[0-9]*/cgroup"):
+    try:
+        if sys.argv[1] in path.read_text():
+            os.kill(int(path.parent.name), signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+def container_of(pod: dict[str, Any], container: str = "main") -> dict[str, Any]:
+    """Return the status of one of a pod's containers."""
+    status: dict[str, Any] = next(s for s in pod["status"]["containerStatuses"] if s["name"] == container)
+    return status
+
+
+def identity(status: dict[str, Any]) -> str:
+    """Return the id of a container that runs."""
+    return str(status["containerID"]).rpartition("/")[2]
+
+
+class Pair:
+    """Two pods with one share each that run on one device."""
+
+    def __init__(self, sharepod: SharePod, first: dict[str, Any], second: dict[str, Any]) -> None:
+        self.sharepod = sharepod
+        self.pods = (first, second)
+        self.uids = tuple(str(pod["metadata"]["uid"]) for pod in self.pods)
+
+    def steady(self, seconds: float) -> Looks:
+        """Let the pods run and return the looks of the last seconds."""
+        time.sleep(SETTLE_S + seconds)
+        looks = self.sharepod.looks(seconds + 2)
+        return looks.between(looks.all[-1].now_ns - round(seconds * 1e9), looks.all[-1].now_ns)
+
+    def parts(self, looks: Looks) -> list[float]:
+        """Return how the two divided among them what both used together."""
+        return looks.parts(*self.uids)
+
+    def ratios(self, looks: Looks) -> list[float]:
+        """Return what each used, as a part of a device."""
+        return [looks.ratio(uid) for uid in self.uids]
+
+    def shares(self) -> list[Share]:
+        """Return their shares."""
+        return self.sharepod.shares(*self.pods)
+
+    def unharmed(self) -> bool:
+        """Tell whether both still run in the containers that they had."""
+        now = [self.sharepod.kubectl.get("pod", pod["metadata"]["name"]) for pod in self.pods]
+        return all(
+            (one["metadata"]["uid"], one["status"]["phase"], identity(container_of(one)))
+            == (pod["metadata"]["uid"], "Running", identity(container_of(pod)))
+            for one, pod in zip(now, self.pods, strict=True)
+        )
+
+
+@contextmanager
+def sharepod_on(kubectl: Kubectl, cluster: Cluster | None) -> Iterator[SharePod]:
+    """Install SharePod as it is shipped, and take it away again. On another cluster its image is there already."""
+    if cluster:
+        cluster.import_archive(sharepod_image())
+    kubectl.apply(OVERLAY)
+    try:
+        kubectl("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
+        installed = SharePod(kubectl)
+        wait_until("a node offers devices", lambda: installed.offers(200))
+        installed.observer.start()
+        yield installed
+    finally:
+        kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+        kubectl("delete", "-k", str(OVERLAY), timeout_seconds=200)

@@ -1,0 +1,54 @@
+"""SharePod's own image, from the steps of its Containerfile, kept between runs.
+
+Owns the cache: one archive, named after everything that the steps see.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from build_kubernetes import cache_root, locked, say
+from containerfile import Build, context_files
+from image import Image, debian_root, write_image
+from simulated_gpu import REPO_ROOT
+
+NAME = "docker.io/library/sharepod:0.1.0"
+BASE = ("ca-certificates",)
+
+
+def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what of a developer's settings the build's package installer needs: how to reach its registry."""
+    names = {"PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "PIP_TRUSTED_HOST"}
+    names |= {name for name in environment if name.lower() in {"http_proxy", "https_proxy", "no_proxy"}}
+    return {name: environment[name] for name in sorted(names & environment.keys())}
+
+
+def context_digest(context: Path, base: Path) -> str:
+    """Return a name for what the steps see: every file of the build's context, its mode, and the base."""
+    said = hashlib.sha256(f"{base.name}\n".encode())
+    for path in sorted([*context_files(context), Path("Containerfile")]):
+        whole = context / path
+        content = str(whole.readlink()).encode() if whole.is_symlink() else whole.read_bytes()
+        said.update(f"{path} {whole.lstat().st_mode:o} {len(content)}\n".encode() + content)
+    return said.hexdigest()[:16]
+
+
+def sharepod_image(context: Path = REPO_ROOT) -> Path:
+    """Return the archive of the image, built first where it is missing. Raises ContainerfileError, BuildError."""
+    base = debian_root(BASE, "apt")
+    folder = cache_root().with_name("images")
+    kept = folder / f"sharepod-{context_digest(context, base)}.tar"
+    with locked(folder):
+        if kept.exists():
+            return kept
+        for older in folder.glob("sharepod-*.tar"):
+            older.unlink()
+        say("building SharePod's image, some minutes")
+        with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as name:
+            build = Build(context, Path(name) / "stages", lambda _: base, passed_variables(os.environ))
+            stage = build.run((context / "Containerfile").read_text())
+            image = Image(NAME, (), stage.environment, stage.user, stage.entrypoint)
+            write_image(image, stage.root, Path(name) / "image.tar").rename(kept)
+    return kept

@@ -1,0 +1,61 @@
+"""The examples do what their READMEs show."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from console import kinds, shown_in, write
+from kubectl import wait_until
+from sharepod_cluster import SharePod
+from simulated_gpu import REPO_ROOT
+
+EXAMPLES = sorted(path.parent for path in (REPO_ROOT / "daemonset" / "examples").glob("*/pods.yaml"))
+NEED_LATE_BINDING = {"two-devices"}
+
+WRITE = bool(os.environ.get("SHAREPOD_E2E_WRITE"))
+"""Put what is printed into the READMEs, to be read over and committed."""
+
+
+def test_a_line_is_compared_by_kinds() -> None:
+    said = "h7k2m9x4qd  standard  0  70 %  69.9 %  3.71 s  holding\ntrain  1/1  Running  0  9s\n"
+    assert kinds(said) == ["<share> standard 0 70 % <measured> <time> <state>", "train 1/1 Running 0 <age>"]
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_prints_what_its_readme_shows(sharepod: SharePod, folder: Path) -> None:
+    if folder.name in NEED_LATE_BINDING and not sharepod.binds_late():
+        sharepod.kubectl("apply", "-f", str(folder / "pods.yaml"))
+        try:
+            wait_until("the refusal", lambda: any("ShareNotReady" in event for event in sharepod.events("wide")))
+        finally:
+            sharepod.delete("wide")
+        return
+    wait_until("no share of another test", lambda: sharepod.listed() == [])
+    sharepod.kubectl("delete", "events", "--all")
+    shown = shown_in(folder / "README.md")
+    assert len(shown) >= 3
+    outputs: list[str] = []
+    try:
+        for each in shown:
+            words = shlex.split(each.command)
+            assert words[0] == "kubectl"
+            if words[1] != "apply":
+                ready(sharepod)
+            words = [str(folder / word) if word.endswith(".yaml") else word for word in words]
+            outputs.append(sharepod.kubectl(*words[1:]))
+            assert kinds(outputs[-1]) == kinds(each.output) or WRITE, each.command
+    finally:
+        sharepod.kubectl("delete", "-f", str(folder / "pods.yaml"), timeout_seconds=150)
+    if WRITE:
+        write(folder / "README.md", outputs)
+
+
+def ready(sharepod: SharePod) -> None:
+    """Wait until all pods run, and their programs too."""
+    sharepod.kubectl.wait_for("condition=Ready", "pod", "--all")
+    wait_until("a program in every share", lambda: all(programs(share) for share in sharepod.listed()))
+
+
+def programs(share: dict[str, list[dict[str, int]]]) -> bool:
+    return any(device["used_1s_millipercent"] > 1000 for device in share["devices"])

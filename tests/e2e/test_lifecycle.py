@@ -1,0 +1,176 @@
+"""Shares come with their containers and go with them, whatever starts or ends these and whoever is away meanwhile."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import components
+import pytest
+from cluster import Cluster
+from kubectl import wait_until
+from sharepod_cluster import OURS, SharePod, container_of, gpu_pod, identity
+
+
+def released(sharepod: SharePod, *ids: str) -> bool:
+    return not {share["id"] for share in sharepod.listed()} & set(ids)
+
+
+def directory(cluster: Cluster, share: str) -> Path:
+    return next(iter((cluster.node.root / "run/sharepod").rglob(share)), Path("/nowhere"))
+
+
+def assert_no_trace(cluster: Cluster, *ids: str) -> None:
+    """Nothing of the shares is on the node."""
+    stored = (cluster.node.root / "var/lib/sharepod/allocations.json").read_text()
+    directories = {path.name for path in (cluster.node.root / "run/sharepod").rglob("*")}
+    assert not [share for share in ids if share in stored or share in directories]
+
+
+def test_nothing_is_left_of_pods_that_are_gone(own_cluster: Cluster, sharepod: SharePod) -> None:
+    with sharepod.pods(gpu_pod("one", 20), gpu_pod("two", 30)) as pods:
+        ids = [share.id for share in sharepod.shares(*pods)]
+        assert len(ids) == 2
+    wait_until("the shares are released", lambda: released(sharepod, *ids))
+    assert_no_trace(own_cluster, *ids)
+
+
+def test_a_request_that_fits_in_pieces_alone_is_refused_with_a_reason(sharepod: SharePod) -> None:
+    wait_until("no other share", lambda: sharepod.listed() == [])
+    with sharepod.pods(gpu_pod("a", 60), gpu_pod("b", 60)):
+        sharepod.kubectl.apply_objects(gpu_pod("c", 70, restartPolicy="Never"))
+        try:
+            if sharepod.binds_late():
+                wait_until("a reason", lambda: any("request 70 %" in event for event in sharepod.events("c")))
+            else:
+                assert sharepod.kubectl.wait_for_phase("c", "Failed") == "Failed"
+                status = sharepod.kubectl.get("pod", "c")["status"]
+                assert status["reason"] == "UnexpectedAdmissionError"
+                assert "70 % would lie on 2 devices of this node, none has so much left" in status["message"]
+        finally:
+            sharepod.delete("c")
+
+
+def test_an_annotation_that_cannot_be_holds_the_pod_until_it_is_mended(sharepod: SharePod) -> None:
+    try:
+        sharepod.kubectl.apply_objects(gpu_pod("typo", 30, {"sharepod.io/limits": "50"}))
+        wait_until("the reason", lambda: any("ShareNotReady" in event for event in sharepod.events("typo")))
+        [told, *_] = [event for event in sharepod.events("typo") if "ShareNotReady" in event]
+        assert "sharepod.io/limit" in told
+        sharepod.kubectl("annotate", "pod", "typo", "sharepod.io/limits-", "sharepod.io/limit=50")
+        sharepod.kubectl.wait_for("condition=Ready", "pod/typo")
+        [share] = sharepod.shares(sharepod.kubectl.get("pod", "typo"))
+        assert share.devices
+    finally:
+        sharepod.delete("typo")
+
+
+def demo(name: str, seconds: float, units: int) -> dict[str, Any]:
+    container: dict[str, Any] = gpu_pod("unused", units)["spec"]["containers"][0]
+    return container | {"name": name, "command": [*container["command"][:-1], str(seconds)]}
+
+
+def test_a_job_with_an_init_container_ends_and_leaves_nothing(own_cluster: Cluster, sharepod: SharePod) -> None:
+    spec = gpu_pod("unused", 40)["spec"]
+    template = {"spec": spec | {
+        "initContainers": [demo("prepare", 1, 40)], "containers": [demo("work", 2, 40)], "restartPolicy": "Never",
+    }}  # fmt: skip
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "once"}, "spec": {"template": template}}
+    sharepod.kubectl.apply_objects(job)
+    try:
+        sharepod.kubectl.wait_for("condition=Complete", "job/once")
+        pod = sharepod.kubectl("get", "pods", "--selector=job-name=once", "--output=jsonpath={.items[0].metadata.name}")
+        for container in ("prepare", "work"):
+            assert "kernels of 500" in sharepod.kubectl.logs(pod, f"--container={container}")
+        ready = [event for event in sharepod.events(pod) if event.startswith("ShareReady")]
+        ids = {event.split("share ")[1].split()[0] for event in ready}
+        assert ids, "equal containers, one after the other, get the same units: one share is theirs"
+        wait_until("the shares are released", lambda: released(sharepod, *ids))
+        assert_no_trace(own_cluster, *ids)
+    finally:
+        sharepod.kubectl("delete", "job", "once")
+
+
+def test_a_deployment_is_rolled_where_its_old_pod_fills_the_device(sharepod: SharePod) -> None:
+    wait_until("no other share", lambda: sharepod.listed() == [])
+    template = {"metadata": {"labels": {"app": "roll"}}, "spec": gpu_pod("unused", 80)["spec"]}
+    spec = {
+        "replicas": 2, "selector": {"matchLabels": {"app": "roll"}}, "template": template,
+        "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+    }  # fmt: skip
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "roll"}, "spec": spec}
+    sharepod.kubectl.apply_objects(deployment)
+    try:
+        for _ in range(2):
+            rollout = ("rollout", "status", "deployment/roll", "--timeout=150s")
+            sharepod.kubectl(*rollout, timeout_seconds=180)
+            wait_until("two shares", lambda: len(sharepod.listed()) == 2)
+            assert sorted(share["devices"][0]["device_index"] for share in sharepod.listed()) == [0, 1]
+            sharepod.kubectl("rollout", "restart", "deployment/roll")
+        sharepod.kubectl(*rollout, timeout_seconds=180)
+    finally:
+        sharepod.kubectl("delete", "deployment", "roll")
+        sharepod.kubectl("wait", "--for=delete", "pod", "--selector=app=roll", "--timeout=60s", timeout_seconds=90)
+
+
+def test_a_pod_that_goes_while_agent_and_plugin_are_away_leaves_nothing(
+    own_cluster: Cluster, sharepod: SharePod
+) -> None:
+    with sharepod.pods(gpu_pod("orphan", 30)) as pods:
+        [share] = sharepod.shares(*pods)
+        own = sharepod.own_pod()
+        sharepod.kubectl("delete", "pod", "orphan", "--wait=false")
+        for container in ("agent", "device-plugin"):
+            sharepod.kill_container(own, container, OURS)
+    wait_until("the share is released", lambda: released(sharepod, share.id))
+    assert_no_trace(own_cluster, share.id)
+
+
+def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
+    own_cluster: Cluster, sharepod: SharePod
+) -> None:
+    with sharepod.pods(gpu_pod("lonely", 30, restartPolicy="Never")) as (pod,):
+        [share] = sharepod.shares(pod)
+        own_cluster.kill("kubelet")
+        try:
+            own_cluster.kill_container("lonely", "main")
+            time.sleep(12)  # longer than the plugin's sweep
+            assert directory(own_cluster, share.id).exists(), "released before kubelet told that the container is over"
+        finally:
+            own_cluster.start("kubelet")
+        sharepod.kubectl.wait_for_phase("lonely", "Failed")
+        wait_until("the share is released", lambda: released(sharepod, share.id))
+    wait_until("the node offers devices again", lambda: sharepod.offers(200))
+    assert_no_trace(own_cluster, share.id)
+
+
+def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> None:
+    manifest = own_cluster.node.root / components.STATIC_PODS.lstrip("/") / "static.json"
+    manifest.write_text(json.dumps(gpu_pod("static", 20, {"sharepod.io/limit": "20"})))
+    name = f"static-{components.NODE_NAME}"
+    try:
+        wait_until("its mirror", lambda: name in sharepod.kubectl("get", "pods", "--output=name"))
+        sharepod.kubectl.wait_for("condition=Ready", f"pod/{name}")
+        [share] = sharepod.shares(sharepod.kubectl.get("pod", name))
+        time.sleep(12)  # longer than the plugin's sweep
+        assert not released(sharepod, share.id)
+        before = container_of(sharepod.kubectl.get("pod", name))
+        sharepod.kill_container(name, "main")
+        assert identity(container_of(sharepod.kubectl.get("pod", name))) != identity(before)
+        assert [one.id for one in sharepod.shares(sharepod.kubectl.get("pod", name))] == [share.id]
+    finally:
+        manifest.unlink()
+    wait_until("the share is released", lambda: released(sharepod, share.id))
+
+
+@pytest.mark.parametrize("count", [20])
+def test_many_pods_at_once_all_get_theirs(sharepod: SharePod, count: int) -> None:
+    wait_until("no other share", lambda: sharepod.listed() == [])
+    with sharepod.pods(
+        *(gpu_pod(f"many-{n}", 10, container={"command": ["/bin/sleep", "600"]}) for n in range(count))
+    ) as pods:
+        shares = sharepod.shares(*pods)
+        assert len({share.id for share in shares}) == count
+        for device in (0, 1):
+            assert sum(share.devices == (device,) for share in shares) == count // 2
+    wait_until("the shares are released", lambda: sharepod.listed() == [])

@@ -1,0 +1,151 @@
+"""SharePod on a cluster: pods get what they ask for, and keep it when parts of it are killed.
+
+Judged by what the simulated devices did, never by SharePod's own account.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster
+from kubectl import wait_until
+from observer import Looks
+from sharepod_cluster import OURS, Pair, SharePod, container_of, gpu_pod, identity
+
+STEADY_S = 4.0
+BACK_S = 1.0
+"""How long a share may be off after what was killed is back."""
+NS = 1_000_000_000
+TOLERANCE = 0.015
+"""Of a device, over STEADY_S. The design's bars are measured by `make bench`, on a machine that is quiet."""
+
+
+@pytest.fixture(scope="module")
+def pair(sharepod: SharePod) -> Iterator[Pair]:
+    """Start two pods that want the whole device, 70 to 30."""
+    with sharepod.pods(gpu_pod("seventy", 70), gpu_pod("thirty", 30)) as (seventy, thirty):
+        yield Pair(sharepod, seventy, thirty)
+
+
+@pytest.fixture
+def same(pair: Pair) -> Iterator[list[str]]:
+    """Yield the ids of the pair's shares; after the test the pair is unharmed and has the same ones."""
+    before = [share.id for share in pair.shares()]
+    yield before
+    assert pair.unharmed()
+    assert [share.id for share in pair.shares()] == before
+
+
+def assert_exact(pair: Pair, looks: Looks) -> None:
+    assert pair.parts(looks) == pytest.approx([0.7, 0.3], abs=TOLERANCE)
+    assert sum(pair.ratios(looks)) > 0.9
+
+
+def test_the_node_offers_a_hundred_units_a_device(sharepod: SharePod) -> None:
+    offered = sharepod.node()["status"]
+    assert offered["capacity"]["sharepod.io/gpu"] == offered["allocatable"]["sharepod.io/gpu"] == "200"
+
+
+def test_two_pods_get_70_and_30_of_one_device(pair: Pair) -> None:
+    seventy, thirty = pair.shares()
+    assert seventy.devices == thirty.devices
+    assert_exact(pair, pair.steady(STEADY_S))
+
+
+def test_shares_are_exact_again_a_second_after_their_agent_was_killed(pair: Pair, same: list[str]) -> None:
+    began = time.monotonic()
+    pair.sharepod.kill_container(pair.sharepod.own_pod(), "agent", OURS)
+    pair.steady(BACK_S + STEADY_S)
+    looks = pair.sharepod.looks(time.monotonic() - began).all
+    gone = [look.now_ns for look in looks if not look.agent]
+    assert gone, "the agent was never away"
+    back = next(look.now_ns for look in looks if look.now_ns > gone[-1])
+    assert_exact(pair, Looks(looks).between(back + round(BACK_S * NS), back + round((BACK_S + STEADY_S) * NS)))
+
+
+def test_shares_stay_exact_while_the_plugin_is_killed_and_the_next_pod_gets_one(pair: Pair, same: list[str]) -> None:
+    began = time.monotonic()
+    pair.sharepod.kill_container(pair.sharepod.own_pod(), "device-plugin", OURS)
+    wait_until("the node offers devices again", lambda: pair.sharepod.offers(200))
+    assert_exact(pair, pair.sharepod.looks(time.monotonic() - began))
+    with pair.sharepod.pods(gpu_pod("after-the-plugin", 10)) as (after,):
+        [share] = pair.sharepod.shares(after)
+        assert share.devices != pair.shares()[0].devices, "70 and 30 fill the other"
+
+
+def test_a_killed_container_keeps_its_share_and_is_exact_a_second_after_its_start(pair: Pair) -> None:
+    before = pair.shares()
+    began = time.monotonic()
+    pair.sharepod.kill_container("thirty", "main")
+    pair.steady(BACK_S + STEADY_S)
+    looks = pair.sharepod.looks(time.monotonic() - began)
+    thirty = pair.sharepod.kubectl.get("pod", "thirty")
+    key = f"{thirty['metadata']['uid']}/{identity(container_of(thirty))}"
+    running = next(look.now_ns for look in looks.all if any(name.startswith(key) for name in look.used_ns))
+    assert_exact(pair, looks.between(running + round(BACK_S * NS), looks.all[-1].now_ns))
+    assert pair.shares() == before
+    pair.pods = (pair.pods[0], thirty)
+
+
+def test_a_limit_changes_while_the_pod_runs(pair: Pair, same: list[str]) -> None:
+    annotate = pair.sharepod.kubectl
+    try:
+        annotate("annotate", "--overwrite", "pod", "seventy", "sharepod.io/limit=70")
+        annotate("annotate", "--overwrite", "pod", "thirty", "sharepod.io/paused=true")
+        seventy, thirty = pair.ratios(pair.steady(STEADY_S))
+        assert seventy == pytest.approx(0.7, abs=TOLERANCE)
+        assert thirty == 0
+    finally:
+        annotate("annotate", "pod", "seventy", "sharepod.io/limit-")
+        annotate("annotate", "pod", "thirty", "sharepod.io/paused-")
+    assert_exact(pair, pair.steady(STEADY_S))
+
+
+PYTHON_C = ["/opt/sharepod/bin/python", "-c"]
+EXHAUST = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuInit(0)
+context, address, device = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int()
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)
+held = 0
+while not (error := cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 20))):
+    held += 64
+print(held, error, flush=True)
+time.sleep(36000)
+"""
+
+
+def test_memory_ends_at_the_cap_and_the_others_do_not_notice(pair: Pair, same: list[str]) -> None:
+    began = time.monotonic()
+    greedy = gpu_pod("greedy", 10, {"sharepod.io/memory": "1Gi"}, container={"command": [*PYTHON_C, EXHAUST]})
+    with pair.sharepod.pods(greedy) as (pod,):
+        wait_until("the pod's answer", lambda: pair.sharepod.kubectl.logs("greedy") != "")
+        assert pair.sharepod.kubectl.logs("greedy").split() == ["1024", "2"]  # CUDA_ERROR_OUT_OF_MEMORY
+        [share] = pair.sharepod.shares(pod)
+        assert share.memory_refusals == 1
+        looks = pair.sharepod.looks(time.monotonic() - began)
+        [held] = {sum(n for key, n in looks.all[-1].memory_bytes.items() if key.startswith(pod["metadata"]["uid"]))}
+        assert held == 1 << 30
+    assert_exact(pair, looks)
+
+
+def test_an_upgrade_touches_no_running_pod(pair: Pair, same: list[str]) -> None:
+    began = time.monotonic()
+    rollout = pair.sharepod.kubectl
+    rollout("rollout", "restart", "daemonset/sharepod", f"--namespace={OURS}")
+    rollout("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
+    wait_until("the node offers devices again", lambda: pair.sharepod.offers(200))
+    assert_exact(pair, pair.steady(STEADY_S))
+    assert time.monotonic() - began < 150
+
+
+def test_shares_stay_exact_while_kubelet_is_killed(own_cluster: Cluster, pair: Pair, same: list[str]) -> None:
+    began = time.monotonic()
+    own_cluster.kill("kubelet")
+    own_cluster.start("kubelet")
+    wait_until("the node is ready", own_cluster.node_is_ready)
+    wait_until("the node offers devices again", lambda: pair.sharepod.offers(200))
+    with pair.sharepod.pods(gpu_pod("after-kubelet", 10)):
+        assert_exact(pair, pair.sharepod.looks(time.monotonic() - began))
