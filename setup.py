@@ -186,6 +186,7 @@ def extensions() -> list[Extension]:
                     "simgpu/state.c",
                     "simgpu/client.c",
                     "simgpu/limit.c",
+                    "simgpu/owner.c",
                     "simgpu/catalogue.c",
                     "simgpu/model.c",
                     "simgpu/repair.c",

@@ -218,7 +218,7 @@ class Agent:
             Path(settings.shares_directory).rmdir()
             hook_file.remove(Path(settings.hook_directory))
             if settings.simulate and self._environment["SIMGPU_STATE"] == f"{runtime}/simgpu":
-                for name in ("simgpu", "simgpu.kernels"):
+                for name in ("simgpu", "simgpu.kernels", "simgpu.pids"):
                     (runtime / name).unlink(missing_ok=True)
             if settings.state_directory != settings.runtime_directory:
                 Path(settings.state_directory).rmdir()

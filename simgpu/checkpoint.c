@@ -3,21 +3,31 @@
 
 #include <time.h>
 
+/* With the state locked: the process with contexts that the caller calls `pid`; 0: none. */
+static uint32_t owner_of(int pid) {
+  struct sg_shared *shared = process.state.shared;
+  for
+    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
+  if (pid > 0 && sg_seen_pid(&process.state, &shared->contexts[slot].owner) == pid)
+    return shared->contexts[slot].owner.id;
+  return 0;
+}
+
 /* With the state locked: the next context of a process at or after `slot`. */
-static uint32_t next_of(int pid, uint32_t slot) {
+static uint32_t next_of(uint32_t owner, uint32_t slot) {
   struct sg_shared *shared = process.state.shared;
   while ((slot = sg_next_bit(shared->alive, slot, SG_MAX_CONTEXTS)) < SG_MAX_CONTEXTS &&
-         shared->contexts[slot].pid != pid)
+         shared->contexts[slot].owner.id != owner)
     slot++;
   return slot;
 }
 
 /* With the state locked: what a process has beside its contexts goes off all devices, or comes back. */
-static void move_holdings(int pid, bool store) {
+static void move_holdings(uint32_t owner, bool store) {
   struct sg_shared *shared = process.state.shared;
   for
     SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  for (int n = 0; n < SG_HOLDINGS * SG_MAX_DEVICES && shared->clients[slot].pid == pid; n++) {
+  for (int n = 0; n < SG_HOLDINGS * SG_MAX_DEVICES && shared->clients[slot].owner.id == owner; n++) {
     struct sg_client *client = &shared->clients[slot];
     uint64_t *memory = &client->memory_bytes[n / SG_MAX_DEVICES][n % SG_MAX_DEVICES];
     uint64_t *stored = &client->stored_bytes[n / SG_MAX_DEVICES][n % SG_MAX_DEVICES];
@@ -28,16 +38,16 @@ static void move_holdings(int pid, bool store) {
 }
 
 /* With the state locked: does all that a process has stored fit on the devices again? */
-static bool has_room(int pid) {
+static bool has_room(uint32_t owner) {
   const struct sg_shared *shared = process.state.shared;
   for (uint32_t device = 0; device < shared->device_count; device++) {
     uint64_t bytes = sg_memory_used(shared, device);
-    for (uint32_t slot = next_of(pid, 0); slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1))
+    for (uint32_t slot = next_of(owner, 0); slot < SG_MAX_CONTEXTS; slot = next_of(owner, slot + 1))
       if (shared->contexts[slot].device == device)
         bytes += shared->contexts[slot].stored_bytes;
     for
       SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-    for (int holding = 0; holding < SG_HOLDINGS && shared->clients[slot].pid == pid; holding++)
+    for (int holding = 0; holding < SG_HOLDINGS && shared->clients[slot].owner.id == owner; holding++)
       bytes += shared->clients[slot].stored_bytes[holding][device];
     if (bytes > shared->devices[device].memory_total_bytes)
       return false;
@@ -53,12 +63,12 @@ static CUresult move(int pid, uint32_t from, uint32_t to) {
     return result;
   bool store = to == SG_CHECKPOINT_STORED, restore = from == SG_CHECKPOINT_STORED;
   sg_lock_advanced(&process.state);
-  uint32_t first = next_of(pid, 0);
+  uint32_t owner = owner_of(pid), first = next_of(owner, 0);
   result = first == SG_MAX_CONTEXTS                     ? CUDA_ERROR_INVALID_VALUE
            : shared->contexts[first].checkpoint != from ? CUDA_ERROR_ILLEGAL_STATE
-           : restore && !has_room(pid)                  ? CUDA_ERROR_OUT_OF_MEMORY
+           : restore && !has_room(owner)                ? CUDA_ERROR_OUT_OF_MEMORY
                                                         : CUDA_SUCCESS;
-  for (uint32_t slot = first; !result && slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1)) {
+  for (uint32_t slot = first; !result && slot < SG_MAX_CONTEXTS; slot = next_of(owner, slot + 1)) {
     struct sg_context *context = &shared->contexts[slot];
     if (store) {
       context->stored_bytes = context->memory_bytes;
@@ -70,7 +80,7 @@ static CUresult move(int pid, uint32_t from, uint32_t to) {
     context->checkpoint = to;
   }
   if (!result && (store || restore))
-    move_holdings(pid, store);
+    move_holdings(owner, store);
   sg_kick(shared);
   sg_unlock(&process.state);
   return result;
@@ -81,7 +91,7 @@ EXPORT CUresult cuCheckpointProcessGetState(int pid, int *state) {
   if (result || !state)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   sg_lock_advanced(&process.state);
-  uint32_t slot = next_of(pid, 0);
+  uint32_t slot = next_of(owner_of(pid), 0);
   if (slot < SG_MAX_CONTEXTS)
     *state = (int)process.state.shared->contexts[slot].checkpoint;
   sg_unlock(&process.state);
@@ -100,7 +110,8 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arg
   while (!result) {
     bool busy = false;
     sg_lock_advanced(&process.state);
-    for (uint32_t slot = next_of(pid, 0); slot < SG_MAX_CONTEXTS; slot = next_of(pid, slot + 1))
+    uint32_t owner = owner_of(pid);
+    for (uint32_t slot = next_of(owner, 0); slot < SG_MAX_CONTEXTS; slot = next_of(owner, slot + 1))
       busy |= sg_bit(process.state.shared->active, slot);
     sg_unlock(&process.state);
     if (!busy)

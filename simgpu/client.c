@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 /* The slot's byte is locked before the slot is seen, and a slot without its lock is nobody's. */
 static void claim(struct sg_state *state) {
@@ -14,7 +13,7 @@ static void claim(struct sg_state *state) {
     if (sg_bit(shared->clients_alive, slot) || sg_lock_byte(state->fd, F_WRLCK, SG_CLIENT_BYTE + slot, F_OFD_SETLK))
       continue;
     memset(client, 0, sizeof *client);
-    client->pid = getpid();
+    client->owner = *sg_owner_own(state);
     memcpy(client->cgroups, state->cgroups, sizeof client->cgroups);
     state->client = slot;
     sg_set(shared->clients_alive, slot);
@@ -103,28 +102,28 @@ uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device) {
   return used;
 }
 
-uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, int32_t pid, enum sg_holding holding) {
+uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding) {
   uint64_t bytes = 0;
   for
     SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  if (shared->clients[slot].pid == pid)
+  if (shared->clients[slot].owner.id == owner)
     bytes += shared->clients[slot].memory_bytes[holding][device];
   for (uint32_t n = 0; holding == SG_PHYSICAL && n < shared->piece_count; n++) {
     const struct sg_piece *piece = &shared->pieces[n];
-    if (piece->device == device && held(piece) && shared->clients[account_of(piece)].pid == pid)
+    if (piece->device == device && held(piece) && shared->clients[account_of(piece)].owner.id == owner)
       bytes += piece->bytes;
   }
   return bytes;
 }
 
-uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, int32_t pid) {
+uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner) {
   uint64_t bytes = 0;
   for
     SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  if (shared->contexts[slot].device == device && shared->contexts[slot].pid == pid)
+  if (shared->contexts[slot].device == device && shared->contexts[slot].owner.id == owner)
     bytes += shared->contexts[slot].memory_bytes;
   for (int holding = 0; holding < SG_HOLDINGS; holding++)
-    bytes += sg_holding_of(shared, device, pid, (enum sg_holding)holding);
+    bytes += sg_holding_of(shared, device, owner, (enum sg_holding)holding);
   return bytes;
 }
 

@@ -16,7 +16,8 @@
 
 struct place {
   uint64_t magic;
-  int32_t pid, fd;
+  struct sg_owner owner;
+  int32_t fd;
   uint64_t file; /* inode: a descriptor of that number may be another file by now */
   uint64_t offset, bytes, id;
   uint32_t device, reserved;
@@ -81,7 +82,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   if (result)
     return result;
   struct place place = {.magic = IPC_MAGIC,
-                        .pid = getpid(),
+                        .owner = process.state.owner, /* it has a context */
                         .fd = block.fd,
                         .file = info.st_ino,
                         .offset = block.offset,
@@ -96,7 +97,10 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
 static void *map(const struct place *place) {
   char path[64];
   struct stat info;
-  snprintf(path, sizeof path, "/proc/%d/fd/%d", place->pid, place->fd);
+  sg_lock(&process.state);
+  int32_t pid = sg_seen_pid(&process.state, &place->owner);
+  sg_unlock(&process.state);
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, place->fd);
   int fd = open(path, O_RDWR | O_CLOEXEC);
   if (fd < 0)
     return NULL;
@@ -154,7 +158,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, u
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   if (place.magic != IPC_MAGIC || place.device >= process.state.shared->device_count)
     return CUDA_ERROR_INVALID_HANDLE;
-  if (place.pid == getpid())
+  if (place.owner.id == process.state.owner.id)
     return CUDA_ERROR_INVALID_CONTEXT;
   pthread_mutex_lock(&lock);
   struct opened *one = find_opened(&place, 0);

@@ -119,11 +119,11 @@ static bool releases(const struct sg_item *write, const struct sg_item *head) {
 
 /* A write has become visible on the device: spin kernels and watches of the same process see it. Device addresses are
  * the process's own, so other processes' are not concerned. */
-static void release_watchers(struct sg_shared *shared, int32_t pid, const struct sg_item *write) {
+static void release_watchers(struct sg_shared *shared, uint32_t owner, const struct sg_item *write) {
   for
     SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
       struct sg_context *context = &shared->contexts[slot];
-      if (context->pid != pid)
+      if (context->owner.id != owner)
         continue;
     for
       SG_EACH(index, context->active, SG_MAX_LANES) {
@@ -141,7 +141,7 @@ static void log_item(struct sg_state *state, const struct sg_context *context, c
   state->log[shared->logged % shared->model.log_records] = (struct sg_log_record){
       .context = context->id,
       .device = context->device,
-      .pid = context->pid,
+      .owner = context->owner,
       .name = item->name,
       .stream = context->lanes[item->lane].handle,
       .submitted_ns = item->submitted_ns,
@@ -188,7 +188,7 @@ static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane
     }
   }
   if ((item->kind == SG_WRITE || item->kind == SG_MEMSET) && item->watch)
-    release_watchers(shared, context->pid, item);
+    release_watchers(shared, context->owner.id, item);
   log_item(state, context, item);
   pop(shared, slot, lane, item);
 }

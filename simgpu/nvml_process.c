@@ -11,6 +11,7 @@
 #define MPS_BYTES    31457280ull                       /* what an MPS server takes for itself */
 
 struct process_use {
+  uint32_t owner; /* id */
   uint32_t pid;
   uint32_t place; /* the device, or the instance of it */
   uint64_t memory_bytes;
@@ -30,12 +31,17 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
       const struct sg_context *context = &shared->contexts[slot];
       if (context->device != place && shared->devices[context->device].parent != place)
         continue;
+      int32_t pid = sg_seen_pid(&nvml.state, &context->owner);
+      if (pid == SG_GONE)
+        continue;
       uint32_t n = 0;
-      while (n < count && (uses[n].pid != (uint32_t)context->pid || uses[n].place != context->device))
+      while (n < count && (uses[n].owner != context->owner.id || uses[n].place != context->device))
         n++;
       if (n == count)
-        uses[count++] = (struct process_use){.pid = (uint32_t)context->pid, .place = context->device};
-      uses[n].memory_bytes = sg_memory_of(shared, context->device, context->pid);
+        uses[count++] = (struct process_use){.owner = context->owner.id,
+                                             .pid = (uint32_t)(pid == SG_UNSEEN ? context->owner.pid : pid),
+                                             .place = context->device};
+      uses[n].memory_bytes = sg_memory_of(shared, context->device, context->owner.id);
       uses[n].busy_ns += sg_history_busy(&context->history, shared->now_ns - span_ns, shared->now_ns);
     }
   return count;

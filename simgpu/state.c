@@ -103,6 +103,7 @@ static int map_shared(struct sg_state *state, bool may_make) {
   struct stat info;
   if (fstat(state->fd, &info))
     return -errno;
+  state->file = info.st_ino;
   if (info.st_size && info.st_size != (off_t)sizeof(struct sg_shared))
     return -EPROTO;
   if (!info.st_size && (!may_make || ftruncate(state->fd, sizeof(struct sg_shared))))
@@ -128,7 +129,7 @@ static int map_shared(struct sg_state *state, bool may_make) {
 int sg_open(struct sg_state *state, const char *path) {
   const char *named = getenv("SIMGPU_STATE");
   bool may_make = !path;
-  *state = (struct sg_state){.fd = -1, .client = SG_NONE};
+  *state = (struct sg_state){.fd = -1, .pids_fd = -1, .pid_namespace = sg_pid_namespace(), .client = SG_NONE};
   if (path || (named && *named))
     snprintf(state->path, sizeof state->path, "%s", path ? path : named);
   else
@@ -164,7 +165,7 @@ void sg_close(struct sg_state *state) {
     munmap(state->shared, sizeof(struct sg_shared));
   if (state->fd >= 0)
     close(state->fd);
-  *state = (struct sg_state){.fd = -1, .client = SG_NONE};
+  *state = (struct sg_state){.fd = -1, .pids_fd = -1, .client = SG_NONE};
 }
 
 /* Closing a child's copy of the descriptor releases no lock: the parent's copy keeps it. */
@@ -217,7 +218,7 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
         sg_lock_byte(state->fd, F_WRLCK, 1 + (off_t)slot, F_OFD_SETLK))
       continue;
     context->device = device;
-    context->pid = getpid();
+    context->owner = *sg_owner_own(state);
     context->id = ++shared->last_id;
     context->lost_error = context->checkpoint = 0;
     context->created_ns = shared->now_ns;
@@ -248,7 +249,7 @@ void sg_context_drop(struct sg_state *state, uint32_t slot) {
   shared->past[shared->past_count % SG_MAX_PAST] = (struct sg_past){
       .device = context->device,
       .id = context->id,
-      .pid = context->pid,
+      .owner = context->owner,
       .busy_ns = context->busy_ns,
       .ended_ns = shared->now_ns,
   };

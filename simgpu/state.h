@@ -7,6 +7,7 @@
  *
  *   file:  [ header | devices | names | past contexts | clients | pieces | context 0 | context 1 | ... ]     (sparse)
  *   beside it, with SIMGPU_LOG_KERNELS=N: <file>.kernels, a ring of N records
+ *   and for processes in containers: <file>.pids, see owner.h
  *
  * A context lives in a slot. Its owner holds an OFD lock on the file's byte 1 + slot, so that anyone, in any pid
  * namespace, sees its death; byte 0 is locked while the file is made. A process that holds device memory beside its
@@ -16,12 +17,14 @@
 #ifndef SIMGPU_STATE_H
 #define SIMGPU_STATE_H
 
+#include "owner.h"
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
-#define SG_VERSION      3u
+#define SG_VERSION      4u
 #define SG_MAX_DEVICES  16
 #define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
 #define SG_MAX_LANES    128  /* streams of one context */
@@ -132,7 +135,7 @@ enum sg_checkpoint { SG_CHECKPOINT_RUNNING, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_
 struct sg_context {
   uint32_t state;
   uint32_t device;
-  int32_t pid;         /* in the owner's pid namespace */
+  struct sg_owner owner;
   uint32_t id;         /* never reused */
   uint32_t lost_error; /* sticky CUresult, 0 = healthy */
   uint32_t checkpoint;
@@ -159,7 +162,7 @@ enum sg_holding { SG_POOLS, SG_PHYSICAL, SG_EXTERNAL, SG_HOLDINGS };
 /* One process that has such memory. Only it changes its counters, each with one store: whatever it dies in the middle
  * of, its slot goes as a whole and takes everything back that it had counted. */
 struct sg_client {
-  int32_t pid; /* in its own pid namespace */
+  struct sg_owner owner;
   uint32_t reserved;
   uint64_t memory_bytes[SG_HOLDINGS][SG_MAX_DEVICES];
   uint64_t stored_bytes[SG_HOLDINGS][SG_MAX_DEVICES]; /* what a checkpoint took off the devices */
@@ -189,7 +192,7 @@ struct sg_limit {
 struct sg_past {
   uint32_t device;
   uint32_t id;
-  int32_t pid;
+  struct sg_owner owner;
   uint32_t reserved;
   uint64_t busy_ns;
   uint64_t ended_ns;
@@ -249,6 +252,7 @@ struct sg_shared {
   uint32_t generation; /* futex: bumped when waiting may end earlier than was projected */
   uint32_t device_count;
   uint32_t last_id;
+  uint32_t last_owner;
   uint32_t name_count;
   uint64_t now_ns;           /* the model stands here; never goes back */
   uint64_t reaped_ns;        /* last look for dead processes */
@@ -278,14 +282,13 @@ struct sg_shared {
 struct sg_log_record {
   uint32_t context; /* id */
   uint32_t device;
-  int32_t pid;
+  struct sg_owner owner;
   uint32_t name;
   uint64_t stream;
   uint64_t submitted_ns;
   uint64_t started_ns;
   uint64_t ended_ns;
   uint64_t busy_ns;
-  uint64_t reserved;
 };
 _Static_assert(sizeof(struct sg_log_record) == 64, "truth.py reads this layout");
 
@@ -294,6 +297,10 @@ struct sg_state {
   struct sg_shared *shared;
   struct sg_log_record *log; /* NULL without a log */
   int fd;
+  int pids_fd;                        /* of <file>.pids, -1: not needed yet; guarded by the lock, never closed */
+  uint32_t pid_namespace;             /* of this process */
+  uint64_t file;                      /* inode of the state file */
+  struct sg_owner owner;              /* this process, id 0: not one yet; guarded by the lock */
   uint64_t own[SG_MAX_CONTEXTS / 64]; /* slots of this hold; guarded by the lock */
   uint32_t client;                    /* of this hold, SG_NONE: not one yet; guarded by the lock */
   uint64_t
@@ -358,10 +365,10 @@ struct sg_client *sg_client_own(struct sg_state *state);
 void sg_clients_reap(struct sg_state *state);
 /* With the lock: device memory in use, by contexts, by processes beside them, and in pieces. */
 uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
-/* With the lock: the same for one process, as its clients' pieces and contexts have it. */
-uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, int32_t pid);
+/* With the lock: the same for one process, the owner with that id, as its clients' pieces and contexts have it. */
+uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner);
 /* With the lock: what a process has of one kind, pieces that are on its account included. */
-uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, int32_t pid, enum sg_holding holding);
+uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding);
 /* With the lock: the same for a cgroup, without managed memory. */
 uint64_t sg_memory_of_cgroup(const struct sg_shared *shared, uint32_t device, uint64_t cgroup);
 /* With the lock: a new piece that this process holds, or SG_NONE. Its bytes are not checked against the capacity. */

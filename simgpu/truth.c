@@ -22,7 +22,7 @@ struct truth_context {
 
 struct truth_process {
   int32_t pid;
-  uint32_t reserved;
+  uint32_t owner; /* id */
   uint64_t contexts_bytes, pools_bytes, physical_bytes, external_bytes;
 };
 
@@ -75,32 +75,35 @@ EXPORT uint32_t simgpu_truth_contexts(struct sg_state *state, uint32_t device, s
       const struct sg_context *context = &shared->contexts[slot];
       if (context->device == device && count++ < room)
         out[count - 1] = (struct truth_context){
-            context->id, context->pid, context->busy_ns, context->memory_bytes, 1, context->lost_error};
+            context->id,        sg_pid_of(state, &context->owner), context->busy_ns, context->memory_bytes, 1,
+            context->lost_error};
     }
   uint64_t first = shared->past_count > SG_MAX_PAST ? shared->past_count - SG_MAX_PAST : 0;
   for (uint64_t n = first; n < shared->past_count; n++) {
     const struct sg_past *past = &shared->past[n % SG_MAX_PAST];
     bool again = n > first && shared->past[(n - 1) % SG_MAX_PAST].id == past->id;
     if (past->device == device && !again && count++ < room)
-      out[count - 1] = (struct truth_context){past->id, past->pid, past->busy_ns, 0, 0, 0};
+      out[count - 1] = (struct truth_context){past->id, sg_pid_of(state, &past->owner), past->busy_ns, 0, 0, 0};
   }
   sg_unlock(state);
   return count;
 }
 
 /* With the state locked: a process with its memory on a device, once, if it has any. */
-static void add_process(const struct sg_shared *shared, uint32_t device, int32_t pid, struct truth_process *out,
-                        uint32_t room, uint32_t *count) {
+static void add_process(struct sg_state *state, uint32_t device, const struct sg_owner *owner,
+                        struct truth_process *out, uint32_t room, uint32_t *count) {
+  const struct sg_shared *shared = state->shared;
   for (uint32_t n = 0; n < *count && n < room; n++)
-    if (out[n].pid == pid)
+    if (out[n].owner == owner->id)
       return;
   struct truth_process found = {
-      .pid = pid,
-      .pools_bytes = sg_holding_of(shared, device, pid, SG_POOLS),
-      .physical_bytes = sg_holding_of(shared, device, pid, SG_PHYSICAL),
-      .external_bytes = sg_holding_of(shared, device, pid, SG_EXTERNAL),
+      .pid = sg_pid_of(state, owner),
+      .owner = owner->id,
+      .pools_bytes = sg_holding_of(shared, device, owner->id, SG_POOLS),
+      .physical_bytes = sg_holding_of(shared, device, owner->id, SG_PHYSICAL),
+      .external_bytes = sg_holding_of(shared, device, owner->id, SG_EXTERNAL),
   };
-  uint64_t all = sg_memory_of(shared, device, pid);
+  uint64_t all = sg_memory_of(shared, device, owner->id);
   found.contexts_bytes = all - found.pools_bytes - found.physical_bytes - found.external_bytes;
   if (all && (*count)++ < room)
     out[*count - 1] = found;
@@ -114,12 +117,23 @@ EXPORT uint32_t simgpu_truth_processes(struct sg_state *state, uint32_t device, 
   const struct sg_shared *shared = state->shared;
   for
     SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS)
-  add_process(shared, device, shared->contexts[slot].pid, out, room, &count);
+  add_process(state, device, &shared->contexts[slot].owner, out, room, &count);
   for
     SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  add_process(shared, device, shared->clients[slot].pid, out, room, &count);
+  add_process(state, device, &shared->clients[slot].owner, out, room, &count);
   sg_unlock(state);
   return count;
+}
+
+/* With the state locked: records name processes as their readers do. A few processes have most of them. */
+static void tell_pids(struct sg_state *state, struct sg_log_record *records, uint64_t count) {
+  struct sg_owner known[64] = {0};
+  for (uint64_t n = 0; n < count; n++) {
+    struct sg_owner *owner = &records[n].owner, *one = &known[owner->id % 64];
+    if (one->id != owner->id)
+      *one = (struct sg_owner){.id = owner->id, .pid = sg_pid_of(state, owner)};
+    owner->pid = one->pid;
+  }
 }
 
 /* Copies the newest records, oldest first, of all devices. */
@@ -131,6 +145,7 @@ EXPORT uint64_t simgpu_truth_kernels(struct sg_state *state, struct sg_log_recor
     count = logged < size ? logged : size;
     for (uint64_t n = 0; n < count && n < room; n++)
       out[n] = state->log[(logged - (count < room ? count : room) + n) % size];
+    tell_pids(state, out, count < room ? count : room);
   }
   sg_unlock(state);
   return count;

@@ -1,6 +1,7 @@
 """What really happened on the simulated devices, read without going through the hook, the agent or the driver API.
 
-Owns nothing: every call advances the model to now and copies what stands in the state file.
+Owns nothing: every call advances the model to now and copies what stands in the state file. Pids are those of the
+reader's pid namespace; of a process that has none there, or has ended, that of its own.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from uuid import UUID
 
 _LIBRARY = Path(__file__).parent / "lib" / "libcuda.so.1"
 _NO_PARENT = 0xFFFFFFFF
-_RECORD = struct.Struct("<IIiIQQQQQQ")  # struct sg_log_record
+_RECORD = struct.Struct("<IIIiIIQQQQQ")  # struct sg_log_record
 
 
 class _Device(ctypes.Structure):
@@ -46,7 +47,7 @@ class _Context(ctypes.Structure):
 class _Process(ctypes.Structure):
     _fields_ = (
         ("pid", ctypes.c_int32),
-        ("reserved", ctypes.c_uint32),
+        ("owner", ctypes.c_uint32),
         ("contexts_bytes", ctypes.c_uint64),
         ("pools_bytes", ctypes.c_uint64),
         ("physical_bytes", ctypes.c_uint64),
@@ -216,7 +217,7 @@ class Truth:
         """Return what the log holds of a device, in order of ending; empty without SIMGPU_LOG_KERNELS."""
         names: dict[int, str] = {}
         kernels = []
-        for context, where, pid, name, stream, submitted_ns, started_ns, ended_ns, busy_ns, _ in self._records():
+        for context, where, _, pid, _, name, stream, submitted_ns, started_ns, ended_ns, busy_ns in self._records():
             if where != device:
                 continue
             if name not in names:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,19 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a program whose text follows `from driver import *`; what still runs at the end is killed."""
+    """Start a program whose text follows `from driver import *`; what still runs at the end is killed.
+
+    `within` are words before the command, such as those of `pid_namespaces.alone`.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def begin(gpu: SimulatedGpu, text: str, *arguments: str) -> "subprocess.Popen[str]":
+    def begin(gpu: SimulatedGpu, text: str, *arguments: str, within: Sequence[str] = ()) -> "subprocess.Popen[str]":
         source = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom driver import *\n{textwrap.dedent(text)}"
         process = subprocess.Popen(
-            [sys.executable, "-c", source, *arguments],
+            [*within, sys.executable, "-c", source, *arguments],
             env=gpu.env,
             text=True,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
