@@ -143,11 +143,16 @@ MakeAgent = Callable[..., RunningAgent]
 
 
 @contextlib.contextmanager
-def python(environment: dict[str, str], *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run Python, from the first line that it prints on, which is given too, and end it."""
+def python(
+    environment: dict[str, str], *arguments: str, within: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run Python, from the first line that it prints on, which is given too, and end it.
+
+    `within` are words before the command, such as those of `pid_namespaces.alone`.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
     with subprocess.Popen(
-        [sys.executable, *arguments],
+        [*within, sys.executable, *arguments],
         env={**inherited, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
