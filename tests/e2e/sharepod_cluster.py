@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster import Cluster
-from kubectl import Kubectl, wait_until
+from kubectl import ClusterError, Kubectl, wait_until
 from observer import NAMESPACE, POD, Looks, Observer
 from sharepod_image import NAME as IMAGE
 from sharepod_image import sharepod_image
@@ -68,6 +68,14 @@ class SharePod:
     def binds_late(self) -> bool:
         """Tell whether devices are picked when containers start."""
         return '"binding": "late"' in self.kubectl.logs(self.own_pod(), "--container=device-plugin", namespace=OURS)
+
+    def registrations(self) -> int:
+        """Return how often the plugin has registered with kubelet since it started; 0 while nobody can tell."""
+        try:
+            log = self.kubectl.logs(self.own_pod(), "--container=device-plugin", namespace=OURS)
+        except ClusterError:
+            return 0
+        return log.count("registered with kubelet")
 
     def own_pod(self) -> str:
         """Return the name of the DaemonSet's pod."""

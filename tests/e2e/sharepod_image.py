@@ -15,6 +15,8 @@ from image import Image, debian_root, write_image
 from simulated_gpu import REPO_ROOT
 
 NAME = "docker.io/library/sharepod:0.1.0"
+KEPT = 3
+"""Images in the cache: of the checkouts that share it."""
 BASE = ("ca-certificates",)
 
 
@@ -43,7 +45,7 @@ def sharepod_image(context: Path = REPO_ROOT) -> Path:
     with locked(folder):
         if kept.exists():
             return kept
-        for older in folder.glob("sharepod-*.tar"):
+        for older in sorted(folder.glob("sharepod-*.tar"), key=lambda path: path.stat().st_mtime)[: -(KEPT - 1)]:
             older.unlink()
         say("building SharePod's image, some minutes")
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as name:

@@ -131,6 +131,7 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
 ) -> None:
     with sharepod.pods(gpu_pod("lonely", 30, restartPolicy="Never")) as (pod,):
         [share] = sharepod.shares(pod)
+        before = sharepod.registrations()
         own_cluster.kill("kubelet")
         try:
             own_cluster.kill_container("lonely", "main")
@@ -140,7 +141,7 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
             own_cluster.start("kubelet")
         sharepod.kubectl.wait_for_phase("lonely", "Failed")
         wait_until("the share is released", lambda: released(sharepod, share.id))
-    wait_until("the node offers devices again", lambda: sharepod.offers(200))
+    wait_until("the plugin registered again", lambda: sharepod.registrations() > before)
     assert_no_trace(own_cluster, share.id)
 
 
