@@ -28,6 +28,7 @@ import grpc
 
 from sharepod import hook, simgpu
 from sharepod.agent import cgroup, hook_file, logs, metrics, metrics_server
+from sharepod.agent.credentials import Credentials
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
@@ -166,11 +167,9 @@ class Agent:
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
 
-    def _credentials(self) -> metrics_server.Credentials:
+    def _credentials(self) -> Credentials:
         settings = self._settings
-        return metrics_server.Credentials(
-            settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
-        )
+        return Credentials(settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file)
 
     def _take_place(self) -> HostLock:
         while True:

@@ -6,23 +6,22 @@ own, which bounds its time; the handshake is made there too, so that a peer that
 
 from __future__ import annotations
 
-import hmac
 import logging
 import socket
 import socketserver
-import ssl
 import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sharepod.agent.errors import AgentUnavailable, SettingsError
+from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sharepod.agent.credentials import Credentials
 
 log = logging.getLogger("sharepod.agent.metrics")
 
@@ -31,88 +30,6 @@ CONNECTIONS_MAX: Final = 16
 """What is beyond is closed at once: strangers must not fill the agent with threads."""
 PATIENCE_S: Final = 5.0
 """How long a peer may say nothing."""
-TOKEN_MIN: Final = 16
-_TOKEN_READ_MAX: Final = 4096
-
-
-def read_token(path: str) -> bytes:
-    """Return the token of a file, without the white space around it. Raises OSError or ValueError (what is wrong)."""
-    with Path(path).open("rb") as file:
-        token = file.read(_TOKEN_READ_MAX).strip()
-    if len(token) < TOKEN_MIN or not all(0x21 <= byte <= 0x7E for byte in token):
-        raise ValueError(f"it is no token: write one word of at least {TOKEN_MIN} printable ASCII characters")
-    return token
-
-
-def read_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Return what TLS needs. Raises OSError; ssl.SSLError is one."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key, password="")  # without it OpenSSL asks on the terminal
-    return context
-
-
-class Credentials:
-    """What the agent shows to those who scrape it (certificate and key) and what they show to it (the token).
-
-    Empty paths: no TLS, no token. The files are read again when they change, so that certificates can be renewed; what
-    cannot be read then is told once, and the last that could stays.
-    """
-
-    def __init__(self, certificate: str = "", key: str = "", token_file: str = "") -> None:
-        """Read the files. Raises SettingsError."""
-        self._certificate, self._key, self._token_file = certificate, key, token_file
-        self._paths = [path for path in (certificate, key, token_file) if path]
-        self._stamp = self._look()
-        self.context: ssl.SSLContext | None = None
-        self._token: bytes | None = None
-        if cause := self._read():
-            raise SettingsError(f"metrics: {cause}")
-
-    def refresh(self) -> None:
-        """Read the files again if they have changed. For the thread that accepts connections."""
-        stamp = self._look()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            if cause := self._read():
-                log.error("credentials of the metrics not read again", extra={"cause": cause})
-            else:
-                log.info("credentials of the metrics read again", extra={"files": self._paths})
-
-    def accept(self, authorization: str) -> bool:
-        """Tell whether the header of that name has the token, in a time that does not depend on where it is wrong."""
-        if self._token is None:
-            return True
-        scheme, _, token = authorization.partition(" ")
-        return hmac.compare_digest(token.strip().encode(), self._token) and scheme.lower() == "bearer"
-
-    def _read(self) -> str:
-        """Read all files; return what is wrong, after which nothing has changed."""
-        try:
-            for path in self._paths:  # OpenSSL does not say which one it cannot read
-                Path(path).open("rb").close()
-            context = read_context(self._certificate, self._key) if self._certificate else None
-            token = read_token(self._token_file) if self._token_file else None
-        except ssl.SSLError as error:
-            reason = (error.reason or "unreadable").lower().replace("_", " ")
-            files = f"{self._certificate} and {self._key}"
-            return f"{files} are no certificate with its key ({reason}): give PEM files that go together"
-        except OSError as error:
-            return f"{error.filename}: {error.strerror}: name a file that the agent can read"
-        except ValueError as error:
-            return f"{self._token_file}: {error}"
-        self.context, self._token = context, token
-        return ""
-
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(path) for path in self._paths]
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        info = Path(path).stat()
-    except OSError:
-        return None
-    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 class _Server(socketserver.ThreadingTCPServer):

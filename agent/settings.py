@@ -35,7 +35,9 @@ OTHER_VARIABLES: Final = frozenset(
     }
 )
 """Variables of the hook, the command line and the build; not settings of the agent."""
-OTHER_PREFIXES: Final = ("SHAREPOD_PLUGIN_", "SHAREPOD_HOOK_", "SHAREPOD_CLI_", "SHAREPOD_TEST_", "SHAREPOD_BENCH_")
+OTHER_PREFIXES: Final = (
+    "SHAREPOD_PLUGIN_", "SHAREPOD_WEBHOOK_", "SHAREPOD_HOOK_", "SHAREPOD_CLI_", "SHAREPOD_TEST_", "SHAREPOD_BENCH_",
+)  # fmt: skip
 SOCKET_NAME: Final = "agent.sock"
 SHARES_NAME: Final = "shares"
 METRICS_DEFAULT: Final = "127.0.0.1:9464"

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, cast
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from sharepod.agent import logs
+from sharepod.agent.errors import SettingsError
+from sharepod.agent.flags import EXIT_USAGE
 from sharepod.deviceplugin.agent import Agent, NodeView
 from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.binder import Binder, Policy
@@ -27,7 +29,7 @@ from sharepod.deviceplugin.podresources import PodResources
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.processes import live_pods
 from sharepod.deviceplugin.server import PluginService
-from sharepod.deviceplugin.settings import EXIT_USAGE, Settings, SettingsError, parse_settings
+from sharepod.deviceplugin.settings import Settings, parse_settings
 from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.unit import Units
 

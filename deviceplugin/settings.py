@@ -5,20 +5,17 @@ A flag beats the environment. Nothing else in the plugin reads either.
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
+
+from sharepod.agent.errors import SettingsError
+from sharepod.agent.flags import read_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PREFIX: Final = "SHAREPOD_PLUGIN_"
-EXIT_USAGE: Final = 2
-
-
-class SettingsError(Exception):
-    """A flag or variable is wrong; one line: what, where, the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +74,13 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}: see `{self.prog} --help`\n")
-
-
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Return the settings from flags and environment. Raises SettingsError."""
-    parser = _Parser(prog="sharepod-deviceplugin", description="Kubelet's way to shares.", allow_abbrev=False)
-    names = [item.name for item in fields(Settings)]
-    for name in names:
-        parser.add_argument("--" + name.replace("_", "-"), help=_DOCS[name].replace("%", "%%"))
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    for key in environment:
-        if key.startswith(PREFIX) and key.removeprefix(PREFIX).lower() not in names:
-            raise SettingsError(f"unknown environment variable {key}: known are {', '.join(sorted(_variables(names)))}")
-    values: dict[str, Any] = {}
-    for item in fields(Settings):
-        variable = PREFIX + item.name.upper()
-        text, where = given.get(item.name), "--" + item.name.replace("_", "-")
-        if text is None and variable in environment:
-            text, where = environment[variable], variable
-        if text is not None:
-            values[item.name] = _read(item.name, str(text), where)
+    parser = ("sharepod-deviceplugin", "Kubelet's way to shares.")
+    values: dict[str, Any] = read_flags(parser, PREFIX, _DOCS, _read, arguments, environment)
     if not values.get("node_name"):
         raise SettingsError(f"no node name: give --node-name or {PREFIX}NODE_NAME (spec.nodeName by the downward API)")
     return Settings(**values)
-
-
-def _variables(names: Sequence[str]) -> list[str]:
-    return [PREFIX + name.upper() for name in names]
 
 
 def _read(name: str, text: str, where: str) -> object:

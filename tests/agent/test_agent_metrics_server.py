@@ -18,8 +18,9 @@ import pytest
 from agent_process import free_port, wait_until
 
 from sharepod.agent import metrics_server
+from sharepod.agent.credentials import Credentials
 from sharepod.agent.errors import SettingsError
-from sharepod.agent.metrics_server import CONNECTIONS_MAX, Credentials
+from sharepod.agent.metrics_server import CONNECTIONS_MAX
 from sharepod.agent.settings import load_settings
 from sharepod.proto import v1_pb2 as pb
 

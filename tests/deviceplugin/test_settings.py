@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from sharepod.deviceplugin.settings import PREFIX, SettingsError, parse_settings
+from sharepod.agent.errors import SettingsError
+from sharepod.deviceplugin.settings import PREFIX, parse_settings
 
 NODE = {f"{PREFIX}NODE_NAME": "n1"}
 
