@@ -10,7 +10,7 @@ from simulated_gpu import REPO_ROOT
 DAEMONSET = REPO_ROOT / "daemonset"
 INSTALLS = {"default": DAEMONSET, **{path.name: path for path in sorted((DAEMONSET / "overlays").iterdir())}}
 """What `kubectl apply -k` may be given to install SharePod."""
-ADDITIONS = {name: DAEMONSET / name for name in ("policy", "monitoring")}
+ADDITIONS = {name: DAEMONSET / name for name in ("policy", "monitoring", "compatibility", "compatibility/cert-manager")}
 """What may be applied beside one of these."""
 
 

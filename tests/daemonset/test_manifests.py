@@ -17,8 +17,8 @@ from sharepod.agent.settings import load_settings
 
 OLDEST, NEWEST = "1.28", "1.37"
 POLICIES_SINCE = "1.30"
-FOREIGN = {"PodMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, of which Kubernetes has no schema."""
+FOREIGN = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate"}
+"""Kinds of the Prometheus operator and of cert-manager, of which Kubernetes has no schema."""
 Object = dict[str, Any]
 
 

@@ -1,0 +1,134 @@
+"""The webhook as a process of its own, asked over HTTPS as the API server does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import queue
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import trustme
+from foreign_pods import Object, response, review
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAME = "sharepod-webhook.sharepod.svc"
+WAIT_S = 30.0
+
+
+class Certificates:
+    """Files as a Secret's volume has them, of an authority that can be replaced."""
+
+    def __init__(self, directory: Path) -> None:
+        self.certificate, self.key = directory / "tls.crt", directory / "tls.key"
+        self.directory = directory
+        self.renew()
+
+    def renew(self) -> None:
+        """Write a certificate of a new authority."""
+        self.authority = trustme.CA()
+        issued = self.authority.issue_cert(NAME, "127.0.0.1")
+        for path, content in (
+            (self.certificate, issued.cert_chain_pems[0].bytes()),
+            (self.key, issued.private_key_pem.bytes()),
+        ):
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(content)
+            fresh.replace(path)
+
+    def trust(self, authority: trustme.CA | None = None) -> ssl.SSLContext:
+        """Return a context that trusts an authority, by default the present one."""
+        context = ssl.create_default_context()
+        (authority or self.authority).configure_trust(context)
+        return context
+
+
+class Webhook:
+    """A running webhook; its log is read as it comes."""
+
+    def __init__(self, certificates: Certificates, *flags: str) -> None:
+        self.certificates = certificates
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
+        environment |= {
+            "SHAREPOD_WEBHOOK_CERTIFICATE": str(certificates.certificate),
+            "SHAREPOD_WEBHOOK_KEY": str(certificates.key),
+        }
+        listen = ["--address", "127.0.0.1", "--port", "0", "--log-level", "debug"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sharepod.webhook.main", *listen, *flags],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self.port = int(self.event("webhook started")["port"])
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line)
+
+    def event(self, name: str, **said: object) -> Object:
+        """Return the next line of the log of that name that says so; what comes before it is dropped."""
+        while True:
+            found: Object = json.loads(self._lines.get(timeout=WAIT_S))
+            if found["event"] == name and found.items() >= said.items():
+                return found
+
+    def rest(self) -> list[Object]:
+        """Return what has been logged and not read, once the process has ended."""
+        self._reader.join(WAIT_S)
+        return [json.loads(line) for line in list(self._lines.queue)]
+
+    def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
+        """Return a connection that is not made yet."""
+        context = context or self.certificates.trust()
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=WAIT_S, context=context)
+
+    def post(
+        self, body: bytes, path: str = "/compatibility", method: str = "POST", **headers: str
+    ) -> tuple[int, bytes]:
+        """Return status and body of an answer."""
+        connection = self.connect()
+        sent = {"Content-Type": "application/json", **{key.replace("_", "-"): text for key, text in headers.items()}}
+        with contextlib.closing(connection):
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def admit(self, item: Object, **more: Any) -> Object:
+        """Return what is said of a pod."""
+        status, body = self.post(json.dumps(review(item, **more)).encode())
+        assert status == 200, body
+        return response(body)
+
+    def end(self) -> int:
+        """Stop it as kubelet does; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextlib.contextmanager
+def webhook(directory: Path, *flags: str) -> Iterator[Webhook]:
+    """Run a webhook."""
+    running = Webhook(Certificates(directory), "--drain-seconds", "0", *flags)
+    try:
+        yield running
+    finally:
+        assert running.end() == 0

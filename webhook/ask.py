@@ -1,0 +1,123 @@
+"""What a pod asks for in another system's words, as values in ours; numbers of theirs, read exactly. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.share import DEVICES_MAX
+from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, TermsError, quantity_bytes, shown
+from sharepod.webhook.pod import Refused
+
+if TYPE_CHECKING:
+    from sharepod.webhook.pod import Container, Pod
+
+MIB: Final = 2**20
+WHOLE_GPU: Final = "nvidia.com/gpu"
+_DECIMAL: Final = re.compile(r"([0-9]{0,4})(?:\.([0-9]{0,32}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator says where another system's words say nothing."""
+
+    memory_only_percent: int = 10
+    """Compute of who asks for memory alone, where `device_memory_bytes` is not given."""
+    device_memory_bytes: int | None = None
+    """Memory of one device, of the nodes that such pods run on."""
+    scheduler_name: str = "default-scheduler"
+    """Who places pods that were another system's scheduler's."""
+
+    def percent_of_memory(self, memory_bytes: int) -> int:
+        """Return the compute of a container that asks for this memory alone, on each of its devices."""
+        if self.device_memory_bytes is None:
+            return self.memory_only_percent
+        return max(1, min(100, -(-memory_bytes * 100 // self.device_memory_bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One container's share."""
+
+    container: Container
+    percent: int
+    """1..100, of each device."""
+    devices: int = 1
+    memory_bytes: int | None = None
+    """On each device; None: in proportion."""
+    limit: int | None = None
+    """percent..100, of each device; None: the node's."""
+    share_class: str | None = None
+    """None: what the pod says, else the default."""
+    drop: tuple[str, ...] = ()
+    """Resources that are another system's, and have to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a pod asks of one system."""
+
+    system: str
+    asks: tuple[Ask, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def percentage(what: str, text: str) -> int:
+    """Return a decimal fraction such as 0.25 in whole per cent. Raises Refused."""
+    match = _DECIMAL.fullmatch(text)
+    if match is None or text in ("", "."):
+        raise Refused(f"{what} is {shown(text)}: give a decimal number such as 0.5")
+    whole, part = int(match[1] or 0), (match[2] or "").rstrip("0")
+    if len(part) > 2:
+        near = whole * 100 + int(part[:2])
+        remedy = f"{near / 100:.2f} or {(near + 1) / 100:.2f}" if near else "0.01 or more"
+        raise Refused(f"{what} is {shown(text)}, finer than 1 %: give {remedy}")
+    return whole * 100 + int(part.ljust(2, "0"))
+
+
+def number(what: str, text: str, least: int, most: int) -> int:
+    """Return a whole number in plain digits. Raises Refused."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise Refused(f"{what} is {shown(text)}: give a whole number from {least} to {most}")
+    return int(text)
+
+
+def amount(container: Container, resource: str, most: int) -> int | None:
+    """Return how much a container asks of another system's resource, 0 to `most`; None: nothing. Raises Refused.
+
+    The API server may have written 3000 as 3k.
+    """
+    text = container.resource(resource)
+    if text is None:
+        return None
+    what = f"{resource} of container {container.name}"
+    if container.requests.get(resource, text) != text or resource not in container.limits:
+        raise Refused(f"{what} differs between its requests and its limits: give it under limits alone")
+    try:
+        found = quantity_bytes(text)
+    except TermsError:
+        found = -1
+    if not 0 <= found <= most:
+        raise Refused(f"{what} is {shown(text)}: give a whole number, at most {most}")
+    return found
+
+
+def devices(what: str, text: str) -> int:
+    """Return over how many devices an ask goes. Raises Refused."""
+    return number(what, text, 1, DEVICES_MAX)
+
+
+def mebibytes(what: str, text: str) -> int:
+    """Return a memory size in MiB in bytes. Raises Refused."""
+    return number(what, text, 1, MEMORY_MOST_BYTES // MIB) * MIB
+
+
+def no_whole_devices(pod: Pod, system: str) -> None:
+    """Raise Refused when a pod that asks for a part of a device also asks for whole ones."""
+    for container in pod.all_containers:
+        if container.resource(WHOLE_GPU) is not None:
+            raise Refused(
+                f"container {container.name} asks for {WHOLE_GPU} in a pod that asks {system} for a part of a device: "
+                "give one of the two"
+            )

@@ -1,0 +1,93 @@
+"""HAMi's words: resources of containers, each for each of its devices; memory in MiB, compute in per cent. Pure.
+
+`nvidia.com/gpu` alone is NVIDIA's word for a whole device, and stays with NVIDIA's device plugin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.share import DEVICES_MAX
+from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, shown
+from sharepod.webhook.ask import MIB, WHOLE_GPU, Ask, Defaults, Found, amount
+from sharepod.webhook.pod import Refused
+
+if TYPE_CHECKING:
+    from sharepod.webhook.pod import Container, Pod
+
+SYSTEM: Final = "HAMi"
+MEMORY: Final = "nvidia.com/gpumem"
+MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
+COMPUTE: Final = "nvidia.com/gpucores"
+PRIORITY: Final = "nvidia.com/priority"
+RESOURCES: Final = (MEMORY, MEMORY_PERCENT, COMPUTE, PRIORITY)
+POLICY_VARIABLE: Final = "GPU_CORE_UTILIZATION_POLICY"
+MODE: Final = "nvidia.com/vgpu-mode"
+CONSTRAINTS: Final = (
+    "nvidia.com/use-gputype",
+    "nvidia.com/nouse-gputype",
+    "nvidia.com/use-gpuuuid",
+    "nvidia.com/nouse-gpuuuid",
+)
+PREFERENCES: Final = ("hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy", "nvidia.com/numa-bind")
+
+
+def find(pod: Pod, defaults: Defaults) -> Found | None:
+    """Return what a pod's containers ask of HAMi; None: nothing. Raises Refused."""
+    asking = [item for item in pod.all_containers if any(item.resource(name) is not None for name in RESOURCES)]
+    if not asking:
+        return None
+    for key in CONSTRAINTS:
+        if key in pod.annotations:
+            raise Refused(
+                f"annotation {key} chooses devices by kind or UUID, which no share can: "
+                "choose nodes by their labels, nvidia.com/gpu.product for one"
+            )
+    if pod.annotations.get(MODE, "hami-core") != "hami-core":
+        raise Refused(f"annotation {MODE} is {shown(pod.annotations[MODE])}: only hami-core can be a share")
+    warnings = [f"annotation {key} has no meaning for a share" for key in PREFERENCES if key in pod.annotations]
+    asks = []
+    for container in asking:
+        ask, warning = _ask(container, defaults)
+        asks.append(ask)
+        if warning:
+            warnings.append(warning)
+    return Found(SYSTEM, tuple(asks), tuple(warnings))
+
+
+def _ask(container: Container, defaults: Defaults) -> tuple[Ask, str]:
+    """Return what a container asks for, and a warning or nothing."""
+    count = amount(container, WHOLE_GPU, DEVICES_MAX)
+    if count == 0:
+        raise Refused(f"{WHOLE_GPU} of container {container.name} is 0: give 1 to {DEVICES_MAX}, or leave it out")
+    memory = (amount(container, MEMORY, MEMORY_MOST_BYTES // MIB) or 0) * MIB or None
+    part = amount(container, MEMORY_PERCENT, 100) or None
+    compute = amount(container, COMPUTE, 100) or None
+    low = amount(container, PRIORITY, 1) == 1
+    if memory and part:
+        raise Refused(f"container {container.name} asks for {MEMORY} and {MEMORY_PERCENT}: give one of them")
+    forced = container.environment.get(POLICY_VARIABLE, "").lower() == "force"
+    limit, warning = (compute if forced else None), ""
+    if compute and part and part != compute:
+        memory = _memory_part(container, part, compute, defaults)
+    elif compute and compute < 100 and not memory and not part:
+        if forced:
+            raise Refused(
+                f"container {container.name} asks for all memory of a device and is held to {compute} % of it, "
+                f"which leaves the rest to nobody: give {MEMORY}"
+            )
+        warning = f"{container.name} gets whole devices: it asks for no {MEMORY}"
+        compute = 100
+    percent = compute or part or (defaults.percent_of_memory(memory) if memory else 100)
+    names = tuple(name for name in (WHOLE_GPU, *RESOURCES) if container.resource(name) is not None)
+    return Ask(container, percent, count or 1, memory, limit, "batch" if low else None, names), warning
+
+
+def _memory_part(container: Container, part: int, compute: int, defaults: Defaults) -> int:
+    """Return a percentage of a device's memory in bytes. Raises Refused where a device's memory is not known."""
+    if defaults.device_memory_bytes is None:
+        raise Refused(
+            f"container {container.name} asks for {part} % of the memory and {compute} % of the compute: "
+            f"give {MEMORY}, or the same percentage of both"
+        )
+    return defaults.device_memory_bytes * part // 100 // MIB * MIB

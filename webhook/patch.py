@@ -1,0 +1,30 @@
+"""The difference of two values of JSON as a patch (RFC 6902). Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Operation = dict[str, Any]
+
+
+def difference(before: object, after: object, path: str = "") -> Iterator[Operation]:
+    """Yield what makes `before` to `after`: objects key by key, lists of one length item by item."""
+    if before is after:  # also the deepest of a hostile pod's parts, which nobody has touched
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+            if key not in after:
+                yield {"op": "remove", "path": place}
+            elif key not in before:
+                yield {"op": "add", "path": place, "value": after[key]}
+            else:
+                yield from difference(before[key], after[key], place)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from difference(old, new, f"{path}/{index}")
+    elif before != after:
+        yield {"op": "replace", "path": path, "value": after}

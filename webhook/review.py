@@ -1,0 +1,118 @@
+"""AdmissionReview v1: a body to a request, a decision to a body. Pure.
+
+Nothing of a body is trusted: whoever reaches the port can send one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from sharepod.webhook.patch import Operation
+    from sharepod.webhook.pod import JsonObject
+
+API_VERSION: Final = "admission.k8s.io/v1"
+OPERATIONS: Final = ("CREATE", "UPDATE")
+_UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
+_NAME: Final = re.compile(r"[0-9A-Za-z._:-]{0,253}")
+_REFUSED: Final = 422
+_WARNING_MAX: Final = 120
+"""What Kubernetes advises; it cuts at 256."""
+
+
+class MalformedReview(Exception):
+    """The body is no AdmissionReview of a pod; one line says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A pod that is being made or changed."""
+
+    uid: str
+    namespace: str
+    name: str
+    """Empty where the API server has yet to make one."""
+    operation: str
+    dry_run: bool
+    object: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of it: refused, or admitted with these changes. By itself: admitted as it is."""
+
+    refusal: str = ""
+    patch: tuple[Operation, ...] = ()
+    warnings: tuple[str, ...] = ()
+    system: str = ""
+    """Whose words were understood, for the log."""
+
+
+def read_review(body: bytes) -> Request:
+    """Return the request in a body. Raises MalformedReview."""
+    review = _parse(body)
+    if review.get("apiVersion") != API_VERSION or review.get("kind") != "AdmissionReview":
+        raise MalformedReview(f"it is no AdmissionReview of {API_VERSION}")
+    request = _object(review, "request")
+    if request.get("kind") != {"group": "", "version": "v1", "kind": "Pod"} or request.get("subResource"):
+        raise MalformedReview("request.kind is no Pod of v1: the webhook is for pods alone")
+    operation = _text(request, "operation", _NAME)
+    if operation not in OPERATIONS:
+        raise MalformedReview(f"request.operation is none of {', '.join(OPERATIONS)}")
+    dry_run = request.get("dryRun", False)
+    if not isinstance(dry_run, bool):
+        raise MalformedReview("request.dryRun is no true or false")
+    return Request(
+        uid=_text(request, "uid", _UID),
+        namespace=_text(request, "namespace", _NAME),
+        name=_text(request, "name", _NAME, ""),
+        operation=operation,
+        dry_run=dry_run,
+        object=_object(request, "object"),
+    )
+
+
+def answer(request: Request, decision: Decision) -> bytes:
+    """Return the body that tells the API server a decision."""
+    response: dict[str, Any] = {"uid": request.uid, "allowed": not decision.refusal}
+    if decision.refusal:
+        message = f"sharepod: {decision.refusal}"
+        response["status"] = {"status": "Failure", "code": _REFUSED, "reason": "Invalid", "message": message}
+    elif decision.patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(json.dumps(decision.patch).encode()).decode()
+    if decision.warnings:
+        response["warnings"] = [f"sharepod: {text}"[:_WARNING_MAX] for text in decision.warnings]
+    return json.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}).encode()
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        loaded = json.loads(body.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):  # of the decoding, too
+        raise MalformedReview("it is no JSON") from None
+    if not isinstance(loaded, dict):
+        raise MalformedReview("it is no JSON object")
+    return loaded
+
+
+def _no_constant(_: str) -> NoReturn:
+    raise ValueError
+
+
+def _object(place: JsonObject, key: str) -> dict[str, Any]:
+    value = place.get(key)
+    if not isinstance(value, dict):
+        raise MalformedReview(f"{key} is no object")
+    return value
+
+
+def _text(place: JsonObject, key: str, form: re.Pattern[str], default: str | None = None) -> str:
+    value = place.get(key, default)
+    if not isinstance(value, str) or not form.fullmatch(value):
+        raise MalformedReview(f"request.{key} is no text of its kind")
+    return value

@@ -1,0 +1,171 @@
+"""Answers the API server over HTTPS: one path for each handler, and /healthz. It decides nothing.
+
+A handler is pure and quick: it is called on the loop. Whoever reaches the port may send anything; what is no review
+gets a status of 4xx and one line in the log, and of those no more than a few a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from typing import TYPE_CHECKING, Final, cast
+
+from aiohttp import web
+
+from sharepod.webhook.pod import MalformedPod
+from sharepod.webhook.review import Decision, MalformedReview, Request, answer, read_review
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sharepod.agent.credentials import Credentials
+
+log = logging.getLogger("sharepod.webhook")
+
+BODY_MAX: Final = 4 * 2**20
+"""The API server takes objects of 3 MiB."""
+AT_ONCE: Final = 8
+"""Bodies that are being read: they bound the memory that strangers can take."""
+PATIENCE_S: Final = 3.0
+"""For a body to arrive. The API server waits for 5 s altogether."""
+HANDSHAKE_S: Final = 5.0
+IDLE_S: Final = 120.0
+LINGER_S: Final = 1.0
+"""For a peer to read an answer to more than was taken of it."""
+STOP_S: Final = 5.0
+_COMPLAINTS: Final = 10
+
+
+class WebhookServer:
+    """Serves handlers by path, until it is stopped."""
+
+    def __init__(self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._reading = asyncio.Semaphore(AT_ONCE)
+        self._complaints = _Complaints()
+        self._draining = False
+        self._listener: asyncio.Server | None = None
+        application = web.Application(client_max_size=BODY_MAX)
+        application.router.add_get("/healthz", _healthy)
+        for path, handler in handlers.items():
+            application.router.add_post(path, self._route(handler))
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            logger=logging.getLogger("sharepod.webhook.http"),
+            keepalive_timeout=IDLE_S,
+            shutdown_timeout=STOP_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,  # the API server compresses nothing, and a few bytes could become many
+        )
+
+    async def start(self, address: str, port: int) -> int:
+        """Listen; return the port. Raises OSError."""
+        await self._runner.setup()
+        self._listener = await asyncio.get_running_loop().create_server(
+            cast("Callable[[], asyncio.Protocol]", self._runner.server),
+            address or None,
+            port,
+            ssl=self._context(),
+            ssl_handshake_timeout=HANDSHAKE_S,
+        )
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    def drain(self) -> None:
+        """Ask those who are served from now on to come by another connection, which leads to another replica."""
+        self._draining = True
+
+    async def stop(self) -> None:
+        """End what is under way, a few seconds at most, and close."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+    def _context(self) -> ssl.SSLContext:
+        """Return a context that hands every connection on to the certificate as it is now."""
+        context = self._credentials.context
+        if context is None:
+            raise ValueError("a webhook has a certificate")
+
+        def renew(connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            self._credentials.refresh()
+            if self._credentials.context is not None:
+                connection.context = self._credentials.context
+
+        context.sni_callback = renew  # called whether or not the client names a server
+        return context
+
+    def _route(self, handler: Callable[[Request], Decision]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def serve(request: web.Request) -> web.Response:
+            try:
+                body = await self._read(request)
+                review = read_review(body)
+                decision = handler(review)
+            except (MalformedReview, MalformedPod) as error:
+                response = self._refuse(request, 400, str(error))
+            except web.HTTPRequestEntityTooLarge:
+                response = self._refuse(request, 413, f"the body is longer than {BODY_MAX} bytes")
+            except web.HTTPUnsupportedMediaType:
+                response = self._refuse(request, 415, "the body is not application/json")
+            except TimeoutError:
+                response = self._refuse(request, 408, f"the body did not arrive within {PATIENCE_S:g} s")
+            else:
+                _tell(review, decision)
+                response = web.Response(body=answer(review, decision), content_type="application/json")
+            if self._draining:
+                response.force_close()
+            return response
+
+        return serve
+
+    async def _read(self, request: web.Request) -> bytes:
+        if request.content_type != "application/json":
+            raise web.HTTPUnsupportedMediaType
+        if (request.content_length or 0) > BODY_MAX:
+            raise web.HTTPRequestEntityTooLarge(BODY_MAX, request.content_length or 0)
+        async with asyncio.timeout(PATIENCE_S), self._reading:
+            return await request.read()
+
+    def _refuse(self, request: web.Request, status: int, cause: str) -> web.Response:
+        self._complaints.tell(request.remote, status, cause)
+        response = web.Response(status=status, text=cause + "\n")
+        response.force_close()  # what else the peer has sent is not read
+        return response
+
+
+class _Complaints:
+    """Logs what strangers send: ten lines at once, then one a second; the others are counted."""
+
+    def __init__(self) -> None:
+        self._left = float(_COMPLAINTS)
+        self._at = time.monotonic()
+        self._untold = 0
+
+    def tell(self, peer: str | None, status: int, cause: str) -> None:
+        now = time.monotonic()
+        self._left, self._at = min(float(_COMPLAINTS), self._left + now - self._at), now
+        if self._left < 1:
+            self._untold += 1
+            return
+        self._left -= 1
+        extra = {"peer": peer, "status": status, "cause": cause} | ({"untold": self._untold} if self._untold else {})
+        self._untold = 0
+        log.warning("request not understood", extra=extra)
+
+
+async def _healthy(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+def _tell(request: Request, decision: Decision) -> None:
+    extra: dict[str, object] = {"namespace": request.namespace, "pod": request.name, "uid": request.uid}
+    if request.dry_run:
+        extra["dry_run"] = True
+    if decision.refusal:
+        log.info("pod refused", extra={**extra, "cause": decision.refusal})
+    elif decision.patch:
+        log.info("pod translated", extra={**extra, "system": decision.system, "warnings": list(decision.warnings)})
+    else:
+        log.debug("pod unchanged", extra=extra)

@@ -1,0 +1,150 @@
+"""A pod written for another sharing system to one that holds shares of ours, or a refusal. Pure.
+
+What is written is read again by the device plugin's own reader before it leaves, so it is never what that refuses.
+Labels and annotations of the other system stay: selectors may depend on them. Its resources go: nobody offers them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sharepod.deviceplugin.terms import PREFIX, TermsError, quantity_bytes, read_terms, shown
+from sharepod.webhook import hami, kai, kubeshare
+from sharepod.webhook.ask import MIB, Ask, Defaults, Found
+from sharepod.webhook.patch import difference
+from sharepod.webhook.pod import Container, JsonObject, Pod, Refused, read_pod
+from sharepod.webhook.review import Decision, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RESOURCE: Final = "sharepod.io/gpu"
+MARK: Final = "compatibility.sharepod.io/from"
+"""Written on a translated pod: the system, and what its containers asked of it."""
+SAID: Final = ("limit", "memory", "devices", "device")
+"""What of ours says the same as another system's words."""
+SCHEDULERS: Final = frozenset({"kai-scheduler", "runai-scheduler", "hami-scheduler", "kubeshare-scheduler"})
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+_KEY_MAX: Final = 63
+_MARK_MAX: Final = 1024
+
+
+def decide(request: Request, defaults: Defaults) -> Decision:
+    """Return what becomes of a pod that is being made. Raises MalformedPod."""
+    if request.operation != "CREATE":
+        return Decision()
+    try:
+        pod = read_pod(request.object)
+        found = _find(pod, defaults)
+        asks = () if found is None else _pending(pod, found)
+        if found is None or not asks:
+            return Decision()
+        for ask in asks:
+            _check(pod, ask)
+        changed = _write(request.object, pod, found.system, asks, defaults)
+        _read_again(changed)
+    except Refused as refusal:
+        return Decision(refusal=str(refusal))
+    return Decision(patch=tuple(difference(request.object, changed)), warnings=found.warnings, system=found.system)
+
+
+def _find(pod: Pod, defaults: Defaults) -> Found | None:
+    """Return what the pod asks of the one system that it is written for."""
+    found = [item for item in (system.find(pod, defaults) for system in (kai, hami, kubeshare)) if item is not None]
+    if len(found) > 1:
+        raise Refused(f"the pod is written for {found[0].system} and for {found[1].system}: write it for one of them")
+    return found[0] if found else None
+
+
+def _pending(pod: Pod, found: Found) -> tuple[Ask, ...]:
+    """Return the asks that are not answered yet: the API server may call again, and people copy pods."""
+    if MARK not in pod.annotations:
+        return found.asks
+    if not pod.annotations[MARK].startswith(found.system):
+        raise Refused(f"annotation {MARK} says that the pod came from another system than {found.system}: remove it")
+    return tuple(ask for ask in found.asks if ask.drop or RESOURCE not in ask.container.limits)
+
+
+def _check(pod: Pod, ask: Ask) -> None:
+    """Raise Refused when the pod also says in our words what it says in another system's."""
+    marked, container = MARK in pod.annotations, ask.container
+    for item in pod.all_containers:
+        if item.resource(RESOURCE) is not None and (not marked or item.name == container.name):
+            raise Refused(
+                f"container {item.name} holds {RESOURCE} in a pod written for another system: keep one of the two"
+            )
+    for name in pod.annotations:
+        before, dot, key = name.removeprefix(PREFIX).rpartition(".")
+        if name.startswith(PREFIX) and key in SAID and not (marked and dot and before != container.name):
+            raise Refused(f"annotation {shown(name)} stands beside what another system reads: keep one of the two")
+    if VISIBLE_DEVICES in container.environment:
+        raise Refused(f"container {container.name} sets {VISIBLE_DEVICES}: remove it, its share says what it sees")
+    for name in (*container.limits, *container.requests):
+        if name.startswith("nvidia.com/") and name not in ask.drop:
+            raise Refused(
+                f"container {container.name} asks for {shown(name)} beside a part of a device: give one of the two"
+            )
+
+
+def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], defaults: Defaults) -> dict[str, Any]:
+    """Return the translated pod; what is not changed is the original's."""
+    annotations = dict(pod.annotations)
+    spec = dict(original["spec"])
+    marks = [pod.annotations.get(MARK, system)]
+    for ask in asks:
+        annotations |= _annotations(pod, ask)
+        marks += [f"{ask.container.name}:{name}={ask.container.resource(name)}" for name in ask.drop]
+        key, index = ask.container.place
+        spec[key] = list(spec[key])
+        spec[key][index] = spec[key][index] | {"resources": _resources(spec[key][index], ask)}
+    annotations[MARK] = " ".join(marks)[:_MARK_MAX]
+    if pod.scheduler in SCHEDULERS:
+        spec["schedulerName"] = defaults.scheduler_name
+    metadata = (original.get("metadata") or {}) | {"annotations": annotations}
+    return {**original, "metadata": metadata, "spec": spec}
+
+
+def _annotations(pod: Pod, ask: Ask) -> dict[str, str]:
+    said: dict[str, str] = {}
+    if ask.devices > 1:
+        said["devices"] = str(ask.devices)
+    if ask.limit is not None:
+        said["limit"] = str(ask.limit)
+    if ask.memory_bytes is not None:
+        total = ask.memory_bytes * ask.devices
+        said["memory"] = str(total) if total % MIB else f"{total // MIB}Mi"
+    if ask.share_class and f"{PREFIX}class" not in pod.annotations:
+        said["class"] = ask.share_class
+    written = {}
+    for key, text in said.items():
+        name = f"{ask.container.name}.{key}"
+        if len(name) > _KEY_MAX:
+            raise Refused(f"the name of container {ask.container.name} is too long for an annotation: shorten it to 55")
+        if key != "class" or PREFIX + name not in pod.annotations:
+            written[PREFIX + name] = text
+    return written
+
+
+def _resources(container: JsonObject, ask: Ask) -> dict[str, Any]:
+    resources = dict(container.get("resources") or {})
+    for key in ("limits", "requests"):
+        kept = {name: value for name, value in (resources.get(key) or {}).items() if name not in ask.drop}
+        resources[key] = kept | {RESOURCE: str(ask.percent * ask.devices)}
+    return resources
+
+
+def _read_again(changed: JsonObject) -> None:
+    """Raise Refused when the device plugin would not take what was written, together with what the pod says itself."""
+    pod = read_pod(changed)
+    names = tuple(item.name for item in pod.all_containers)
+    for container in pod.all_containers:
+        if RESOURCE in container.limits:
+            _read_terms(pod, container, names)
+
+
+def _read_terms(pod: Pod, container: Container, names: tuple[str, ...]) -> None:
+    try:
+        units = quantity_bytes(container.limits[RESOURCE])
+        read_terms(pod.annotations, container.name, units, containers=names)
+    except TermsError as error:
+        raise Refused(f"container {container.name}: {error}") from None
