@@ -19,7 +19,8 @@ API_VERSION: Final = "admission.k8s.io/v1"
 OPERATIONS: Final = ("CREATE", "UPDATE")
 _UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _NAME: Final = re.compile(r"[0-9A-Za-z._:-]{0,253}")
-_REFUSED: Final = 422
+_FORBIDDEN: Final = 403
+"""With its reason: kubectl shows the message. Of 422, Invalid, the older ones say only that it is."""
 _WARNING_MAX: Final = 120
 """What Kubernetes advises; it cuts at 256."""
 
@@ -81,7 +82,7 @@ def answer(request: Request, decision: Decision) -> bytes:
     response: dict[str, Any] = {"uid": request.uid, "allowed": not decision.refusal}
     if decision.refusal:
         message = f"sharepod: {decision.refusal}"
-        response["status"] = {"status": "Failure", "code": _REFUSED, "reason": "Invalid", "message": message}
+        response["status"] = {"status": "Failure", "code": _FORBIDDEN, "reason": "Forbidden", "message": message}
     elif decision.patch:
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(json.dumps(decision.patch).encode()).decode()

@@ -44,7 +44,7 @@ def test_a_pod_that_cannot_be_is_refused_with_its_reason(running: Webhook) -> No
     assert said["allowed"] is False
     cause = "annotation gpu-fraction is '0.125', finer than 1 %: give 0.12 or 0.13"
     assert said["status"]["message"] == f"sharepod: {cause}"
-    assert (said["status"]["code"], said["status"]["reason"]) == (422, "Invalid")
+    assert (said["status"]["code"], said["status"]["reason"]) == (403, "Forbidden")
     told = running.event("pod refused")
     assert (told["cause"], told["dry_run"]) == (cause, True)
 

@@ -1,0 +1,138 @@
+"""Pods written for other sharing systems get shares of ours where the operator turned it on, and nowhere else.
+
+Judged by what the simulated devices did, and by what the API server keeps.
+"""
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubectl import ClusterError, Kubectl
+from sharepod_cluster import OURS, Pair, SharePod, gpu_pod
+from simulated_gpu import REPO_ROOT
+
+MANIFESTS = REPO_ROOT / "daemonset" / "compatibility"
+NAMESPACE = "default"
+LABEL = "sharepod.io/compatibility"
+MARK = "compatibility.sharepod.io/from"
+CONDITIONS_SINCE = (1, 28)
+"""What is older has no matchConditions, and asks about every pod of the namespaces that take part."""
+STEADY_S = 4.0
+TOLERANCE = 0.015
+Object = dict[str, Any]
+
+
+def certificate(folder: Path) -> tuple[bytes, bytes]:
+    """Return a certificate and its key, made as daemonset/compatibility/README.md says."""
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=sharepod-webhook "
+        "-addext subjectAltName=DNS:sharepod-webhook.sharepod.svc -keyout tls.key -out tls.crt"
+    )
+    readme = " ".join((MANIFESTS / "README.md").read_text().replace("\\\n", " ").split())
+    assert command in readme
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return (folder / "tls.crt").read_bytes(), (folder / "tls.key").read_bytes()
+
+
+def manifests(kubectl: Kubectl, authority: bytes) -> list[Object]:
+    """Return the webhook's objects, with whom to trust, and without what this cluster is too old for."""
+    found = [item for item in yaml.safe_load_all(kubectl("kustomize", str(MANIFESTS))) if item]
+    version = json.loads(kubectl("version", "--output=json"))["serverVersion"]
+    old = (int(version["major"]), int(version["minor"].rstrip("+"))) < CONDITIONS_SINCE
+    for item in found:
+        if item["kind"] == "MutatingWebhookConfiguration":
+            item["webhooks"][0]["clientConfig"]["caBundle"] = base64.b64encode(authority).decode()
+            if old:
+                del item["webhooks"][0]["matchConditions"]
+    return [item for item in found if not (old and item["kind"] == "PodDisruptionBudget")]
+
+
+@pytest.fixture(scope="module")
+def compatibility(sharepod: SharePod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharePod]:
+    """Install the webhook, and let one namespace take part."""
+    kubectl = sharepod.kubectl
+    shown, key = certificate(tmp_path_factory.mktemp("certificate"))
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": {"name": "sharepod-webhook", "namespace": OURS},
+        "data": {name: base64.b64encode(text).decode() for name, text in (("tls.crt", shown), ("tls.key", key))},
+    }
+    objects = manifests(kubectl, shown)
+    first = [item for item in objects if item["kind"] != "MutatingWebhookConfiguration"]
+    last = [item for item in objects if item["kind"] == "MutatingWebhookConfiguration"]
+    try:
+        kubectl.apply_objects(secret, *first)
+        wait = f"--namespace={OURS}", "--timeout=150s"
+        kubectl("rollout", "status", "deployment/sharepod-webhook", *wait, timeout_seconds=180)
+        kubectl.apply_objects(*last)
+        kubectl("label", "namespace", NAMESPACE, f"{LABEL}=enabled")
+        yield sharepod
+    finally:
+        kubectl("label", "namespace", NAMESPACE, f"{LABEL}-")
+        for item in (*last, *first, secret):
+            place = [f"--namespace={item['metadata']['namespace']}"] if "namespace" in item["metadata"] else []
+            kubectl("delete", item["kind"], item["metadata"]["name"], *place, "--ignore-not-found", "--wait=false")
+
+
+def written(name: str, resources: Object | None = None, **more: Any) -> Object:
+    """Return a pod that wants the whole device, in another system's words."""
+    return gpu_pod(name, 0, more.pop("annotations", None), container={"resources": {"limits": resources or {}}}, **more)
+
+
+def test_pods_of_two_systems_get_their_parts_of_one_device(compatibility: SharePod) -> None:
+    kai = written("kai", annotations={"gpu-fraction": "0.6"}, schedulerName="kai-scheduler")
+    hami = written("hami", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 30})
+    with compatibility.pods(kai, hami) as (sixty, thirty):
+        assert sixty["metadata"]["annotations"][MARK] == "KAI"
+        assert sixty["spec"]["schedulerName"] == "default-scheduler"
+        for pod, units in ((sixty, "60"), (thirty, "30")):
+            assert pod["spec"]["containers"][0]["resources"]["limits"] == {"sharepod.io/gpu": units}
+        pair = Pair(compatibility, sixty, thirty)
+        [one], [other] = (compatibility.shares(pod) for pod in (sixty, thirty))
+        assert one.devices == other.devices
+        assert pair.parts(pair.steady(STEADY_S)) == pytest.approx([2 / 3, 1 / 3], abs=TOLERANCE)
+        listed = next(item for item in compatibility.listed() if item["id"] == other.id)
+        assert listed["devices"][0]["memory_limit_bytes"] == 4000 * 2**20
+
+
+def test_a_pod_of_kubeshares_is_held_to_its_limit(compatibility: SharePod) -> None:
+    item = written("kubeshare", schedulerName="kubeshare-scheduler")
+    item["metadata"]["labels"] = {
+        "sharedgpu/gpu_request": "0.2",
+        "sharedgpu/gpu_limit": "0.4",
+        "sharedgpu/gpu_mem": "1073741824",
+    }
+    with compatibility.pods(item) as (made,):
+        [share] = compatibility.shares(made)
+        [device] = next(item for item in compatibility.listed() if item["id"] == share.id)["devices"]
+        assert (device["request_millipercent"], device["limit_millipercent"]) == (20_000, 40_000)
+        assert device["memory_limit_bytes"] == 2**30
+
+
+def test_a_pod_that_cannot_be_is_not_made_and_its_owner_is_told_why(compatibility: SharePod) -> None:
+    with pytest.raises(ClusterError, match=r"annotation gpu-fraction is '0\.125', finer than 1 %: give 0\.12 or 0\.13"):
+        compatibility.kubectl.apply_objects(written("eighth", annotations={"gpu-fraction": "0.125"}))
+
+
+def test_other_pods_and_other_namespaces_notice_nothing(compatibility: SharePod) -> None:
+    plain = written("plain")
+    elsewhere = written("elsewhere", annotations={"gpu-fraction": "0.5"})
+    elsewhere["metadata"]["namespace"] = OURS
+    for item in (plain, elsewhere):
+        item["spec"]["containers"][0]["command"] = ["sleep", "3600"]
+    with compatibility.pods(plain) as (made,):
+        assert MARK not in made["metadata"].get("annotations", {})
+    kubectl = compatibility.kubectl
+    try:
+        kubectl.apply_objects(elsewhere)
+        found = kubectl.get("pod", "elsewhere", OURS)
+        assert found["spec"]["containers"][0]["resources"] == {}
+    finally:
+        kubectl.delete("pod", "elsewhere", OURS)
