@@ -6,7 +6,7 @@ Every method raises PluginError with the agent's own line: what, the limit, the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -77,6 +77,7 @@ class HeldShare:
     """UUID and index of each device, the first asked for first."""
     paused: bool
     processes: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Agent:
@@ -199,4 +200,5 @@ def _held(share: pb.Share) -> HeldShare:
         devices=tuple((held.device_uuid, held.device_index) for held in share.devices),
         paused=share.paused,
         processes=len(share.processes),
+        labels=dict(share.labels),
     )

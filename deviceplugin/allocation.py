@@ -75,10 +75,11 @@ class Allocations:
     def claim(self, units: frozenset[UnitId], binding: Binding) -> Allocation | None:
         """Return the allocation that the container about to start holds, bound to it; None: these were never given out.
 
-        A pod's own one comes first (a restart, the container after an init container), then the newest unbound one.
+        A pod's own one comes first (a restart, the container after an init container), then the newest unbound one. A
+        pod is told by what names its cgroups: a static pod's mirror may be another one each time.
         """
         same = [item for item in self._allocations.values() if item.units == units]
-        own = [item for item in same if item.binding is not None and item.binding.pod_uid == binding.pod_uid]
+        own = [item for item in same if item.binding is not None and item.binding.cgroup_uid == binding.cgroup_uid]
         found = own or [item for item in same if item.binding is None]
         if not found:
             return None
@@ -97,7 +98,7 @@ class Allocations:
             if item.id != claimed.id
             and item.units & claimed.units
             and item.binding is not None
-            and item.binding.pod_uid == claimed.binding.pod_uid
+            and item.binding.cgroup_uid == claimed.binding.cgroup_uid
         )
 
     def put(self, allocation: Allocation) -> Allocation:

@@ -23,14 +23,18 @@ from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
 from sharepod.deviceplugin.kubelet import Registration, State
 from sharepod.deviceplugin.podresources import PodResources
 from sharepod.deviceplugin.pods import Pods
-from sharepod.deviceplugin.processes import live_pods
+from sharepod.deviceplugin.processes import HostProcesses
+from sharepod.deviceplugin.record import Record
 from sharepod.deviceplugin.server import PluginService
 from sharepod.deviceplugin.settings import Settings, parse_settings
+from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store
+from sharepod.deviceplugin.sweep import Sweeper
 from sharepod.deviceplugin.unit import Units
 
 if TYPE_CHECKING:
@@ -64,12 +68,10 @@ class Plugin:
         return Units([(device.uuid, device.healthy) for device in self._node.devices], late=self._late)
 
     def place(self, node: NodeView) -> Place:
-        """Return where things are for containers that are made now; keeps the name of the hook on the node current."""
+        """Return where things are for containers that are made now."""
         settings = self._settings
-        hook = node.hook_path
-        if not self._late:  # kubelet replays what it was told: a name that stays
-            hook = str(settings.state_directory / HOOK_NAME)
-            _point(Path(hook), node.hook_path)
+        # Kubelet replays what it was told where devices are not picked late: a name that stays.
+        hook = node.hook_path if self._late else str(settings.state_directory / HOOK_NAME)
         simulated = None
         if node.environment:
             state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
@@ -85,12 +87,25 @@ class Plugin:
             simulated=simulated,
         )
 
+    def point(self) -> None:
+        """Keep the name of the hook that containers were told pointing to the hook itself. Raises OSError."""
+        if not self._late:
+            _point(self._settings.state_directory / HOOK_NAME, self._node.hook_path)
+
     async def look_for_ever(self, agent: Agent, service: PluginService) -> None:
         """Tell kubelet which units are healthy, as that changes."""
+        said = ""
         while True:
             with contextlib.suppress(PluginError):  # an agent that restarts: what runs, runs on
                 self._node = await agent.node()
                 service.show(self.units())
+                try:
+                    self.point()
+                    said = ""
+                except OSError as error:  # a full disk: the hook that it points to is served for as long as it is there
+                    if said != str(error):
+                        said = str(error)
+                        log.warning("name of the hook not renewed", extra={"cause": said})
             await asyncio.sleep(LOOK_S)
 
 
@@ -152,6 +167,16 @@ async def _node(agent: Agent) -> NodeView:
         await asyncio.sleep(LOOK_S)
 
 
+def _check(plugin: Plugin, processes: HostProcesses) -> None:
+    """Say what is wrong now, not to the first pod. Raises SettingsError or PluginError."""
+    processes.check()
+    plugin.place(plugin.view())
+    try:
+        plugin.point()
+    except OSError as error:
+        raise SettingsError(f"{error.filename}: {error.strerror}: choose another --state-directory") from None
+
+
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
     cluster = _cluster(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -160,40 +185,36 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         kubelet = await stack.enter_async_context(
             PodResources(settings.pod_resources_socket, resource=settings.resource)
         )
+        processes = HostProcesses(settings.pod_resources_socket)
         late = await _is_late(settings, pods)
         plugin = Plugin(settings, await _node(agent), late=late)
-        plugin.place(plugin.view())  # what is wrong with it is told now, not to the first pod
-        policy = Policy(late, nvidia_cdi=settings.devices == "cdi", limit_percent=settings.limit_percent)
+        _check(plugin, processes)
+        policy = Policy(late, nvidia_cdi=settings.devices == "cdi")
         cdi = CdiDirectory(settings.cdi_directory)
-        binder = Binder(
-            policy,
-            Store(settings.state_directory),
-            agent,
-            pods,
-            kubelet,
-            cdi,
-            plugin.place,
-            plugin.view,
-            live_pods,
-            plugin.units,
-        )
+        record = Record(Store(settings.state_directory))
         if late:
-            cdi.remove_others(item.id for item in binder.allocations)
+            cdi.remove_others(item.id for item in record.all())
+        shares = Shares(record, agent, cdi)
+        follower = Follower(record, shares, agent, pods, limit_percent=settings.limit_percent)
+        sweeper = Sweeper(record, shares, follower, agent, pods, kubelet, processes)
+        binder = Binder(
+            policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, plugin.units
+        )
         service = PluginService(binder, plugin.units())
-        binder.changed = service.changed
+        record.changed = service.changed
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
         await stack.enter_async_context(registration)
-        binder.active = lambda: registration.state is not State.STANDING_BY
+        follower.active = sweeper.active = lambda: registration.state is not State.STANDING_BY
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(work)
-                for work in (plugin.look_for_ever(agent, service), binder.follow(), binder.sweep_for_ever())
+                for work in (plugin.look_for_ever(agent, service), follower.follow(), sweeper.sweep_for_ever())
             ]
             await stopping.wait()
             for task in running:
                 task.cancel()
-        log.info("device plugin stopping", extra={"allocations": len(binder.allocations)})
+        log.info("device plugin stopping", extra={"allocations": len(record.all())})
 
 
 async def _serve(settings: Settings) -> None:

@@ -43,6 +43,17 @@ class Holder:
     units: frozenset[UnitId]
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What kubelet lists."""
+
+    holders: tuple[Holder, ...]
+    """The containers that hold units."""
+    pods: frozenset[tuple[str, str]]
+    """Namespace and name of all pods that it knows, those without units too. After its start it knows none of the API
+    server's for a while."""
+
+
 class PodResources:
     """Kubelet's pod-resources service; an async context manager. All of it runs in one event loop."""
 
@@ -50,8 +61,8 @@ class PodResources:
         self._socket = socket
         self._resource = resource
         self._channel: grpc.aio.Channel | None = None
-        self._current: asyncio.Task[tuple[Holder, ...]] | None = None
-        self._next: asyncio.Task[tuple[Holder, ...]] | None = None
+        self._current: asyncio.Task[Listing] | None = None
+        self._next: asyncio.Task[Listing] | None = None
 
     async def __aenter__(self) -> Self:
         """Do nothing yet: kubelet may be away."""
@@ -68,9 +79,13 @@ class PodResources:
         await self._disconnect()
 
     async def list(self) -> tuple[Holder, ...]:
-        """Return the containers that hold units, as they are now or a moment later.
+        """Return the containers that hold units: see `look`."""
+        return (await self.look()).holders
 
-        A container that ends before others start is not among them: its units are shown with who has them next.
+    async def look(self) -> Listing:
+        """Return what kubelet lists now or a moment later.
+
+        A container that ends before others start holds nothing there: its units are shown with who has them next.
         Raises KubeletUnavailable.
         """
         if not self._next:
@@ -79,7 +94,7 @@ class PodResources:
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._next)
 
-    async def _list_after(self, before: asyncio.Task[tuple[Holder, ...]] | None) -> tuple[Holder, ...]:
+    async def _list_after(self, before: asyncio.Task[Listing] | None) -> Listing:
         if before:
             await asyncio.wait([before])
         self._current, self._next = self._next, None
@@ -89,7 +104,8 @@ class PodResources:
             for pod in response.pod_resources
             for container in pod.containers
         )
-        return tuple(holder for holder in holders if holder.units)
+        pods = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)
+        return Listing(tuple(holder for holder in holders if holder.units), pods)
 
     def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
         """Merge the entries: older kubelets have one with all ids, newer ones one for each id."""

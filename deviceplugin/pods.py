@@ -94,6 +94,12 @@ class Pods:
         self._book = EventBook(node_name)
         self._writings: asyncio.Queue[Writing] = asyncio.Queue(_QUEUE_MAX)
         self._writer: asyncio.Task[None] | None = None
+        self._listed = False
+
+    @property
+    def listed(self) -> bool:
+        """Tell whether whoever watches has been told of all pods once, and has done with them."""
+        return self._listed
 
     async def __aenter__(self) -> Self:
         await self._api.__aenter__()
@@ -158,6 +164,7 @@ class Pods:
             try:
                 async for change in self._list(view):
                     yield change
+                self._listed = True
                 while trouble.barren < _BARREN_MAX:
                     trouble.watching()
                     async with contextlib.aclosing(self._follow(view, trouble)) as changes:

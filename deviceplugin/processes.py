@@ -1,7 +1,11 @@
 """The pods that have live processes, from the cgroups of all processes of the node. Owns nothing, changes nothing.
 
-It needs the host's pid namespace: in one of its own it would see no tenant. Kubelet puts every process of a pod, the
-sandbox's too, into a cgroup that is named for the pod:
+It needs the host's pid namespace: in one of its own it would see no tenant, and take every container for gone. Whether
+it has it, kubelet's socket tells: the kernel names the process at its other end in our pid namespace, 0 when it is not
+in there. Kubelet sees what it starts, so whoever sees kubelet does. (The first namespace's number would not do: a
+cluster may live in another one, as kind's does.)
+
+Kubelet puts every process of a pod, the sandbox's too, into a cgroup that is named for the pod:
 
     cgroupfs driver   /kubepods/burstable/pod<uid>/<container>
     systemd driver    /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _>.slice/<container>
@@ -12,10 +16,16 @@ The uid of a static pod is the hash of its manifest: 32 digits without a dash.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import re
+import socket
+import struct
 from pathlib import Path
 from typing import Final
+
+from sharepod.deviceplugin.errors import PluginError
 
 PROC: Final = Path("/proc")
 _READ_MAX: Final = 8192
@@ -26,6 +36,59 @@ _POD: Final = re.compile(
     re.MULTILINE,
 )
 """The first pod of a path: what a container names its own cgroups lies deeper, and cannot keep another pod alive."""
+
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
+
+
+class HostProcesses:
+    """The processes of the node, as long as it can be told that they are all to be seen."""
+
+    def __init__(self, kubelet_socket: Path, proc: Path = PROC) -> None:
+        self._socket = kubelet_socket
+        self._proc = proc
+
+    def check(self) -> bool:
+        """Return whether kubelet is there. Raises PluginError when it is, and its process cannot be seen.
+
+        That is so as well when /proc is mounted so that it hides the processes of others.
+        """
+        pid = _listener(self._socket)
+        if pid is not None and (pid == 0 or _cgroups_of(self._proc, pid) is None):
+            raise PluginError(
+                "kubelet's process is not to be seen, so those of pods are not either, and whether a container is gone "
+                "cannot be told: set hostPID: true for the device plugin's pod (and mount /proc without hidepid)",
+                retriable=False,
+            )
+        return pid is not None
+
+    async def live_pods(self) -> frozenset[str]:
+        """Return the uids of the pods with a process now. Raises PluginError when that cannot be told."""
+        if not self.check():
+            raise PluginError(f"kubelet is not at {self._socket}, so whose processes are seen is not known")
+        try:
+            return await asyncio.to_thread(live_pods, self._proc)
+        except OSError as error:
+            raise PluginError(f"processes cannot be looked at: {error}: it is tried again") from None
+
+
+def _listener(path: Path) -> int | None:
+    """Return the pid of whoever listens at a socket, 0 when it is in no pid namespace of ours; None: nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, contextlib.suppress(OSError):
+        client.setblocking(False)
+        client.connect(str(path))
+        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(raw)[0])
+    return None
+
+
+def _cgroups_of(proc: Path, pid: int) -> bytes | None:
+    """Return the cgroups of a process; None when it is not there or not ours to see."""
+    try:
+        return (proc / str(pid) / "cgroup").read_bytes()
+    except OSError:
+        return None
 
 
 def pod_of(cgroups: bytes) -> str | None:

@@ -45,7 +45,7 @@ class PluginNode:
         self.agent = await self._spawn("sharepod.agent.main", arguments, "agent.log")
         await until(lambda: (self.runtime / "agent.sock").exists(), self.log)
 
-    async def start_plugin(self) -> None:
+    def plugin_arguments(self) -> list[str]:
         kubeconfig = self.directory / "kubeconfig"
         cluster = {
             "server": f"https://127.0.0.1:{self.api.port}",
@@ -63,8 +63,10 @@ class PluginNode:
             "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi, "binding": self.binding,
             "kubeconfig": kubeconfig, "log-format": "text",
         }  # fmt: skip
-        arguments = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        self.plugin = await self._spawn("sharepod.deviceplugin.main", arguments, "plugin.log")
+        return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+    async def start_plugin(self) -> None:
+        self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
         await self.kubelet.registered()
         await until(lambda: self.kubelet.allocatable == 200, self.log)
 

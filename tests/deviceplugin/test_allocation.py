@@ -56,6 +56,15 @@ def test_a_pods_next_container_supersedes_the_one_whose_units_it_got() -> None:
     assert [item.id for item in allocations.superseded(main)] == ["init"]
 
 
+def test_a_static_pod_keeps_what_it_has_when_its_mirror_is_another_one() -> None:
+    allocations = Allocations()
+    allocations.issue(units(1), AllocationId("a"), 1)
+    allocations.claim(units(1), Binding("default", "static-n1", "main", "uid-1", "hash"))
+    again = allocations.claim(units(1), Binding("default", "static-n1", "main", "uid-2", "hash"))
+    assert again is not None
+    assert (again.id, again.binding and again.binding.pod_uid) == ("a", "uid-2")
+
+
 def test_units_that_were_never_given_out_are_nobodys() -> None:
     assert Allocations().claim(units(1), binding("p")) is None
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import resource
 import shutil
 import signal
+import sys
 
 import pytest
 from fake_pods import AdmissionFailed, StartFailed
@@ -139,3 +143,41 @@ async def test_without_cdi_the_units_say_the_device_and_what_spans_two_is_refuse
         await node.start_plugin()
         await node.kubelet.restart(pods[0], "main", patience_s=30)
         assert (await node.shares())["p0/main"].id == shares["p0/main"].id
+
+
+async def test_a_full_disk_ends_no_pod_and_its_containers_start_when_there_is_room() -> None:
+    async with plugin_node() as node:
+        running = await node.admit("running", {"main": 20})
+        await node.kubelet.start(running, "main")
+        assert node.plugin is not None
+        before = resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE)
+        # Every byte that is written fails, as on a disk without room.
+        resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+        pod = await node.admit("pod", {"main": 30}, init={"prepare": 40})  # an error would be a Failed pod
+        with pytest.raises(StartFailed, match=r"allocations.json cannot be written: .*: make room"):
+            await node.kubelet.start(pod, "prepare")
+        assert pod.phase == "Pending"
+        assert (node.state / "allocations.json").stat().st_size > 0
+        resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, before)
+        await node.kubelet.start(pod, "prepare", patience_s=30)
+        node.kubelet.end(pod, "prepare")
+        await node.end(node.plugin, signal.SIGKILL)
+        await node.start_plugin()
+        await node.kubelet.start(pod, "main", patience_s=30)
+        assert sorted(await node.shares()) == ["pod/main", "running/main"]
+
+
+async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_not_begin() -> None:
+    async with plugin_node() as node:
+        await node.end(node.plugin)
+        user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+        isolated = ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child"]
+        process = await asyncio.create_subprocess_exec(
+            *isolated, sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments(),
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, text = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1
+        (line,) = text.decode().splitlines()
+        assert line.startswith("sharepod-deviceplugin: kubelet's process is not to be seen")
+        assert "set hostPID: true" in line

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import subprocess
 import threading
 import time
@@ -12,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharepod.deviceplugin.processes import live_pods, pod_of
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.processes import HostProcesses, live_pods, pod_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,3 +139,21 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
     for _ in range(50):
         live_pods(tmp_path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_whether_kubelets_process_is_seen_tells_whether_all_are(directory: Path, tmp_path: Path) -> None:
+    path = directory / "kubelet.sock"
+    processes = HostProcesses(path)
+    assert not processes.check()  # nobody is there: nothing can be told
+    with pytest.raises(PluginError, match="kubelet is not at"):
+        asyncio.run(processes.live_pods())
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(path))
+        kubelet.listen()
+        assert processes.check()
+        assert asyncio.run(processes.live_pods()) == live_pods()
+        hiding = HostProcesses(path, tmp_path)  # as /proc with hidepid
+        with pytest.raises(PluginError, match=r"set hostPID: true .* without hidepid"):
+            asyncio.run(hiding.live_pods())
+        process(tmp_path, os.getpid(), v2(f"/kubepods/pod{UID}/x"))
+        assert asyncio.run(hiding.live_pods()) == {UID}

@@ -1,0 +1,119 @@
+"""Live changes: the pods of the node as the API server has them, and their annotations brought to their shares.
+
+What the agent could not be told, because it was away or the share was just being made, is told later: `settle` compares
+all of it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharepod.deviceplugin.agent import Agent
+    from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
+    from sharepod.deviceplugin.pods import Pod
+    from sharepod.deviceplugin.record import Record
+    from sharepod.deviceplugin.shares import Shares
+    from sharepod.deviceplugin.sides import ApiServer
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+FINISHED = ("Succeeded", "Failed")
+
+
+class Follower:
+    """The view of a running watch."""
+
+    def __init__(self, record: Record, shares: Shares, agent: Agent, api: ApiServer, *, limit_percent: int) -> None:
+        self._record = record
+        self._shares = shares
+        self._agent = agent
+        self._api = api
+        self._limit_percent = limit_percent
+        self.active: Callable[[], bool] = lambda: True
+        """False while another plugin serves the node: what is there is its business."""
+        self._pods: dict[str, Pod] = {}
+        """By the uid of their cgroups: a static pod has a new mirror now and then, and goes on."""
+        self._older: dict[AllocationId, Pod | None] = {}
+        """The pod as it was in the view when the share was given terms that were read from the API server itself."""
+        self._told: dict[AllocationId, str] = {}
+        """Why terms are not applied, as the pod's owner was told."""
+
+    @property
+    def listed(self) -> bool:
+        """Tell whether every pod of the node has been seen once."""
+        return self._api.listed
+
+    def pods(self) -> tuple[Pod, ...]:
+        """Return the pods of the node, as the watch has them."""
+        return tuple(self._pods.values())
+
+    def pod(self, binding: Binding) -> Pod | None:
+        """Return a container's pod, as the watch has it."""
+        return self._pods.get(binding.cgroup_uid)
+
+    async def follow(self) -> None:
+        """Take over what changes, for ever."""
+        async for kind, pod in self._api.watch():
+            if kind == "set":
+                self._pods[pod.cgroup_uid] = pod
+                if self.active():
+                    await self._apply(pod)
+            elif (known := self._pods.get(pod.cgroup_uid)) is not None and known.uid == pod.uid:
+                del self._pods[pod.cgroup_uid]
+
+    async def settle(self) -> None:
+        """Apply what could not be applied when it changed."""
+        for pod in self.pods():
+            await self._apply(pod)
+
+    def read_terms(self, pod: Pod, container: str, units: int) -> PodTerms:
+        """Return the terms of a container. Raises PluginError."""
+        try:
+            return read_terms(
+                pod.annotations, container, units, limit_percent=self._limit_percent, containers=pod.containers
+            )
+        except TermsError as error:
+            raise PluginError(str(error), retriable=False) from None
+
+    def gave(self, item: Allocation, terms: PodTerms, older: Pod | None) -> None:
+        """Note that a share has terms that are newer than the view of the pod that was there before they were read."""
+        self._shares.gave(item.id, terms)
+        self._older[item.id] = older
+        self._told.pop(item.id, None)
+
+    async def _apply(self, pod: Pod) -> None:
+        for item in self._record.all():
+            # What is being made comes out with the terms as they were read for it: the next look finds what is newer.
+            is_of_pod = item.binding is not None and item.binding.cgroup_uid == pod.cgroup_uid
+            if is_of_pod and item.devices and not self._shares.alone(item.id).locked():
+                async with self._shares.alone(item.id):
+                    await self._apply_to(item, pod)
+        known = {item.id for item in self._record.all()}
+        for noted in (self._older, self._told):
+            for gone in noted.keys() - known:
+                del noted[gone]
+
+    async def _apply_to(self, item: Allocation, pod: Pod) -> None:
+        if item.binding is None or self._pods.get(pod.cgroup_uid) is not pod or self._older.get(item.id) is pod:
+            return
+        try:
+            terms = self.read_terms(pod, item.binding.container, len(item.units))
+            if terms == self._shares.terms(item.id):
+                return
+            share = (await self._agent.shares()).get(item.id)
+            if share is not None:
+                await self._shares.change(share, item, terms, await self._agent.node())
+                self._told.pop(item.id, None)
+                log.info("terms changed", extra={"share": item.id, "container": item.binding.title})
+        except PluginError as error:
+            if self._told.get(item.id) != str(error):
+                self._told[item.id] = str(error)
+                text = f"container {item.binding.container}: {error}"
+                await self._api.event(pod, "TermsNotApplied", text, warning=True)

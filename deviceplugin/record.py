@@ -1,0 +1,136 @@
+"""The allocations of the node, in memory and on disk. Nobody starts on what is not on disk.
+
+Every method runs in one go on the event loop: what one of them reads is what it changes. A disk that is full must not
+end pods: kubelet fails a pod for good when its units are refused, and its ReplicaSet makes the next one, for ever. So
+units are given out from memory then, and it is the start of the container, which kubelet tries again, that waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sharepod.deviceplugin.allocation import Allocation, AllocationId, Allocations, Binding
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.unit import NOT_BOUND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sharepod.deviceplugin.store import Store
+    from sharepod.deviceplugin.unit import UnitId
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+
+class Record:
+    """What was given out."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._allocations = Allocations(store.load())
+        self._saved = self._allocations.all()
+        """What is on disk."""
+        self._failing = False
+        self._moves = 0
+        self._moved: dict[AllocationId, int] = {}
+        """The number of the last move of each: that it was given out, or that its container began to start."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when other units are taken."""
+
+    def all(self) -> tuple[Allocation, ...]:
+        """Return all allocations, oldest first."""
+        return self._allocations.all()
+
+    def get(self, allocation_id: str) -> Allocation | None:
+        """Return an allocation as it is now."""
+        return next((item for item in self._allocations.all() if item.id == allocation_id), None)
+
+    def taken(self) -> Mapping[str, frozenset[UnitId]]:
+        """Return the units in use by the UUID of their device, or under NOT_BOUND."""
+        taken: dict[str, frozenset[UnitId]] = {}
+        for item in self._allocations.all():
+            parts = len(item.devices) or 1
+            ordered = sorted(item.units)
+            for index, device in enumerate(item.devices or (NOT_BOUND,)):
+                taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])
+        return taken
+
+    @property
+    def moves(self) -> int:
+        """A number that grows when an allocation is given out, or its container begins to start."""
+        return self._moves
+
+    def has_moved(self, allocation_id: AllocationId, since: int) -> bool:
+        """Tell whether that happened to this one since `moves` was `since`: what was found out before is void."""
+        return self._moved.get(allocation_id, 0) > since
+
+    def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
+        """Return the allocation of a container that is being admitted; on disk as soon as there is room."""
+        allocation = self._allocations.issue(units, fresh_id, time.time_ns())
+        self._move(allocation.id)
+        self._try_to_save()
+        return allocation
+
+    def claim(self, units: frozenset[UnitId], binding: Binding) -> tuple[Allocation, tuple[Allocation, ...]]:
+        """Bind the units' allocation to the container that starts; with it comes what this one takes the place of.
+
+        Raises PluginError when there is none, or it is not on disk.
+        """
+        allocation = self._allocations.claim(units, binding)
+        if allocation is None:
+            raise PluginError(
+                f"units of {binding.title} were never given out by this node (its allocations were lost): "
+                "delete the pod, so that it is admitted anew"
+            )
+        self._move(allocation.id)
+        old = self._allocations.superseded(allocation)
+        self.save()
+        return allocation, old
+
+    def settle(self, allocation_id: AllocationId, devices: tuple[str, ...]) -> None:
+        """Note the devices that an allocation has got. Raises PluginError when that is not on disk."""
+        current = self.get(allocation_id)
+        if current is None:
+            raise PluginError(f"share {allocation_id} was released while its container started: it is tried again")
+        self._allocations.put(replace(current, devices=devices))
+        self.save()
+
+    def drop(self, allocation_id: AllocationId) -> None:
+        """Forget an allocation. One that comes back because the disk was full is found over again."""
+        self._allocations.drop(allocation_id)
+        self._moved.pop(allocation_id, None)
+        self._try_to_save()
+
+    def save(self) -> None:
+        """Write what is not on disk. Raises PluginError when it cannot be."""
+        current = self._allocations.all()
+        self.changed()
+        if current == self._saved:
+            return
+        try:
+            self._store.save(current)
+        except PluginError as error:
+            if not self._failing:
+                remedy = "running pods go on; containers that are new to the node wait until it can"
+                log.error(  # noqa: TRY400 - the cause is in it
+                    "allocations not written", extra={"cause": str(error), "remedy": remedy}
+                )
+            self._failing = True
+            raise
+        if self._failing:
+            log.info("allocations written again")
+        self._failing = False
+        self._saved = current
+
+    def _try_to_save(self) -> None:
+        try:
+            self.save()
+        except PluginError:
+            return  # said by save, and tried again with the next change and every sweep
+
+    def _move(self, allocation_id: AllocationId) -> None:
+        self._moves += 1
+        self._moved[allocation_id] = self._moves

@@ -1,0 +1,63 @@
+"""The shares that allocations become: one thing at a time happens to each. Who asks for what is not known here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from sharepod.deviceplugin.agent import Agent, HeldShare, NodeView
+    from sharepod.deviceplugin.allocation import Allocation, AllocationId
+    from sharepod.deviceplugin.cdi import CdiDirectory
+    from sharepod.deviceplugin.record import Record
+    from sharepod.deviceplugin.terms import PodTerms
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+
+class Shares:
+    """The shares of this node's pods, at the agent."""
+
+    def __init__(self, record: Record, agent: Agent, cdi: CdiDirectory) -> None:
+        self._record = record
+        self._agent = agent
+        self._cdi = cdi
+        self._locks: WeakValueDictionary[AllocationId, asyncio.Lock] = WeakValueDictionary()
+        """Whoever holds or awaits a lock keeps it; made anew while one waits it would let two in."""
+        self._terms: dict[AllocationId, PodTerms] = {}
+        """As last given to the agent."""
+
+    def alone(self, allocation_id: AllocationId) -> asyncio.Lock:
+        """Return the lock under which a share is made, changed or ended."""
+        return self._locks.setdefault(allocation_id, asyncio.Lock())
+
+    def terms(self, allocation_id: AllocationId) -> PodTerms | None:
+        """Return the terms that the agent was given last; None: not known."""
+        return self._terms.get(allocation_id)
+
+    def gave(self, allocation_id: AllocationId, terms: PodTerms) -> None:
+        """Note the terms that the agent was given."""
+        self._terms[allocation_id] = terms
+
+    async def change(self, share: HeldShare, item: Allocation, terms: PodTerms, node: NodeView) -> None:
+        """Give a live share other terms. The caller is alone with it. Raises PluginError."""
+        await self._agent.update(share, terms, node)
+        self.gave(item.id, terms)
+
+    async def end(self, item: Allocation, *, since: int | None = None) -> bool:
+        """Release an allocation's share and forget the allocation. Raises PluginError when the agent is away.
+
+        Not when its container began to start after the record's move `since`. Returns whether it did.
+        """
+        async with self.alone(item.id):
+            if since is not None and self._record.has_moved(item.id, since):
+                return False
+            await self._agent.release(item.id)
+            self._cdi.remove(item.id)
+            self._record.drop(item.id)
+            self._terms.pop(item.id, None)
+        title = item.binding.title if item.binding else ""
+        log.info("share released", extra={"share": item.id, "container": title})
+        return True

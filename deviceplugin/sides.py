@@ -1,0 +1,42 @@
+"""What the plugin's parts ask of those around them: the API server, kubelet, the node's processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sharepod.deviceplugin.podresources import Listing
+    from sharepod.deviceplugin.pods import Pod
+
+
+class ApiServer(Protocol):
+    """What is asked of pods.Pods."""
+
+    @property
+    def listed(self) -> bool:
+        """Tell whether the watch has told of all pods once."""
+
+    async def get(self, namespace: str, name: str) -> Pod | None:
+        """Return a pod as it is now; None: there is none."""
+
+    def watch(self) -> AsyncIterator[tuple[str, Pod]]:
+        """Yield ("set" | "gone", pod) for ever."""
+
+    async def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
+        """Tell the pod's owner."""
+
+
+class Kubelet(Protocol):
+    """What is asked of podresources.PodResources."""
+
+    async def look(self) -> Listing:
+        """Return who holds which units, and which pods kubelet knows."""
+
+
+class Processes(Protocol):
+    """What is asked of processes.HostProcesses."""
+
+    async def live_pods(self) -> frozenset[str]:
+        """Return the uids of the pods that have a process."""

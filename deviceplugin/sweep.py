@@ -1,0 +1,156 @@
+"""Ends the shares of containers that are gone, and nobody else's.
+
+That something is not there is no evidence as long as whoever says so may not know yet: after a reboot kubelet lists no
+pod of the API server before it has heard of them, the watch may be behind, another pid namespace shows no process. So a
+share ends only when every one of them is known to see, and all of them agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from sharepod.deviceplugin.allocation import Binding
+from sharepod.deviceplugin.api import ApiUnavailable
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.follow import FINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharepod.deviceplugin.agent import Agent, HeldShare
+    from sharepod.deviceplugin.allocation import Allocation, AllocationId
+    from sharepod.deviceplugin.follow import Follower
+    from sharepod.deviceplugin.record import Record
+    from sharepod.deviceplugin.shares import Shares
+    from sharepod.deviceplugin.sides import ApiServer, Kubelet, Processes
+    from sharepod.deviceplugin.unit import UnitId
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+UNBOUND_S: Final = 60.0
+"""An allocation that nobody started and pod-resources does not list for so long was of a pod that is gone."""
+SWEEP_S: Final = 10.0
+_LABELS: Final = ("namespace", "pod", "container", "pod_uid")
+
+
+class Sweeper:
+    """Looks every SWEEP_S."""
+
+    def __init__(
+        self,
+        record: Record,
+        shares: Shares,
+        follower: Follower,
+        agent: Agent,
+        api: ApiServer,
+        kubelet: Kubelet,
+        processes: Processes,
+    ) -> None:
+        self._record = record
+        self._shares = shares
+        self._follower = follower
+        self._agent = agent
+        self._api = api
+        self._kubelet = kubelet
+        self._processes = processes
+        self.active: Callable[[], bool] = lambda: True
+        """False while another plugin serves the node."""
+        self._unbound_since: dict[AllocationId, float] = {}
+        """When this process first saw an allocation without a container; the wall clock may be set meanwhile."""
+        self._said = ""
+
+    async def sweep_for_ever(self) -> None:
+        """Release what is over, and make up for what could not be done when it was due."""
+        while True:
+            if self.active() and self._follower.listed:
+                try:
+                    self._record.save()
+                    await self._follower.settle()
+                    await self.sweep()
+                    self._said = ""
+                except (PluginError, ApiUnavailable) as error:
+                    # Somebody is away: nothing is over while that lasts.
+                    if self._said != str(error):
+                        self._said = str(error)
+                        log.warning("shares are not looked through", extra={"cause": str(error)})
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self) -> None:
+        """Release the shares of containers that are gone, and what was given out and never used.
+
+        Raises PluginError or ApiUnavailable when it cannot be told what is.
+        """
+        since = self._record.moves
+        suspects = [item for item in self._record.all() if self._may_be_over(item)]
+        strangers = await self._strangers()
+        if not suspects and not strangers:
+            return
+        listing = await self._kubelet.look()
+        expected = self._expected()
+        if expected and not expected & listing.pods:
+            return  # kubelet has not heard of the API server's pods yet: it hears of all of them at once
+        live = await self._processes.live_pods()
+        held = {unit for holder in listing.holders for unit in holder.units}
+        for item in suspects:
+            lives = item.binding is not None and item.binding.cgroup_uid in live
+            if lives or self._is_listed(item, held):
+                continue
+            # Of what nobody started kubelet alone can tell, and has to show that it knows pods.
+            if await self._is_gone(item.binding) if item.binding is not None else expected:
+                await self._shares.end(item, since=since)
+        for share, binding in strangers:
+            if binding.pod_uid not in live and not share.processes and await self._is_gone(binding):
+                await self._agent.release(share.id)
+                log.info("share of no allocation released", extra={"share": share.id, "container": binding.title})
+
+    def _may_be_over(self, item: Allocation) -> bool:
+        """Tell whether it is worth asking: the watch alone does not decide."""
+        if item.binding is not None:
+            self._unbound_since.pop(item.id, None)
+            pod = self._follower.pod(item.binding)
+            return pod is None or pod.phase in FINISHED
+        now = asyncio.get_running_loop().time()
+        return now - self._unbound_since.setdefault(item.id, now) >= UNBOUND_S
+
+    async def _strangers(self) -> list[tuple[HeldShare, Binding]]:
+        """Return the shares of pods that no allocation is of: the file of allocations was lost."""
+        found = []
+        for share in (await self._agent.shares()).values():
+            if self._record.get(share.id) is None and all(share.labels.get(key) for key in _LABELS):
+                namespace, pod, container, uid = (share.labels[key] for key in _LABELS)
+                found.append((share, Binding(namespace, pod, container, uid, uid)))
+        return found
+
+    def _expected(self) -> set[tuple[str, str]]:
+        """Return the pods that kubelet lists once it has heard of the API server's; our own is one of them.
+
+        Mirrors of static pods do not count: those it has from its own files.
+        """
+        return {
+            (pod.namespace, pod.name)
+            for pod in self._follower.pods()
+            if pod.cgroup_uid == pod.uid and pod.phase not in FINISHED and not pod.deleting
+        }
+
+    def _is_listed(self, item: Allocation, held: set[UnitId]) -> bool:
+        """Tell whether kubelet still counts the units for this allocation, not for one that got some of them later.
+
+        One that nobody started may be an init container's, and the later one its pod's next container: unless that has
+        been started, which comes after.
+        """
+        if not item.units & held:
+            return False
+        ordered = self._record.all()
+        later = ordered[ordered.index(item) + 1 :] if item in ordered else ()
+        return not any(
+            other.units & item.units and (item.binding is not None or other.binding is not None) for other in later
+        )
+
+    async def _is_gone(self, binding: Binding) -> bool:
+        """Tell whether the pod is over for the API server itself; the watch may be behind. Raises ApiUnavailable."""
+        pod = self._follower.pod(binding)
+        if pod is None:
+            pod = await self._api.get(binding.namespace, binding.pod)
+        return pod is None or pod.phase in FINISHED or binding.cgroup_uid not in (pod.cgroup_uid, pod.uid)

@@ -1,0 +1,324 @@
+"""A node in virtual time: its kubelet with pods and containers, and a plugin whose parts are the real ones.
+
+What is modelled is who knows what when: deletion comes before the end or after it, units are given away while their
+container lives, a kubelet that starts knows nobody, a reboot leaves files and no processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from model_sides import DEVICES, Lag, ModelAgent, ModelApi, ModelList, ModelProcesses, holder
+
+from sharepod.deviceplugin.binder import Binder, Policy
+from sharepod.deviceplugin.cdi import CdiDirectory
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.follow import Follower
+from sharepod.deviceplugin.injection import Place
+from sharepod.deviceplugin.podresources import Listing
+from sharepod.deviceplugin.pods import Pod
+from sharepod.deviceplugin.record import Record
+from sharepod.deviceplugin.shares import Shares
+from sharepod.deviceplugin.store import Store
+from sharepod.deviceplugin.sweep import Sweeper
+from sharepod.deviceplugin.unit import UnitId, Units
+
+UNITS = 24
+KUBELET_WAITS_S = 30.0
+
+
+@dataclass(eq=False)
+class Container:
+    name: str
+    size: int
+    init: bool
+    units: frozenset[UnitId] = frozenset()
+    token: str = ""
+    """The share that Allocate named: all that the runtime will ever know."""
+    created: bool = False
+    """From the end of PreStartContainer on."""
+    lives: bool = False
+    done: bool = False
+
+
+@dataclass(eq=False)
+class NodePod:
+    """A pod as kubelet has it."""
+
+    pod: Pod
+    containers: list[Container]
+    listed: bool = False
+    doomed: bool = False
+    failed: bool = False
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Plugin:
+    """One process of the plugin: what it has in memory goes with it."""
+
+    def __init__(self, node: ModelNode) -> None:
+        self.record = Record(Store(node.directory))
+        cdi = CdiDirectory(node.directory / "cdi")
+        agent, api = node.agent, node.api
+        shares = Shares(self.record, agent, cdi)  # type: ignore[arg-type]
+        follower = Follower(self.record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
+        sides = (shares, follower, agent, api, node.listing)
+        self.sweeper = Sweeper(self.record, *sides, node.processes)  # type: ignore[arg-type]
+        place = Place("/run/shares", "/hook", "/preload")
+        units = Units([(uuid, True) for uuid in DEVICES], late=True)
+        self.binder = Binder(
+            Policy(late=True), self.record, *sides, cdi, lambda _: place, node.no_view, lambda: units  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(self.sweeper.sweep_for_ever())]
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self.tasks, return_exceptions=True):
+            if isinstance(result, Exception) and not isinstance(result, PluginError):
+                raise result
+
+
+class ModelNode:
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.lag = Lag(seed)
+        self.random = self.lag.random
+        self.pods: list[NodePod] = []
+        """What kubelet knows: its checkpoint."""
+        self.leaving: list[NodePod] = []
+        """Pods that kubelet has forgotten, with live containers."""
+        self.api = ModelApi(self.lag)
+        self.listing = ModelList(self.lag, self._listed)
+        self.processes = ModelProcesses(self.lag, self._live_pods)
+        self.agent = ModelAgent(self.lag, self._lives)
+        self.plugin: Plugin | None = None
+        self.count = 0
+        self.others: set[tuple[str, str]] = set()
+        """Pods without a share; the plugin's own is one, unless a person has started it."""
+        if self.random.random() < 0.7:
+            self.add_other()
+
+    def no_view(self) -> None:
+        """Nothing is asked of it where devices are picked late."""
+
+    # The truth
+
+    def _everybody(self) -> list[NodePod]:
+        return [*self.pods, *self.leaving]
+
+    def _lives(self, share: str) -> bool:
+        return any(item.created and item.token == share for pod in self._everybody() for item in pod.containers)
+
+    def _live_pods(self) -> frozenset[str]:
+        return frozenset(
+            pod.pod.uid for pod in self._everybody() if any(container.lives for container in pod.containers)
+        )
+
+    def _listed(self) -> Listing:
+        holders = [
+            holder(pod.pod, container.name, container.units)
+            for pod in self.pods
+            for container in pod.containers
+            if pod.listed and not pod.failed and not container.init and container.units
+        ]
+        known = {(pod.pod.namespace, pod.pod.name) for pod in self.pods if not pod.failed} | self.others
+        return Listing(tuple(holders), frozenset(known))
+
+    # The plugin
+
+    async def start_plugin(self) -> None:
+        if self.plugin is None:
+            self.plugin = Plugin(self)
+
+    async def stop_plugin(self) -> None:
+        plugin, self.plugin = self.plugin, None
+        if plugin is not None:
+            await plugin.stop()
+
+    # Kubelet
+
+    async def _ready(self) -> None:
+        while not (self.listing.up and self.listing.synced):
+            await asyncio.sleep(0.5)
+
+    def add_other(self) -> None:
+        self.others.add(("default", "plugin"))
+        self.api.put(Pod("uid-plugin", "default", "plugin", {}, "uid-plugin", "Running", False, frozenset()))
+
+    def create(self, size: int, init: int) -> None:
+        self.count += 1
+        name = f"p{self.count}"
+        containers = [Container("init", init, init=True)] * bool(init) + [Container("main", size, init=False)]
+        pod = Pod(
+            f"uid-{name}", "default", name, {}, f"uid-{name}", "Pending", False, frozenset(),
+            frozenset(item.name for item in containers), (("main", size),), (("init", init),) * bool(init),
+        )  # fmt: skip
+        self.api.put(pod)
+        made = NodePod(pod, containers)
+        made.task = asyncio.create_task(self._run(made))
+
+    async def _run(self, pod: NodePod) -> None:
+        """Admit and start a pod, and keep its main container running."""
+        await self.lag()
+        await self._ready()
+        if pod.pod.name not in self.api.pods or not await self._admit(pod):
+            return
+        await asyncio.sleep(self.random.choice((0, 1, 20, 150)))  # the image is pulled
+        for container in pod.containers:
+            if container.done or container.created:
+                continue
+            await self._start(pod, container)
+            if container.init:
+                await asyncio.sleep(self.random.choice((0.1, 3, 40)))
+                container.created = container.lives = False
+                container.done = True
+
+    async def _admit(self, pod: NodePod) -> bool:
+        if pod.containers[0].token:
+            return True
+        free = {UnitId(f"u{number:04}") for number in range(UNITS)}
+        free -= {unit for other in self.pods for container in other.containers for unit in container.units}
+        self.pods.append(pod)
+        reusable: list[UnitId] = []
+        for container in pod.containers:
+            chosen = reusable[: container.size]
+            rest = sorted(free - set(chosen) - set(reusable))
+            chosen += self.random.sample(rest, min(len(rest), container.size - len(chosen)))
+            if len(chosen) < container.size or self.plugin is None:
+                return self._refuse(pod)
+            container.units = frozenset(chosen)
+            edits = await self.plugin.binder.allocate(container.units)
+            container.token = edits.cdi[0].rpartition("=")[2]
+            reusable = chosen if container.init else []
+        await asyncio.sleep(0.02)
+        pod.listed = True
+        return True
+
+    def _refuse(self, pod: NodePod) -> bool:
+        pod.failed = True
+        for container in pod.containers:
+            container.units = frozenset()
+        if pod.pod.name in self.api.pods:
+            self.api.put(replace(self.api.pods[pod.pod.name], phase="Failed"))
+        return False
+
+    async def _start(self, pod: NodePod, container: Container) -> None:
+        while True:
+            await self._ready()
+            if self.plugin is not None and await self._pre_start(self.plugin, container):
+                break
+            await asyncio.sleep(self.random.choice((0.5, 6, 14)))
+        container.created = True
+        assert container.token in self.agent.held or not self.agent.up, "a container starts without its share"
+        await asyncio.sleep(self.random.choice((0.002, 0.1)))
+        container.lives = True
+        if pod.pod.name in self.api.pods:
+            self.api.put(replace(self.api.pods[pod.pod.name], phase="Running", running=frozenset({container.name})))
+
+    async def _pre_start(self, plugin: Plugin, container: Container) -> bool:
+        begun = asyncio.get_running_loop().time()
+        call = asyncio.create_task(plugin.binder.pre_start(container.units))
+        plugin.tasks.append(call)
+        await asyncio.wait([call])
+        assert asyncio.get_running_loop().time() - begun < KUBELET_WAITS_S, "kubelet would have given up"
+        if call.cancelled():
+            return False
+        error = call.exception()
+        assert error is None or isinstance(error, PluginError), repr(error)
+        assert "never given out" not in str(error), f"{error}"
+        return error is None
+
+    # What happens
+
+    def started(self) -> list[NodePod]:
+        return [pod for pod in self.pods if pod.containers[-1].lives and not pod.doomed]
+
+    def crash(self, number: int) -> None:
+        """A main container ends; kubelet starts it again."""
+        if not (pods := self.started()):
+            return
+        pod = pods[number % len(pods)]
+        main = pod.containers[-1]
+        main.created = main.lives = False
+        pod.task = asyncio.create_task(self._start(pod, main))
+
+    def delete(self, number: int, how: str) -> None:
+        """Delete a pod: `calm`, in the usual order; `forced`, from the API server first; `early`, units first."""
+        if not (pods := [pod for pod in self.pods if not pod.doomed and pod.containers[-1].token]):
+            return
+        pod = pods[number % len(pods)]
+        pod.doomed = True
+        if pod.task is not None:
+            pod.task.cancel()
+        if pod.pod.name in self.api.pods:
+            self.api.put(replace(self.api.pods[pod.pod.name], deleting=True))
+        pod.task = asyncio.create_task(self._delete(pod, how))
+
+    async def _delete(self, pod: NodePod, how: str) -> None:
+        def remove() -> None:
+            self.api.remove(pod.pod.name)
+
+        def kill() -> None:
+            for container in pod.containers:
+                container.created = container.lives = False
+
+        def forget() -> None:
+            if pod in self.pods:
+                self.pods.remove(pod)
+                self.leaving.append(pod)
+
+        orders: dict[str, tuple[Callable[[], None], ...]] = {
+            "calm": (kill, forget, remove), "forced": (remove, kill, forget), "early": (remove, forget, kill),
+        }  # fmt: skip
+        for step in orders[how]:
+            await asyncio.sleep(self.random.choice((0.01, 2, 30, 100)))
+            if step is forget:
+                await self._ready()
+            step()
+        self.leaving.remove(pod)
+
+    async def restart_kubelet(self, blind_s: float) -> None:
+        """Kubelet starts anew, and hears of the API server's pods only after a while."""
+        self.listing.up = self.listing.synced = False
+        await asyncio.sleep(self.random.choice((1, 4)))
+        self.listing.up = True
+        await asyncio.sleep(blind_s)
+        self.listing.synced = True
+
+    async def reboot(self, blind_s: float) -> None:
+        """No process is left, nor what was in memory; kubelet starts what its checkpoint and the API server have."""
+        restarting = asyncio.create_task(self.restart_kubelet(blind_s))
+        await self.stop_plugin()
+        self.agent.held.clear()
+        self.agent.terms.clear()
+        for pod in self._everybody():
+            again = [item for item in pod.containers if not item.init and (item.created or item.lives)]
+            for container in pod.containers:
+                container.created = container.lives = False
+            if again and not pod.doomed:
+                if pod.task is not None:
+                    pod.task.cancel()
+                pod.task = asyncio.create_task(self._start(pod, again[0]))
+        await asyncio.sleep(self.random.choice((0.1, 5, 40)))
+        await self.start_plugin()
+        await restarting
+
+    async def settle(self) -> None:
+        """Make everything work, and wait until nothing more happens."""
+        self.api.up = self.agent.up = self.listing.up = self.listing.synced = True
+        self.agent.full = False
+        await self.start_plugin()
+        await asyncio.sleep(900)
+
+    async def end(self) -> None:
+        await self.stop_plugin()
+        tasks = [pod.task for pod in self._everybody() if pod.task is not None]
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result

@@ -1,0 +1,171 @@
+"""The sides of a modelled node: API server, kubelet's list, processes, agent. Each answer takes a random time.
+
+They hold the truth of the model, and check on every release that nobody lives on what is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+from sharepod.deviceplugin.agent import HeldShare, NodeDevice, NodeView, NoRoom
+from sharepod.deviceplugin.api import ApiUnavailable
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from sharepod.deviceplugin.pods import Pod
+    from sharepod.deviceplugin.terms import PodTerms
+
+DEVICES = ("GPU-0", "GPU-1")
+
+
+class Lag:
+    """How long things take: mostly nothing, now and then so long that much else happens meanwhile."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+
+    async def __call__(self) -> None:
+        await asyncio.sleep(self.random.choice((0, 0, 0, 0.01, 0.2, 1.5, 6)))
+
+
+class ModelApi:
+    """The pods that ought to be; a watch that is behind."""
+
+    def __init__(self, lag: Lag) -> None:
+        self.up = True
+        self.pods: dict[str, Pod] = {}
+        self.listed = False
+        self.events: list[tuple[str, str, str]] = []
+        self._lag = lag
+        self._changes: asyncio.Queue[tuple[str, Pod]] = asyncio.Queue()
+
+    def put(self, pod: Pod) -> None:
+        self.pods[pod.name] = pod
+        self._changes.put_nowait(("set", pod))
+
+    def remove(self, name: str) -> None:
+        if (pod := self.pods.pop(name, None)) is not None:
+            self._changes.put_nowait(("gone", pod))
+
+    async def get(self, namespace: str, name: str) -> Pod | None:
+        await self._lag()
+        if not self.up:
+            await asyncio.sleep(10)
+            raise ApiUnavailable("the API server is away")
+        pod = self.pods.get(name)
+        await self._lag()
+        return pod
+
+    async def watch(self) -> AsyncIterator[tuple[str, Pod]]:
+        """Begin anew, as a plugin that starts does."""
+        self.listed = False
+        await self._wait()
+        self._changes = asyncio.Queue()
+        for pod in list(self.pods.values()):
+            yield "set", pod
+            await self._wait()
+        self.listed = True
+        while True:
+            change = await self._changes.get()
+            await self._wait()
+            yield change
+
+    async def _wait(self) -> None:
+        await self._lag()
+        while not self.up:
+            await asyncio.sleep(0.7)
+
+    async def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
+        self.events.append((pod.name, reason, message))
+
+
+class ModelList:
+    """What kubelet says of itself."""
+
+    def __init__(self, lag: Lag, listing: Callable[[], Listing]) -> None:
+        self.up = True
+        self.synced = True
+        """Not: it has not heard of the API server's pods since it started."""
+        self._lag = lag
+        self._listing = listing
+
+    async def look(self) -> Listing:
+        await self._lag()
+        if not self.up:
+            raise KubeletUnavailable("kubelet is away")
+        listing = self._listing() if self.synced else Listing((), frozenset())
+        await self._lag()
+        return listing
+
+
+class ModelProcesses:
+    def __init__(self, lag: Lag, live: Callable[[], frozenset[str]]) -> None:
+        self._lag = lag
+        self._live = live
+
+    async def live_pods(self) -> frozenset[str]:
+        await self._lag()
+        live = self._live()
+        await self._lag()
+        return live
+
+
+class ModelAgent:
+    """The agent: shares by id."""
+
+    def __init__(self, lag: Lag, lives: Callable[[str], bool]) -> None:
+        self.up = True
+        self.full = False
+        self.held: dict[str, HeldShare] = {}
+        self.terms: dict[str, PodTerms] = {}
+        self._lag = lag
+        self._lives = lives
+
+    async def _answer(self) -> None:
+        await self._lag()
+        if not self.up:
+            raise PluginError("the agent is away")
+
+    async def node(self) -> NodeView:
+        await self._answer()
+        devices = tuple(NodeDevice(uuid, index, 1 << 37, True, "") for index, uuid in enumerate(DEVICES))
+        return NodeView(devices, "/hook", "/run/shares", closed=False, environment={})
+
+    async def shares(self) -> dict[str, HeldShare]:
+        await self._answer()
+        held = dict(self.held)
+        await self._lag()
+        return held
+
+    async def register(
+        self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
+    ) -> HeldShare:
+        await self._answer()
+        if self.full and share_id not in self.held:
+            raise NoRoom("no room")
+        share = self.held.setdefault(share_id, HeldShare(share_id, ((DEVICES[0], 0),), False, 0, labels))
+        self.terms.setdefault(share_id, terms)
+        await self._lag()
+        return share
+
+    async def update(self, share: HeldShare, terms: PodTerms, node: NodeView) -> None:
+        await self._answer()
+        assert share.id in self.held, "a share that is gone is changed"
+        self.terms[share.id] = terms
+        await self._lag()
+
+    async def release(self, share_id: str) -> None:
+        await self._answer()
+        assert not self._lives(share_id), f"the share {share_id} of a live container is released"
+        self.held.pop(share_id, None)
+        self.terms.pop(share_id, None)
+        await self._lag()
+
+
+def holder(pod: Pod, container: str, units: frozenset[str]) -> Holder:
+    return Holder(pod.namespace, pod.name, container, units)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""Whatever happens to a node and in whichever order: no live container loses its share, and none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_node import ModelNode
+from virtual_time import run_virtually
+
+from sharepod.deviceplugin.errors import PluginError
+
+EVENTS = st.one_of(
+    st.tuples(st.just("create"), st.integers(1, 5), st.integers(0, 5)),
+    st.tuples(st.just("delete"), st.integers(0, 5), st.sampled_from(["calm", "forced", "early"])),
+    st.tuples(st.just("crash"), st.integers(0, 5)),
+    st.tuples(st.just("wait"), st.sampled_from([0.01, 0.5, 5.0, 12.0, 70.0, 200.0])),
+    st.tuples(st.just("restart kubelet"), st.sampled_from([0.0, 8.0, 90.0])),
+    st.tuples(st.just("reboot"), st.sampled_from([0.0, 8.0, 90.0])),
+    st.tuples(st.just("restart plugin")),
+    st.tuples(st.just("stop"), st.sampled_from(["api", "agent"])),
+    st.tuples(st.just("up"), st.sampled_from(["api", "agent"])),
+    st.tuples(st.just("full"), st.booleans()),
+)
+
+
+async def do(node: ModelNode, event: tuple[Any, ...]) -> None:
+    kind, *rest = event
+    if kind == "create":
+        node.create(*rest)
+    elif kind == "delete":
+        node.delete(*rest)
+    elif kind == "crash":
+        node.crash(*rest)
+    elif kind == "wait":
+        await asyncio.sleep(rest[0])
+    elif kind == "restart kubelet":
+        await node.restart_kubelet(rest[0])
+    elif kind == "reboot":
+        await node.reboot(rest[0])
+    elif kind == "restart plugin":
+        await node.stop_plugin()
+        await asyncio.sleep(0.5)
+        await node.start_plugin()
+    elif kind in ("stop", "up"):
+        side = node.api if rest[0] == "api" else node.agent
+        side.up = kind == "up"
+    elif kind == "full":
+        node.agent.full = rest[0]
+
+
+async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> None:
+    node = ModelNode(directory, seed)
+    try:
+        await node.start_plugin()
+        for event in events:
+            await do(node, event)
+            check(node)
+        await node.settle()
+        check(node)
+        for pod in node.pods:
+            main = pod.containers[-1]
+            assert main.lives or pod.failed or pod.doomed, f"{pod.pod.name} does not start: {node.api.events[-3:]}"
+        while any(not pod.doomed and pod.containers[-1].token for pod in node.pods):
+            node.delete(0, "calm")
+        for pod in node.pods:
+            node.api.remove(pod.pod.name)
+        node.add_other()
+        await asyncio.sleep(900)
+        check(node)
+        assert node.plugin is not None
+        assert node.agent.held == {}, "a share is left behind"
+        assert node.plugin.record.all() == (), "an allocation is left behind"
+    finally:
+        await node.end()
+
+
+def check(node: ModelNode) -> None:
+    """Raise what a task failed with, and see that all that live have their shares."""
+    tasks = [pod.task for pod in [*node.pods, *node.leaving]] + (node.plugin.tasks if node.plugin else [])
+    for task in tasks:
+        if task is not None and task.done() and not task.cancelled() and isinstance(task.exception(), AssertionError):
+            raise task.exception()  # type: ignore[misc]
+    shares = [item.token for pod in [*node.pods, *node.leaving] for item in pod.containers if item.created]
+    assert len(shares) == len(set(shares)), "two live containers have one share"
+    assert set(shares) <= set(node.agent.held), "a live container has no share"
+
+
+def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
+    try:
+        run_virtually(play(directory, seed, events))
+    finally:
+        shutil.rmtree(directory)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), events=st.lists(EVENTS, min_size=1, max_size=25))
+def test_no_live_container_loses_its_share_and_none_leaks(seed: int, events: list[tuple[Any, ...]]) -> None:
+    playing(seed, events)
+
+
+def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(tmp_path: Path) -> None:
+    """The API server and the agent each answer in time, and no room is found: together that is more than 30 s."""
+
+    async def slow(node: ModelNode, delay_s: float) -> str:
+        async def lag() -> None:
+            await asyncio.sleep(delay_s)
+
+        for side in (node.api, node.agent, node.listing):
+            side._lag = lag  # type: ignore[assignment]
+        (pod,) = node.pods
+        assert node.plugin is not None
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(PluginError) as caught:
+            await node.plugin.binder.pre_start(pod.containers[0].units)
+        assert asyncio.get_running_loop().time() - begun <= 26
+        return str(caught.value)
+
+    async def test() -> None:
+        node = ModelNode(tmp_path, 0)
+        await node.start_plugin()
+        node.agent.full = True
+        node.create(3, 0)
+        await asyncio.sleep(10)
+        assert (await slow(node, 2)).startswith("no room")
+        text = await slow(node, 4.5)
+        assert text == "25 s were not enough, the agent was waited for: it is tried again"
+        assert text in node.api.events[-1][2]
+        assert await slow(node, 30) == (
+            "25 s were not enough, kubelet to say who holds the units was waited for: it is tried again"
+        )
+        await node.end()
+
+    run_virtually(test())

@@ -1,0 +1,94 @@
+"""What was given out stays true while disks are full, and while the same allocation is made and ended at once."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sharepod.deviceplugin.allocation import AllocationId, Binding
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.record import Record
+from sharepod.deviceplugin.store import NAME, Store
+from sharepod.deviceplugin.unit import NOT_BOUND, UnitId
+
+UNITS = frozenset({UnitId("u0001"), UnitId("u0002")})
+BINDING = Binding("default", "pod", "main", "uid", "uid")
+ID = AllocationId("abcdefghjk")
+
+
+def test_units_are_given_out_without_a_disk_and_start_only_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    place = tmp_path / "state"  # not there: every write fails
+    record = Record(Store(place))
+    assert record.issue(UNITS, ID).id == ID
+    assert record.issue(frozenset({UnitId("u0003")}), AllocationId("mnpqrstuvw")).units == {"u0003"}
+    for _ in range(3):
+        with pytest.raises(PluginError, match="make room"):
+            record.claim(UNITS, BINDING)
+    assert [item.message for item in caplog.records] == ["allocations not written"]
+    place.mkdir()
+    allocation, _ = record.claim(UNITS, BINDING)
+    assert allocation.binding == BINDING
+    assert [item.message for item in caplog.records] == ["allocations not written", "allocations written again"]
+    assert Record(Store(place)).all() == record.all()
+
+
+def test_a_container_that_starts_again_needs_no_disk(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    place.mkdir()
+    record = Record(Store(place))
+    record.issue(UNITS, ID)
+    record.claim(UNITS, BINDING)
+    record.settle(ID, ("GPU-1",))
+    shutil.rmtree(place)
+    assert record.claim(UNITS, BINDING)[0].devices == ("GPU-1",)
+    record.settle(ID, ("GPU-1",))
+    with pytest.raises(PluginError, match="make room"):
+        record.settle(ID, ("GPU-2",))
+
+
+def test_an_end_is_an_end_although_the_disk_is_full(tmp_path: Path) -> None:
+    record = Record(Store(tmp_path))
+    record.issue(UNITS, ID)
+    (tmp_path / NAME).with_suffix(".new").mkdir()  # in the way of what is written
+    record.drop(ID)
+    assert record.all() == ()
+    assert len(Record(Store(tmp_path)).all()) == 1  # a new plugin finds it over again
+    (tmp_path / NAME).with_suffix(".new").rmdir()
+    record.save()
+    assert Record(Store(tmp_path)).all() == ()
+
+
+def test_an_allocation_that_was_released_meanwhile_does_not_come_back(tmp_path: Path) -> None:
+    record = Record(Store(tmp_path))
+    record.issue(UNITS, ID)
+    claimed, _ = record.claim(UNITS, BINDING)
+    record.drop(claimed.id)
+    with pytest.raises(PluginError, match="was released while its container started"):
+        record.settle(claimed.id, ("GPU-1",))
+    assert record.all() == ()
+
+
+def test_what_changed_meanwhile_is_not_put_back(tmp_path: Path) -> None:
+    record = Record(Store(tmp_path))
+    record.issue(UNITS, ID)
+    record.claim(UNITS, Binding("default", "pod", "init", "uid", "uid"))
+    since = record.moves
+    record.claim(UNITS, BINDING)  # the next container, while the first one's start still waits for the agent
+    record.settle(ID, ("GPU-1",))
+    (item,) = record.all()
+    assert item.binding == BINDING
+    assert record.has_moved(ID, since)
+    assert not record.has_moved(ID, record.moves)
+    assert record.taken() == {"GPU-1": UNITS}
+
+
+def test_units_without_a_device_are_taken_too(tmp_path: Path) -> None:
+    record = Record(Store(tmp_path))
+    record.issue(UNITS, ID)
+    assert record.taken() == {NOT_BOUND: UNITS}
