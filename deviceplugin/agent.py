@@ -62,6 +62,8 @@ class NodeView:
     """Programs may not start without a usable region."""
     environment: Mapping[str, str]
     """What programs need to see simulated devices; empty on real ones."""
+    all_offered: bool = True
+    """Pods may have all of the node's devices."""
 
     def device(self, uuid: str) -> NodeDevice | None:
         """Return the device with that UUID."""
@@ -150,6 +152,12 @@ class Agent:
 
     async def update(self, share: HeldShare, terms: PodTerms, node: NodeView) -> None:
         """Give a live share the terms as they are now; its devices stay."""
+        if len(share.devices) != terms.devices:
+            raise PluginError(
+                f"sharepod.io/devices is {terms.devices} and the share is on {len(share.devices)}: that is read when a "
+                "container starts for the first time, set it back or delete the pod",
+                retriable=False,
+            )
         changes = []
         for uuid, _ in share.devices:
             device = node.device(uuid)

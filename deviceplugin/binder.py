@@ -20,18 +20,19 @@ from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.injection import ContainerEdits, Place, edits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from sharepod.deviceplugin.agent import Agent, HeldShare, NodeView
     from sharepod.deviceplugin.cdi import CdiDirectory
     from sharepod.deviceplugin.follow import Follower
+    from sharepod.deviceplugin.placement import Placement
     from sharepod.deviceplugin.podresources import Holder
     from sharepod.deviceplugin.pods import Pod
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer, Kubelet
     from sharepod.deviceplugin.terms import PodTerms
-    from sharepod.deviceplugin.unit import UnitId, Units
+    from sharepod.deviceplugin.unit import UnitId
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -81,7 +82,7 @@ class Binder:
         cdi: CdiDirectory,
         place: Callable[[NodeView], Place],
         view: Callable[[], NodeView],
-        units: Callable[[], Units],
+        placement: Placement,
     ) -> None:
         self._policy = policy
         self._record = record
@@ -93,7 +94,7 @@ class Binder:
         self._cdi = cdi
         self._place = place
         self._view = view
-        self._units = units
+        self._placement = placement
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
         """Return the units in use by the UUID of their device, or under NOT_BOUND."""
@@ -102,7 +103,7 @@ class Binder:
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
         """Return what a container that is being admitted gets; valid for as long as it lives."""
         # Neither agent nor disk nor API server is needed: an error here ends the pod for good.
-        devices = () if self._policy.late else self._devices_of(units)
+        devices = () if self._policy.late else self._placement.devices_of(units)
         allocation = self._record.issue(units, self._fresh_id())
         log.info("units allocated", extra={"share": allocation.id, "units": len(units)})
         if self._policy.late:
@@ -160,9 +161,10 @@ class Binder:
         self, allocation: Allocation, binding: Binding, terms: PodTerms, pod: Pod, start: _Start
     ) -> HeldShare:
         start.waits_for = "the agent"
-        node = await self._agent.node()
+        node = self._placement.offer.seen(await self._agent.node())
         share = (await self._agent.shares()).get(allocation.id)
-        if share is not None and self._policy.late and self._is_sick(share, node) and not share.processes:
+        elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
+        if share is not None and self._policy.late and elsewhere and not share.processes:
             await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere
             share = None
         if share is None:
@@ -198,52 +200,16 @@ class Binder:
         until_s = min(loop.time() + ROOM_WAIT_S, start.until_s - ROOM_LEFT_S)
         while True:
             try:
-                wanted = await self._wanted(allocation, terms, pod)
-                return await self._agent.register(allocation.id, terms, wanted, labels)
+                for wanted in await self._placement.choices(allocation, terms, pod):
+                    try:
+                        return await self._agent.register(allocation.id, terms, wanted, labels)
+                    except NoRoom as error:
+                        start.no_room = error
             except NoRoom as error:
                 start.no_room = error
-                if loop.time() + ROOM_LOOK_S > until_s:
-                    raise
+            if start.no_room is not None and loop.time() + ROOM_LOOK_S > until_s:
+                raise start.no_room
             await asyncio.sleep(ROOM_LOOK_S)
-
-    async def _wanted(self, allocation: Allocation, terms: PodTerms, pod: Pod) -> Sequence[str]:
-        """Return the devices that the share must have; empty: any. Raises NoRoom."""
-        if not self._policy.late:
-            return self._devices_of(allocation.units)
-        if terms.chosen:
-            return terms.chosen
-        if not terms.same_device:
-            return ()
-        for item in self._record.all():
-            other = item.binding
-            if item.id != allocation.id and other and other.pod_uid == pod.uid and item.devices:
-                return item.devices[:1]
-        together = [name for name, units in pod.units if self._follower.read_terms(pod, name, units).same_device]
-        needed = max(sum(units for name, units in pod.units if name in together) * 1000, terms.request_millipercent)
-        node = await self._agent.node()
-        fitting = [device for device in node.devices if device.healthy and device.free_millipercent >= needed]
-        if not fitting:
-            raise NoRoom(
-                f"{needed // 1000} % for containers {', '.join(together)} of one pod fit on no device of this node: "
-                "ask for less, or without same-device"
-            )
-        return (min(fitting, key=lambda device: (device.free_millipercent, device.index)).uuid,)
-
-    def _devices_of(self, units: frozenset[UnitId]) -> tuple[str, ...]:
-        known = self._units()
-        found: dict[str, int] = {}
-        for unit in units:
-            device = known.device_of(unit)
-            if device is None:
-                raise PluginError(f"unit {unit} belongs to no device of this node: its device is gone")
-            found[device] = found.get(device, 0) + 1
-        if len(found) > 1 and any(count != 100 for count in found.values()):
-            raise PluginError(
-                f"{len(units)} % would lie on {len(found)} devices of this node, none has so much left: ask for less, "
-                "or for whole devices (multiples of 100)",
-                retriable=False,
-            )
-        return tuple(sorted(found))
 
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
         """Return who holds the units: exactly these, or (a plain init container is not listed) some of them."""

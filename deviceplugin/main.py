@@ -26,7 +26,9 @@ from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
 from sharepod.deviceplugin.kubelet import Registration, State
-from sharepod.deviceplugin.podresources import PodResources
+from sharepod.deviceplugin.offer import RIVAL_DOMAIN, Offer
+from sharepod.deviceplugin.placement import Placement
+from sharepod.deviceplugin.podresources import Given, KubeletUnavailable, PodResources
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.processes import HostProcesses
 from sharepod.deviceplugin.record import Record
@@ -44,6 +46,8 @@ log = logging.getLogger("sharepod.deviceplugin")
 
 LOOK_S: Final = 1.0
 """How often the health of the devices is looked at."""
+LOOK_AROUND_S: Final = 5.0
+"""How often kubelet is asked what other device plugins have."""
 LATE_SINCE: Final = (1, 29)
 """The Kubernetes release whose kubelet passes CDI names of device plugins on by default."""
 HOOK_NAME: Final = "libsharepod.so"
@@ -58,6 +62,13 @@ class Plugin:
         self._settings = settings
         self._late = late
         self._node = node
+        self.offer = Offer(settings.offer)
+
+    def note(self, given: Given, now_s: float) -> None:
+        """Take what kubelet has from NVIDIA's device plugin; say which of our devices are newly among it."""
+        for uuid in self.offer.observe(self._node, given.ids, now_s, complete=given.complete):
+            remedy = "keep the GPU out of NVIDIA's device plugin, or out of `offer`; pods that have it go on"
+            log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
 
     def view(self) -> NodeView:
         """Return the node as last seen."""
@@ -65,7 +76,8 @@ class Plugin:
 
     def units(self) -> Units:
         """Return the units of the devices, as last seen."""
-        return Units([(device.uuid, device.healthy) for device in self._node.devices], late=self._late)
+        devices = self.offer.seen(self._node).devices
+        return Units([(device.uuid, device.healthy) for device in devices], late=self._late)
 
     def place(self, node: NodeView) -> Place:
         """Return where things are for containers that are made now."""
@@ -107,6 +119,13 @@ class Plugin:
                         said = str(error)
                         log.warning("name of the hook not renewed", extra={"cause": said})
             await asyncio.sleep(LOOK_S)
+
+    async def look_around_for_ever(self, kubelet: PodResources) -> None:
+        """Find devices that NVIDIA's device plugin has, too."""
+        while True:
+            with contextlib.suppress(KubeletUnavailable):  # what is known of them stays
+                self.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
+            await asyncio.sleep(LOOK_AROUND_S)
 
 
 def _point(link: Path, target: str) -> None:
@@ -189,6 +208,8 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         late = await _is_late(settings, pods)
         plugin = Plugin(settings, await _node(agent), late=late)
         _check(plugin, processes)
+        with contextlib.suppress(KubeletUnavailable):  # a device in two plugins is never offered, not even at first
+            plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
         policy = Policy(late, nvidia_cdi=settings.devices == "cdi")
         cdi = CdiDirectory(settings.cdi_directory)
         record = Record(Store(settings.state_directory))
@@ -197,8 +218,9 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         shares = Shares(record, agent, cdi)
         follower = Follower(record, shares, agent, pods, limit_percent=settings.limit_percent)
         sweeper = Sweeper(record, shares, follower, agent, pods, kubelet, processes)
+        placement = Placement(record, follower, agent, plugin.units, plugin.offer, late=late)
         binder = Binder(
-            policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, plugin.units
+            policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, placement
         )
         service = PluginService(binder, plugin.units())
         record.changed = service.changed
@@ -209,7 +231,12 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(work)
-                for work in (plugin.look_for_ever(agent, service), follower.follow(), sweeper.sweep_for_ever())
+                for work in (
+                    plugin.look_for_ever(agent, service),
+                    plugin.look_around_for_ever(kubelet),
+                    follower.follow(),
+                    sweeper.sweep_for_ever(),
+                )
             ]
             await stopping.wait()
             for task in running:

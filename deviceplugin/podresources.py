@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -32,6 +32,10 @@ RETRY_S: Final = 0.05
 class KubeletUnavailable(PluginError):
     """Kubelet does not say who holds the units."""
 
+    def __init__(self, message: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -52,6 +56,15 @@ class Listing:
     pods: frozenset[tuple[str, str]]
     """Namespace and name of all pods that it knows, those without units too. After its start it knows none of the API
     server's for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What kubelet has from other device plugins."""
+
+    ids: frozenset[str]
+    complete: bool
+    """What is offered and in use is among it, not only what is in use."""
 
 
 class PodResources:
@@ -98,7 +111,7 @@ class PodResources:
         if before:
             await asyncio.wait([before])
         self._current, self._next = self._next, None
-        response = await self._ask()
+        response = await self._ask("List", pb.ListPodResourcesRequest())
         holders = (
             Holder(pod.namespace, pod.name, container.name, self._units(container))
             for pod in response.pod_resources
@@ -107,20 +120,33 @@ class PodResources:
         pods = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)
         return Listing(tuple(holder for holder in holders if holder.units), pods)
 
+    async def given(self, domain: str) -> Given:
+        """Return the ids that kubelet has of resources whose names begin so. Raises KubeletUnavailable."""
+        held = await self._ask("List", pb.ListPodResourcesRequest())
+        entries = [entry for pod in held.pod_resources for container in pod.containers for entry in container.devices]
+        complete = True
+        try:
+            entries += (await self._ask("GetAllocatableResources", pb.AllocatableResourcesRequest())).devices
+        except KubeletUnavailable as error:
+            if error.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            complete = False
+        ids = {unit for entry in entries if entry.resource_name.startswith(domain) for unit in entry.device_ids}
+        return Given(frozenset(ids), complete)
+
     def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
         """Merge the entries: older kubelets have one with all ids, newer ones one for each id."""
         entries = [entry for entry in container.devices if entry.resource_name == self._resource]
         return frozenset(UnitId(unit) for entry in entries for unit in entry.device_ids)
 
-    async def _ask(self) -> pb.ListPodResourcesResponse:
+    async def _ask(self, name: str, request: Any) -> Any:
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
         while True:
             if not self._channel:
                 self._channel = self._connect()
             try:
-                call = rpc.PodResourcesListerStub(self._channel).List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_S)
-                return await call
+                return await getattr(rpc.PodResourcesListerStub(self._channel), name)(request, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                     # The next call connects anew, to the kubelet that is there then, without waiting for its turn.
@@ -138,7 +164,7 @@ class PodResources:
                 f"something else on the node asks it all the time, find out what; it was tried for {PATIENCE_S:g} s"
             )
         text = f"kubelet does not say on {self._socket} who holds the units: {error.code().name}: {error.details()}"
-        return KubeletUnavailable(f"{text}: {remedy}")
+        return KubeletUnavailable(f"{text}: {remedy}", error.code())
 
     def _connect(self) -> grpc.aio.Channel:
         options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))

@@ -5,6 +5,7 @@ A flag beats the environment. Nothing else in the plugin reads either.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ class Settings:
     binding: str = "auto"
     injection: str = "preload-file"
     devices: str = "nvidia-runtime"
+    offer: frozenset[str] = frozenset()
     limit_percent: int = 100
     simulated_libraries: Path = Path("/var/lib/sharepod/simgpu")
     kubeconfig: str = ""
@@ -59,12 +61,15 @@ _DOCS: Final = {
     "early, when kubelet picks units; auto: late where the API server is 1.29 or later.",
     "injection": "How programs load the hook: preload-file mounts /etc/ld.so.preload, environment sets LD_PRELOAD.",
     "devices": "Who brings device files: nvidia-runtime through NVIDIA_VISIBLE_DEVICES, or cdi from NVIDIA's files.",
+    "offer": "UUIDs of the devices that pods may have shares of, separated by commas; those of other nodes may be "
+    "among them. Default: all.",
     "limit_percent": "The limit of pods that name none, in percent.",
     "simulated_libraries": "Directory of the simulated driver on the node, for simulated devices.",
     "kubeconfig": "Configuration file for the API server, outside of a cluster. Default: the service account.",
     "log_format": "Format of the log on stderr: text or json.",
     "log_level": "Least severity that is logged: debug, info, warning or error.",
 }
+_UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,79}")
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "binding": ("auto", "late", "early"),
     "injection": ("preload-file", "environment"),
@@ -90,6 +95,12 @@ def _read(name: str, text: str, where: str) -> object:
         if not text.isdecimal() or not 1 <= int(text) <= 100:
             raise SettingsError(f"{where} is {text!r}: give a percentage from 1 to 100")
         return int(text)
+    if name == "offer":
+        uuids = frozenset(word.strip() for word in text.split(",") if word.strip())
+        for uuid in uuids:
+            if not _UUID.fullmatch(uuid):
+                raise SettingsError(f"{where} names {uuid!r}: give UUIDs as `nvidia-smi -L` has them, with commas")
+        return uuids
     if name.endswith(("directory", "socket", "libraries")):
         if not Path(text).is_absolute():
             raise SettingsError(f"{where} is {text!r}: give an absolute path")

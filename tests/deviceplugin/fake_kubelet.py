@@ -86,6 +86,10 @@ class FakeKubelet:
         """(rpc, pod, container, ids) of each call that came to an end well."""
         self.refusal = ""
         """What Register is answered with, if anything."""
+        self.others: dict[str, list[str]] = {}
+        """Ids of other plugins' devices by resource, which no pod holds."""
+        self.others_held: dict[str, list[str]] = {}
+        """Those that a pod of another kind holds."""
         self.lists = 0
         """How often pod-resources answered."""
         self.rate, self.burst = rate, burst
@@ -262,7 +266,11 @@ class FakeKubelet:
     def listed(self) -> list[pods_pb.PodResources]:
         """What pod-resources says now: sidecars and app containers; no devices before the pod is admitted."""
         pods = [pod for pod in self.pods.values() if pod.active or self.version == "1.20"]
-        return [
+        held = [pods_pb.ContainerDevices(resource_name=key, device_ids=ids) for key, ids in self.others_held.items()]
+        other = pods_pb.PodResources(
+            name="other", namespace="default", containers=[pods_pb.ContainerResources(name="main", devices=held)]
+        )
+        return [other] * bool(held) + [
             pods_pb.PodResources(
                 name=pod.name,
                 namespace=pod.namespace,

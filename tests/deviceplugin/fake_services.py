@@ -43,11 +43,32 @@ class PodResources(pods_rpc.PodResourcesListerServicer):
     async def List(  # noqa: N802 - proto
         self, _request: pods_pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pods_pb.ListPodResourcesResponse:
+        kubelet = self._kubelet
+        await self._admit(context)
+        kubelet.lists += 1
+        return pods_pb.ListPodResourcesResponse(pod_resources=kubelet.listed())
+
+    async def GetAllocatableResources(  # noqa: N802 - proto
+        self, _request: pods_pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pods_pb.AllocatableResourcesResponse:
+        kubelet = self._kubelet
+        if kubelet.version == "1.20":
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method GetAllocatableResources")
+        await self._admit(context)
+        resources = {kubelet.resource: sorted(kubelet.healthy)}
+        for others in (kubelet.others, kubelet.others_held):
+            for key, ids in others.items():
+                resources.setdefault(key, []).extend(ids)
+        return pods_pb.AllocatableResourcesResponse(
+            devices=[
+                pods_pb.ContainerDevices(resource_name=key, device_ids=[i]) for key in resources for i in resources[key]
+            ]
+        )
+
+    async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         now, kubelet = asyncio.get_running_loop().time(), self._kubelet
         self._tokens = min(kubelet.burst, self._tokens + (now - self._at) * kubelet.rate)
         self._at = now
         if self._tokens < 1:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._tokens -= 1
-        kubelet.lists += 1
-        return pods_pb.ListPodResourcesResponse(pod_resources=kubelet.listed())

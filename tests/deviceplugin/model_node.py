@@ -18,6 +18,8 @@ from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import Place
+from sharepod.deviceplugin.offer import Offer
+from sharepod.deviceplugin.placement import Placement
 from sharepod.deviceplugin.podresources import Listing
 from sharepod.deviceplugin.pods import Pod
 from sharepod.deviceplugin.record import Record
@@ -69,8 +71,9 @@ class Plugin:
         self.sweeper = Sweeper(self.record, *sides, node.processes)  # type: ignore[arg-type]
         place = Place("/run/shares", "/hook", "/preload")
         units = Units([(uuid, True) for uuid in DEVICES], late=True)
+        placement = Placement(self.record, follower, agent, lambda: units, Offer(), late=True)  # type: ignore[arg-type]
         self.binder = Binder(
-            Policy(late=True), self.record, *sides, cdi, lambda _: place, node.no_view, lambda: units  # type: ignore[arg-type]
+            Policy(late=True), self.record, *sides, cdi, lambda _: place, node.no_view, placement  # type: ignore[arg-type]
         )  # fmt: skip
         self.tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(self.sweeper.sweep_for_ever())]
 

@@ -35,6 +35,8 @@ class PluginNode:
         self.cdi = directory / "cdi"
         self.state = directory / "state"
         self.binding = binding
+        self.offer: list[str] = []
+        """UUIDs, where not all devices are offered."""
         self.api = ApiServer()
         self.kubelet = FakeKubelet(directory / "kubelet", version="1.36" if binding == "late" else "1.20")
         self.agent: asyncio.subprocess.Process | None = None
@@ -61,14 +63,14 @@ class PluginNode:
         given = {
             "node-name": "n1", "agent-socket": self.runtime / "agent.sock", "state-directory": self.state,
             "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi, "binding": self.binding,
-            "kubeconfig": kubeconfig, "log-format": "text",
+            "kubeconfig": kubeconfig, "log-format": "text", "offer": ",".join(self.offer),
         }  # fmt: skip
         return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
-    async def start_plugin(self) -> None:
+    async def start_plugin(self, units: int = 200) -> None:
         self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
         await self.kubelet.registered()
-        await until(lambda: self.kubelet.allocatable == 200, self.log)
+        await until(lambda: self.kubelet.allocatable == units, self.log)
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
@@ -114,6 +116,13 @@ class PluginNode:
             stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(channel)
             answer = await stub.ListShares(pb.ListSharesRequest(), timeout=10, wait_for_ready=True)
         return {f"{share.labels['pod']}/{share.labels['container']}": share for share in answer.shares}
+
+    async def devices(self) -> list[str]:
+        """Return the UUIDs of the node's devices."""
+        async with grpc.aio.insecure_channel(f"unix:{self.runtime}/agent.sock") as channel:
+            stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(channel)
+            answer = await stub.GetNode(pb.GetNodeRequest(), timeout=10, wait_for_ready=True)
+        return [device.uuid for device in answer.devices]
 
     def cdi_edits(self, share_id: str) -> dict[str, Any]:
         (path,) = self.cdi.glob(f"*{share_id}*.json")

@@ -145,6 +145,84 @@ async def test_without_cdi_the_units_say_the_device_and_what_spans_two_is_refuse
         assert (await node.shares())["p0/main"].id == shares["p0/main"].id
 
 
+async def test_without_cdi_devices_and_same_device_are_what_kubelet_picked_or_an_error() -> None:
+    async with plugin_node("early") as node:
+        spread = await node.admit("spread", {"main": 100}, annotations={"sharepod.io/devices": "2"})
+        with pytest.raises(
+            StartFailed, match=r"100 units of one device, .* sharepod.io/devices asks for 2 devices: .* no CDI"
+        ):
+            await node.kubelet.start(spread, "main")
+        assert await node.shares() == {}  # not 50 % of one device, silently
+        await until(lambda: any("ShareNotReady" in text for text in node.events("spread")), node.log)
+        node.show(spread, {})
+        await node.kubelet.start(spread, "main")
+        assert (await node.shares())["spread/main"].devices[0].request_millipercent == 100_000
+        node.show(spread, {"sharepod.io/devices": "2"})
+        refused = "TermsNotApplied: container main: sharepod.io/devices is 2 and the share is on 1"
+        await until(lambda: any(refused in text for text in node.events("spread")), node.log)
+        assert (await node.shares())["spread/main"].devices[0].request_millipercent == 100_000
+        node.kubelet.delete(spread)
+        node.api.delete("spread")
+
+        whole = await node.admit("whole", {"main": 200}, annotations={"sharepod.io/devices": "2"})
+        await node.kubelet.start(whole, "main", patience_s=60)
+        assert len((await node.shares())["whole/main"].devices) == 2
+        node.kubelet.delete(whole)
+        node.api.delete("whole")
+        together = {"sharepod.io/same-device": "true"}
+        apart = await node.admit("apart", {"a": 60, "b": 60}, annotations=together)
+        await node.kubelet.start(apart, "a", patience_s=60)
+        with pytest.raises(StartFailed, match=r"same-device cannot be kept: container a .* picked \(\d and \d\)"):
+            await node.kubelet.start(apart, "b")
+
+
+async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
+    async with plugin_node() as node:
+        first, second = await node.devices()
+        held = await node.admit("held", {"main": 30})
+        await node.kubelet.start(held, "main")
+        assert (await node.shares())["held/main"].devices[0].device_uuid == first
+        node.kubelet.others["nvidia.com/gpu"] = [f"{first}::0", "GPU-of-somebody"]
+        await until(lambda: node.kubelet.allocatable == 100, node.log)
+        assert "device in two device plugins" in node.log()
+        pod = await node.admit("pod", {"main": 60})  # the agent would pick the first, which it fits better
+        await node.kubelet.start(pod, "main")
+        shares = await node.shares()
+        assert shares["pod/main"].devices[0].device_uuid == second
+        assert shares["held/main"].devices[0].device_uuid == first  # what runs is left alone
+        chosen = await node.admit("chosen", {"main": 10}, annotations={"sharepod.io/device": first})
+        with pytest.raises(StartFailed, match="which the scheduler chose, is not offered on this node"):
+            await node.kubelet.start(chosen, "main")
+
+
+async def test_an_old_kubelet_tells_of_nvidias_devices_only_when_they_are_held() -> None:
+    async with plugin_node("early") as node:
+        first, _ = await node.devices()
+        node.kubelet.others_held["nvidia.com/gpu"] = [first]
+        await until(lambda: node.kubelet.allocatable == 100, node.log)
+        pod = await node.admit("pod", {"main": 100})
+        await node.kubelet.start(pod, "main")
+        assert (await node.shares())["pod/main"].devices[0].device_uuid != first
+        await node.end(node.plugin)
+        await node.start_plugin(units=100)  # known before the first list of units
+
+
+async def test_only_what_the_operator_lists_is_offered() -> None:
+    async with plugin_node() as node:
+        _, second = await node.devices()
+        await node.end(node.plugin)
+        node.offer = [second, "GPU-of-another-node"]
+        node.kubelet.others["nvidia.com/gpu"] = ["0"]  # NVIDIA's plugin has the other one, by index
+        await node.start_plugin(units=100)
+        assert node.kubelet.capacity == 100
+        for name, size in (("a", 30), ("b", 70)):
+            pod = await node.admit(name, {"main": size})
+            await node.kubelet.start(pod, "main")
+        shares = await node.shares()
+        assert {share.devices[0].device_uuid for share in shares.values()} == {second}
+        assert "device in two device plugins" not in node.log()
+
+
 async def test_a_full_disk_ends_no_pod_and_its_containers_start_when_there_is_room() -> None:
     async with plugin_node() as node:
         running = await node.admit("running", {"main": 20})

@@ -28,6 +28,7 @@ def test_a_flag_beats_the_environment() -> None:
         (["--state-directory", "state"], NODE, r"--state-directory is 'state': give an absolute path"),
         ([], {**NODE, f"{PREFIX}DEVICE": "cdi"}, r"unknown environment variable SHAREPOD_PLUGIN_DEVICE: known are .*"),
         ([], {**NODE, f"{PREFIX}DEVICES": "mig"}, r"SHAREPOD_PLUGIN_DEVICES is 'mig': give nvidia-runtime, cdi"),
+        ([], {**NODE, f"{PREFIX}OFFER": "GPU-1,0"}, r"SHAREPOD_PLUGIN_OFFER names '0': give UUIDs"),
         ([], {}, r"no node name: give --node-name or SHAREPOD_PLUGIN_NODE_NAME"),
     ],
 )

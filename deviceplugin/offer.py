@@ -1,0 +1,66 @@
+"""The devices that pods may have shares of: those that the operator names, less those that somebody else gives out.
+
+NVIDIA's device plugin may serve other GPUs of the node. What kubelet has from it is known by its ids; a GPU in both
+would be shared between pods that are metered and one that believes it has all of it, so it is given out no more by us.
+Pure values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sharepod.deviceplugin.agent import NodeView
+
+RIVAL_DOMAIN: Final = "nvidia.com/"
+"""Resources of NVIDIA's plugin: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb."""
+RIVAL_REASON: Final = "NVIDIA's device plugin gives it out as well: name the devices of each with `offer`"
+CLEAR_S: Final = 60.0
+"""A plugin that restarts, as after kubelet does, lists nothing for a moment."""
+
+
+class Offer:
+    """Which devices of the node are offered."""
+
+    def __init__(self, listed: Collection[str] = ()) -> None:
+        """Take the UUIDs that the operator lists; none: all devices."""
+        self._listed: Final = frozenset(listed)
+        self._seen_s: dict[str, float] = {}
+        """When each device was last seen to be somebody else's."""
+
+    @property
+    def rivals(self) -> frozenset[str]:
+        """UUIDs of the devices that somebody else gives out as well."""
+        return frozenset(self._seen_s)
+
+    def observe(self, node: NodeView, ids: Collection[str], now_s: float, *, complete: bool) -> frozenset[str]:
+        """Take the ids that kubelet has from NVIDIA's plugin; return the offered devices that are newly among them.
+
+        Not `complete`: an old kubelet tells only what pods hold, so that what was seen once counts for good.
+        """
+        offered = [device for device in node.devices if not self._listed or device.uuid in self._listed]
+        given = {_device(text) for text in ids}
+        both = frozenset(device.uuid for device in offered if {device.uuid, str(device.index)} & given)
+        fresh = both - self._seen_s.keys()
+        for uuid in both:
+            self._seen_s[uuid] = now_s
+        if complete:
+            self._seen_s = {uuid: at for uuid, at in self._seen_s.items() if now_s - at < CLEAR_S}
+        return fresh
+
+    def seen(self, node: NodeView) -> NodeView:
+        """Return the node as pods may have it: only what is offered, and unhealthy where it is a rival's too."""
+        devices = tuple(
+            replace(device, healthy=False, health_reason=RIVAL_REASON) if device.uuid in self._seen_s else device
+            for device in node.devices
+            if not self._listed or device.uuid in self._listed
+        )
+        return replace(node, devices=devices, all_offered=devices == node.devices)
+
+
+def _device(text: str) -> str:
+    """Return the UUID or index in an id of NVIDIA's plugin: one that time-slices adds `::` and a number."""
+    return text.partition("::")[0]

@@ -1,0 +1,47 @@
+"""Which devices are offered, and when one that somebody else had is ours again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sharepod.deviceplugin.agent import NodeDevice, NodeView
+from sharepod.deviceplugin.offer import CLEAR_S, RIVAL_REASON, Offer
+
+NODE = NodeView(
+    tuple(NodeDevice(f"GPU-{name}", index, 1, True, "") for index, name in enumerate("abc")),
+    "/hook", "/run/shares", closed=False, environment={},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["GPU-b", "GPU-b::7", "1", "1::0"])
+def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: str) -> None:
+    offer = Offer()
+    assert offer.observe(NODE, [text, "GPU-elsewhere", "17"], 0.0, complete=True) == {"GPU-b"}
+    assert offer.observe(NODE, [text], 5.0, complete=True) == set()  # it is told once
+    seen = offer.seen(NODE)
+    assert [(device.healthy, device.health_reason) for device in seen.devices] == [
+        (True, ""),
+        (False, RIVAL_REASON),
+        (True, ""),
+    ]
+    assert not seen.all_offered
+
+
+def test_everything_is_offered_unless_it_is_listed() -> None:
+    assert Offer().seen(NODE) == NODE
+    some = Offer(["GPU-c", "GPU-elsewhere"]).seen(NODE)
+    assert [device.uuid for device in some.devices] == ["GPU-c"]
+    assert not some.all_offered
+    assert Offer(["GPU-c"]).observe(NODE, ["GPU-a", "GPU-b"], 0.0, complete=True) == set()
+
+
+def test_a_device_is_ours_again_when_a_kubelet_that_knows_has_not_had_it_for_a_while() -> None:
+    offer = Offer()
+    offer.observe(NODE, ["GPU-a"], 0.0, complete=True)
+    offer.observe(NODE, [], CLEAR_S - 1, complete=True)  # kubelet or the other plugin restarts
+    assert offer.rivals == {"GPU-a"}
+    offer.observe(NODE, [], CLEAR_S, complete=True)
+    assert offer.rivals == frozenset()
+    offer.observe(NODE, ["GPU-a"], 100.0, complete=False)
+    offer.observe(NODE, [], 10_000.0, complete=False)  # nobody holds it now: who offers it is not told
+    assert offer.rivals == {"GPU-a"}
