@@ -61,12 +61,21 @@ def rooms(
     without: ShareId | None = None,
 ) -> dict[DeviceUuid, Room]:
     """Return the room on every device beside `shares`, leaving out the share `without` (one that is being changed)."""
-    found = {info.uuid: Room(info, health_reason=health.get(info.uuid, "")) for info in devices}
+    terms: dict[DeviceUuid, list[Terms]] = {info.uuid: [] for info in devices}
     for share in shares:
         for held in share.devices:
-            if share.id != without and held.device in found:
-                found[held.device] = found[held.device].with_terms(held.terms)
-    return found
+            if share.id != without and held.device in terms:
+                terms[held.device].append(held.terms)
+    return {
+        info.uuid: Room(
+            info,
+            sum(one.request_millipercent for one in terms[info.uuid]),
+            sum(one.memory_limit_bytes for one in terms[info.uuid]),
+            len(terms[info.uuid]),
+            health.get(info.uuid, ""),
+        )
+        for info in devices
+    }
 
 
 def resolve_device(

@@ -111,8 +111,7 @@ class Node:
                 raise
         log.info("share registered", extra=_fields(share))
         self._change_limits(share)
-        self.publish()
-        return self._one(share)
+        return self._publish_change(share)
 
     def environment(self, share: Share) -> dict[str, str]:
         """Return what a program of the share needs in its environment."""
@@ -125,11 +124,13 @@ class Node:
 
     def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> ShareStatus:
         """Change the terms of a live share. Raises a ShareError and changes nothing."""
+        before = self._registry.find(reference)
         share = self._registry.update(reference, changes, share_class)
+        if share == before:  # every start of a container tells its terms again
+            return self._one(share)
         self._change_limits(share)
         log.info("share updated", extra=_fields(share))
-        self.publish()
-        return self._one(share)
+        return self._publish_change(share)
 
     def release(self, reference: str, *, reason: str = "released") -> ShareStatus:
         """End a share and return its last account."""
@@ -169,10 +170,14 @@ class Node:
 
     # ---- the node
 
+    def now_ns(self) -> int:
+        """Return the time of statuses."""
+        return time.monotonic_ns()
+
     def status(self) -> NodeStatus:
         """Return everything, as of now."""
-        now_ns = time.monotonic_ns()
-        return NodeStatus(now_ns, self._registry.statuses((), now_ns), self._device_statuses())
+        now_ns = self.now_ns()
+        return NodeStatus(now_ns, self._registry.statuses((), now_ns), self.device_statuses())
 
     def serve_threads(self, loop: asyncio.AbstractEventLoop) -> None:
         """Name the event loop that this object's methods run on, for `status_from_thread`."""
@@ -191,7 +196,8 @@ class Node:
         except (RuntimeError, TimeoutError):  # it has closed, or is busy
             return self.published
 
-    def _device_statuses(self) -> tuple[DeviceStatus, ...]:
+    def device_statuses(self) -> tuple[DeviceStatus, ...]:
+        """Return the devices as of now: the plugin asks every second, and needs no share for it."""
         rooms = self._registry.rooms()
         result: list[DeviceStatus] = []
         for info in self._registry.devices:
@@ -222,6 +228,18 @@ class Node:
         """Publish the status as of now and write it to the checkpoint; at every change and every two seconds."""
         self.published = self.status()
         self._save()
+
+    def _publish_change(self, share: Share) -> ShareStatus:
+        """Publish a share that is new or has changed, and return its status.
+
+        The accounts of the others are as last published. A node where a hundred containers start would read each of
+        them for every one that starts.
+        """
+        status = self._one(share)
+        shares = {known.share.id: known for known in self.published.shares} | {share.id: status}
+        self.published = NodeStatus(self.now_ns(), tuple(shares.values()), self.device_statuses())
+        self._save()
+        return status
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
         """Take one look of the inventory into account: health, and processes without a share."""

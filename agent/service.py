@@ -134,7 +134,7 @@ class NodeService(rpc.NodeServiceServicer):
     @_answered
     def ListShares(self, request: pb.ListSharesRequest) -> pb.ListSharesResponse:  # noqa: N802
         """Return the shares."""
-        now_ns = self._node.status().now_ns
+        now_ns = self._node.now_ns()
         shares = [self._share(status) for status in self._node.statuses(request.shares)]
         return pb.ListSharesResponse(shares=shares, now_ns=now_ns)
 
@@ -155,7 +155,7 @@ class NodeService(rpc.NodeServiceServicer):
             raise InvalidInput(f"max_turns {request.max_turns} is above {_TURNS_MAX}: ask for less and call again")
         found = self._node.turns(request.after_sequence, request.max_turns or _TURNS_DEFAULT)
         turns = [_turn(turn, share, device) for turn, share, device in found]
-        return pb.ListTurnsResponse(turns=turns, now_ns=self._node.status().now_ns)
+        return pb.ListTurnsResponse(turns=turns, now_ns=self._node.now_ns())
 
     @_answered
     def ExplainShare(self, request: pb.ExplainShareRequest) -> pb.ExplainShareResponse:  # noqa: N802
@@ -178,18 +178,18 @@ class NodeService(rpc.NodeServiceServicer):
     @_answered
     def GetNode(self, request: pb.GetNodeRequest) -> pb.GetNodeResponse:  # noqa: N802
         """Describe the node."""
-        status, identity = self._node.status(), self._node.identity
+        now_ns, identity = self._node.now_ns(), self._node.identity
         return pb.GetNodeResponse(
             node_name=identity.node_name,
             version=identity.version,
             region_abi_version=identity.region_abi_version,
             features=identity.features,
             agent_pid=identity.pid,
-            devices=[_device(device) for device in status.devices],
+            devices=[_device(device) for device in self._node.device_statuses()],
             driver_version=identity.driver_version,
             runtime_directory=identity.runtime_directory,
             policy=identity.policy,
-            now_ns=status.now_ns,
+            now_ns=now_ns,
             settings=identity.settings,
             metrics_address=identity.metrics_address,
             environment=identity.environment,

@@ -71,6 +71,21 @@ def test_a_killed_agent_is_followed_by_one_that_adopts_its_shares(agent: Running
     assert adopted.devices[0].memory_limit_bytes == GIB
 
 
+def test_what_was_just_registered_or_changed_outlives_a_kill_and_the_same_terms_change_nothing(
+    agent: RunningAgent,
+) -> None:
+    for name in ("a", "b", "c"):
+        agent.register(20, name=name)
+    change = [pb.DeviceChange(limit_millipercent=50_000)]
+    for _ in range(2):  # a container that starts again tells the terms that it has
+        agent.stub.UpdateShare(pb.UpdateShareRequest(share="b", devices=change))
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    limits = {share.name: share.devices[0].limit_millipercent for share in agent.shares()}
+    assert limits == {"a": 100_000, "b": 50_000, "c": 100_000}
+    assert agent.log().count("share updated") == 1
+
+
 def test_a_planned_stop_keeps_shares_for_the_next_agent(agent: RunningAgent) -> None:
     share = agent.register(30).share
     assert agent.stop() == 0
