@@ -127,6 +127,16 @@ class Agent:
         answer = await self._call(self._stub.ListShares(pb.ListSharesRequest(), timeout=TIMEOUT_S))
         return {share.id: _held(share) for share in answer.shares}
 
+    async def share(self, share_id: str) -> HeldShare | None:
+        """Return the share with that id; None: there is none."""
+        try:
+            answer = await self._stub.ListShares(pb.ListSharesRequest(shares=[share_id]), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise self._said(error) from None
+        return _held(answer.shares[0])
+
     async def register(
         self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
     ) -> HeldShare:

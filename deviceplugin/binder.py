@@ -162,7 +162,7 @@ class Binder:
     ) -> HeldShare:
         start.waits_for = "the agent"
         node = self._placement.offer.seen(await self._agent.node())
-        share = (await self._agent.shares()).get(allocation.id)
+        share = await self._agent.share(allocation.id)
         elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
         if share is not None and self._policy.late and elsewhere and not share.processes:
             await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere

@@ -107,7 +107,7 @@ class Follower:
             terms = self.read_terms(pod, item.binding.container, len(item.units))
             if terms == self._shares.terms(item.id):
                 return
-            share = (await self._agent.shares()).get(item.id)
+            share = await self._agent.share(item.id)
             if share is not None:
                 await self._shares.change(share, item, terms, await self._agent.node())
                 self._told.pop(item.id, None)

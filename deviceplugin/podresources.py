@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -136,8 +137,8 @@ class PodResources:
 
     def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
         """Merge the entries: older kubelets have one with all ids, newer ones one for each id."""
-        entries = [entry for entry in container.devices if entry.resource_name == self._resource]
-        return frozenset(UnitId(unit) for entry in entries for unit in entry.device_ids)
+        ours = (entry.device_ids for entry in container.devices if entry.resource_name == self._resource)
+        return frozenset(map(UnitId, chain.from_iterable(ours)))
 
     async def _ask(self, name: str, request: Any) -> Any:
         loop = asyncio.get_running_loop()

@@ -110,8 +110,11 @@ class PluginService(rpc.DevicePluginServicer):
             memory_nodes: The memory node of each device, by UUID. Given, kubelet's topology manager may overrule our
                 packing. Of no use where units are bound late.
         """
+        nodes = memory_nodes or {}
+        if (units.devices, units.late, nodes) == (self._units.devices, self._units.late, self._memory_nodes):
+            return
         self._units = units
-        self._memory_nodes = memory_nodes or {}
+        self._memory_nodes = nodes
         self.changed()
 
     def changed(self) -> None:
@@ -139,9 +142,9 @@ class PluginService(rpc.DevicePluginServicer):
         try:
             while not stream.ended:
                 stream.woken.clear()
-                listed = self._list()
-                if listed != sent:
-                    yield listed
+                listed = self._units.all(self._binder.taken()), self._memory_nodes
+                if listed != sent:  # every container that starts wakes us, few change what is listed
+                    yield pb.ListAndWatchResponse(devices=[self._device(*item) for item in listed[0]])
                     sent = listed
                 await stream.woken.wait()
                 if not stream.ended:
@@ -175,11 +178,6 @@ class PluginService(rpc.DevicePluginServicer):
         """Bind the container's units."""
         await self._binder.pre_start(_units(request.devices_ids))
         return pb.PreStartContainerResponse()
-
-    def _list(self) -> pb.ListAndWatchResponse:
-        return pb.ListAndWatchResponse(
-            devices=[self._device(unit, healthy) for unit, healthy in self._units.all(self._binder.taken())]
-        )
 
     def _device(self, unit: UnitId, healthy: bool) -> pb.Device:
         device = pb.Device(id=unit, health="Healthy" if healthy else "Unhealthy")

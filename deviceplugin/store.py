@@ -23,6 +23,7 @@ log = logging.getLogger("sharepod.deviceplugin")
 
 NAME: Final = "allocations.json"
 FORMAT: Final = 1
+_TEXT: Final = f'{{"format":{FORMAT},"allocations":[%s]}}'
 
 
 class Store:
@@ -30,6 +31,9 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
+        self._encoded: dict[AllocationId, tuple[Allocation, str]] = {}
+        self._saved: tuple[Allocation, ...] | None = None
+        """What is on disk, as far as this object knows."""
 
     def load(self) -> tuple[Allocation, ...]:
         """Return what was saved last; nothing on a new node, or when the file is damaged (it is put aside then)."""
@@ -47,19 +51,34 @@ class Store:
             return ()
 
     def save(self, allocations: Iterable[Allocation]) -> None:
-        """Replace the file. Raises PluginError when it cannot: what is not on disk must not be given out."""
-        content = {"format": FORMAT, "allocations": [_fields(item) for item in allocations]}
+        """Replace the file, unless it says so already: a container that starts again changes nothing.
+
+        Raises PluginError when it cannot: what is not on disk must not be given out.
+        """
+        items = tuple(allocations)
+        if items == self._saved and self._path.exists():
+            return
+        self._saved = None
+        # One changes at a time: what stays of the others is encoded once.
+        self._encoded = {item.id: self._encode(item) for item in items}
         fresh = self._path.with_suffix(".new")
         try:
             with fresh.open("w", encoding="utf-8") as file:
-                json.dump(content, file, separators=(",", ":"))
+                file.write(_TEXT % ",".join(text for _, text in self._encoded.values()))
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._path)
+            self._saved = items
         except OSError as error:
             raise PluginError(
                 f"{self._path} cannot be written: {error.strerror}: make room, or choose another --state-directory"
             ) from None
+
+    def _encode(self, item: Allocation) -> tuple[Allocation, str]:
+        known = self._encoded.get(item.id)
+        if known is not None and known[0] is item:
+            return known
+        return item, json.dumps(_fields(item), separators=(",", ":"))
 
 
 def _allocations(content: dict[str, Any]) -> tuple[Allocation, ...]:

@@ -101,6 +101,8 @@ class Units:
     def _out(self, listed: list[UnitId], taken: Mapping[str, Collection[UnitId]]) -> set[UnitId]:
         """Return what the unhealthy devices take out: the units of their shares, then free ones, at last any."""
         unhealthy = [uuid for uuid, healthy in self.devices if not healthy]
+        if not unhealthy:
+            return set()
         size = UNITS_PER_DEVICE * len(unhealthy)
         lost = {unit for uuid in unhealthy for unit in taken.get(uuid, ())}
         held = {unit for uuid, units in taken.items() if uuid not in unhealthy for unit in units}

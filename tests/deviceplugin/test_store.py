@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,20 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     store.save(ALLOCATIONS)
     assert Store(tmp_path).load() == ALLOCATIONS
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_what_says_the_same_is_not_written_again_unless_the_file_is_gone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(ALLOCATIONS)
+    first = (tmp_path / NAME).stat().st_ino
+    store.save([*ALLOCATIONS])
+    assert (tmp_path / NAME).stat().st_ino == first
+    (tmp_path / NAME).unlink()
+    store.save(ALLOCATIONS)
+    assert store.load() == ALLOCATIONS
+    changed = (replace(ALLOCATIONS[0], devices=("GPU-3",)), ALLOCATIONS[1])
+    store.save(changed)
+    assert Store(tmp_path).load() == changed
 
 
 def test_a_write_that_was_cut_short_changes_nothing(tmp_path: Path) -> None:
