@@ -4,6 +4,8 @@
  *     fill kinds [count=ROUNDS]             fill the memory that the driver says is free, to the byte, by every kind of
  *                                           allocation
  *     fill pairs [count=BATCHES] [live=N]   the host's time per allocation and free beside N live ones, in batches
+ *     fill grow bytes=N every=TIME          take so much more, again and again until STOP, and keep it; what does not
+ *                                           fit is asked for again
  *
  * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" from stdin. The last line printed is
  * one JSON object. Exit 0, or 1 with the failing call on stderr.
@@ -78,8 +80,8 @@ struct allocation_node {
 MEMORY(DECLARE)
 
 static struct {
-  uint64_t count, live, wait;
-} options = {.count = 1, .live = 100000};
+  uint64_t count, live, bytes, every_ns, wait;
+} options = {.count = 1, .live = 100000, .bytes = 1u << 20, .every_ns = 1000000000};
 static void *stream;
 
 struct allocation {
@@ -329,13 +331,30 @@ static void time_pairs(void) {
   free(batch_ns);
 }
 
+static void grow(uint64_t stop_ns) {
+  uint64_t refused = 0;
+  for (uint64_t due_ns = now_ns(); due_ns < stop_ns; due_ns += options.every_ns) {
+    sleep_until(due_ns);
+    device_pointer kept = 0;
+    int result = cuMemAlloc(&kept, options.bytes);
+    refused += result == ERROR_OUT_OF_MEMORY;
+    if (result != ERROR_OUT_OF_MEMORY)
+      check(result, "cuMemAlloc");
+  }
+  sleep_until(stop_ns);
+  printf(", \"refused\": %" PRIu64, refused);
+}
+
 int main(int count, char **arguments) {
-  const struct option known[] = {
-      {"count", &options.count, false}, {"live", &options.live, false}, {"wait", &options.wait, false}};
+  const struct option known[] = {{"count", &options.count, false},
+                                 {"live", &options.live, false},
+                                 {"bytes", &options.bytes, false},
+                                 {"every", &options.every_ns, true},
+                                 {"wait", &options.wait, false}};
   const char *mode = count > 1 ? arguments[1] : "";
-  bool pairs = !strcmp(mode, "pairs");
-  if (!pairs && strcmp(mode, "kinds"))
-    die("usage: fill kinds|pairs [option=value ...]");
+  bool pairs = !strcmp(mode, "pairs"), grows = !strcmp(mode, "grow");
+  if (!pairs && !grows && strcmp(mode, "kinds"))
+    die("usage: fill kinds|pairs|grow [option=value ...]");
   for (int i = 2; i < count; i++)
     if (parse_option(known, sizeof known / sizeof *known, arguments[i]))
       die("no option `%s`", arguments[i]);
@@ -354,6 +373,8 @@ int main(int count, char **arguments) {
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"launches\": 0, \"work_ns\": 0", (int)getpid(), start_ns);
   if (pairs)
     time_pairs();
+  else if (grows)
+    grow(stop_ns);
   else
     fill_kinds();
   printf(", \"end_ns\": %" PRIu64 "}\n", now_ns());

@@ -1,0 +1,85 @@
+"""Pods of a bench's node: shares with the labels that the device plugin gives them, and programs in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from bench.node import Node
+from bench.programs import Program
+from sharepod.cli.launch import program_environment
+from sharepod.proto import v1_pb2 as pb
+from sharepod.proto import v1_pb2_grpc as rpc
+
+TIMEOUT_S = 10.0
+_CLASSES = {
+    "latency": pb.SHARE_CLASS_LATENCY,
+    "standard": pb.SHARE_CLASS_STANDARD,
+    "batch": pb.SHARE_CLASS_BATCH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What a pod with one container asks for, in percent and bytes (0: no cap)."""
+
+    name: str
+    request: int
+    limit: int = 100
+    share_class: str = "standard"
+    memory_bytes: int = 0
+    device: str = "0"
+    namespace: str = "team-a"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels of its share."""
+        uid = f"00000000-0000-4000-8000-{sum(self.name.encode()):012x}"
+        return {"namespace": self.namespace, "pod": self.name, "container": "main", "pod_uid": uid}
+
+
+class Pods:
+    """The pods of a node. It stands for the device plugin alone: agent, hook and programs are real."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._answers: dict[str, pb.RegisterShareResponse] = {}
+
+    def admit(self, pod: Pod) -> None:
+        """Register a pod's share."""
+        ask = pb.DeviceAsk(
+            device=pod.device,
+            request_millipercent=pod.request * 1000,
+            limit_millipercent=pod.limit * 1000,
+            memory_limit_bytes=pod.memory_bytes,
+        )
+        request = pb.RegisterShareRequest(devices=[ask], share_class=_CLASSES[pod.share_class], labels=pod.labels)
+        with self._channel() as channel:
+            self._answers[pod.name] = rpc.NodeServiceStub(channel).RegisterShare(request, timeout=TIMEOUT_S)
+
+    def start(self, pod: Pod, command: Sequence[str]) -> Program:
+        """Start a program in a pod; it waits for its `go`."""
+        answer = self._answers[pod.name]
+        environment = program_environment(self._node.environment, answer.environment, answer.hook_path)
+        return self._node.add(pod.name, command, environment)
+
+    def pause(self, pod: Pod, *, paused: bool = True) -> None:
+        """Pause a pod, or let it go on."""
+        share = self._answers[pod.name].share.id
+        with self._channel() as channel:
+            stub = rpc.NodeServiceStub(channel)
+            if paused:
+                stub.PauseShare(pb.PauseShareRequest(share=share), timeout=TIMEOUT_S)
+            else:
+                stub.ResumeShare(pb.ResumeShareRequest(share=share), timeout=TIMEOUT_S)
+
+    def release(self, pod: Pod) -> None:
+        """End a pod's share."""
+        request = pb.ReleaseShareRequest(share=self._answers.pop(pod.name).share.id)
+        with self._channel() as channel:
+            rpc.NodeServiceStub(channel).ReleaseShare(request, timeout=TIMEOUT_S)
+
+    def _channel(self) -> grpc.Channel:
+        socket: Path = self._node.socket
+        return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)])

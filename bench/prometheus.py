@@ -1,0 +1,246 @@
+"""A real Prometheus beside a real agent, both set up from the files of daemonset/monitoring; and what it is asked.
+
+Prometheus is the program of that name in PATH. It listens on the loopback, keeps what it scrapes in memory, and goes
+with the `with`. The agent's certificate and token are made by the commands of that folder's README.
+"""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from bench.programs import ProgramFailed
+
+FOLDER = Path(__file__).resolve().parent.parent / "daemonset" / "monitoring"
+PROGRAM = "prometheus"
+POD_LABELS = {"namespace": "sharepod", "pod": "sharepod-x7x2k", "container": "agent", "endpoint": "metrics"}
+"""What Prometheus' operator gives a target of a PodMonitor, beside the job and the address."""
+READY_S = 60.0
+END_S = 20.0
+ANSWER_S = 20.0
+
+
+def manifest(name: str) -> dict[str, Any]:
+    """Return an object of the folder."""
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return loaded
+
+
+def rules() -> str:
+    """Return the alerts as a file that Prometheus reads."""
+    return yaml.safe_dump(manifest("prometheusrule.yaml")["spec"], sort_keys=False)
+
+
+def free_address() -> str:
+    """Return an address of the loopback on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Monitoring:
+    """The Secret of the README, as files, and what agent and Prometheus are told of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.agent_address = free_address()
+        readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+        block = re.search(r"^ *```\n(.*?)^ *kubectl", readme, re.DOTALL | re.MULTILINE)
+        assert block is not None
+        subprocess.run(["bash", "-ec", block[1]], cwd=directory, check=True, capture_output=True)
+        shutil.copy(directory / "tls.crt", directory / "ca.crt")
+
+    def agent_settings(self) -> dict[str, str]:
+        """Return the agent's settings, with the files where they are here and an address that is ours."""
+        data: dict[str, str] = manifest("settings.yaml")["data"]
+        settings = {
+            name.removeprefix("SHAREPOD_").lower(): value.replace("/etc/sharepod-metrics", str(self._directory))
+            for name, value in data.items()
+        }
+        return {**settings, "metrics_listen": self.agent_address}
+
+    def configuration(self, interval_s: float) -> dict[str, Any]:
+        """Return Prometheus' configuration, as its operator makes it of the PodMonitor."""
+        monitor = manifest("podmonitor.yaml")
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        metadata = monitor["metadata"]
+        files = {"ca": endpoint["tlsConfig"]["ca"]["secret"]["key"], "token": endpoint["authorization"]["credentials"]}
+        return {
+            "global": {"scrape_interval": f"{interval_s:g}s", "evaluation_interval": f"{interval_s:g}s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [
+                {
+                    "job_name": f"{metadata['namespace']}/{metadata['name']}",
+                    "scheme": endpoint["scheme"],
+                    "honor_labels": endpoint["honorLabels"],
+                    "authorization": {"credentials_file": files["token"]["key"]},
+                    "tls_config": {"ca_file": files["ca"], "server_name": endpoint["tlsConfig"]["serverName"]},
+                    "static_configs": [{"targets": [self.agent_address], "labels": POD_LABELS}],
+                }
+            ],
+        }
+
+    def write(self, interval_s: float) -> Path:
+        """Write configuration and alerts; return the configuration's path."""
+        (self._directory / "rules.yaml").write_text(rules(), encoding="utf-8")
+        path = self._directory / "prometheus.yaml"
+        path.write_text(yaml.safe_dump(self.configuration(interval_s)), encoding="utf-8")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of an answer: its labels, and (seconds since the epoch, value) of each sample."""
+
+    labels: Mapping[str, str]
+    samples: Sequence[tuple[float, float]]
+
+    @property
+    def value(self) -> float:
+        """The last sample's value."""
+        return self.samples[-1][1]
+
+
+class Prometheus:
+    """One that scrapes an agent; a context manager."""
+
+    def __init__(self, monitoring: Monitoring, directory: Path, interval_s: float = 1.0) -> None:
+        self._configuration = monitoring.write(interval_s)
+        self._directory = directory
+        self._address = free_address()
+        self._process: subprocess.Popen[bytes] | None = None
+        # A proxy of the environment has no business on the loopback.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def __enter__(self) -> Self:
+        if shutil.which(PROGRAM) is None:
+            raise ProgramFailed(f"{PROGRAM} is missing: apt install {PROGRAM}")
+        command = [
+            PROGRAM, f"--config.file={self._configuration}", f"--web.listen-address={self._address}",
+            f"--storage.tsdb.path={self._directory / 'tsdb'}", "--log.level=warn",
+        ]  # fmt: skip
+        log = self._directory / "prometheus.log"
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(command, stdout=sink, stderr=sink)
+        deadline = time.monotonic() + READY_S
+        while not self._ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._end()
+                raise ProgramFailed(f"{PROGRAM} does not answer: {log.read_text(errors='replace').strip()}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ready(self) -> bool:
+        try:
+            with self._opener.open(f"http://{self._address}/-/ready", timeout=ANSWER_S):
+                return True
+        except OSError:
+            return False
+
+    def ask(self, path: str, **parameters: object) -> Any:
+        """Return the data of an answer of its HTTP API. Raises ProgramFailed with its words."""
+        query = urllib.parse.urlencode({name: str(value) for name, value in parameters.items()})
+        try:
+            with self._opener.open(f"http://{self._address}/api/v1/{path}?{query}", timeout=ANSWER_S) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ProgramFailed(f"{PROGRAM}: {path}?{query}: {json.load(error)['error']}") from None
+
+    def query(self, expression: str, at_s: float | None = None) -> list[Series]:
+        """Return an expression's series as of a time, by default now; of a range, all its samples."""
+        at = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        return _series(self.ask("query", query=expression, **at))
+
+    def query_range(self, expression: str, begin_s: float, end_s: float, step_s: float) -> list[Series]:
+        """Return an expression's series over time."""
+        return _series(self.ask("query_range", query=expression, start=begin_s, end=end_s, step=step_s))
+
+
+def _series(data: Any) -> list[Series]:
+    if data["resultType"] == "scalar":
+        return [Series({}, (_sample(data["result"]),))]
+    return [
+        Series(item["metric"], tuple(map(_sample, item["values"] if "values" in item else [item["value"]])))
+        for item in data["result"]
+    ]
+
+
+def _sample(pair: Sequence[Any]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])
+
+
+# ---- the dashboard ----
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of a panel, and the legend of its series."""
+
+    expression: str
+    legend: str
+
+    def filled(self, rate_s: float, range_s: float) -> str:
+        """Return it with everything chosen, over these times."""
+        text = self.expression.replace("$__rate_interval", f"{rate_s:g}s").replace("$__range", f"{range_s:g}s")
+        return re.sub(r"\$\w+", ".*", text)
+
+    def title(self, labels: Mapping[str, str]) -> str:
+        """Return a series' legend."""
+        return re.sub(r"{{ ?(\w+) ?}}", lambda found: labels.get(found[1], ""), self.legend)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel of the dashboard; kind, unit and place as Grafana has them."""
+
+    title: str
+    kind: str
+    unit: str
+    is_stacked: bool
+    place: Mapping[str, int]
+    queries: tuple[Query, ...]
+
+
+def panels() -> list[Panel]:
+    """Return the dashboard's panels, rows among them."""
+    loaded = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))["panels"]
+    return [_panel(item) for item in loaded]
+
+
+def _panel(item: Mapping[str, Any]) -> Panel:
+    defaults = item.get("fieldConfig", {}).get("defaults", {})
+    return Panel(
+        item["title"],
+        item["type"],
+        defaults.get("unit", ""),
+        defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal",
+        item["gridPos"],
+        tuple(Query(target["expr"], target["legendFormat"]) for target in item.get("targets", ())),
+    )
