@@ -176,7 +176,8 @@ def hand_off(scale: Scale) -> list[Line]:
 # ---- the arbiter ----
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has had."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
@@ -201,9 +202,9 @@ def arbiter(scale: Scale) -> list[Line]:
         time.sleep(1.3)
         # The processor time is read last, then first: asking for the turns is not the arbiter's work.
         turns_before = len(node.turns())
-        first = (_cpu_s(node.agent_pid), turns_before, *_decisions(node.socket), time.monotonic())
+        first = (cpu_s(node.agent_pid), turns_before, *_decisions(node.socket), time.monotonic())
         time.sleep(scale.short_s)
-        last = (_cpu_s(node.agent_pid), len(node.turns()), *_decisions(node.socket), time.monotonic())
+        last = (cpu_s(node.agent_pid), len(node.turns()), *_decisions(node.socket), time.monotonic())
         for program in programs:
             program.result()
     cpu, turns, decisions, decision_ns, seconds = (after - before for before, after in zip(first, last, strict=True))

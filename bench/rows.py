@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench import costs, memory, neighbours, pauses, replay, rivals, shares, streams, table
+from bench import costs, density, memory, neighbours, pauses, replay, rivals, shares, streams, table
 from bench.entry import Parser
 from bench.programs import machine
 from bench.scale import FULL, QUICK, Scale
@@ -28,6 +28,7 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "duty": neighbours.trainer,
     "arbiter": costs.arbiter,
     "memory": memory.caps,
+    "density": density.density,
     "traces": replay.traces,
     "rivals": rivals.rivals,
 }

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 class PluginNode:
     """Start it with `plugin_node`."""
 
-    def __init__(self, directory: Path, binding: str) -> None:
+    def __init__(self, directory: Path, binding: str, devices: str, metrics: Sequence[str]) -> None:
         self.directory = directory
+        self.devices = devices
+        self.metrics = metrics
+        """The agent's flags about metrics."""
         self.runtime = directory / "run"
         self.cdi = directory / "cdi"
         self.state = directory / "state"
@@ -43,7 +46,7 @@ class PluginNode:
         self.plugin: asyncio.subprocess.Process | None = None
 
     async def start_agent(self) -> None:
-        arguments = ["--runtime-directory", str(self.runtime), "--simulate", "2xH200", "--metrics-listen", "off"]
+        arguments = ["--runtime-directory", str(self.runtime), "--simulate", self.devices, *self.metrics]
         self.agent = await self._spawn("sharepod.agent.main", arguments, "agent.log")
         await until(lambda: (self.runtime / "agent.sock").exists(), self.log)
 
@@ -67,9 +70,11 @@ class PluginNode:
         }  # fmt: skip
         return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
-    async def start_plugin(self, units: int = 200) -> None:
+    async def start_plugin(self, units: int | None = None) -> None:
         self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
         await self.kubelet.registered()
+        if units is None:
+            units = 100 * sum(int(kind.partition("x")[0]) for kind in self.devices.split(","))
         await until(lambda: self.kubelet.allocatable == units, self.log)
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
@@ -144,11 +149,13 @@ async def until(condition: Callable[[], object], log: Callable[[], str], timeout
 
 
 @contextlib.asynccontextmanager
-async def plugin_node(binding: str = "late") -> AsyncIterator[PluginNode]:
-    """Start a node with two simulated H200; at the end nothing of it is left."""
+async def plugin_node(
+    binding: str = "late", devices: str = "2xH200", metrics: Sequence[str] = ("--metrics-listen", "off")
+) -> AsyncIterator[PluginNode]:
+    """Start a node with simulated devices; at the end nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     (directory / "gpus").mkdir()
-    node = PluginNode(directory, binding)
+    node = PluginNode(directory, binding, devices, metrics)
     try:
         async with node.api, node.kubelet:
             try:

@@ -1,0 +1,281 @@
+"""A node with a hundred shares: how fast containers start, and what the agent and the device plugin take of the node.
+
+Both are the real processes; kubelet and the API server are the doubles of tests/deviceplugin, which are slower than
+what they stand for and share the processors with the rest. So a start is judged by our own time: the processor time
+that agent and plugin took while kubelet's call was open, for this start or for others at once. No start can be faster
+on that machine, and with a kubelet and an API server that answer at once none is slower but for files that are synced.
+How long kubelet waited, for us and for the doubles, is shown beside it.
+"""
+
+import asyncio
+import importlib
+import os
+import ssl
+import sys
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench import figures
+from bench.costs import cpu_s
+from bench.programs import Program, load_command
+from bench.scale import FULL, Scale
+from bench.table import Line, milli
+from sharepod.cli.launch import program_environment
+from sharepod.cli.scratch import Scratch
+from sharepod.proto import v1_pb2, v1_pb2_grpc
+
+DOUBLES = Path(__file__).resolve().parent.parent / "tests" / "deviceplugin"
+DEVICES = "8xH200"
+PODS = 100
+SIZES = (4, 6, 8, 10)
+"""Percent, by turns: 700 of the node's 800."""
+AT_ONCE = 10
+SCRAPE_S = 15
+PROGRAMS = 8
+CALLS_MS = 50
+MEMORY_MIB = 150
+CPU_PERCENT = 3
+TOKEN = "of-the-bench-and-no-other"  # noqa: S105
+PATIENCE_S = 30.0
+
+
+def _double(name: str) -> Any:
+    """Import one of the doubles; they are no package."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if str(DOUBLES) not in sys.path:
+        sys.path.append(str(DOUBLES))
+    return importlib.import_module(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a start took."""
+
+    own_ns: int
+    waited_ns: int
+
+
+_TIMED = ("AllocateResponse", "PreStartContainerResponse")
+_calls: ContextVar[list[_Taken]] = ContextVar("_calls")
+"""Of the start that the running task makes."""
+
+
+class _Stopwatch:
+    """Times kubelet's calls, from its side."""
+
+    def __init__(self, endpoint: Any, own_ns: Callable[[], int]) -> None:
+        self._taken: list[_Taken] = []
+        self._own_ns = own_ns
+        self._call = endpoint.call
+        endpoint.call = self._timed
+
+    async def _timed(self, call: Any) -> Any:
+        own_ns, began_ns = self._own_ns(), time.perf_counter_ns()
+        answer = await self._call(call)
+        waited_ns = time.perf_counter_ns() - began_ns
+        if type(answer).__name__ in _TIMED:
+            _calls.get().append(_Taken(self._own_ns() - own_ns, waited_ns))
+        return answer
+
+    async def time(self, start: Awaitable[object]) -> None:
+        """Make a start, and take down what its calls took together."""
+        calls: list[_Taken] = []
+        _calls.set(calls)
+        await start
+        self._taken.append(_Taken(sum(call.own_ns for call in calls), sum(call.waited_ns for call in calls)))
+
+    def starts(self) -> list[_Taken]:
+        """Return each start since the last look."""
+        taken, self._taken = self._taken, []
+        return taken
+
+
+class _Busy:
+    """A node with its pods, and what its two processes take."""
+
+    def __init__(self, node: Any, binding: str) -> None:
+        self.node = node
+        self.binding = binding
+        self.watch = _Stopwatch(node.kubelet.endpoint, lambda: sum(map(_cpu_ns, self.pids().values())))
+        self.pods: list[Any] = []
+
+    def pids(self) -> dict[str, int]:
+        return {"agent": self.node.agent.pid, "plugin": self.node.plugin.pid}
+
+    async def start(self, number: int) -> None:
+        """Let one more pod be admitted and start."""
+        pod = await self.node.admit(f"p{len(self.node.kubelet.pods)}", {"main": SIZES[number % len(SIZES)]})
+        await self.node.kubelet.start(pod, "main", patience_s=PATIENCE_S)
+        self.pods.append(pod)
+
+    async def empty(self) -> None:
+        """End all pods and wait until their shares are released."""
+        for pod in self.pods:
+            self.node.kubelet.finish(pod)
+            self.node.show(pod, {}, phase="Succeeded")
+        self.pods.clear()
+        until = time.monotonic() + 2 * PATIENCE_S
+        while await self.node.shares():
+            if time.monotonic() > until:
+                raise RuntimeError(f"shares of pods that are over stay: {self.node.log()}")
+            await asyncio.sleep(0.2)
+
+    async def starts(self) -> list[Line]:
+        """Start containers, one after the other and at once, new ones and again."""
+        every = range(0, PODS, AT_ONCE)
+        lines = []
+        for number in range(PODS):
+            await self.watch.time(self.start(number))
+        lines.append(self._calls("Allocate + PreStartContainer, one after the other"))
+        for pod in self.pods:
+            await self.watch.time(self.node.kubelet.restart(pod, "main"))
+        lines.append(self._calls("PreStartContainer of a restart, one after the other"))
+        for first in every:
+            pods = self.pods[first : first + AT_ONCE]
+            await asyncio.gather(*(self.watch.time(self.node.kubelet.restart(pod, "main")) for pod in pods))
+        lines.append(self._calls(f"PreStartContainer of a restart, {AT_ONCE} at once"))
+        await self.empty()
+        for first in every:
+            await asyncio.gather(*(self.watch.time(self.start(first + number)) for number in range(AT_ONCE)))
+        lines.append(self._calls(f"Allocate + PreStartContainer, {AT_ONCE} at once"))
+        return lines
+
+    def _calls(self, what: str) -> Line:
+        taken = self.watch.starts()
+        own, waited = [item.own_ns for item in taken], [item.waited_ns for item in taken]
+        of_own, of_waited = ([figures.percentile(some, percent) for percent in (50, 99)] for some in (own, waited))
+        text = f"{_both(of_own)} (kubelet waited {_both(of_waited)})"
+        bar = f"p99 ≤ {CALLS_MS} ms"
+        what = f"{self.binding} binding, to {PODS} pods: {what}, own p50 / p99"
+        detail: dict[str, object] = {"own_ns": own, "waited_ns": waited}
+        return Line("density", what, bar, text, of_own[1] <= CALLS_MS * 1e6, detail=detail)
+
+    def memory(self) -> Line:
+        mib = {name: _rss_mib(pid) for name, pid in self.pids().items()}
+        total = sum(mib.values())
+        what = f"{self.binding} binding, {PODS} shares: memory of agent and plugin"
+        text = f"{total:.0f} MiB ({mib['agent']:.0f} + {mib['plugin']:.0f})"
+        return Line("density", what, f"≤ {MEMORY_MIB} MiB", text, total <= MEMORY_MIB, detail={"mib": mib})
+
+    async def cpu(self, what: str, seconds: float, scrape: Callable[[], int] | None, *, judged: bool = True) -> Line:
+        """Measure the processor time of both while nothing starts or ends."""
+        before, began = {name: cpu_s(pid) for name, pid in self.pids().items()}, time.monotonic()
+        scraped = 0
+        while (passed := time.monotonic() - began) < seconds:
+            if scrape:
+                scraped = await asyncio.to_thread(scrape)
+            await asyncio.sleep(min(SCRAPE_S, seconds - passed))
+        passed = time.monotonic() - began
+        percent = {name: (cpu_s(pid) - before[name]) / passed * 100 for name, pid in self.pids().items()}
+        total = sum(percent.values())
+        text = f"{total:.2f} % ({percent['agent']:.2f} + {percent['plugin']:.2f})"
+        detail: dict[str, object] = {"percent": percent, "seconds": passed, "scraped_bytes": scraped}
+        what = f"{self.binding} binding, {PODS} shares: of a core for agent and plugin, {what}"
+        bar = f"≤ {CPU_PERCENT} %" if judged else ""
+        return Line("density", what, bar, text, total <= CPU_PERCENT if judged else None, detail=detail)
+
+    async def programs(self, seconds: float) -> Line:
+        """Run a program in one share of each of the devices; each uses all of its device."""
+        chosen = {share.devices[0].device_uuid: share for share in (await self.node.shares()).values()}
+        view = await asyncio.to_thread(_node, self.node.runtime / "agent.sock")
+        running: list[Program] = []
+        try:
+            for uuid, share in chosen.items():
+                own = {**view.environment, "SHAREPOD_REGION": share.directory, "CUDA_VISIBLE_DEVICES": uuid}
+                environment = program_environment(os.environ, own, view.hook_path)
+                running.append(Program(share.id, load_command("saturate", {"unit": "5ms"}), environment))
+                await asyncio.to_thread(running[-1].await_ready)
+            now_ns = time.monotonic_ns()
+            for program in running:
+                program.go(now_ns, now_ns + round((seconds + 2) * 1e9))
+            await asyncio.sleep(1)
+            line = await self.cpu(f"programs at work in {len(running)} of them", seconds, None, judged=False)
+            for program in running:
+                await asyncio.to_thread(program.result)
+        finally:
+            for program in running:
+                program.kill()
+        return line
+
+
+def _both(values: Sequence[float]) -> str:
+    return " / ".join(map(milli, values))
+
+
+def _cpu_ns(pid: int) -> int:
+    """Return the processor time that the threads of a process have had."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that has just ended
+            total += int(path.read_text().split()[0])
+    return total
+
+
+def _rss_mib(pid: int) -> float:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) / 1024
+
+
+def _node(socket: Path) -> v1_pb2.GetNodeResponse:
+    with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        answer: v1_pb2.GetNodeResponse = v1_pb2_grpc.NodeServiceStub(channel).GetNode(
+            v1_pb2.GetNodeRequest(), timeout=10
+        )
+    return answer
+
+
+class _Scraper:
+    """Scrapes an agent as daemonset/monitoring lets Prometheus: TLS, and a token."""
+
+    def __init__(self, directory: Path) -> None:
+        api_server = _double("api_server")
+        certificate, key, token = (directory / name for name in ("tls.crt", "tls.key", "token"))
+        api_server.SERVER.cert_chain_pems[0].write_to_path(str(certificate))
+        api_server.SERVER.private_key_pem.write_to_path(str(key))
+        token.write_text(TOKEN)
+        port = api_server.unused_port()
+        self.flags = [
+            "--metrics-listen", f"127.0.0.1:{port}", "--metrics-tls-certificate", str(certificate),
+            "--metrics-tls-key", str(key), "--metrics-token-file", str(token),
+        ]  # fmt: skip
+        self._request = urllib.request.Request(f"https://127.0.0.1:{port}/metrics")
+        self._request.add_header("Authorization", f"Bearer {TOKEN}")
+        self._context = ssl.create_default_context()
+        api_server.AUTHORITY.configure_trust(self._context)
+
+    def scrape(self) -> int:
+        """Return the size of what was served."""
+        with urllib.request.urlopen(self._request, timeout=10, context=self._context) as answer:  # noqa: S310
+            return len(answer.read())
+
+
+async def _measure(scale: Scale, binding: str, scraper: _Scraper) -> list[Line]:
+    seconds = SCRAPE_S if scale.short_s < FULL.short_s else 2 * SCRAPE_S
+    plugin_node = _double("plugin_node").plugin_node
+    async with plugin_node(binding, DEVICES, scraper.flags) as node:
+        busy = _Busy(node, binding)
+        lines = await busy.starts()
+        await asyncio.sleep(2)
+        lines.append(await busy.cpu("nothing at work", seconds, None))
+        lines.append(await busy.cpu(f"scraped every {SCRAPE_S} s", seconds, scraper.scrape))
+        lines.append(await busy.programs(scale.short_s))
+        lines.append(busy.memory())
+        return lines
+
+
+def density(scale: Scale) -> list[Line]:
+    """Fill a node of eight devices with a hundred pods, under both ways of binding."""
+    scratch = Scratch("sharepod-bench")
+    try:
+        scraper = _Scraper(scratch.path)
+        return [line for binding in ("late", "early") for line in asyncio.run(_measure(scale, binding, scraper))]
+    finally:
+        scratch.remove()
