@@ -52,10 +52,10 @@ struct sp_usage {
   int32_t gang_device;           /* the device for which the share's gang waits before it may have this one; -1: none */
 };
 
-/* How long the share waited for its finished turns, from its request to the grant, since this arbiter has it. */
-struct sp_waits {
-  uint64_t counts[12]; /* by the first of sp_wait_bounds_ns that it does not exceed; the last: by none */
-  uint64_t waited_ns;  /* the sum */
+/* How often something took how long, since this arbiter has the share or device. */
+struct sp_histogram {
+  uint64_t counts[12]; /* by the first of the bounds that it does not exceed; the last: by none */
+  uint64_t sum_ns;
 };
 
 /* One finished turn, for traces. */
@@ -116,8 +116,14 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 
 int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_usage *usage);
-extern const uint64_t sp_wait_bounds_ns[11];
-int sp_arbiter_read_waits(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_waits *waits);
+/* The bounds of waits and turns, and those of hand-offs. */
+extern const uint64_t sp_turn_bounds_ns[11], sp_hand_off_bounds_ns[11];
+/* Of the share's finished turns: from the request to the grant, and from that to the drain. */
+int sp_arbiter_read_turn_times(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_histogram *waits,
+                               struct sp_histogram *turns);
+/* Of the device: from the end of one share's turn to the grant of the next one's, who had waited for that; 0 where the
+ * grant came first. Without shares that a limit or the rest of a gang may have kept waiting as well. */
+int sp_arbiter_read_hand_offs(struct sp_arbiter *arbiter, int device, struct sp_histogram *hand_offs);
 /* Up to `capacity` live processes of the share, as of the last sp_arbiter_read_usage; returns how many. */
 int sp_arbiter_read_processes(struct sp_arbiter *arbiter, int share, struct sp_process *processes, uint32_t capacity);
 /* Up to `capacity` finished turns with a sequence above `after`, oldest first; the last 65,536 are kept. */

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.share import NOTHING_YET, Histogram
+
 if TYPE_CHECKING:
     from sharepod.agent.share import DeviceUuid, ShareStatus
 
@@ -62,6 +64,8 @@ class DeviceCounters:
     charged_ns: int = 0
     decisions: int = 0
     decision_ns: int = 0
+    hand_offs: Histogram = NOTHING_YET
+    """From the end of one share's turn to the grant of the next one's."""
 
 
 @dataclass(frozen=True, slots=True)

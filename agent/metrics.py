@@ -12,14 +12,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from sharepod.agent import exposition
-from sharepod.agent.share import WAIT_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
+from sharepod.agent.share import HAND_OFF_BOUNDS_NS, TURN_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
     from sharepod.agent.node import Identity, Node
-    from sharepod.agent.share import Share
+    from sharepod.agent.share import Histogram, Share
 
 Source = TypeVar("Source")
 
@@ -45,6 +45,16 @@ class Row(Generic[Source]):
     def kind(self) -> Literal["counter", "gauge"]:
         """Return the Prometheus type."""
         return "counter" if self.name.endswith("_total") else "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRow(Generic[Source]):
+    """One histogram."""
+
+    name: str
+    doc: str
+    bounds_ns: tuple[int, ...]
+    value: Callable[[Source], Histogram]
 
 
 SHARE_LABELS: Final = (
@@ -210,10 +220,30 @@ NODE_ROWS: Final[tuple[Row[NodeStatus], ...]] = (
     Row("sharepod_node_devices", "Devices of the node.", lambda n: len(n.devices)),
 )
 
-WAITS_NAME: Final = "sharepod_share_turn_wait_seconds"
-WAITS_DOC: Final = (
-    "How long the share waited for each of its finished turns, from its launch at the closed gate to the grant: what "
-    "the turns of others and the hand-off took. Begins at zero when the agent restarts."
+SHARE_HISTOGRAMS: Final[tuple[HistogramRow[Held], ...]] = (
+    HistogramRow(
+        "sharepod_share_turn_wait_seconds",
+        "How long the share waited for each of its finished turns, from its launch at the closed gate to the grant: "
+        "what the turns of others and the hand-off took. Begins at zero when the agent restarts.",
+        TURN_BOUNDS_NS,
+        lambda h: h.usage.waits,
+    ),
+    HistogramRow(
+        "sharepod_share_turn_seconds",
+        "How long its finished turns were, from the grant until their work had drained. Begins at zero when the agent "
+        "restarts.",
+        TURN_BOUNDS_NS,
+        lambda h: h.usage.turns,
+    ),
+)
+DEVICE_HISTOGRAMS: Final[tuple[HistogramRow[DeviceStatus], ...]] = (
+    HistogramRow(
+        "sharepod_device_hand_off_seconds",
+        "From the end of one share's turn to the grant of the next one's, who had waited for it; 0 where the grant "
+        "came before the drain. Without shares that a limit or a gang may have kept waiting too.",
+        HAND_OFF_BOUNDS_NS,
+        lambda d: d.counters.hand_offs,
+    ),
 )
 ENFORCEMENT_NAME: Final = "sharepod_share_enforcement_info"
 ENFORCEMENT_DOC: Final = (
@@ -223,9 +253,6 @@ ENFORCEMENT_DOC: Final = (
 ENFORCEMENT_LABELS: Final = (*SHARE_LABELS, "policy")
 INFO_NAME: Final = "sharepod_build_info"
 INFO_DOC: Final = "Always 1; the labels say what runs."
-
-
-_WAIT_BOUNDS: Final = tuple(bound_ns / 1e9 for bound_ns in WAIT_BOUNDS_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +295,9 @@ def _template(identity: Identity, shares: Sequence[Share], devices: Sequence[Dev
         "".join(
             [
                 *_places(SHARE_ROWS, of_shares),
-                exposition.header(WAITS_NAME, "histogram", WAITS_DOC),
-                *(exposition.histogram(WAITS_NAME, labels, _WAIT_BOUNDS) for labels in of_shares),
+                *_histograms(SHARE_HISTOGRAMS, of_shares),
                 *_places(DEVICE_ROWS, of_devices),
+                *_histograms(DEVICE_HISTOGRAMS, of_devices),
                 *_places(NODE_ROWS, [exposition.labelled(("node",), (node,))]),
                 exposition.header(ENFORCEMENT_NAME, "gauge", ENFORCEMENT_DOC),
                 *(exposition.sample(ENFORCEMENT_NAME, labels) for labels in policies),
@@ -289,11 +316,9 @@ def _values(status: NodeStatus) -> list[float]:
         for terms, usage in zip(shared.share.devices, shared.usages, strict=True)
     ]
     values = _numbers(SHARE_ROWS, held)
-    for share in held:
-        waits = share.usage.waits
-        values += accumulate(waits.counts)
-        values += (sum(waits.counts), waits.waited_ns / 1e9)
+    values += _times(SHARE_HISTOGRAMS, held)
     values += _numbers(DEVICE_ROWS, status.devices)
+    values += _times(DEVICE_HISTOGRAMS, status.devices)
     values += _numbers(NODE_ROWS, [status])
     values += [1] * (len(held) + 1)  # what is told by labels alone
     return values
@@ -308,6 +333,25 @@ def _places(rows: Sequence[Row[Source]], labels: Sequence[str]) -> Iterator[str]
 
 def _numbers(rows: Sequence[Row[Source]], sources: Sequence[Source]) -> list[float]:
     return [value(source) for value in [row.value for row in rows] for source in sources]
+
+
+def _histograms(rows: Sequence[HistogramRow[Source]], labels: Sequence[str]) -> Iterator[str]:
+    for row in rows:
+        yield exposition.header(row.name, "histogram", row.doc)
+        bounds = [bound_ns / 1e9 for bound_ns in row.bounds_ns]
+        for one in labels:
+            yield exposition.histogram(row.name, one, bounds)
+
+
+def _times(rows: Sequence[HistogramRow[Source]], sources: Sequence[Source]) -> list[float]:
+    values: list[float] = []
+    for row in rows:
+        for source in sources:
+            found = row.value(source)
+            below = list(accumulate(found.counts))
+            values += below
+            values += (below[-1], found.sum_ns / 1e9)
+    return values
 
 
 def _share_labels(node: str, share: Share, info: DeviceInfo) -> str:
@@ -342,9 +386,10 @@ def manual() -> str:
     ]
     tables: tuple[tuple[str, Sequence[str], Sequence[tuple[str, str, str]]], ...] = (
         ("Shares, one series per share and device", SHARE_LABELS, [(r.name, r.kind, r.doc) for r in SHARE_ROWS]),
-        ("Shares, waiting times of turns", SHARE_LABELS, [(WAITS_NAME, "histogram", WAITS_DOC)]),
+        ("Shares, turns", SHARE_LABELS, [(r.name, "histogram", r.doc) for r in SHARE_HISTOGRAMS]),
         ("Shares, enforcement", ENFORCEMENT_LABELS, [(ENFORCEMENT_NAME, "gauge", ENFORCEMENT_DOC)]),
         ("Devices", DEVICE_LABELS, [(r.name, r.kind, r.doc) for r in DEVICE_ROWS]),
+        ("Devices, turns", DEVICE_LABELS, [(r.name, "histogram", r.doc) for r in DEVICE_HISTOGRAMS]),
         ("Node", ("node",), [(r.name, r.kind, r.doc) for r in NODE_ROWS]),
         ("Build", INFO_LABELS, [(INFO_NAME, "gauge", INFO_DOC)]),
     )

@@ -15,6 +15,7 @@ from sharepod.agent.device import DeviceCounters
 from sharepod.agent.share import (
     Copies,
     Handle,
+    Histogram,
     Holding,
     Mishap,
     Process,
@@ -23,7 +24,6 @@ from sharepod.agent.share import (
     Terms,
     Turn,
     Usage,
-    Waits,
 )
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Arbiter(Protocol):
     def read_usage(self, share: Handle, term: int) -> Usage:
         """Return the account of the share on its `term`-th device."""
 
-    def read_waits(self, share: Handle, term: int) -> Waits:
-        """Return how long the share waited for its turns on its `term`-th device."""
+    def read_turn_times(self, share: Handle, term: int) -> tuple[Histogram, Histogram]:
+        """Return how long the share waited for its turns on its `term`-th device, and how long it had them."""
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """Return the live processes of the share, as of the last `read_usage`."""
@@ -94,6 +94,10 @@ def _check(result: int, what: str) -> int:
     return result
 
 
+def _histogram(found: Any) -> Histogram:
+    return Histogram(tuple(found.counts), found.sum_ns)
+
+
 def _copies(said: Any) -> Copies:
     return Copies(said.to_device_bytes, said.to_host_bytes, said.to_device_count, said.to_host_count)
 
@@ -108,7 +112,7 @@ class NativeArbiter:
         self.region_abi_version: int = self._lib.SP_ABI
         # Read into again and again, on the event loop alone.
         self._usage = self._ffi.new("struct sp_usage *")
-        self._waits = self._ffi.new("struct sp_waits *")
+        self._waits, self._turns = (self._ffi.new("struct sp_histogram *") for _ in range(2))
         self._processes = self._ffi.new("struct sp_process[]", self._lib.SP_SLOTS_MAX)
         self._holdings = self._ffi.new("struct sp_holding[]", self._lib.SP_SLOTS_MAX)
         self._mishaps = self._ffi.new("struct sp_mishap[]", 16)
@@ -191,11 +195,11 @@ class NativeArbiter:
             gang_device=Handle(usage.gang_device),
         )
 
-    def read_waits(self, share: Handle, term: int) -> Waits:
+    def read_turn_times(self, share: Handle, term: int) -> tuple[Histogram, Histogram]:
         """See Arbiter."""
-        waits = self._waits
-        _check(self._lib.sp_arbiter_read_waits(self._arbiter, share, term, waits), "read waits")
-        return Waits(tuple(waits.counts), waits.waited_ns)
+        waits, turns = self._waits, self._turns
+        _check(self._lib.sp_arbiter_read_turn_times(self._arbiter, share, term, waits, turns), "read turn times")
+        return _histogram(waits), _histogram(turns)
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         """See Arbiter."""
@@ -256,7 +260,9 @@ class NativeArbiter:
         """See Arbiter."""
         charged, decisions, decision = (self._ffi.new("uint64_t *") for _ in range(3))
         _check(self._lib.sp_arbiter_read_device(self._arbiter, device, charged, decisions, decision), "read device")
-        return DeviceCounters(charged[0], decisions[0], decision[0])
+        hand_offs = self._waits
+        _check(self._lib.sp_arbiter_read_hand_offs(self._arbiter, device, hand_offs), "read hand-offs")
+        return DeviceCounters(charged[0], decisions[0], decision[0], _histogram(hand_offs))
 
     def close(self) -> None:
         """See Arbiter."""

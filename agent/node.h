@@ -133,7 +133,7 @@ struct sp_member {
   uint64_t waiting_ns;                                         /* since when the wait is counted; 0 = not waiting */
   uint64_t retired_launches, retired_passed, retired_refusals; /* of processes that are gone */
   struct sp_usage usage;
-  struct sp_waits waits;
+  struct sp_histogram waits, turns;
   struct sp_said said[SP_SLOTS_MAX];
 };
 
@@ -184,6 +184,7 @@ struct sp_node_device {
   uint64_t retry_ns;             /* when a limit lets somebody run; UINT64_MAX */
   uint64_t drained_ns, ended_ns; /* when the last turn drained, and when its work ended: the nearest guess */
   uint64_t charged_ns, decisions, decision_ns;
+  struct sp_histogram hand_offs;
   uint64_t context_bytes; /* what a context takes, as far as it is known */
 };
 

@@ -377,9 +377,9 @@ class Registry:
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
             limit = entry.driver_limits.get(held.device, NO_DRIVER_LIMIT)
-            waits = self._arbiter.read_waits(entry.handle, term)
+            waits, turns = self._arbiter.read_turn_times(entry.handle, term)
             total = ledger.total(carried, usage)
-            usages.append(DeviceUsage(held.device, total, second, minute, gang_device, limit, waits))
+            usages.append(DeviceUsage(held.device, total, second, minute, gang_device, limit, waits, turns))
         processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 

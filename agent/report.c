@@ -30,12 +30,15 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
   return error;
 }
 
-int sp_arbiter_read_waits(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_waits *waits) {
+int sp_arbiter_read_turn_times(struct sp_arbiter *arbiter, int share, uint32_t term, struct sp_histogram *waits,
+                               struct sp_histogram *turns) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
   int error = !found ? -ENOENT : term >= found->member_count ? -EINVAL : 0;
-  if (!error)
+  if (!error) {
     *waits = found->members[term].waits;
+    *turns = found->members[term].turns;
+  }
   sp_arbiter_unlock(arbiter);
   return error;
 }
@@ -77,6 +80,15 @@ int sp_arbiter_read_device(struct sp_arbiter *arbiter, int device, uint64_t *cha
   *charged_ns = arbiter->devices[device].charged_ns;
   *decisions = arbiter->devices[device].decisions;
   *decision_ns = arbiter->devices[device].decision_ns;
+  sp_arbiter_unlock(arbiter);
+  return 0;
+}
+
+int sp_arbiter_read_hand_offs(struct sp_arbiter *arbiter, int device, struct sp_histogram *hand_offs) {
+  if (device < 0 || (uint32_t)device >= arbiter->device_count)
+    return -ENODEV;
+  pthread_mutex_lock(&arbiter->lock);
+  *hand_offs = arbiter->devices[device].hand_offs;
   sp_arbiter_unlock(arbiter);
   return 0;
 }

@@ -250,20 +250,26 @@ class Usage:
     """The device for which the share's gang waits before it may have this one; -1: none."""
 
 
-WAIT_BOUNDS_NS: Final = tuple(
+TURN_BOUNDS_NS: Final = tuple(
     round(bound_ms * 1_000_000) for bound_ms in (0.1, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 )
-"""sp_wait_bounds_ns of arbiter.h."""
+"""sp_turn_bounds_ns of arbiter.h: of waits and turns."""
+HAND_OFF_BOUNDS_NS: Final = tuple(
+    round(bound_us * 1000) for bound_us in (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
+)
+"""sp_hand_off_bounds_ns of arbiter.h."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """How long a share waited for its finished turns, each from its request to the grant: `struct sp_waits`."""
+class Histogram:
+    """How often something took how long: `struct sp_histogram`."""
 
-    counts: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS_NS) + 1)
-    """By the first of WAIT_BOUNDS_NS that the wait does not exceed; the last: by none."""
-    waited_ns: int = 0
-    """The sum."""
+    counts: tuple[int, ...] = (0,) * (len(TURN_BOUNDS_NS) + 1)
+    """By the first of the bounds that it does not exceed; the last: by none."""
+    sum_ns: int = 0
+
+
+NOTHING_YET: Final = Histogram()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +297,10 @@ class DeviceUsage:
     gang_device: DeviceUuid | None = None
     """Another device of the share, for which this one waits."""
     driver_limit: DriverLimit = NO_DRIVER_LIMIT
-    waits: Waits = Waits()
-    """Of the turns since this agent has the share."""
+    waits: Histogram = NOTHING_YET
+    """From the request of a turn to its grant, of the finished turns since this agent has the share."""
+    turns: Histogram = NOTHING_YET
+    """From the grant to the drain, of the same."""
 
 
 @dataclass(frozen=True, slots=True)

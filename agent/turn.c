@@ -27,19 +27,31 @@ static void remember_end(struct sp_node_device *device, const struct sp_member *
   device->recent[0].ended_ns = now_ns;
 }
 
-enum { WAIT_BOUNDS = sizeof sp_wait_bounds_ns / sizeof *sp_wait_bounds_ns };
-const uint64_t sp_wait_bounds_ns[WAIT_BOUNDS] = {100000,   1000000,   2000000,   5000000,   10000000,  20000000,
-                                                 50000000, 100000000, 200000000, 500000000, 1000000000};
-_Static_assert(sizeof((struct sp_waits *)0)->counts == (WAIT_BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
+enum { BOUNDS = sizeof sp_turn_bounds_ns / sizeof *sp_turn_bounds_ns };
+const uint64_t sp_turn_bounds_ns[BOUNDS] = {100000,   1000000,   2000000,   5000000,   10000000,  20000000,
+                                            50000000, 100000000, 200000000, 500000000, 1000000000};
+const uint64_t sp_hand_off_bounds_ns[BOUNDS] = {10000,   20000,   50000,   100000,   200000,  500000,
+                                                1000000, 2000000, 5000000, 10000000, 50000000};
+_Static_assert(sizeof((struct sp_histogram *)0)->counts == (BOUNDS + 1) * sizeof(uint64_t), "one more than bounds");
 
-static void count_wait(struct sp_member *member) {
-  /* An adopted turn was requested when it was adopted, after its grant. */
-  uint64_t wait_ns = member->granted_ns > member->requested_ns ? member->granted_ns - member->requested_ns : 0;
+/* A span that ended before it began took no time: an adopted turn was requested after its grant, a turn is granted
+ * before its predecessor has drained. */
+static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uint64_t begin_ns, uint64_t end_ns) {
+  uint64_t span_ns = end_ns > begin_ns ? end_ns - begin_ns : 0;
   uint32_t bucket = 0;
-  while (bucket < WAIT_BOUNDS && wait_ns > sp_wait_bounds_ns[bucket])
+  while (bucket < BOUNDS && span_ns > bounds_ns[bucket])
     bucket++;
-  member->waits.counts[bucket]++;
-  member->waits.waited_ns += wait_ns;
+  histogram->counts[bucket]++;
+  histogram->sum_ns += span_ns;
+}
+
+/* It gets the device from another share for whose turn it had to wait, and for nothing else. */
+static bool takes_over(const struct sp_member *member) {
+  const struct sp_node_device *device = member->device;
+  const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
+  return last && last != member && member->share->member_count == 1 &&
+         member->terms.limit_millipercent == SP_POLICY_WHOLE && member->waiting_ns &&
+         (device->draining || member->waiting_ns < device->drained_ns);
 }
 
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
@@ -56,7 +68,8 @@ static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, ui
                            .reason = member->reason,
                            .cogranted = member->cogranted};
   member->usage.turns++;
-  count_wait(member);
+  count(&member->waits, sp_turn_bounds_ns, member->requested_ns, member->granted_ns);
+  count(&member->turns, sp_turn_bounds_ns, member->granted_ns, drained_ns);
 }
 
 static void add_drain(struct sp_member *member) {
@@ -175,6 +188,8 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   struct sp_node_device *device = member->device;
   if (!device->draining && now_ns > device->billed_until_ns)
     device->billed_until_ns = now_ns;
+  if (takes_over(member))
+    count(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
   member->late = member->draining;
   if (member->draining) { /* its own late turn: the new one goes on where that is */
     sp_bill(device, now_ns);

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from sharepod.agent.device import DeviceCounters, DeviceInfo
 from sharepod.agent.share import (
+    NOTHING_YET,
     DeviceAsk,
     DeviceUuid,
     Handle,
+    Histogram,
     Holding,
     Mishap,
     Process,
@@ -20,7 +22,6 @@ from sharepod.agent.share import (
     Terms,
     Turn,
     Usage,
-    Waits,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class MemoryArbiter:
         self.classes: dict[Handle, ShareClass] = {}
         self.paused: dict[Handle, bool] = {}
         self.usages: dict[Handle, list[Usage]] = {}
-        self.waits: dict[tuple[Handle, int], Waits] = {}
+        self.turn_times: dict[tuple[Handle, int], tuple[Histogram, Histogram]] = {}
+        self.hand_offs = NOTHING_YET
         self.processes: dict[Handle, tuple[Process, ...]] = {}
         self.holdings: dict[tuple[Handle, int], tuple[Holding, ...]] = {}
         self.mishaps: dict[Handle, tuple[Mishap, ...]] = {}
@@ -94,8 +96,8 @@ class MemoryArbiter:
     def read_usage(self, share: Handle, term: int) -> Usage:
         return self.usages[share][term]
 
-    def read_waits(self, share: Handle, term: int) -> Waits:
-        return self.waits.get((share, term), Waits())
+    def read_turn_times(self, share: Handle, term: int) -> tuple[Histogram, Histogram]:
+        return self.turn_times.get((share, term), (NOTHING_YET, NOTHING_YET))
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         return self.processes.get(share, ())
@@ -120,7 +122,7 @@ class MemoryArbiter:
         return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]
 
     def read_device(self, device: Handle) -> DeviceCounters:
-        return DeviceCounters(charged_ns=1_000_000_000, decisions=10, decision_ns=20_000)
+        return DeviceCounters(charged_ns=1_000_000_000, decisions=10, decision_ns=20_000, hand_offs=self.hand_offs)
 
     def close(self) -> None:
         self.closed = True

@@ -22,21 +22,31 @@ from prometheus_client.parser import text_string_to_metric_families
 from sharepod.agent import exposition
 from sharepod.agent.device import DeviceStatus, NodeStatus
 from sharepod.agent.metrics import (
+    DEVICE_HISTOGRAMS,
     DEVICE_LABELS,
     DEVICE_ROWS,
     ENFORCEMENT_NAME,
     INFO_NAME,
     NODE_ROWS,
+    SHARE_HISTOGRAMS,
     SHARE_LABELS,
     SHARE_ROWS,
-    WAITS_NAME,
     NodeMetrics,
     manual,
 )
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity
 from sharepod.agent.registry import Registry
-from sharepod.agent.share import WAIT_BOUNDS_NS, Copies, Handle, ShareClass, ShareState, Usage, Waits
+from sharepod.agent.share import (
+    HAND_OFF_BOUNDS_NS,
+    TURN_BOUNDS_NS,
+    Copies,
+    Handle,
+    Histogram,
+    ShareClass,
+    ShareState,
+    Usage,
+)
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,6 +54,9 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
+HISTOGRAMS = WAITS_NAME, TURNS_NAME = tuple(row.name for row in SHARE_HISTOGRAMS)
+[HAND_OFFS_NAME] = [row.name for row in DEVICE_HISTOGRAMS]
+HISTOGRAM_LINES = len(TURN_BOUNDS_NS) + 3
 ROOT = Path(__file__).resolve().parents[2]
 POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
 
@@ -69,16 +82,17 @@ def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent
     agent = make_agent("--metrics-listen", address).start()
     assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
     families = set(re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE))
-    rows = [row.name for row in (*SHARE_ROWS, *DEVICE_ROWS, *NODE_ROWS)] + [WAITS_NAME, ENFORCEMENT_NAME, INFO_NAME]
+    tables = (SHARE_ROWS, SHARE_HISTOGRAMS, DEVICE_ROWS, DEVICE_HISTOGRAMS, NODE_ROWS)
+    rows = [row.name for table in tables for row in table] + [ENFORCEMENT_NAME, INFO_NAME]
     assert families == set(rows)
     assert set(re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)) == set(rows)
 
     share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
     text = scrape(address)
     lines = [line for line in text.splitlines() if f'share="{share.id}"' in line]
-    of_histogram = [line for line in lines if line.startswith(WAITS_NAME)]
+    of_histogram = [line for line in lines if line.startswith(HISTOGRAMS)]
     of_enforcement = [line for line in lines if line.startswith(ENFORCEMENT_NAME)]
-    assert len(of_histogram) == len(WAIT_BOUNDS_NS) + 3
+    assert len(of_histogram) == 2 * HISTOGRAM_LINES
     assert len(of_enforcement) == 1
     assert len(lines) - len(of_histogram) - len(of_enforcement) == len(SHARE_ROWS)
     assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
@@ -143,8 +157,8 @@ def test_every_series_of_a_share_names_its_pod_and_its_device(make_agent: MakeAg
     }
     text = scrape(address)
     found = of_share(text, share.id)
-    assert set(found) == {row.name for row in SHARE_ROWS} | {WAITS_NAME, ENFORCEMENT_NAME}
-    extra = {WAITS_NAME: {"le"}, ENFORCEMENT_NAME: {"policy"}}
+    assert set(found) == {row.name for row in SHARE_ROWS} | {*HISTOGRAMS, ENFORCEMENT_NAME}
+    extra = {name: {"le"} for name in HISTOGRAMS} | {ENFORCEMENT_NAME: {"policy"}}
     for name, samples in found.items():
         for sample in samples:
             labels = {key: value for key, value in sample.labels.items() if key not in extra.get(name, ())}
@@ -195,13 +209,24 @@ def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_
         wait_until(lambda share=share: value("sharepod_share_hook_attached", share) == 0)
         found = of_share(scrape(address), share)  # nothing moves any more
         assert found["sharepod_share_used_seconds_total"][0].value > 0
-        buckets = [s.value for s in found[WAITS_NAME] if s.name.endswith("_bucket")]
-        [count] = [s.value for s in found[WAITS_NAME] if s.name.endswith("_count")]
-        [total] = [s.value for s in found[WAITS_NAME] if s.name.endswith("_sum")]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == count == found["sharepod_share_turns_total"][0].value
+        totals = {name: _of_histogram(found[name], found["sharepod_share_turns_total"][0].value) for name in HISTOGRAMS}
         # A share waits for turns, and at its end perhaps for one that it did not get.
-        assert 0 < total <= found["sharepod_share_waited_seconds_total"][0].value
+        assert 0 < totals[WAITS_NAME] <= found["sharepod_share_waited_seconds_total"][0].value
+        # Turns of two may overlap where one drains; what is used of them is shared out then.
+        assert totals[TURNS_NAME] >= found["sharepod_share_used_seconds_total"][0].value * 0.99
+    [hand_offs] = [
+        s for s in read(scrape(address))[HAND_OFFS_NAME].samples if s.name.endswith("_count") and s.labels["gpu"] == "0"
+    ]
+    assert hand_offs.value > 0
+
+
+def _of_histogram(samples: list[Sample], count: float) -> float:
+    """Return the sum of a histogram that has counted so often."""
+    buckets = [s.value for s in samples if s.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    ends = {s.name.rpartition("_")[2]: s.value for s in samples if not s.name.endswith("_bucket")}
+    assert buckets[-1] == ends["count"] == count
+    return ends["sum"]
 
 
 def test_the_enforcement_names_the_policy_of_the_node(make_agent: MakeAgent) -> None:
@@ -211,10 +236,11 @@ def test_the_enforcement_names_the_policy_of_the_node(make_agent: MakeAgent) -> 
     assert of_share(scrape(address), share.id)[ENFORCEMENT_NAME][0].labels["policy"] == "closed"
 
 
-def test_the_waits_of_a_share_are_counted_by_the_bounds_that_python_knows() -> None:
+def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows() -> None:
     arbiter = NativeArbiter()
     try:
-        assert tuple(arbiter._lib.sp_wait_bounds_ns) == WAIT_BOUNDS_NS
+        assert tuple(arbiter._lib.sp_turn_bounds_ns) == TURN_BOUNDS_NS
+        assert tuple(arbiter._lib.sp_hand_off_bounds_ns) == HAND_OFF_BOUNDS_NS
     finally:
         arbiter.close()
 
@@ -238,8 +264,8 @@ def test_the_histogram_sums_up_what_the_arbiter_counted(tmp_path: Path) -> None:
     registry = Registry(arbiter, tmp_path, [H200])
     metrics = NodeMetrics(Still(registry))  # type: ignore[arg-type]
     share = registry.register(ask(), unix_ns=1, now_ns=0)
-    counts = (5, 0, 3, *(0,) * (len(WAIT_BOUNDS_NS) - 4), 1, 2)
-    arbiter.waits[Handle(1), 0] = Waits(counts, 2_500_000_000)
+    counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)
+    arbiter.turn_times[Handle(1), 0] = Histogram(counts, 2_500_000_000), Histogram()
     samples = of_share(metrics.text(), share.id)[WAITS_NAME]
     by_bound = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
     assert by_bound["0.0001"] == by_bound["0.001"] == 5
@@ -264,7 +290,7 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
     registry.check_regions()
     found = of_share(NodeMetrics(Still(registry)).text(), share.id)  # type: ignore[arg-type]
     values = {name.removeprefix("sharepod_share_"): samples[0].value for name, samples in found.items()}
-    del values["turn_wait_seconds"], values["used_ratio"], values["used_last_second_ratio"]
+    del values["turn_wait_seconds"], values["turn_seconds"], values["used_ratio"], values["used_last_second_ratio"]
     assert values == {
         "used_seconds_total": 1.5, "charged_seconds_total": 2.5, "estimated_seconds_total": 0.5,
         "waited_seconds_total": 4.5, "overrun_seconds_total": 0.25, "turns_total": 7, "launches_total": 8,
@@ -286,7 +312,7 @@ def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: P
     registry.release(share.id, 1)
     assert of_share(metrics.text(), share.id) == {}
     other = registry.register(ask(name="b"), unix_ns=1, now_ns=0)
-    assert len(of_share(metrics.text(), other.id)) == len(SHARE_ROWS) + 2
+    assert len(of_share(metrics.text(), other.id)) == len(SHARE_ROWS) + len(HISTOGRAMS) + 1
 
 
 @pytest.mark.realtime
@@ -307,7 +333,7 @@ def test_a_scrape_of_a_hundred_shares_each_second_is_below_one_per_cent_of_a_cor
                 taken_s.append(time.thread_time() - before_s)
         finally:
             arbiter.close()
-    assert text.count(b'class="standard"') == 100 * (len(SHARE_ROWS) + len(WAIT_BOUNDS_NS) + 3 + 1)
+    assert text.count(b'class="standard"') == 100 * (len(SHARE_ROWS) + len(HISTOGRAMS) * HISTOGRAM_LINES + 1)
     assert min(taken_s) < 0.01
 
 
