@@ -142,6 +142,9 @@ class ModelAgent:
         await self._lag()
         return held
 
+    async def share(self, share_id: str) -> HeldShare | None:
+        return (await self.shares()).get(share_id)
+
     async def register(
         self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
     ) -> HeldShare:

@@ -31,7 +31,7 @@ class PluginNode:
 
     def __init__(self, directory: Path, binding: str, devices: str, metrics: Sequence[str]) -> None:
         self.directory = directory
-        self.devices = devices
+        self.simulated = devices
         self.metrics = metrics
         """The agent's flags about metrics."""
         self.runtime = directory / "run"
@@ -46,7 +46,7 @@ class PluginNode:
         self.plugin: asyncio.subprocess.Process | None = None
 
     async def start_agent(self) -> None:
-        arguments = ["--runtime-directory", str(self.runtime), "--simulate", self.devices, *self.metrics]
+        arguments = ["--runtime-directory", str(self.runtime), "--simulate", self.simulated, *self.metrics]
         self.agent = await self._spawn("sharepod.agent.main", arguments, "agent.log")
         await until(lambda: (self.runtime / "agent.sock").exists(), self.log)
 
@@ -74,7 +74,7 @@ class PluginNode:
         self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
         await self.kubelet.registered()
         if units is None:
-            units = 100 * sum(int(kind.partition("x")[0]) for kind in self.devices.split(","))
+            units = 100 * sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
         await until(lambda: self.kubelet.allocatable == units, self.log)
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
