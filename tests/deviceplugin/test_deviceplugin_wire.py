@@ -44,6 +44,8 @@ DEVICE_PLUGIN = {
 }
 POD_RESOURCES = {
     "ListPodResourcesRequest": [],
+    "AllocatableResourcesRequest": [],
+    "AllocatableResourcesResponse": ["ContainerDevices+"],
     "ListPodResourcesResponse": ["PodResources+"],
     "PodResources": ["string", "string", "ContainerResources+"],
     "ContainerResources": ["string", "ContainerDevices+"],
@@ -57,6 +59,7 @@ CALLS = {
     "v1beta1.DevicePlugin/Allocate": ("AllocateRequest", "AllocateResponse"),
     "v1beta1.DevicePlugin/PreStartContainer": ("PreStartContainerRequest", "PreStartContainerResponse"),
     "v1.PodResourcesLister/List": ("ListPodResourcesRequest", "ListPodResourcesResponse"),
+    "v1.PodResourcesLister/GetAllocatableResources": ("AllocatableResourcesRequest", "AllocatableResourcesResponse"),
 }
 
 
