@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.cdi import CdiDirectory
     from sharepod.deviceplugin.follow import Follower
     from sharepod.deviceplugin.placement import Placement
+    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.podresources import Holder
-    from sharepod.deviceplugin.pods import Pod
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer, Kubelet

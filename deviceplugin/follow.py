@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sharepod.deviceplugin.agent import Agent
     from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
-    from sharepod.deviceplugin.pods import Pod
+    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer

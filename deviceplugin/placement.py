@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.allocation import Allocation
     from sharepod.deviceplugin.follow import Follower
     from sharepod.deviceplugin.offer import Offer
-    from sharepod.deviceplugin.pods import Pod
+    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.terms import PodTerms
     from sharepod.deviceplugin.unit import UnitId, Units

@@ -15,8 +15,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, Object, said
-from sharepod.deviceplugin.events import EventBook, Subject, Writing, notice
+from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
+from sharepod.deviceplugin.event_writer import EventWriter
+from sharepod.deviceplugin.events import Subject
+from sharepod.deviceplugin.pod import Object, Pod, at, read_pod
 from sharepod.deviceplugin.unit import RESOURCE
 
 if TYPE_CHECKING:
@@ -25,51 +27,21 @@ if TYPE_CHECKING:
 
     from sharepod.deviceplugin.cluster import Cluster
 
-__all__ = ["ApiUnavailable", "Change", "Pace", "Pod", "Pods", "read_pod"]
-
 log = logging.getLogger("sharepod.deviceplugin.pods")
 
 GET_S: Final = 10.0
 """A pod is read while kubelet waits for PreStartContainer, 30 s at most."""
 LIST_S: Final = 30.0
-EVENT_S: Final = 5.0
-EVENT_TRIES: Final = 3
 _BARREN_MAX: Final = 5
 """Watches in a row that brought nothing: the version may be one that the server ends without a word. List again."""
 _LASTED: Final = 20
 """A watch that lives this many first pauses was one."""
-_QUEUE_MAX: Final = 256
 _PODS: Final = "/api/v1/pods"
-_MERGE: Final = "application/merge-patch+json"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _DIGITS: Final = re.compile(r"\d+")
 """Some say "20+"."""
-_MIRROR: Final = "kubernetes.io/config.mirror"
-_HASH: Final = "kubernetes.io/config.hash"
 
-Change = tuple[Literal["set", "gone"], "Pod"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """What the plugin needs of a pod."""
-
-    uid: str
-    namespace: str
-    name: str
-    annotations: dict[str, str]
-    cgroup_uid: str
-    """What names its cgroup: for the mirror of a static pod the hash of its manifest, else the uid."""
-    phase: str
-    deleting: bool
-    running: frozenset[str]
-    """Names of its containers, init ones too, that the API shows running."""
-    containers: frozenset[str] = frozenset()
-    """Names of all its containers, init and ephemeral ones too."""
-    units: tuple[tuple[str, int], ...] = ()
-    """Name and units of its containers that ask for some, those that run one after the other (init ones) left out."""
-    init_units: tuple[tuple[str, int], ...] = ()
-    """The same of those."""
+Change = tuple[Literal["set", "gone"], Pod]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +63,7 @@ class Pods:
         self._node_name = node_name
         self._resource = resource
         self._pace = pace or Pace()
-        self._book = EventBook(node_name)
-        self._writings: asyncio.Queue[Writing] = asyncio.Queue(_QUEUE_MAX)
-        self._writer: asyncio.Task[None] | None = None
+        self._events = EventWriter(self._api, cluster.server, node_name, self._pace.first_s)
         self._listed = False
 
     @property
@@ -103,18 +73,13 @@ class Pods:
 
     async def __aenter__(self) -> Self:
         await self._api.__aenter__()
-        self._writer = asyncio.create_task(self._write_events(), name="sharepod events")
+        await self._events.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._writings.join(), EVENT_S / 2)
-        if self._writer is not None:
-            self._writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._writer
+        await self._events.__aexit__(kind, error, trace)
         await self._api.__aexit__(kind, error, trace)
 
     async def get(self, namespace: str, name: str) -> Pod | None:
@@ -191,7 +156,7 @@ class Pods:
         if view.version:
             parameters["resourceVersion"] = view.version  # from the server's cache, as kubelet does
         answer = await self._api.call("GET", _PODS, parameters=parameters, timeout_s=LIST_S)
-        items, version = answer.body.get("items"), _at(answer.body, "metadata").get("resourceVersion")
+        items, version = answer.body.get("items"), at(answer.body, "metadata").get("resourceVersion")
         if answer.status == 410:
             raise _Gone
         if answer.status != 200 or not isinstance(version, str) or not (items is None or isinstance(items, list)):
@@ -215,7 +180,7 @@ class Pods:
                 async for line in lines:
                     self._check(line)
                     trouble.over()
-                    for change in view.changed(str(line.get("type")), _at(line, "object")):
+                    for change in view.changed(str(line.get("type")), at(line, "object")):
                         yield change
         except ApiUnavailable as error:
             if error.status == 410:
@@ -225,7 +190,7 @@ class Pods:
     def _check(self, line: Object) -> None:
         """Raise ApiUnavailable when a line of a watch is an error: a Status in place of a pod."""
         if line.get("type") == "ERROR":
-            status = _at(line, "object")
+            status = at(line, "object")
             code = status.get("code")
             code = code if isinstance(code, int) else 0
             raise ApiUnavailable(said(self._server, code, status), status=code)
@@ -238,60 +203,7 @@ class Pods:
 
         The same again is counted in one Event; a pod gets a few writes a minute.
         """
-        about = notice(Subject(pod.namespace, pod.name, pod.uid), reason, message, warning=warning)
-        writing = self._book.take(about, time.monotonic(), time.time())
-        if writing is None:
-            return
-        try:
-            self._writings.put_nowait(writing)
-        except asyncio.QueueFull:
-            self._book.forget(writing)
-            log.warning("event dropped", extra={"pod": f"{pod.namespace}/{pod.name}", "reason": about.reason})
-
-    async def _write_events(self) -> None:
-        while True:
-            writing = await self._writings.get()
-            try:
-                await self._write(writing)
-            except Exception:
-                log.exception("event failed", extra={"reason": writing.notice.reason})
-            finally:
-                self._writings.task_done()
-
-    async def _write(self, writing: Writing) -> None:
-        """Write one event, a few times when the API server is away; what fails is logged and dropped."""
-        why = ""
-        for number in range(EVENT_TRIES):
-            if number:
-                await asyncio.sleep(_jittered(self._pace.first_s * 4**number))
-            try:
-                answer = await self._send(writing)
-            except ApiUnavailable as error:
-                why = str(error)
-                if error.final:
-                    break
-                continue
-            if 200 <= answer.status < 300:
-                return
-            why = said(self._server, answer.status, answer.body)
-            if answer.status == 409 and writing.create and number:
-                return  # the try before was heard
-            if answer.status != (409 if writing.create else 404):
-                break
-            writing = self._book.again(writing, time.time())
-        self._book.forget(writing)
-        subject = writing.notice.subject
-        log.warning(
-            "event not written",
-            extra={"pod": f"{subject.namespace}/{subject.name}", "reason": writing.notice.reason, "error": why},
-        )
-
-    async def _send(self, writing: Writing) -> Answer:
-        path = f"/api/v1/namespaces/{writing.notice.subject.namespace}/events"
-        if writing.create:
-            return await self._api.call("POST", path, body=writing.body, timeout_s=EVENT_S)
-        path += f"/{writing.name}"
-        return await self._api.call("PATCH", path, body=writing.body, media=_MERGE, timeout_s=EVENT_S)
+        self._events.tell(Subject(pod.namespace, pod.name, pod.uid), reason, message, warning=warning)
 
 
 class _Gone(Exception):
@@ -317,7 +229,7 @@ class _View:
 
     def changed(self, kind: str, item: Object) -> list[Change]:
         """Take one line of a watch; a bookmark brings only the version."""
-        version = _at(item, "metadata").get("resourceVersion")
+        version = at(item, "metadata").get("resourceVersion")
         pod = read_pod(item, self._resource) if kind in ("ADDED", "MODIFIED", "DELETED") else None
         changes: list[Change] = []
         if pod is not None and kind == "DELETED":
@@ -379,64 +291,9 @@ class _Trouble:
         await asyncio.sleep(max(asked_s, _jittered(pause_s)))
 
 
-def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
-    """Return the pod of an object from the API server; None when it is none. Units are what it asks of `resource`."""
-    if not isinstance(item, dict):
-        return None
-    metadata, spec, status = _at(item, "metadata"), _at(item, "spec"), _at(item, "status")
-    uid, namespace, name = (metadata.get(key) for key in ("uid", "namespace", "name"))
-    if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str) and uid and name):
-        return None
-    annotations = {str(key): str(value) for key, value in _at(metadata, "annotations").items()}
-    # A tenant may write the hash onto a pod of theirs; the API server lets nobody add the mirror's mark later, and
-    # kubelet runs no pod that has it.
-    cgroup_uid = annotations.get(_HASH, uid) if _MIRROR in annotations else uid
-    running: set[str] = set()
-    containers: set[str] = set()
-    for kind in ("container", "initContainer", "ephemeralContainer"):
-        containers.update(str(entry.get("name")) for entry in _entries(spec, kind + "s"))
-        for entry in _entries(status, kind + "Statuses"):
-            if isinstance(_at(entry, "state").get("running"), dict):
-                running.add(str(entry.get("name")))
-    return Pod(
-        uid=uid,
-        namespace=namespace,
-        name=name,
-        annotations=annotations,
-        cgroup_uid=cgroup_uid,
-        phase=str(status.get("phase") or "Unknown"),
-        deleting=bool(metadata.get("deletionTimestamp")),
-        running=frozenset(running),
-        containers=frozenset(containers),
-        units=_asks(spec, "containers", resource) + _asks(spec, "initContainers", resource, stay=True),
-        init_units=_asks(spec, "initContainers", resource, stay=False),
-    )
-
-
-def _asks(spec: Object, key: str, resource: str, stay: bool | None = None) -> tuple[tuple[str, int], ...]:
-    """Return name and units of the containers under `key`: all, or init ones that stay (sidecars), or that do not."""
-    asks = []
-    for entry in _entries(spec, key):
-        text = str(_at(_at(entry, "resources"), "limits").get(resource, ""))
-        if text.isdecimal() and int(text) and stay in (None, entry.get("restartPolicy") == "Always"):
-            asks.append((str(entry.get("name")), int(text)))
-    return tuple(asks)
-
-
-def _at(place: Object, key: str) -> Object:
-    """Return the object under `key`, an empty one when it is missing, null or no object."""
-    value = place.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _entries(place: Object, key: str) -> list[Object]:
-    value = place.get(key)
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
 def _is_no_pod(body: Object) -> bool:
     """Tell the API server's word that there is no such pod from a 404 of something else at its address."""
-    return body.get("kind") == "Status" and _at(body, "details").get("kind") == "pods"
+    return body.get("kind") == "Status" and at(body, "details").get("kind") == "pods"
 
 
 def _jittered(pause_s: float) -> float:

@@ -20,8 +20,8 @@ from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import Place
 from sharepod.deviceplugin.offer import Offer
 from sharepod.deviceplugin.placement import Placement
+from sharepod.deviceplugin.pod import Pod
 from sharepod.deviceplugin.podresources import Listing
-from sharepod.deviceplugin.pods import Pod
 from sharepod.deviceplugin.record import Record
 from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store

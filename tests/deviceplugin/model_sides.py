@@ -17,7 +17,7 @@ from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from sharepod.deviceplugin.pods import Pod
+    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.terms import PodTerms
 
 DEVICES = ("GPU-0", "GPU-1")

@@ -12,8 +12,9 @@ import yaml
 from api_server import AUTHORITY, DEVELOPER, ApiServer, pod
 
 from sharepod.deviceplugin import pods as module
+from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
-from sharepod.deviceplugin.pods import ApiUnavailable, Pods
+from sharepod.deviceplugin.pods import Pods
 
 if TYPE_CHECKING:
     from pathlib import Path

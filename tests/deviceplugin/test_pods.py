@@ -3,82 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from api_server import ApiServer, pod, unused_port
+from api_server import ApiServer, pod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from watching import FAST, until, watched, with_server
 
 from sharepod.deviceplugin import pods as module
+from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cluster import Cluster
-from sharepod.deviceplugin.pods import ApiUnavailable, Pace, Pod, Pods, read_pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
-PATIENCE_S = 20.0
-
-
-def with_server(test: Callable[[ApiServer, Path], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine with a started API server and a directory for its service account."""
-
-    async def run() -> None:
-        with tempfile.TemporaryDirectory(prefix="sharepod-test-") as directory:
-            async with ApiServer() as server:
-                await test(server, Path(directory) / "account")
-
-    asyncio.run(run())
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)
-
-
-class View:
-    """What the watch has yielded so far, as its reader would keep it."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, Pod] = {}
-        self.changes: list[tuple[str, str]] = []
-
-    async def follow(self, pods: Pods) -> None:
-        async with contextlib.aclosing(pods.watch()) as changes:  # type: ignore[type-var]
-            async for kind, found in changes:
-                self.changes.append((kind, found.name))
-                if kind == "gone":
-                    del self.pods[found.uid]  # never of a pod that was not there
-                else:
-                    assert self.pods.get(found.uid) != found, "a change that changes nothing"
-                    self.pods[found.uid] = found
-
-    def equals(self, server: ApiServer, node: str = "n1") -> bool:
-        there = [read_pod(body) for body in server.pods.values() if body["spec"]["nodeName"] == node]
-        return self.pods == {found.uid: found for found in there if found is not None}
-
-
-@contextlib.asynccontextmanager
-async def watched(server: ApiServer, account: Path, pace: Pace = FAST) -> AsyncIterator[tuple[Pods, View]]:
-    """A watch in the background."""
-    view = View()
-    async with Pods(server.cluster(account), "n1", pace) as pods:
-        task = asyncio.create_task(view.follow(pods))
-        try:
-            yield pods, view
-            assert not task.done(), "the watch has ended"
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+from sharepod.deviceplugin.pod import Pod
+from sharepod.deviceplugin.pods import Pace, Pods
 
 
 def test_a_pod_is_read_as_it_is_now() -> None:
@@ -108,34 +48,6 @@ def test_a_pod_is_read_as_it_is_now() -> None:
             assert server.requests["get pods"] == before, "what is no name is not asked for"
 
     with_server(test)
-
-
-def test_the_cgroup_of_a_static_pod_is_named_by_its_manifests_hash_and_no_tenant_may_claim_one() -> None:
-    value = "0123456789abcdef0123456789abcdef"
-    tenant = read_pod(pod("a", annotations={"kubernetes.io/config.hash": value}))
-    mirror = read_pod(pod("b", annotations={"kubernetes.io/config.hash": value, "kubernetes.io/config.mirror": value}))
-    assert tenant is not None
-    assert mirror is not None
-    assert (tenant.cgroup_uid, mirror.cgroup_uid) == (tenant.uid, value)
-
-
-def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> None:
-    body = pod("a")
-    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    body["spec"] = {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}], "ephemeralContainers": None}
-    body["status"] = {
-        "containerStatuses": [{"name": "c", "state": {"waiting": {}}}, {"name": "d", "state": None}, None],
-        "initContainerStatuses": [{"name": "i", "state": {"running": {}}}],
-        "ephemeralContainerStatuses": [{"name": "e", "state": {"running": {"startedAt": None}}}],
-    }
-    found = read_pod(body)
-    assert found is not None
-    assert found.running == {"i", "e"}
-    assert found.containers == {"c", "i"}
-    assert found.deleting
-    assert found.phase == "Unknown"
-    for broken in (None, [], {}, {"metadata": None}, {"metadata": {"uid": 1, "name": "a", "namespace": "b"}}):
-        assert read_pod(broken) is None
 
 
 def test_a_404_of_something_that_is_no_api_server_is_not_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,75 +341,3 @@ def test_nothing_is_lost_whenever_the_watch_breaks(changes: list[tuple[Any, ...]
             await until(lambda: view.equals(server), "a change after it all")
 
     with_server(test)
-
-
-def some(name: str = "a") -> Pod:
-    found = read_pod(pod(name))
-    assert found is not None
-    return found
-
-
-def test_the_same_event_is_one_object_that_counts_and_few_are_written() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with Pods(server.cluster(account), "n1", FAST) as pods:
-            for _ in range(200):
-                await pods.event(some(), "NoRoom", "no device has 60 % left", warning=True)
-            await until(lambda: len(server.events) == 1, "the event")
-            await pods.event(some("b"), "NoRoom", "no device has 60 % left", warning=True)
-            await pods.event(some(), "Bound", "it runs\non device 0\x1b[31m")
-        by_reason = {(body["involvedObject"]["name"], body["reason"]): body for body in server.events.values()}
-        assert set(by_reason) == {("a", "NoRoom"), ("b", "NoRoom"), ("a", "Bound")}
-        event = by_reason["a", "NoRoom"]
-        assert event["type"] == "Warning"
-        assert event["involvedObject"]["uid"] == "uid-default-a"
-        assert event["source"] == {"component": "sharepod-device-plugin", "host": "n1"}
-        assert event["count"] == 2
-        assert by_reason["a", "Bound"]["type"] == "Normal"
-        assert by_reason["a", "Bound"]["message"] == "it runs on device 0 [31m"
-        assert server.requests["post events"] + server.requests["patch events"] == 4
-
-    with_server(test)
-
-
-def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with Pods(server.cluster(account), "n1", FAST) as pods:
-            await pods.event(some(), "NoRoom", "none")
-            await until(lambda: len(server.events) == 1, "the event")
-            server.events.clear()
-            await pods.event(some(), "NoRoom", "none")
-            await until(lambda: len(server.events) == 1, "the event again")
-            assert next(iter(server.events.values()))["count"] == 2
-            server.terminating.add("default")
-            await pods.event(some(), "Other", "none")
-        assert [record.message for record in caplog.records] == ["event not written"]
-
-    with_server(test)
-
-
-def test_an_event_is_tried_again_and_not_written_twice_when_the_answer_was_lost() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with Pods(server.cluster(account), "n1", FAST) as pods:
-            server.events_heard = False
-            await pods.event(some(), "First", "none")
-            await until(lambda: server.requests["post events"] == 2, "the second try")
-            server.refuse(503, 2)
-            await pods.event(some(), "Second", "none")
-            await until(lambda: server.requests["post events"] == 5, "the tries")
-        assert sorted(body["reason"] for body in server.events.values()) == ["First", "Second"]
-
-    with_server(test)
-
-
-def test_events_neither_raise_nor_wait_when_the_api_server_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async with Pods(Cluster(f"https://127.0.0.1:{unused_port()}"), "n1", FAST) as pods:
-            started = time.monotonic()
-            for number in range(1000):
-                await pods.event(some(f"p{number}"), "NoRoom", "none")
-            assert time.monotonic() - started < 5
-
-    asyncio.run(run())
-    assert {record.message for record in caplog.records} <= {"event dropped", "event not written"}
