@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final, Self
 
 from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
-from sharepod.deviceplugin.events import EventBook, Subject, Writing, notice
+from sharepod.deviceplugin.events import EventBook, Subject, Writing, event_namespace, notice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -100,7 +100,7 @@ class EventWriter:
         )
 
     async def _send(self, writing: Writing) -> Answer:
-        path = f"/api/v1/namespaces/{writing.notice.subject.namespace}/events"
+        path = f"/api/v1/namespaces/{event_namespace(writing.notice.subject)}/events"
         if writing.create:
             return await self._api.call("POST", path, body=writing.body, timeout_s=EVENT_S)
         path += f"/{writing.name}"

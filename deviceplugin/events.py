@@ -31,11 +31,13 @@ Body = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The pod that an event is about."""
+    """The pod, or the node, that an event is about."""
 
     namespace: str
+    """Empty: a node, which is in none."""
     name: str
     uid: str
+    """Of a node its name, as kubelet writes it: `kubectl describe node` looks for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +136,10 @@ class EventBook:
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": known.name, "namespace": subject.namespace},
+            "metadata": {"name": known.name, "namespace": event_namespace(subject)},
             "involvedObject": {
                 "apiVersion": "v1",
-                "kind": "Pod",
+                "kind": "Pod" if subject.namespace else "Node",
                 "namespace": subject.namespace,
                 "name": subject.name,
                 "uid": subject.uid,
@@ -152,6 +154,11 @@ class EventBook:
             "reportingComponent": COMPONENT,
             "reportingInstance": self._node_name[:_REASON_MAX],
         }
+
+
+def event_namespace(subject: Subject) -> str:
+    """Return the namespace of an event: for what is in none the API server takes `default` alone."""
+    return subject.namespace or "default"
 
 
 def notice(subject: Subject, reason: str, message: str, *, warning: bool) -> Notice:

@@ -63,6 +63,8 @@ class Plugin:
         self._late = late
         self._node = node
         self.offer = Offer(settings.offer)
+        self._unhealthy: dict[int, str] = {}
+        """Why, by index, as last told."""
 
     def note(self, given: Given, now_s: float) -> None:
         """Take what kubelet has from NVIDIA's device plugin; say which of our devices are newly among it."""
@@ -104,13 +106,27 @@ class Plugin:
         if not self._late:
             _point(self._settings.state_directory / HOOK_NAME, self._node.hook_path)
 
-    async def look_for_ever(self, agent: Agent, service: PluginService) -> None:
-        """Tell kubelet which units are healthy, as that changes."""
+    def tell_health(self, pods: Pods) -> None:
+        """Tell the node's operator, in one Event however many devices it is about, when other ones are unhealthy."""
+        devices = self.offer.seen(self._node).devices
+        reasons = {device.index: device.health_reason for device in devices if not device.healthy}
+        if reasons != self._unhealthy:
+            what = "; ".join(f"device {index}: {reason or 'no reason given'}" for index, reason in reasons.items())
+            if reasons:
+                text = f"{len(reasons)} of {len(devices)} devices take no new shares: {what}"
+                pods.node_event("SharePodDevicesUnhealthy", text, warning=True)
+            else:
+                pods.node_event("SharePodDevicesHealthy", f"all {len(devices)} devices take shares again")
+        self._unhealthy = reasons
+
+    async def look_for_ever(self, agent: Agent, service: PluginService, pods: Pods) -> None:
+        """Tell kubelet which units are healthy, as that changes, and the operator why not."""
         said = ""
         while True:
             with contextlib.suppress(PluginError):  # an agent that restarts: what runs, runs on
                 self._node = await agent.node()
                 service.show(self.units())
+                self.tell_health(pods)
                 try:
                     self.point()
                     said = ""
@@ -232,7 +248,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             running = [
                 tasks.create_task(work)
                 for work in (
-                    plugin.look_for_ever(agent, service),
+                    plugin.look_for_ever(agent, service, pods),
                     plugin.look_around_for_ever(kubelet),
                     follower.follow(),
                     sweeper.sweep_for_ever(),

@@ -205,6 +205,10 @@ class Pods:
         """
         self._events.tell(Subject(pod.namespace, pod.name, pod.uid), reason, message, warning=warning)
 
+    def node_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """Say something about the node to its operator. Returns at once and never raises."""
+        self._events.tell(Subject("", self._node_name, self._node_name), reason, message, warning=warning)
+
 
 class _Gone(Exception):
     """The version that we have is too old for the server."""

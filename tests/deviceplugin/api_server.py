@@ -397,7 +397,8 @@ def _check_event(body: Body, namespace: str) -> None:
             datetime.strptime(body.get(key) or "2026-01-01T00:00:00Z", "%Y-%m-%dT%H:%M:%S%z")
         except (TypeError, ValueError):
             raise Refusal(400, "BadRequest", f"parsing time of {key}", "events") from None
-    if body.get("involvedObject", {}).get("namespace", "") != namespace:
+    about = body.get("involvedObject", {})
+    if (about.get("namespace", "") or "default") != namespace:  # what is in no namespace is told of in that one
         raise Refusal(422, "Invalid", "involvedObject.namespace: does not match event.namespace", "events")
 
 

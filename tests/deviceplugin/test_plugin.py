@@ -185,6 +185,10 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
         node.kubelet.others["nvidia.com/gpu"] = [f"{first}::0", "GPU-of-somebody"]
         await until(lambda: node.kubelet.allocatable == 100, node.log)
         assert "device in two device plugins" in node.log()
+        told = "SharePodDevicesUnhealthy: 1 of 2 devices take no new shares: device 0: NVIDIA's device plugin"
+        await until(lambda: any(told in text for text in node.events("n1")), node.log)
+        (event,) = [body for body in node.api.events.values() if body["involvedObject"]["name"] == "n1"]
+        assert (event["involvedObject"]["kind"], event["metadata"]["namespace"]) == ("Node", "default")
         pod = await node.admit("pod", {"main": 60})  # the agent would pick the first, which it fits better
         await node.kubelet.start(pod, "main")
         shares = await node.shares()
