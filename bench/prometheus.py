@@ -208,7 +208,9 @@ class Query:
 
     def filled(self, rate_s: float, range_s: float) -> str:
         """Return it with everything chosen, over these times."""
-        text = self.expression.replace("$__rate_interval", f"{rate_s:g}s").replace("$__range", f"{range_s:g}s")
+        text = self.expression
+        for name, seconds in (("$__rate_interval", rate_s), ("$__range", range_s)):
+            text = text.replace(name, f"{round(seconds * 1000)}ms")
         return re.sub(r"\$\w+", ".*", text)
 
     def title(self, labels: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from bench.node import Node
 
-COMMANDS = ["bench", "bench.stress", "bench.model", "bench.traces", "bench.gpu"]
+COMMANDS = ["bench", "bench.stress", "bench.model", "bench.traces", "bench.gpu", "bench.dashboard"]
 KILLED = """
 import time
 from bench.node import Node

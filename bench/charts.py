@@ -1,0 +1,180 @@
+"""Draws panels as an SVG page. Pure: numbers in, text out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, ROW = 1320, 34
+"""Of the page, which has 24 columns; and of one unit of height."""
+GAP, HEAD, FOOT = 8, 32, 20
+LEFT, LEGEND, LETTER = 62, 15, 6
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6")
+DASHES = {"request": "7 4", "limit": "2 3", "cap": "2 3", "paused": "7 4", "promised": "7 4", "total": "2 3"}
+"""By the last word of a legend: what belongs to one thing has one colour and several strokes."""
+STYLE = (
+    "text{font:11px sans-serif;fill:#333}.t{font-weight:bold;font-size:13px}.h{font-weight:bold;font-size:15px}"
+    ".n{font-size:24px;font-weight:bold;fill:#37872d}.a{fill:#777}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series: its legend, and (seconds from the start, value) of its samples."""
+
+    title: str
+    samples: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A panel; kind, unit and place as Grafana has them."""
+
+    title: str
+    kind: str
+    unit: str
+    is_stacked: bool
+    place: Mapping[str, int]
+    lines: Sequence[Line]
+
+
+def shown(value: float, unit: str) -> str:
+    """Write a value in its unit."""
+    if unit == "percentunit":
+        return f"{value * 100:.4g} %"
+    if unit == "bytes":
+        power = min(4, int(math.log(value, 1024))) if value >= 1 else 0
+        return f"{value / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    if unit == "s" and 0 < value < 1:
+        return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+    return f"{value:.4g}{ {'s': ' s', 'ops': '/s'}.get(unit, '') }"
+
+
+def page(charts: Sequence[Chart], seconds: float) -> str:
+    """Return the whole picture."""
+    height = max(chart.place["y"] + chart.place["h"] for chart in charts) * ROW + GAP
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"><style>{STYLE}</style>']
+    parts.append(f'<rect width="{WIDTH}" height="{height}" fill="#f4f5f5"/>')
+    parts += [_panel(chart, seconds) for chart in charts]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(chart: Chart, seconds: float) -> str:
+    x, y = chart.place["x"] * WIDTH / 24 + GAP / 2, chart.place["y"] * ROW + GAP / 2
+    width, height = chart.place["w"] * WIDTH / 24 - GAP, chart.place["h"] * ROW - GAP
+    if chart.kind == "row":
+        return f'<text class="h" x="{x + 4:.0f}" y="{y + 19:.0f}">{escape(chart.title)}</text>'
+    body = {"timeseries": _curves, "stat": _stat, "table": _table}[chart.kind](chart, width, height, seconds)
+    frame = f'<rect width="{width:.0f}" height="{height:.0f}" fill="white" stroke="#ddd"/>'
+    title = f'<text class="t" x="8" y="17">{escape(chart.title)}</text>'
+    return f'<g transform="translate({x:.0f},{y:.0f})">{frame}{title}{body}</g>'
+
+
+def _stat(chart: Chart, width: float, height: float, _seconds: float) -> str:
+    parts = []
+    for number, line in enumerate(chart.lines):
+        x = width * (number + 0.5) / len(chart.lines)
+        value = shown(line.samples[-1][1], chart.unit)
+        parts.append(f'<text class="n" x="{x:.0f}" y="{height / 2:.0f}" text-anchor="middle">{value}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{height / 2 + 22:.0f}" text-anchor="middle">{escape(line.title)}</text>')
+    return "".join(parts)
+
+
+def _table(chart: Chart, width: float, _height: float, _seconds: float) -> str:
+    parts = []
+    for number, line in enumerate(sorted(chart.lines, key=lambda line: -line.samples[-1][1])):
+        y = HEAD + 22 + number * 24
+        parts.append(f'<text x="16" y="{y}">{escape(line.title)}</text>')
+        value = shown(line.samples[-1][1], chart.unit)
+        parts.append(f'<text x="{width - 16:.0f}" y="{y}" text-anchor="end">{value}</text>')
+        parts.append(f'<path d="M8 {y + 8}H{width - 8:.0f}" stroke="#eee"/>')
+    return "".join(parts)
+
+
+def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
+    longest = max((len(line.title) for line in chart.lines), default=0)
+    colours, columns = _colours(chart.lines), max(1, int((width - 16) // (longest * LETTER + 32)))
+    rows = math.ceil(len(chart.lines) / columns)
+    right, bottom = width - 12, height - FOOT - rows * LEGEND - 4
+    lines = _stacked(chart.lines) if chart.is_stacked else [(line, None) for line in chart.lines]
+    tops = [value for line, _ in lines for _, value in line.samples if math.isfinite(value)]
+    step = _step(max(tops, default=0), chart.unit)
+    top = step * max(1, math.ceil(max(tops, default=0) / step - 1e-9))
+
+    def px(at_s: float) -> float:
+        return LEFT + (right - LEFT) * min(1.0, at_s / seconds)
+
+    def py(value: float) -> float:
+        return bottom - (bottom - HEAD) * value / top
+
+    parts = []
+    for tick in range(round(top / step) + 1):
+        y = py(tick * step)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{right:.0f}" stroke="#eee"/>')
+        text = shown(tick * step, chart.unit)
+        parts.append(f'<text class="a" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    every = 10 if width > 500 else 20
+    parts += [
+        f'<text class="a" x="{px(at_s):.1f}" y="{bottom + 15:.0f}" text-anchor="middle">{at_s} s</text>'
+        for at_s in range(0, int(seconds) + 1, every)
+    ]
+    for number, (line, floor) in enumerate(lines):
+        colour, dash = colours[number], DASHES.get(line.title.rpartition(" ")[2], "")
+        for piece in _pieces(line.samples):
+            points = [f"{px(at_s):.1f} {py(value):.1f}" for at_s, value in piece]
+            if floor is not None:
+                ends = [f"{px(at_s):.1f} {py(floor.get(round(at_s), 0)):.1f}" for at_s, _ in reversed(piece)]
+                parts.append(f'<path d="M{"L".join(points + ends)}Z" fill="{colour}" opacity=".3"/>')
+            path = "L".join(points if len(points) > 1 else points * 2)
+            stroke = f' stroke-dasharray="{dash}"' if dash else ""
+            parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{stroke}/>')
+    for number, line in enumerate(chart.lines):
+        column, row = number % columns, number // columns
+        x, y = 10 + column * (width - 16) / columns, height - (rows - row) * LEGEND + 6
+        stroke = f' stroke-dasharray="{dash}"' if (dash := DASHES.get(line.title.rpartition(" ")[2], "")) else ""
+        parts.append(f'<path d="M{x:.0f} {y - 4:.0f}h18" stroke="{colours[number]}" stroke-width="2"{stroke}/>')
+        parts.append(f'<text x="{x + 23:.0f}" y="{y:.0f}">{escape(line.title)}</text>')
+    return "".join(parts)
+
+
+def _colours(lines: Sequence[Line]) -> list[str]:
+    """Return a colour for each line: one for each thing, whatever of it the line shows."""
+    things = []
+    for line in lines:
+        thing, _, aspect = line.title.rpartition(" ")
+        things.append(thing if aspect.isalpha() else line.title)
+    order = list(dict.fromkeys(things))
+    return [COLOURS[order.index(thing) % len(COLOURS)] for thing in things]
+
+
+def _stacked(lines: Sequence[Line]) -> list[tuple[Line, dict[int, float] | None]]:
+    """Return each line on top of those before it, with what it stands on, by the second."""
+    floor: dict[int, float] = {}
+    found: list[tuple[Line, dict[int, float] | None]] = []
+    for line in lines:
+        under = dict(floor)
+        raised = [(at_s, value + floor.get(round(at_s), 0)) for at_s, value in line.samples if math.isfinite(value)]
+        floor |= {round(at_s): value for at_s, value in raised}
+        found.append((Line(line.title, raised), under))
+    return found
+
+
+def _pieces(samples: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Cut where a value is none."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for at_s, value in samples:
+        if math.isfinite(value):
+            pieces[-1].append((at_s, value))
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def _step(largest: float, unit: str) -> float:
+    """Return the distance of ticks, of which there are about four."""
+    if largest <= 0:
+        return 1.0
+    rough = largest / 4
+    base = 2.0 ** math.floor(math.log2(rough)) if unit == "bytes" else 10.0 ** math.floor(math.log10(rough))
+    factors, least = ((1, 2, 5, 10), 1.0) if unit == "none" else ((1, 2, 2.5, 5, 10), 0.0)
+    return max(least, next(base * factor for factor in factors if base * factor >= rough * 0.999))
