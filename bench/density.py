@@ -14,10 +14,11 @@ import ssl
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,6 @@ class _Stopwatch:
     """Times kubelet's calls, from its side."""
 
     def __init__(self, endpoint: Any, own_ns: Callable[[], int]) -> None:
-        self._taken: list[_Taken] = []
         self._own_ns = own_ns
         self._call = endpoint.call
         endpoint.call = self._timed
@@ -85,17 +85,12 @@ class _Stopwatch:
             _calls.get().append(_Taken(self._own_ns() - own_ns, waited_ns))
         return answer
 
-    async def time(self, start: Awaitable[object]) -> None:
-        """Make a start, and take down what its calls took together."""
+    async def time(self, step: Awaitable[object]) -> _Taken:
+        """Do what makes kubelet call; return what its calls took together."""
         calls: list[_Taken] = []
         _calls.set(calls)
-        await start
-        self._taken.append(_Taken(sum(call.own_ns for call in calls), sum(call.waited_ns for call in calls)))
-
-    def starts(self) -> list[_Taken]:
-        """Return each start since the last look."""
-        taken, self._taken = self._taken, []
-        return taken
+        await step
+        return _Taken(sum(call.own_ns for call in calls), sum(call.waited_ns for call in calls))
 
 
 class _Busy:
@@ -110,11 +105,26 @@ class _Busy:
     def pids(self) -> dict[str, int]:
         return {"agent": self.node.agent.pid, "plugin": self.node.plugin.pid}
 
-    async def start(self, number: int) -> None:
-        """Let one more pod be admitted and start."""
-        pod = await self.node.admit(f"p{len(self.node.kubelet.pods)}", {"main": SIZES[number % len(SIZES)]})
-        await self.node.kubelet.start(pod, "main", patience_s=PATIENCE_S)
-        self.pods.append(pod)
+    async def admit(self) -> None:
+        """Let one more pod be admitted."""
+        number = len(self.node.kubelet.pods)
+        self.pods.append(await self.node.admit(f"p{number}", {"main": SIZES[number % len(SIZES)]}))
+
+    async def start(self, count: int) -> list[_Taken]:
+        """Let so many pods be admitted, one after the other as kubelet does it, and start at once."""
+        admitted = [await self.watch.time(self.admit()) for _ in range(count)]
+        kubelet = self.node.kubelet
+        starts = [kubelet.start(pod, "main", patience_s=PATIENCE_S) for pod in self.pods[-count:]]
+        started = await asyncio.gather(*map(self.watch.time, starts))
+        return [
+            _Taken(first.own_ns + second.own_ns, first.waited_ns + second.waited_ns)
+            for first, second in zip(admitted, started, strict=True)
+        ]
+
+    async def restart(self, first: int, count: int) -> list[_Taken]:
+        """Let so many pods' containers start again at once."""
+        starts = [self.node.kubelet.restart(pod, "main") for pod in self.pods[first : first + count]]
+        return await asyncio.gather(*map(self.watch.time, starts))
 
     async def empty(self) -> None:
         """End all pods and wait until their shares are released."""
@@ -130,26 +140,18 @@ class _Busy:
 
     async def starts(self) -> list[Line]:
         """Start containers, one after the other and at once, new ones and again."""
-        every = range(0, PODS, AT_ONCE)
         lines = []
-        for number in range(PODS):
-            await self.watch.time(self.start(number))
-        lines.append(self._calls("Allocate + PreStartContainer, one after the other"))
-        for pod in self.pods:
-            await self.watch.time(self.node.kubelet.restart(pod, "main"))
-        lines.append(self._calls("PreStartContainer of a restart, one after the other"))
-        for first in every:
-            pods = self.pods[first : first + AT_ONCE]
-            await asyncio.gather(*(self.watch.time(self.node.kubelet.restart(pod, "main")) for pod in pods))
-        lines.append(self._calls(f"PreStartContainer of a restart, {AT_ONCE} at once"))
-        await self.empty()
-        for first in every:
-            await asyncio.gather(*(self.watch.time(self.start(first + number)) for number in range(AT_ONCE)))
-        lines.append(self._calls(f"Allocate + PreStartContainer, {AT_ONCE} at once"))
+        for at_once, how in ((1, "one after the other"), (AT_ONCE, f"{AT_ONCE} at once")):
+            new = [await self.start(at_once) for _ in range(0, PODS, at_once)]
+            lines.append(self._calls(f"Allocate + PreStartContainer, {how}", chain(*new)))
+            again = [await self.restart(first, at_once) for first in range(0, PODS, at_once)]
+            lines.append(self._calls(f"PreStartContainer of a restart, {how}", chain(*again)))
+            if at_once == 1:
+                await self.empty()
         return lines
 
-    def _calls(self, what: str) -> Line:
-        taken = self.watch.starts()
+    def _calls(self, what: str, some: Iterable[_Taken]) -> Line:
+        taken = list(some)
         own, waited = [item.own_ns for item in taken], [item.waited_ns for item in taken]
         of_own, of_waited = ([figures.percentile(some, percent) for percent in (50, 99)] for some in (own, waited))
         text = f"{_both(of_own)} (kubelet waited {_both(of_waited)})"
