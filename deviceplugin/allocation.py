@@ -86,9 +86,10 @@ class Allocations:
         return self.put(replace(found[-1], binding=binding))
 
     def superseded(self, claimed: Allocation) -> tuple[Allocation, ...]:
-        """Return the pod's other allocations with some of the same units.
+        """Return the pod's other allocations with some of the same units: their containers are done.
 
-        Kubelet gives a pod's units to its next container when the one before (an init container) is done.
+        Kubelet gives a pod's units to its next container when the one before (an init container) is done. Their shares
+        go, they stay: the containers after them may have their units, and init containers run again after a reboot.
         """
         if claimed.binding is None:
             return ()

@@ -147,7 +147,7 @@ class Binder:
         allocation, old = self._record.claim(units, binding)
         start.waits_for = "the agent to release the share of the container before it"
         for item in old:  # before our own lock: two containers of a pod may each take the other's place
-            await self._shares.end(item)
+            await self._shares.rest(item)
         start.waits_for = "another start of this container"
         async with self._shares.alone(allocation.id):
             if self._record.get(allocation.id) is None:

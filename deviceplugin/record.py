@@ -51,9 +51,11 @@ class Record:
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
         """Return the units in use by the UUID of their device, or under NOT_BOUND."""
         taken: dict[str, frozenset[UnitId]] = {}
+        bound = {unit for item in self._allocations.all() if item.devices for unit in item.units}
         for item in self._allocations.all():
             parts = len(item.devices) or 1
-            ordered = sorted(item.units)
+            # A pod's allocation that rests has units of the container that runs.
+            ordered = sorted(item.units if item.devices else item.units - bound)
             for index, device in enumerate(item.devices or (NOT_BOUND,)):
                 taken[device] = taken.get(device, frozenset()) | frozenset(ordered[index::parts])
         return taken

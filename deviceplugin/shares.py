@@ -46,6 +46,13 @@ class Shares:
         await self._agent.update(share, terms, node)
         self.gave(item.id, terms)
 
+    async def rest(self, item: Allocation) -> None:
+        """Release the share of a container that is done; its allocation stays the pod's. Raises PluginError."""
+        async with self.alone(item.id):
+            await self._release(item)
+            if self._record.get(item.id) is not None:
+                self._record.settle(item.id, ())
+
     async def end(self, item: Allocation, *, since: int | None = None) -> bool:
         """Release an allocation's share and forget the allocation. Raises PluginError when the agent is away.
 
@@ -54,10 +61,13 @@ class Shares:
         async with self.alone(item.id):
             if since is not None and self._record.has_moved(item.id, since):
                 return False
-            await self._agent.release(item.id)
-            self._cdi.remove(item.id)
+            await self._release(item)
             self._record.drop(item.id)
-            self._terms.pop(item.id, None)
+        return True
+
+    async def _release(self, item: Allocation) -> None:
+        await self._agent.release(item.id)
+        self._cdi.remove(item.id)
+        self._terms.pop(item.id, None)
         title = item.binding.title if item.binding else ""
         log.info("share released", extra={"share": item.id, "container": title})
-        return True

@@ -122,6 +122,25 @@ async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_ma
         assert shares["pod/a"].devices[0].device_uuid == shares["pod/b"].devices[0].device_uuid
 
 
+@pytest.mark.parametrize("binding", ["late", "early"])
+async def test_a_pods_containers_find_their_units_after_init_containers_of_other_sizes(binding: str) -> None:
+    async with plugin_node(binding) as node:
+        pod = await node.admit("pod", {"main": 30}, init={"large": 30, "small": 20})
+        for again in range(2):  # after a reboot kubelet runs init containers anew and allocates nothing
+            for name in ("large", "small"):
+                await node.kubelet.start(pod, name)
+                assert len(await node.shares()) == 1, (again, name)
+                node.kubelet.end(pod, name)
+            await node.kubelet.start(pod, "main")
+            shares = await node.shares()
+            assert list(shares) == ["pod/main"]
+            response = pod.containers["main"].response
+            assert response is not None
+            told = response.mounts[0].host_path if binding == "early" else response.cdi_devices[0].name
+            assert told.endswith(shares["pod/main"].id)
+            node.kubelet.end(pod, "main")
+
+
 async def test_without_cdi_the_units_say_the_device_and_what_spans_two_is_refused() -> None:
     async with plugin_node("early") as node:
         pods = [await node.admit(f"p{number}", {"main": 60}) for number in range(2)]
