@@ -17,7 +17,7 @@ from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cdi import name_of, nvidia_edits
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.injection import ContainerEdits, Place, edits_of
+from sharepod.deviceplugin.injection import NO_DEVICE, VISIBLE, ContainerEdits, Place, edits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,7 +107,9 @@ class Binder:
         allocation = self._record.issue(units, self._fresh_id())
         log.info("units allocated", extra={"share": allocation.id, "units": len(units)})
         if self._policy.late:
-            return ContainerEdits(cdi=(name_of(allocation.id),))
+            # A runtime that has no CDI leaves the name out without a word: its container must see no device then,
+            # whatever its image says. With CDI the share's variables win over these.
+            return ContainerEdits({VISIBLE: NO_DEVICE}, cdi=(name_of(allocation.id),))
         return edits_of(self._place(self._view()), allocation.id, devices)
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:

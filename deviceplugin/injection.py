@@ -19,6 +19,9 @@ PRELOAD_PATH: Final = "/etc/ld.so.preload"
 PRELOAD_TEXT: Final = f"{HOOK_PATH}\n"
 SIMULATED_PATH: Final = "/run/sharepod/simgpu"
 SIMULATED_STATE_PATH: Final = "/run/sharepod/simgpu-state"
+VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+NO_DEVICE: Final = "void"
+"""What NVIDIA's runtime takes for none at all."""
 _SLOTS_NAME: Final = "slots"
 
 
@@ -105,5 +108,5 @@ def edits_of(place: Place, share_id: str, devices: tuple[str, ...]) -> Container
         variables["LD_LIBRARY_PATH"] = SIMULATED_PATH
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     elif devices:
-        variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(devices)
+        variables[VISIBLE] = ",".join(devices)
     return ContainerEdits(variables, tuple(mounts))

@@ -48,8 +48,6 @@ LOOK_S: Final = 1.0
 """How often the health of the devices is looked at."""
 LOOK_AROUND_S: Final = 5.0
 """How often kubelet is asked what other device plugins have."""
-LATE_SINCE: Final = (1, 29)
-"""The Kubernetes release whose kubelet passes CDI names of device plugins on by default."""
 HOOK_NAME: Final = "libsharepod.so"
 PRELOAD_NAME: Final = "ld.so.preload"
 _EXIT_FAILURE: Final = 1
@@ -181,12 +179,13 @@ async def _is_late(settings: Settings, pods: Pods) -> bool:
         return settings.binding == "late"
     while True:
         try:
-            major, minor = await pods.server_version()
+            runtime = await pods.runtime()
         except ApiUnavailable as error:
             log.warning("API server not reached", extra={"cause": str(error)})
             await asyncio.sleep(LOOK_S)
         else:
-            return (major, minor) >= LATE_SINCE
+            log.info("binding picked", extra={"kubelet": runtime.kubelet, "runtime": runtime.container_runtime})
+            return runtime.has_cdi
 
 
 async def _node(agent: Agent) -> NodeView:

@@ -19,6 +19,7 @@ from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
 from sharepod.deviceplugin.event_writer import EventWriter
 from sharepod.deviceplugin.events import Subject
 from sharepod.deviceplugin.pod import Object, Pod, at, read_pod
+from sharepod.deviceplugin.runtime import Runtime, read_runtime
 from sharepod.deviceplugin.unit import RESOURCE
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ _LASTED: Final = 20
 """A watch that lives this many first pauses was one."""
 _PODS: Final = "/api/v1/pods"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_DIGITS: Final = re.compile(r"\d+")
-"""Some say "20+"."""
 
 Change = tuple[Literal["set", "gone"], Pod]
 
@@ -95,14 +94,13 @@ class Pods:
             raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
         return pod
 
-    async def server_version(self) -> tuple[int, int]:
-        """Return the API server's Kubernetes release, such as (1, 37). Raises ApiUnavailable."""
-        body = (await self._patiently("/version")).body
-        numbers = [_DIGITS.match(str(body.get(key, ""))) for key in ("major", "minor")]
-        if not all(numbers):
-            raise ApiUnavailable(f"{self._server} does not say its version: set binding to late or early")
-        major, minor = (int(number.group()) for number in numbers if number)
-        return major, minor
+    async def runtime(self) -> Runtime:
+        """Return what runs the node's containers. Raises ApiUnavailable."""
+        answer = await self._patiently(f"/api/v1/nodes/{self._node_name}")
+        runtime = read_runtime(answer.body) if answer.status == 200 else None
+        if runtime is None:
+            raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
+        return runtime
 
     async def _patiently(self, path: str) -> Answer:
         deadline_s = time.monotonic() + GET_S

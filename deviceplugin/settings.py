@@ -58,7 +58,7 @@ _DOCS: Final = {
     "cdi_directory": "Where CDI files of shares are written.",
     "resource": "Name of the resource, of which a pod asks for percents of a device.",
     "binding": "When a device is picked: late, at the start of the container, through CDI (kubelet 1.29 or later); "
-    "early, when kubelet picks units; auto: late where the API server is 1.29 or later.",
+    "early, when kubelet picks units; auto: late on nodes with kubelet 1.29 and containerd 2.0 or CRI-O, or later.",
     "injection": "How programs load the hook: preload-file mounts /etc/ld.so.preload, environment sets LD_PRELOAD.",
     "devices": "Who brings device files: nvidia-runtime through NVIDIA_VISIBLE_DEVICES, or cdi from NVIDIA's files.",
     "offer": "UUIDs of the devices that pods may have shares of, separated by commas; those of other nodes may be "

@@ -88,11 +88,12 @@ def test_every_object_says_what_it_belongs_to(install: list[Object]) -> None:
             assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sharepod"
 
 
-def test_pods_are_read_and_events_written_and_nothing_more(install: list[Object]) -> None:
+def test_pods_and_nodes_are_read_and_events_written_and_nothing_more(install: list[Object]) -> None:
     roles = [item for item in install if item["kind"] in ("ClusterRole", "Role")]
     assert [role["rules"] for role in roles] == [
         [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
             {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
         ]
     ]

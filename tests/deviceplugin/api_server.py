@@ -92,6 +92,8 @@ class ApiServer:
         self.history: list[tuple[int, Body | None, Body, bool]] = []
         """Version, the pod before and after it, and whether it is still there."""
         self.events: dict[tuple[str, str], Body] = {}
+        self.nodes: dict[str, Body] = {}
+        """What a Node object says under status.nodeInfo, by name."""
         self.requests: Counter[str] = Counter()
         self.lag_s = 0.0
         """Every answer comes this much later."""
@@ -142,6 +144,7 @@ class ApiServer:
         app = web.Application()
         app.router.add_get("/api/v1/pods", self._answered(self._list_or_watch))
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}", self._answered(self._get))
+        app.router.add_get("/api/v1/nodes/{name}", self._answered(self._get_node))
         app.router.add_post("/api/v1/namespaces/{namespace}/events", self._answered(self._create_event))
         app.router.add_patch("/api/v1/namespaces/{namespace}/events/{name}", self._answered(self._patch_event))
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
@@ -227,7 +230,7 @@ class ApiServer:
 
     def _answered(self, handler: Any) -> Any:
         async def answer(request: web.Request) -> web.StreamResponse:
-            kind = "events" if "/events" in request.path else "pods"
+            kind = next((kind for kind in ("events", "nodes") if f"/{kind}" in request.path), "pods")
             verb = "watch" if request.query.get("watch") else request.method.lower()
             self.requests[f"{verb} {kind}"] += 1
             await asyncio.sleep(self.lag_s)
@@ -255,6 +258,12 @@ class ApiServer:
             refusal.status["details"]["name"] = name
             raise refusal
         return web.json_response(body)
+
+    async def _get_node(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if (info := self.nodes.get(name)) is None:
+            raise Refusal(404, "NotFound", f'nodes "{name}" not found')
+        return web.json_response({"kind": "Node", "metadata": {"name": name}, "status": {"nodeInfo": info}})
 
     async def _list_or_watch(self, request: web.Request) -> web.StreamResponse:
         selector = request.query.get("fieldSelector", "")

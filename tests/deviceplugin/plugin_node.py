@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class PluginNode:
     """Start it with `plugin_node`."""
 
-    def __init__(self, directory: Path, binding: str, devices: str, metrics: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, binding: str, devices: str, metrics: Sequence[str], container_runtime: str
+    ) -> None:
         self.directory = directory
         self.simulated = devices
         self.metrics = metrics
@@ -41,7 +43,8 @@ class PluginNode:
         self.offer: list[str] = []
         """UUIDs, where not all devices are offered."""
         self.api = ApiServer()
-        self.kubelet = FakeKubelet(directory / "kubelet", version="1.36" if binding == "late" else "1.20")
+        self.api.nodes["n1"] = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": container_runtime}
+        self.kubelet = FakeKubelet(directory / "kubelet", version="1.20" if binding == "early" else "1.36")
         self.agent: asyncio.subprocess.Process | None = None
         self.plugin: asyncio.subprocess.Process | None = None
 
@@ -150,12 +153,15 @@ async def until(condition: Callable[[], object], log: Callable[[], str], timeout
 
 @contextlib.asynccontextmanager
 async def plugin_node(
-    binding: str = "late", devices: str = "2xH200", metrics: Sequence[str] = ("--metrics-listen", "off")
+    binding: str = "late",
+    devices: str = "2xH200",
+    metrics: Sequence[str] = ("--metrics-listen", "off"),
+    container_runtime: str = "containerd://2.1.9+unknown",
 ) -> AsyncIterator[PluginNode]:
     """Start a node with simulated devices; at the end nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     (directory / "gpus").mkdir()
-    node = PluginNode(directory, binding, devices, metrics)
+    node = PluginNode(directory, binding, devices, metrics, container_runtime)
     try:
         async with node.api, node.kubelet:
             try:

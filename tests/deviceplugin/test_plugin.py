@@ -141,6 +141,19 @@ async def test_a_pods_containers_find_their_units_after_init_containers_of_other
             node.kubelet.end(pod, "main")
 
 
+@pytest.mark.parametrize(("runtime", "late"), [("containerd://2.1.9+unknown", True), ("containerd://1.7.28", False)])
+async def test_devices_are_picked_late_where_the_runtime_surely_has_cdi(runtime: str, late: bool) -> None:
+    async with plugin_node("auto", container_runtime=runtime) as node:
+        pod = await node.admit("pod", {"main": 30})
+        await node.kubelet.start(pod, "main")
+        response = pod.containers["main"].response
+        assert response is not None
+        assert (len(response.cdi_devices), len(response.mounts) > 0) == (int(late), not late)
+        # A runtime without CDI, where an operator says late all the same, starts a container that sees no device.
+        assert response.envs.get("NVIDIA_VISIBLE_DEVICES") == ("void" if late else None)
+        assert list(await node.shares()) == ["pod/main"]
+
+
 async def test_without_cdi_the_units_say_the_device_and_what_spans_two_is_refused() -> None:
     async with plugin_node("early") as node:
         pods = [await node.admit(f"p{number}", {"main": 60}) for number in range(2)]

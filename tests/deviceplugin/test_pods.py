@@ -19,6 +19,7 @@ from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cluster import Cluster
 from sharepod.deviceplugin.pod import Pod
 from sharepod.deviceplugin.pods import Pace, Pods
+from sharepod.deviceplugin.runtime import Runtime
 
 
 def test_a_pod_is_read_as_it_is_now() -> None:
@@ -101,6 +102,21 @@ def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again()
             with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
                 await pods.get("default", "a")
             assert server.requests["get pods"] == 1
+
+    with_server(test)
+
+
+def test_a_node_tells_what_runs_its_containers() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.nodes["n1"] = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "containerd://2.1.9+unknown"}
+        async with Pods(server.cluster(account), "n1", FAST) as pods:
+            assert await pods.runtime() == Runtime("v1.36.2", "containerd://2.1.9+unknown")
+            server.refuse(403)
+            with pytest.raises(ApiUnavailable, match="give our service account the role"):
+                await pods.runtime()
+        async with Pods(server.cluster(account), "n2", FAST) as pods:
+            with pytest.raises(ApiUnavailable, match='nodes "n2" not found'):
+                await pods.runtime()
 
     with_server(test)
 
