@@ -12,7 +12,7 @@ from sharepod.agent.share import ID_LENGTH, ID_LETTERS
 
 BLOCK = re.compile(r"^```\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = (
-    (re.compile(rf"\b(?=[a-z]*[0-9])[{ID_LETTERS}]{{{ID_LENGTH}}}\b"), "<share>"),
+    (re.compile(rf"\b[{ID_LETTERS}]{{{ID_LENGTH}}}\b"), "<share>"),
     (re.compile(r"\b\d+\.\d+ %"), "<measured>"),
     (re.compile(r"\b\d+(\.\d+)? (s|ms|µs|min|h)(?=\s|$)"), "<time>"),
     (re.compile(r"\b(\d+m)?\d+s\b"), "<age>"),

@@ -114,11 +114,11 @@ def test_a_killed_container_is_started_again(cluster: Cluster, sleeper: str) -> 
 
 def test_pods_outlive_a_killed_kubelet_and_a_killed_containerd(cluster: Cluster, sleeper: str) -> None:
     socket = cluster.node.root / PLUGINS.lstrip("/") / "kubelet.sock"
-    before, made = status_of(cluster.kubectl, sleeper), socket.stat().st_ino
+    before, made = status_of(cluster.kubectl, sleeper), socket.stat().st_mtime_ns
     for name in ("kubelet", "containerd"):
         cluster.kill(name)
         cluster.start(name)
-    wait_until("a new plugin socket", lambda: socket.exists() and socket.stat().st_ino != made)
+    wait_until("a new plugin socket", lambda: socket.exists() and socket.stat().st_mtime_ns != made)
     wait_until("the pod answers", lambda: executes(cluster.kubectl, sleeper))
     after = status_of(cluster.kubectl, sleeper)
     assert (after["containerID"], after["restartCount"]) == (before["containerID"], before["restartCount"])

@@ -18,7 +18,7 @@ WRITE = bool(os.environ.get("SHAREPOD_E2E_WRITE"))
 
 
 def test_a_line_is_compared_by_kinds() -> None:
-    said = "h7k2m9x4qd  standard  0  70 %  69.9 %  3.71 s  holding\ntrain  1/1  Running  0  9s\n"
+    said = "hkqbmxwxqd  standard  0  70 %  69.9 %  3.71 s  holding\ntrain  1/1  Running  0  9s\n"
     assert kinds(said) == ["<share> standard 0 70 % <measured> <time> <state>", "train 1/1 Running 0 <age>"]
 
 
