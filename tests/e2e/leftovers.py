@@ -1,18 +1,31 @@
 """What of an ended node is still on this machine: it should be nothing. Looks, and changes nothing."""
 
+import math
+import os
 import subprocess
 from pathlib import Path
 
 from node import Node
 
 
-def holders(namespaces: dict[str, str]) -> list[str]:
-    """Return the processes of this machine that are in one of the namespaces."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def started_s(process: Path) -> float:
+    """Return when a process was started, in seconds since the machine's start."""
+    return int((process / "stat").read_text().rpartition(")")[2].split()[19]) / TICKS_PER_S
+
+
+def holders(namespaces: dict[str, str], before_s: float = math.inf) -> list[str]:
+    """Return the processes of this machine, started before a time, that are in one of the namespaces.
+
+    A namespace that is gone gives its number to the next one that somebody makes: hence the time.
+    """
     held = []
     for process in Path("/proc").glob("[0-9]*"):
         for kind, name in namespaces.items():
             try:
-                if str((process / "ns" / kind).readlink()) == name:
+                if str((process / "ns" / kind).readlink()) == name and started_s(process) < before_s:
                     held.append(f"{process.name} {(process / 'comm').read_text().strip()} {kind}")
             except OSError:
                 continue
@@ -26,4 +39,4 @@ def leftovers(node: Node, namespaces: dict[str, str]) -> list[str]:
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     interfaces = [line for line in links.splitlines() if line.startswith("node0")]
     files = [str(node.state)] if node.state.exists() else []
-    return groups + mounts + interfaces + files + holders(namespaces)
+    return groups + mounts + interfaces + files + holders(namespaces, node.ended_s)

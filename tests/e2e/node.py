@@ -5,6 +5,7 @@ keeper, which ends when this side of the socket closes, however this process end
 """
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,7 @@ class Node:
         self.name = f"sharepod-e2e-{secrets.token_hex(4)}"
         self.state = Path(tempfile.gettempdir()) / self.name
         self.groups = own_groups(self.name)
+        self.ended_s = math.inf  # since the machine's start; infinite while it runs, or ended by others
         self.pid = 0  # of the node's first process, as this machine sees it
         self._keeper: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -157,6 +160,7 @@ class Node:
                 log = self.state / "keeper.log"
                 words = log.read_text().strip() if log.exists() else ""
                 raise NodeError(f"the node's keeper ended with {code}: {words}")
+            self.ended_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         elif self.state.exists():
             shutil.rmtree(self.state)
 
