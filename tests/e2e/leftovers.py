@@ -7,7 +7,6 @@ from pathlib import Path
 
 from node import Node
 
-
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
