@@ -65,6 +65,22 @@ def test_an_annotation_that_cannot_be_holds_the_pod_until_it_is_mended(sharepod:
         sharepod.delete("typo")
 
 
+def test_a_pod_without_root_capabilities_and_a_writable_root_has_its_share(sharepod: SharePod) -> None:
+    context = {
+        "runAsUser": 12345, "runAsGroup": 12345, "runAsNonRoot": True, "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    with sharepod.pods(gpu_pod("hardened", 20, {"sharepod.io/limit": "20"}, container={"securityContext": context})):
+
+        def used() -> float:
+            [share] = sharepod.listed()
+            return float(share["devices"][0]["used_1s_millipercent"]) / 1000
+
+        wait_until("no other share", lambda: len(sharepod.listed()) == 1)
+        wait_until("20 % of a device", lambda: 18 < used() < 22)
+
+
 def demo(name: str, seconds: float, units: int) -> dict[str, Any]:
     container: dict[str, Any] = gpu_pod("unused", units)["spec"]["containers"][0]
     return container | {"name": name, "command": [*container["command"][:-1], str(seconds)]}

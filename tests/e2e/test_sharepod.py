@@ -10,6 +10,7 @@ import pytest
 from cluster import Cluster
 from kubectl import wait_until
 from observer import Looks
+from prometheus_client.parser import text_string_to_metric_families
 from sharepod_cluster import OURS, Pair, SharePod, container_of, gpu_pod, identity
 
 STEADY_S = 4.0
@@ -50,6 +51,35 @@ def test_two_pods_get_70_and_30_of_one_device(pair: Pair) -> None:
     seventy, thirty = pair.shares()
     assert seventy.devices == thirty.devices
     assert_exact(pair, pair.steady(STEADY_S))
+
+
+PYTHON_C = ["/opt/sharepod/bin/python", "-c"]
+METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+
+
+def used_seconds(pair: Pair) -> dict[str, float]:
+    """Return what the metrics say that each pod of the pair has used, by pod uid."""
+    text = pair.sharepod.agent(*PYTHON_C, METRICS)
+    node = pair.sharepod.node()["metadata"]["name"]
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "sharepod_share_used_seconds_total" and sample.labels["pod_uid"] in pair.uids:
+                expected = {"namespace": "default", "container": "main", "hostname": node, "modelName": "NVIDIA H200"}
+                assert expected.items() <= sample.labels.items()
+                assert sample.labels["UUID"].startswith("GPU-")
+                found[sample.labels["pod_uid"]] = sample.value
+    return found
+
+
+def test_the_metrics_say_what_the_devices_did(pair: Pair) -> None:
+    before, began = used_seconds(pair), time.monotonic()
+    pair.steady(STEADY_S)
+    after, ended = used_seconds(pair), time.monotonic()
+    looks = pair.sharepod.looks(ended - began)
+    told = [after[uid] - before[uid] for uid in pair.uids]
+    assert told[0] / sum(told) == pytest.approx(pair.parts(looks)[0], abs=TOLERANCE)
+    assert sum(told) == pytest.approx(sum(pair.ratios(looks)) * (ended - began), rel=0.1)  # two calls of kubectl apart
 
 
 def test_shares_are_exact_again_a_second_after_their_agent_was_killed(pair: Pair, same: list[str]) -> None:
@@ -101,7 +131,6 @@ def test_a_limit_changes_while_the_pod_runs(pair: Pair, same: list[str]) -> None
     assert_exact(pair, pair.steady(STEADY_S))
 
 
-PYTHON_C = ["/opt/sharepod/bin/python", "-c"]
 EXHAUST = """
 import ctypes, time
 cuda = ctypes.CDLL("libcuda.so.1")
