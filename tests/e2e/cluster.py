@@ -20,6 +20,18 @@ from kubectl import ClusterError, Kubectl, wait_until
 from node import Node
 
 LAST_LINES = 30
+REBOOT = """
+for process in /proc/[0-9]*; do
+  if grep -q -s -e kubepods "$process/cgroup" || grep -q -s -a -e '^[^ ]*containerd-shim' "$process/cmdline"; then
+    kill -KILL "${process#/proc/}" 2>/dev/null || true
+  fi
+done
+sleep 1
+cut -d' ' -f2 /proc/mounts | grep -e '^/run/containerd' -e '^/var/lib/kubelet' -e '^/run/netns' | sort -r |
+  while read -r place; do umount -l "$place"; done
+rm -rf /run/containerd /run/netns /run/cni /run/sharepod /run/sharepod-gpus /run/cdi
+"""
+"""As a machine that goes down: containers and their shims end, mounts and files in memory are gone."""
 
 
 class Cluster:
@@ -77,6 +89,16 @@ class Cluster:
         self.node.send(name, signal.SIGTERM)
         wait_until(f"{name} ended", lambda: self.node.look(name).pid is None)
         self.start(name)
+
+    def reboot(self) -> None:
+        """End what runs on the node, forget what was in its memory, and start it anew; its control plane stays."""
+        for name in ("kubelet", "containerd"):
+            self.kill(name)
+        done = self.node.run(["sh", "-euc", REBOOT])
+        if done.returncode:
+            raise ClusterError(f"the node did not go down: {done.stderr.decode(errors='replace').strip()}")
+        for name in ("containerd", "kubelet"):
+            self.start(name)
 
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
         """Kill the first process of a container behind the kubelet's back."""

@@ -90,6 +90,14 @@ class SharePod:
         found: list[dict[str, Any]] = json.loads(self.agent("sharepod", "ps", "--output", "json"))["shares"]
         return found
 
+    def answers(self) -> bool:
+        """Tell whether the agent does."""
+        try:
+            self.listed()
+        except ClusterError:
+            return False
+        return True
+
     @contextmanager
     def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
         """Start pods and yield them as they are once all run; at the end they are gone."""

@@ -180,6 +180,33 @@ def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> N
     wait_until("the share is released", lambda: released(sharepod, share.id))
 
 
+def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, sharepod: SharePod) -> None:
+    wait_until("no other share", lambda: sharepod.listed() == [])
+    template = {"metadata": {"labels": {"app": "boot"}}, "spec": gpu_pod("unused", 60)["spec"]}
+    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "boot"}}, "template": template}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "boot"}, "spec": spec}
+    sharepod.kubectl.apply_objects(deployment)
+    try:
+        sharepod.kubectl("rollout", "status", "deployment/boot", "--timeout=150s", timeout_seconds=180)
+        own_cluster.reboot()
+        wait_until("the node is down", lambda: not sharepod.answers())
+        wait_until("the node is ready", own_cluster.node_is_ready)
+        wait_until("two shares at work", lambda: sharepod.answers() and at_work(sharepod) == [0, 1])
+        running = "--field-selector=status.phase=Running"
+        names = sharepod.kubectl("get", "pods", "--selector=app=boot", running, "--output=name").split()
+        assert len(names) == 2
+        wait_until("no share of what was before", lambda: len(sharepod.listed()) == 2)
+    finally:
+        sharepod.kubectl("delete", "deployment", "boot")
+        sharepod.kubectl("delete", "pods", "--selector=app=boot", timeout_seconds=150)
+
+
+def at_work(sharepod: SharePod) -> list[int]:
+    """Return the devices on which a share is at work."""
+    devices = [device for share in sharepod.listed() for device in share["devices"]]
+    return sorted(device["device_index"] for device in devices if device["used_1s_millipercent"] > 50_000)
+
+
 @pytest.mark.parametrize("count", [20])
 def test_many_pods_at_once_all_get_theirs(sharepod: SharePod, count: int) -> None:
     wait_until("no other share", lambda: sharepod.listed() == [])
