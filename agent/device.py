@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sharepod.agent.share import NOTHING_YET, Histogram
 
 if TYPE_CHECKING:
+    from sharepod.agent.plugin import PluginReport
     from sharepod.agent.share import DeviceUuid, ShareStatus
 
 MPS_REASON: Final = (
@@ -101,3 +102,5 @@ class NodeStatus:
     now_ns: int
     shares: tuple[ShareStatus, ...]
     devices: tuple[DeviceStatus, ...]
+    plugin: PluginReport | None = None
+    """The device plugin's counters; None: it has not told them lately."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
-from sharepod.agent import exposition
+from sharepod.agent import exposition, plugin_metrics
 from sharepod.agent.share import HAND_OFF_BOUNDS_NS, TURN_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
 
 if TYPE_CHECKING:
@@ -281,7 +281,8 @@ class NodeMetrics:
         # The shares of an unchanged node are the same objects: this compares pointers.
         if written is None or written.shares != shares or written.devices != devices:
             written = self._written = _Written(shares, devices, _template(self._node.identity, shares, devices))
-        return written.template.filled(_values(status))
+        plugin = plugin_metrics.text(self._node.identity.node_name, status.plugin)
+        return written.template.filled(_values(status)) + plugin
 
 
 def _template(identity: Identity, shares: Sequence[Share], devices: Sequence[DeviceInfo]) -> exposition.Template:
@@ -383,6 +384,8 @@ def manual() -> str:
         "or device appears, and go when it does. Counters of a share go on when the agent restarts.",
         "`namespace`, `pod`, `container` and `pod_uid` are the share's own labels, empty where it has none. `UUID`,",
         "`hostname` and `modelName` are dcgm-exporter's names for `gpu_uuid`, `node` and `model`.",
+        "The device plugin opens no port: it hands its counters to the agent, which shows them here. They go on when",
+        "the agent restarts, begin at zero when the plugin does, and are gone when it has told nothing for 30 s.",
     ]
     tables: tuple[tuple[str, Sequence[str], Sequence[tuple[str, str, str]]], ...] = (
         ("Shares, one series per share and device", SHARE_LABELS, [(r.name, r.kind, r.doc) for r in SHARE_ROWS]),
@@ -392,6 +395,7 @@ def manual() -> str:
         ("Devices, turns", DEVICE_LABELS, [(r.name, "histogram", r.doc) for r in DEVICE_HISTOGRAMS]),
         ("Node", ("node",), [(r.name, r.kind, r.doc) for r in NODE_ROWS]),
         ("Build", INFO_LABELS, [(INFO_NAME, "gauge", INFO_DOC)]),
+        *plugin_metrics.tables(),
     )
     for title, labels, rows in tables:
         parts += ["", f"## {title}", "", "Labels: " + ", ".join(f"`{label}`" for label in labels) + ".", ""]

@@ -18,6 +18,7 @@ from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
 from sharepod.agent.driver_limits import DriverLimits
 from sharepod.agent.errors import ShareError
 from sharepod.agent.owners import Owners, start_ticks, user_of
+from sharepod.agent.plugin import fresh
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from sharepod.agent.driver_limits import Answer, Order
     from sharepod.agent.native import Arbiter
+    from sharepod.agent.plugin import PluginReport
     from sharepod.agent.registry import Registry, TermsChange
     from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
 
@@ -83,6 +85,8 @@ class Node:
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._save_failure = ""
+        self._plugin: tuple[int, PluginReport] | None = None
+        """When the device plugin last told its counters, and them."""
         self.published = self.status()
         """The last status that went into the checkpoint: replaced whole, never changed."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -177,7 +181,13 @@ class Node:
     def status(self) -> NodeStatus:
         """Return everything, as of now."""
         now_ns = self.now_ns()
-        return NodeStatus(now_ns, self._registry.statuses((), now_ns), self.device_statuses())
+        return NodeStatus(
+            now_ns, self._registry.statuses((), now_ns), self.device_statuses(), fresh(self._plugin, now_ns)
+        )
+
+    def take_report(self, report: PluginReport) -> None:
+        """Take the device plugin's counters, for the metrics."""
+        self._plugin = (self.now_ns(), report)
 
     def serve_threads(self, loop: asyncio.AbstractEventLoop) -> None:
         """Name the event loop that this object's methods run on, for `status_from_thread`."""
@@ -237,7 +247,8 @@ class Node:
         """
         status = self._one(share)
         shares = {known.share.id: known for known in self.published.shares} | {share.id: status}
-        self.published = NodeStatus(self.now_ns(), tuple(shares.values()), self.device_statuses())
+        now_ns = self.now_ns()
+        self.published = NodeStatus(now_ns, tuple(shares.values()), self.device_statuses(), fresh(self._plugin, now_ns))
         self._save()
         return status
 

@@ -15,12 +15,14 @@ import grpc
 
 from sharepod.agent.errors import InvalidInput, ShareError
 from sharepod.agent.explain import explain
+from sharepod.agent.plugin import PluginReport
 from sharepod.agent.registry import TermsChange
 from sharepod.agent.share import (
     WHOLE_MILLIPERCENT,
     DeviceAsk,
     DeviceUsage,
     DeviceUuid,
+    Histogram,
     Share,
     ShareAsk,
     ShareClass,
@@ -195,6 +197,23 @@ class NodeService(rpc.NodeServiceServicer):
             environment=identity.environment,
             hook_path=identity.hook_path,
         )
+
+    @_answered
+    def ReportPlugin(self, request: pb.ReportPluginRequest) -> pb.ReportPluginResponse:  # noqa: N802
+        """Take the device plugin's counters."""
+        report = PluginReport(
+            serving=request.serving,
+            allocations=request.allocations,
+            unbound=request.unbound_allocations,
+            rival_devices=request.rival_devices,
+            registrations=request.registrations,
+            starts=dict(request.starts),
+            errors=dict(request.errors),
+            allocate=Histogram(tuple(request.allocate.counts), request.allocate.sum_ns),
+            pre_start=Histogram(tuple(request.pre_start.counts), request.pre_start.sum_ns),
+        )
+        self._node.take_report(report)
+        return pb.ReportPluginResponse()
 
     async def WatchUsage(  # noqa: N802
         self, request: pb.WatchUsageRequest, context: Context

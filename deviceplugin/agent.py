@@ -5,7 +5,7 @@ Every method raises PluginError with the agent's own line: what, the limit, the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -20,6 +20,8 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from sharepod.agent.plugin import PluginReport
+    from sharepod.agent.share import Histogram
     from sharepod.deviceplugin.terms import PodTerms
 
 Answer = TypeVar("Answer")
@@ -91,6 +93,8 @@ class Agent:
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 1000)]
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=options)
         self._stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(self._channel)
+        self.failed: Callable[[], None] = lambda: None
+        """Called when it does not answer, or not as it should."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,6 +201,21 @@ class Agent:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise self._said(error) from None
 
+    async def report(self, report: PluginReport) -> None:
+        """Hand over the plugin's counters, for the agent's metrics."""
+        request = pb.ReportPluginRequest(
+            serving=report.serving,
+            allocations=report.allocations,
+            unbound_allocations=report.unbound,
+            rival_devices=report.rival_devices,
+            registrations=report.registrations,
+            starts=report.starts,
+            errors=report.errors,
+            allocate=_times(report.allocate),
+            pre_start=_times(report.pre_start),
+        )
+        await self._call(self._stub.ReportPlugin(request, timeout=TIMEOUT_S))
+
     async def _call(self, call: Awaitable[Answer]) -> Answer:
         try:
             return await call
@@ -207,6 +226,8 @@ class Agent:
         text = (error.details() or error.code().name).splitlines()[0]
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NoRoom(text)
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:  # what a pod asks for is no failure of the agent
+            self.failed()
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")
         return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
@@ -220,3 +241,7 @@ def _held(share: pb.Share) -> HeldShare:
         processes=len(share.processes),
         labels=dict(share.labels),
     )
+
+
+def _times(times: Histogram) -> pb.CallTimes:
+    return pb.CallTimes(counts=times.counts, sum_ns=times.sum_ns)

@@ -26,6 +26,7 @@ from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -97,6 +98,8 @@ class Registration:
         self._known_at = 0.0
         self._watching: asyncio.Task[None]
         self._ending: set[asyncio.Task[None]] = set()
+        self.registered: Callable[[], None] = lambda: None
+        """Called when kubelet has taken us."""
 
     @property
     def state(self) -> State:
@@ -204,6 +207,7 @@ class Registration:
                 self._end(before)
         self._known_to, self._state, self._said = kubelet, State.REGISTERED, ""
         self._known_at = self._seen_at = asyncio.get_running_loop().time()
+        self.registered()
         log.info("registered with kubelet", extra={"resource": self._resource, "socket": str(self.path)})
 
     async def _serve(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -32,11 +33,13 @@ from sharepod.deviceplugin.podresources import Given, KubeletUnavailable, PodRes
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.processes import HostProcesses
 from sharepod.deviceplugin.record import Record
+from sharepod.deviceplugin.report import Reporter
 from sharepod.deviceplugin.server import PluginService
 from sharepod.deviceplugin.settings import Settings, parse_settings
 from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.sweep import Sweeper
+from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 
 if TYPE_CHECKING:
@@ -220,6 +223,10 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             PodResources(settings.pod_resources_socket, resource=settings.resource)
         )
         processes = HostProcesses(settings.pod_resources_socket)
+        tally = Tally()
+        agent.failed, pods.failed, kubelet.failed = (
+            functools.partial(tally.failed, side) for side in ("agent", "api_server", "kubelet")
+        )
         late = await _is_late(settings, pods)
         plugin = Plugin(settings, await _node(agent), late=late)
         _check(plugin, processes)
@@ -237,11 +244,15 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         binder = Binder(
             policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, placement
         )
-        service = PluginService(binder, plugin.units())
+        service = PluginService(binder, plugin.units(), tally=tally)
         record.changed = service.changed
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
+        registration.registered = tally.registered
         await stack.enter_async_context(registration)
-        follower.active = sweeper.active = lambda: registration.state is not State.STANDING_BY
+        reporter = Reporter(tally, record, plugin.offer, agent)
+        reporter.serving = lambda: registration.state is State.REGISTERED
+        active = lambda: registration.state is not State.STANDING_BY  # noqa: E731 - one rule for all of them
+        follower.active = sweeper.active = reporter.active = active
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
         async with asyncio.TaskGroup() as tasks:
             running = [
@@ -251,6 +262,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
                     plugin.look_around_for_ever(kubelet),
                     follower.follow(),
                     sweeper.sweep_for_ever(),
+                    reporter.report_for_ever(),
                 )
             ]
             await stopping.wait()

@@ -19,6 +19,7 @@ from sharepod.proto import podresources_pb2 as pb
 from sharepod.proto import podresources_pb2_grpc as rpc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -77,6 +78,8 @@ class PodResources:
         self._channel: grpc.aio.Channel | None = None
         self._current: asyncio.Task[Listing] | None = None
         self._next: asyncio.Task[Listing] | None = None
+        self.failed: Callable[[], None] = lambda: None
+        """Called when kubelet does not answer, or not as it should."""
 
     async def __aenter__(self) -> Self:
         """Do nothing yet: kubelet may be away."""
@@ -157,6 +160,8 @@ class PodResources:
             await asyncio.sleep(RETRY_S)
 
     def _unavailable(self, error: grpc.aio.AioRpcError) -> KubeletUnavailable:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # an old kubelet says so each time, and is well
+            self.failed()
         remedy = "wait until kubelet is up, or give the directory of its pod-resources socket"
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             remedy = "kubelet 1.20 or later is needed"

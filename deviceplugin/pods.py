@@ -23,7 +23,7 @@ from sharepod.deviceplugin.runtime import Runtime, read_runtime
 from sharepod.deviceplugin.unit import RESOURCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from types import TracebackType
 
     from sharepod.deviceplugin.cluster import Cluster
@@ -64,6 +64,8 @@ class Pods:
         self._pace = pace or Pace()
         self._events = EventWriter(self._api, cluster.server, node_name, self._pace.first_s)
         self._listed = False
+        self.failed: Callable[[], None] = lambda: None
+        """Called when the API server does not answer, or not as it should."""
 
     @property
     def listed(self) -> bool:
@@ -109,6 +111,7 @@ class Pods:
             try:
                 return await self._api.call("GET", path, timeout_s=max(0.1, deadline_s - time.monotonic()))
             except ApiUnavailable as error:
+                self.failed()
                 wait_s = _jittered(pause_s) if error.after_s is None else error.after_s
                 if error.final or time.monotonic() + wait_s >= deadline_s:
                     raise
@@ -142,6 +145,7 @@ class Pods:
                 view.version, view.listed = "", False
                 await trouble.pause(None)
             except ApiUnavailable as error:
+                self.failed()
                 if error.status == 504 and not view.listed:  # the server is behind that version, maybe for ever
                     view.version = ""
                 await trouble.pause(error)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import grpc
 
+from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import UnitId, Units
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
@@ -90,8 +93,10 @@ class PluginService(rpc.DevicePluginServicer):
         *,
         memory_nodes: Mapping[str, int] | None = None,
         debounce_s: float = DEBOUNCE_S,
+        tally: Tally | None = None,
     ) -> None:
         self._binder = binder
+        self._tally = tally or Tally()
         self._units = units
         self._memory_nodes = memory_nodes or {}
         self._debounce_s = debounce_s
@@ -168,7 +173,11 @@ class PluginService(rpc.DevicePluginServicer):
     @_answered
     async def Allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:  # noqa: N802
         """Make an allocation for each container."""
-        edits = [await self._binder.allocate(_units(ask.devices_ids)) for ask in request.container_requests]
+        begun_ns = time.monotonic_ns()
+        try:
+            edits = [await self._binder.allocate(_units(ask.devices_ids)) for ask in request.container_requests]
+        finally:
+            self._tally.allocate.add(time.monotonic_ns() - begun_ns)
         return pb.AllocateResponse(container_responses=[_container(item) for item in edits])
 
     @_answered
@@ -176,7 +185,15 @@ class PluginService(rpc.DevicePluginServicer):
         self, request: pb.PreStartContainerRequest
     ) -> pb.PreStartContainerResponse:
         """Bind the container's units."""
-        await self._binder.pre_start(_units(request.devices_ids))
+        begun_ns, result = time.monotonic_ns(), "failed"
+        try:
+            await self._binder.pre_start(_units(request.devices_ids))
+            result = "ready"
+        except PluginError as error:
+            result = "no_room" if isinstance(error, NoRoom) else "waiting" if error.retriable else "refused"
+            raise
+        finally:
+            self._tally.started(result, time.monotonic_ns() - begun_ns)
         return pb.PreStartContainerResponse()
 
     def _device(self, unit: UnitId, healthy: bool) -> pb.Device:

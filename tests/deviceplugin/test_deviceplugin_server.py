@@ -11,8 +11,10 @@ from fake_endpoint import RECEIVE_LIMIT_BYTES
 from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed, wait_until
 from memory_binder import A, B, MemoryBinder, plugin
 
+from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.server import MESSAGE_MAX
+from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import UnitId, Units
 from sharepod.proto import deviceplugin_pb2 as pb
 
@@ -263,3 +265,27 @@ async def test_a_call_that_a_newer_kubelet_may_make_is_refused_as_unknown(direct
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await call(b"")
             assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_calls_are_counted_by_how_they_ended(directory: Path) -> None:
+    binder, tally = MemoryBinder(), Tally()
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder, tally=tally):
+        await kubelet.registered()
+        pod = await kubelet.admit("default", "trainer", {"train": 30})
+        for refusal in (
+            NoRoom("full"),
+            PluginError("away"),
+            PluginError("no", retriable=False),
+            ValueError("bug"),
+            None,
+        ):
+            binder.refusal = refusal
+            if refusal is None:
+                await kubelet.start(pod, "train")
+            else:
+                with pytest.raises(StartFailed):
+                    await kubelet.start(pod, "train")
+    report = tally.report(serving=True, allocations=1, unbound=0, rival_devices=0)
+    assert report.starts == {"ready": 1, "no_room": 1, "waiting": 1, "refused": 1, "failed": 1}
+    assert (sum(report.allocate.counts), sum(report.pre_start.counts)) == (1, 5)
+    assert report.pre_start.sum_ns > 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import shutil
 import signal
+import socket
 import sys
+import urllib.request
 
 import pytest
 from fake_pods import AdmissionFailed, StartFailed
@@ -295,3 +298,38 @@ async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_n
         (line,) = text.decode().splitlines()
         assert line.startswith("sharepod-deviceplugin: kubelet's process is not to be seen")
         assert "set hostPID: true" in line
+
+
+async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def metrics() -> dict[str, float]:
+        try:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:  # the agent is starting
+            return {}
+        found = [line.rpartition(" ") for line in lines if line.startswith("sharepod_plugin_")]
+        return {re.sub(r'node="[^"]*",?', "", name).replace("{}", ""): float(value) for name, _, value in found}
+
+    async with plugin_node(metrics=("--metrics-listen", address)) as node:
+        wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limits": "50"})
+        with pytest.raises(StartFailed):
+            await node.kubelet.start(wrong, "main")
+        good = await node.admit("good", {"main": 30})
+        await node.kubelet.start(good, "main")
+        ready = 'sharepod_plugin_container_starts_total{result="ready"}'
+        await until(lambda: metrics().get(ready) == 1, node.log)
+        found = metrics()
+        assert found['sharepod_plugin_container_starts_total{result="refused"}'] == 1
+        assert (found["sharepod_plugin_reporting"], found["sharepod_plugin_serving"]) == (1, 1)
+        assert (found["sharepod_plugin_allocations"], found["sharepod_plugin_unbound_allocations"]) == (2, 1)
+        assert found["sharepod_plugin_registrations_total"] == 1
+        assert found["sharepod_plugin_allocate_seconds_count"] == found["sharepod_plugin_pre_start_seconds_count"] == 2
+        await node.end(node.agent, signal.SIGKILL)  # the counters are the plugin's: a new agent shows them too
+        await asyncio.sleep(2)  # the plugin looks at the devices every second
+        await node.start_agent()
+        await until(lambda: metrics().get(ready) == 1, node.log)
+        await until(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)

@@ -1,0 +1,52 @@
+"""Hands the plugin's counters to the agent, which shows them among its metrics: the plugin opens no port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from sharepod.deviceplugin.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharepod.deviceplugin.agent import Agent
+    from sharepod.deviceplugin.offer import Offer
+    from sharepod.deviceplugin.record import Record
+    from sharepod.deviceplugin.tally import Tally
+
+REPORT_S: Final = 5.0
+"""Several times in the agent's STALE_NS."""
+
+
+class Reporter:
+    """Tells every REPORT_S."""
+
+    def __init__(self, tally: Tally, record: Record, offer: Offer, agent: Agent) -> None:
+        self._tally = tally
+        self._record = record
+        self._offer = offer
+        self._agent = agent
+        self.active: Callable[[], bool] = lambda: True
+        """False while another plugin serves the node: that one tells."""
+        self.serving: Callable[[], bool] = lambda: True
+        """Whether kubelet has us."""
+
+    async def report_for_ever(self) -> None:
+        """Tell the agent, whenever it is there."""
+        while True:
+            if self.active():
+                with contextlib.suppress(PluginError):  # counted, and its absence is told where it matters
+                    await self._report()
+            await asyncio.sleep(REPORT_S)
+
+    async def _report(self) -> None:
+        held = self._record.all()
+        report = self._tally.report(
+            serving=self.serving(),
+            allocations=len(held),
+            unbound=sum(item.binding is None for item in held),
+            rival_devices=len(self._offer.rivals),
+        )
+        await self._agent.report(report)
