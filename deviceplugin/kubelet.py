@@ -100,6 +100,9 @@ class Registration:
         self._ending: set[asyncio.Task[None]] = set()
         self.registered: Callable[[], None] = lambda: None
         """Called when kubelet has taken us."""
+        self.taking_over: Callable[[], None] = lambda: None
+        """Called before we serve for the first time, and before we step in for another plugin that has served."""
+        self._has_served = False
 
     @property
     def state(self) -> State:
@@ -153,6 +156,7 @@ class Registration:
         self._dead_looks = 0 if _is_served(self.path) else self._dead_looks + 1
         if self._dead_looks < STAND_BY_LOOKS:
             return True
+        self.taking_over()
         self._state = State.WAITING
         return False
 
@@ -222,7 +226,10 @@ class Registration:
         server = await listen(self._service, made)
         try:
             own = _look_at(made)
+            if not self._has_served:
+                self.taking_over()
             made.rename(self.path)
+            self._has_served = True
         except BaseException:
             await server.stop(None)
             raise

@@ -247,12 +247,12 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         service = PluginService(binder, plugin.units(), tally=tally)
         record.changed = service.changed
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
-        registration.registered = tally.registered
-        await stack.enter_async_context(registration)
+        registration.registered, registration.taking_over = tally.registered, record.reload
         reporter = Reporter(tally, record, plugin.offer, agent)
         reporter.serving = lambda: registration.state is State.REGISTERED
         active = lambda: registration.state is not State.STANDING_BY  # noqa: E731 - one rule for all of them
-        follower.active = sweeper.active = reporter.active = active
+        record.active = follower.active = sweeper.active = reporter.active = active
+        await stack.enter_async_context(registration)
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
         async with asyncio.TaskGroup() as tasks:
             running = [

@@ -3,6 +3,10 @@
 Every method runs in one go on the event loop: what one of them reads is what it changes. A disk that is full must not
 end pods: kubelet fails a pod for good when its units are refused, and its ReplicaSet makes the next one, for ever. So
 units are given out from memory then, and it is the start of the container, which kubelet tries again, that waits.
+
+In an upgrade two plugins live at once, and the old one gives units out until kubelet has let go of it. So the file is
+looked at before anything is given out, looked up or written, and what another plugin put there is taken over; the one
+that stands by writes nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ class Record:
         """The number of the last move of each: that it was given out, or that its container began to start."""
         self.changed: Callable[[], None] = lambda: None
         """Called when other units are taken."""
+        self.active: Callable[[], bool] = lambda: True
+        """False while another plugin serves the node: the file is its."""
 
     def all(self) -> tuple[Allocation, ...]:
         """Return all allocations, oldest first."""
@@ -71,6 +77,7 @@ class Record:
 
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId) -> Allocation:
         """Return the allocation of a container that is being admitted; on disk as soon as there is room."""
+        self._learn()
         allocation = self._allocations.issue(units, fresh_id, time.time_ns())
         self._move(allocation.id)
         self._try_to_save()
@@ -81,6 +88,8 @@ class Record:
 
         Raises PluginError when there is none, or it is not on disk.
         """
+        self._check_active()
+        self._learn()
         allocation = self._allocations.claim(units, binding)
         if allocation is None:
             raise PluginError(
@@ -108,6 +117,8 @@ class Record:
 
     def save(self) -> None:
         """Write what is not on disk. Raises PluginError when it cannot be."""
+        self._check_active()
+        self._learn()
         current = self._allocations.all()
         self.changed()
         if current == self._saved:
@@ -126,6 +137,36 @@ class Record:
             log.info("allocations written again")
         self._failing = False
         self._saved = current
+
+    def reload(self) -> None:
+        """Take what is on disk for all there is: another plugin has served the node until now."""
+        if not self._store.changed():
+            return
+        before = len(self.all())
+        self._allocations = Allocations(self._store.load())
+        self._saved = self._allocations.all()
+        self._moved.clear()
+        log.info("allocations of the plugin before taken over", extra={"had": before, "has": len(self._saved)})
+        self.changed()
+
+    def rebind(self, allocation_id: AllocationId, binding: Binding) -> None:
+        """Note that another container of the pod has the allocation. Raises PluginError when that is not on disk."""
+        current = self.get(allocation_id)
+        if current is not None:
+            self._allocations.put(replace(current, binding=binding))
+            self.save()
+
+    def _check_active(self) -> None:
+        if not self.active():
+            raise PluginError("another device plugin serves this node now: it is tried again there")
+
+    def _learn(self) -> None:
+        """Take over what another plugin has written since; what was moved here is known better here."""
+        if not self.active() or not self._store.changed():
+            return
+        for item in self._store.load():
+            if item.id not in self._moved:
+                self._allocations.put(item)
 
     def _try_to_save(self) -> None:
         try:

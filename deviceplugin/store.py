@@ -10,7 +10,7 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.errors import PluginError
@@ -26,6 +26,14 @@ FORMAT: Final = 1
 _TEXT: Final = f'{{"format":{FORMAT},"allocations":[%s]}}'
 
 
+class _Stamp(NamedTuple):
+    """What tells a file from the next one of its name; a file system may give an inode's number out again at once."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
 class Store:
     """One file in a directory of ours."""
 
@@ -34,11 +42,22 @@ class Store:
         self._encoded: dict[AllocationId, tuple[Allocation, str]] = {}
         self._saved: tuple[Allocation, ...] | None = None
         """What is on disk, as far as this object knows."""
+        self._seen: _Stamp | None = None
+        """The file that was read or written last."""
+
+    def changed(self) -> bool:
+        """Tell whether the file is not the one that this object read or wrote last: another plugin has written it."""
+        try:
+            return _stamp(self._path.stat()) != self._seen
+        except OSError:
+            return False
 
     def load(self) -> tuple[Allocation, ...]:
         """Return what was saved last; nothing on a new node, or when the file is damaged (it is put aside then)."""
         try:
-            return _allocations(json.loads(self._path.read_text(encoding="utf-8")))
+            with self._path.open(encoding="utf-8") as file:
+                self._seen, self._saved = _stamp(os.fstat(file.fileno())), None
+                return _allocations(json.load(file))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -67,7 +86,9 @@ class Store:
                 file.write(_TEXT % ",".join(text for _, text in self._encoded.values()))
                 file.flush()
                 os.fsync(file.fileno())
+                seen = _stamp(os.fstat(file.fileno()))
             fresh.replace(self._path)
+            self._seen = seen
             self._saved = items
         except OSError as error:
             raise PluginError(
@@ -79,6 +100,10 @@ class Store:
         if known is not None and known[0] is item:
             return known
         return item, json.dumps(_fields(item), separators=(",", ":"))
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return _Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def _allocations(content: dict[str, Any]) -> tuple[Allocation, ...]:

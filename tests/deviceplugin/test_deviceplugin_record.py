@@ -92,3 +92,33 @@ def test_units_without_a_device_are_taken_too(tmp_path: Path) -> None:
     record = Record(Store(tmp_path))
     record.issue(UNITS, ID)
     assert record.taken() == {NOT_BOUND: UNITS}
+
+
+OTHER = frozenset({UnitId("u0003")})
+
+
+def test_what_the_plugin_before_gave_out_after_the_new_one_began_is_known_to_the_new_one(tmp_path: Path) -> None:
+    old, new = Record(Store(tmp_path)), Record(Store(tmp_path))
+    late = old.issue(UNITS, ID)
+    assert new.issue(UNITS, AllocationId("mnpqrstuvw")).id == ID  # the pod's next container: the same allocation
+    old.claim(UNITS, BINDING)
+    old.settle(ID, ("GPU-1",))
+    new.issue(OTHER, AllocationId("xyz2345678"))  # and its own writing loses nothing of the other's
+    assert {item.id for item in Record(Store(tmp_path)).all()} == {late.id, "xyz2345678"}
+    assert new.claim(UNITS, BINDING)[0].id == ID
+
+
+def test_who_stands_by_writes_nothing_and_has_all_of_it_again_when_it_steps_in(tmp_path: Path) -> None:
+    old, new = Record(Store(tmp_path)), Record(Store(tmp_path))
+    old.issue(UNITS, ID)
+    new.reload()
+    assert new.get(ID) is not None
+    old.active = lambda: False
+    new.drop(ID)
+    new.issue(OTHER, AllocationId("mnpqrstuvw"))
+    with pytest.raises(PluginError, match="another device plugin serves this node"):
+        old.claim(UNITS, BINDING)  # a start that was under way: kubelet tries it again, with the other
+    assert [item.id for item in Record(Store(tmp_path)).all()] == ["mnpqrstuvw"]
+    old.active = lambda: True
+    old.reload()
+    assert old.all() == new.all()
