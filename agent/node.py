@@ -22,7 +22,7 @@ from sharepod.agent.plugin import fresh
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from sharepod.agent.driver_limits import Answer, Order
@@ -126,10 +126,16 @@ class Node:
             **({"SHAREPOD_POLICY": "closed"} if self.identity.policy == "closed" else {}),
         }
 
-    def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> ShareStatus:
-        """Change the terms of a live share. Raises a ShareError and changes nothing."""
+    def update(
+        self,
+        reference: str,
+        changes: Sequence[TermsChange],
+        share_class: ShareClass | None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ShareStatus:
+        """Change the terms of a live share, or who it is for. Raises a ShareError and changes nothing."""
         before = self._registry.find(reference)
-        share = self._registry.update(reference, changes, share_class)
+        share = self._registry.update(reference, changes, share_class, labels)
         if share == before:  # every start of a container tells its terms again
             return self._one(share)
         self._change_limits(share)

@@ -36,10 +36,11 @@ from sharepod.agent.share import (
     Terms,
     Turn,
     Usage,
+    check_labels,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sharepod.agent.checkpoint import Record
     from sharepod.agent.device import DeviceInfo, DeviceProcess
@@ -226,8 +227,18 @@ class Registry:
             return foreign.MPS_CAUSE
         return foreign.unmetered_cause(self._arbiter.region_error(process.region))
 
-    def update(self, reference: str, changes: Sequence[TermsChange], share_class: ShareClass | None) -> Share:
-        """Change the terms of a live share. Raises a ShareError and changes nothing when they do not fit."""
+    def update(
+        self,
+        reference: str,
+        changes: Sequence[TermsChange],
+        share_class: ShareClass | None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Share:
+        """Change the terms of a live share, or who it is for (None: who it was for).
+
+        Raises a ShareError and changes nothing when they do not fit.
+        """
+        check_labels(labels or {})
         entry = self._entry(reference)
         share = entry.share
         terms = {held.device: held.terms for held in share.devices}
@@ -237,7 +248,12 @@ class Registry:
         devices = tuple(DeviceTerms(device, held) for device, held in terms.items())
         room = admission.rooms(self._devices, self.shares(), self._health, without=share.id)
         admission.check_change(share, devices, room, overcommit=self._overcommit)
-        changed = replace(share, devices=devices, share_class=share.share_class if share_class is None else share_class)
+        changed = replace(
+            share,
+            devices=devices,
+            share_class=share.share_class if share_class is None else share_class,
+            labels=share.labels if labels is None else dict(labels),
+        )
         self._arbiter.update_share(entry.handle, self._terms(devices), changed.share_class)
         self._replace(entry, changed)
         return changed

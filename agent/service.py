@@ -125,7 +125,8 @@ class NodeService(rpc.NodeServiceServicer):
     def UpdateShare(self, request: pb.UpdateShareRequest) -> pb.UpdateShareResponse:  # noqa: N802
         """Change the terms of a live share."""
         changes = [_change(item) for item in request.devices]
-        status = self._node.update(request.share, changes, _share_class(request.share_class))
+        labels = dict(request.labels) or None
+        status = self._node.update(request.share, changes, _share_class(request.share_class), labels)
         return pb.UpdateShareResponse(share=self._share(status))
 
     @_answered

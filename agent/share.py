@@ -131,6 +131,18 @@ class DeviceAsk:
         return replace(self.terms, memory_limit_bytes=max(MIB, part - part % MIB))
 
 
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise InvalidInput when labels are too many or malformed."""
+    if len(labels) > LABELS_MAX:
+        raise InvalidInput(f"{len(labels)} labels are more than {LABELS_MAX}: drop some")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key) or len(value) > _LABEL_VALUE_MAX or not value.isprintable():
+            raise InvalidInput(
+                f"label {key[:80]!r} is malformed: keys are 1–63 letters, digits, '-', '_', '.', '/', "
+                f"values at most {_LABEL_VALUE_MAX} printable characters"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class ShareAsk:
     """A share as a client asks for it, before a device is chosen."""
@@ -158,14 +170,7 @@ class ShareAsk:
             raise InvalidInput(f"{len(self.devices)} devices asked for, outside 1–{DEVICES_MAX}: split the share")
         if self.owner_pid < 0:
             raise InvalidInput(f"owner pid {self.owner_pid} is below 0: give a process id, or 0 for no owner")
-        if len(self.labels) > LABELS_MAX:
-            raise InvalidInput(f"{len(self.labels)} labels are more than {LABELS_MAX}: drop some")
-        for key, value in self.labels.items():
-            if not _LABEL_KEY.fullmatch(key) or len(value) > _LABEL_VALUE_MAX or not value.isprintable():
-                raise InvalidInput(
-                    f"label {key[:80]!r} is malformed: keys are 1–63 letters, digits, '-', '_', '.', '/', "
-                    f"values at most {_LABEL_VALUE_MAX} printable characters"
-                )
+        check_labels(self.labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,8 +164,10 @@ class Agent:
         )
         return _held((await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share)
 
-    async def update(self, share: HeldShare, terms: PodTerms, node: NodeView) -> None:
-        """Give a live share the terms as they are now; its devices stay."""
+    async def update(
+        self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Give a live share the terms as they are now, and `labels` when it is another container's; devices stay."""
         if len(share.devices) != terms.devices:
             raise PluginError(
                 f"sharepod.io/devices is {terms.devices} and the share is on {len(share.devices)}: that is read when a "
@@ -186,7 +188,9 @@ class Agent:
             if memory_bytes:  # else the device does not tell its memory: what was admitted stays
                 change.memory_limit_bytes = memory_bytes
             changes.append(change)
-        request = pb.UpdateShareRequest(share=share.id, devices=changes, share_class=_CLASSES[terms.share_class])
+        request = pb.UpdateShareRequest(
+            share=share.id, devices=changes, share_class=_CLASSES[terms.share_class], labels=labels or {}
+        )
         await self._call(self._stub.UpdateShare(request, timeout=TIMEOUT_S))
         if terms.paused and not share.paused:
             await self._call(self._stub.PauseShare(pb.PauseShareRequest(share=share.id), timeout=TIMEOUT_S))

@@ -33,6 +33,13 @@ class Binding:
         """Return `namespace/pod/container`."""
         return f"{self.namespace}/{self.pod}/{self.container}"
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels of its share."""
+        return {
+            "namespace": self.namespace, "pod": self.pod, "container": self.container, "pod_uid": self.pod_uid,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:

@@ -169,16 +169,16 @@ class Binder:
         if share is not None and self._policy.late and elsewhere and not share.processes:
             await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere
             share = None
+        labels = binding.labels
         if share is None:
-            labels = {
-                "namespace": binding.namespace, "pod": binding.pod, "container": binding.container,
-                "pod_uid": binding.pod_uid,
-            }  # fmt: skip
             share = await self._register(allocation, terms, pod, labels, start)
             if terms.paused:
                 await self._agent.update(share, terms, node)
         else:
-            await self._agent.update(share, terms, node)
+            # An init container's share goes to the next container. While programs of the one before are left the
+            # account is theirs, and so is the name.
+            is_anothers = labels.items() - share.labels.items() and not share.processes
+            await self._agent.update(share, terms, node, labels if is_anothers else None)
         devices = tuple(uuid for uuid, _ in share.devices)
         self._record.settle(allocation.id, devices)
         if self._policy.late:
@@ -225,7 +225,17 @@ class Binder:
     def _container(self, holder: Holder, pod: Pod, units: frozenset[UnitId]) -> str:
         """Return the container that starts: the listed one, or the init container that asks for so many units."""
         init = [name for name, count in pod.init_units if count == len(units) and name not in pod.running]
-        return holder.container if holder.units == units or not init else init[0]
+        unfinished = [name for name in init if name not in pod.finished]
+        if holder.units == units:  # the next container has the same ones: it starts when they have finished
+            return unfinished[0] if unfinished and not self._has_begun(pod) else holder.container
+        return (unfinished or init or [holder.container])[0]
+
+    def _has_begun(self, pod: Pod) -> bool:
+        """Tell whether one of the containers after the init ones has been started; the API may be behind."""
+        names = {name for name, _ in pod.units}
+        bound = (item.binding for item in self._record.all() if item.binding is not None)
+        started = {one.container for one in bound if one.cgroup_uid == pod.cgroup_uid}
+        return bool(names & (pod.running | started))
 
     def _is_sick(self, share: HeldShare, node: NodeView) -> bool:
         devices = (node.device(uuid) for uuid, _ in share.devices)

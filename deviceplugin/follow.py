@@ -7,6 +7,7 @@ all of it again.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sharepod.deviceplugin.errors import PluginError
@@ -15,7 +16,7 @@ from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.deviceplugin.agent import Agent
+    from sharepod.deviceplugin.agent import Agent, NodeView
     from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
     from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.record import Record
@@ -38,6 +39,8 @@ class Follower:
         self._limit_percent = limit_percent
         self.active: Callable[[], bool] = lambda: True
         """False while another plugin serves the node: what is there is its business."""
+        self.check: Callable[[Allocation, PodTerms, NodeView], None] = lambda *_: None
+        """Raises PluginError for terms that this node cannot give."""
         self._pods: dict[str, Pod] = {}
         """By the uid of their cgroups: a static pod has a new mirror now and then, and goes on."""
         self._older: dict[AllocationId, Pod | None] = {}
@@ -100,18 +103,39 @@ class Follower:
             for gone in noted.keys() - known:
                 del noted[gone]
 
+    def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
+        """Return the container that has an allocation now: an init container's goes to the next one of as many units.
+
+        When that one started, the API may not have shown yet that the init container had finished.
+        """
+        if binding.container not in pod.finished:
+            return binding.container
+        bound = {
+            other.binding.container
+            for other in self._record.all()
+            if other.binding is not None and other.binding.cgroup_uid == binding.cgroup_uid
+        }
+        heirs = [
+            name for name, units in pod.units if units == len(item.units) and name in pod.running and name not in bound
+        ]
+        return heirs[0] if len(heirs) == 1 else binding.container
+
     async def _apply_to(self, item: Allocation, pod: Pod) -> None:
         if item.binding is None or self._pods.get(pod.cgroup_uid) is not pod or self._older.get(item.id) is pod:
             return
         try:
-            terms = self.read_terms(pod, item.binding.container, len(item.units))
-            if terms == self._shares.terms(item.id):
+            binding = replace(item.binding, container=self._heir(item, item.binding, pod))
+            terms = self.read_terms(pod, binding.container, len(item.units))
+            if terms == self._shares.terms(item.id) and binding == item.binding:
                 return
             share = await self._agent.share(item.id)
             if share is not None:
-                await self._shares.change(share, item, terms, await self._agent.node())
+                node = await self._agent.node()
+                self.check(item, terms, node)
+                await self._shares.change(share, item, terms, node, binding.labels)
+                self._record.rebind(item.id, binding)
                 self._told.pop(item.id, None)
-                log.info("terms changed", extra={"share": item.id, "container": item.binding.title})
+                log.info("terms changed", extra={"share": item.id, "container": binding.title})
         except PluginError as error:
             if self._told.get(item.id) != str(error):
                 self._told[item.id] = str(error)

@@ -29,13 +29,15 @@ class Pod:
     phase: str
     deleting: bool
     running: frozenset[str]
-    """Names of its containers, init ones too, that the API shows running."""
+    """Names of its containers, init ones too, that the API shows running. It may be behind."""
     containers: frozenset[str] = frozenset()
     """Names of all its containers, init and ephemeral ones too."""
     units: tuple[tuple[str, int], ...] = ()
     """Name and units of its containers that ask for some, those that run one after the other (init ones) left out."""
     init_units: tuple[tuple[str, int], ...] = ()
     """The same of those."""
+    finished: frozenset[str] = frozenset()
+    """Names of its init containers that the API shows to have ended well."""
 
 
 def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
@@ -51,12 +53,15 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
     # kubelet runs no pod that has it.
     cgroup_uid = annotations.get(_HASH, uid) if _MIRROR in annotations else uid
     running: set[str] = set()
+    finished: set[str] = set()
     containers: set[str] = set()
     for kind in ("container", "initContainer", "ephemeralContainer"):
         containers.update(str(entry.get("name")) for entry in entries(spec, kind + "s"))
         for entry in entries(status, kind + "Statuses"):
             if isinstance(at(entry, "state").get("running"), dict):
                 running.add(str(entry.get("name")))
+            if kind == "initContainer" and at(at(entry, "state"), "terminated").get("exitCode") == 0:
+                finished.add(str(entry.get("name")))
     return Pod(
         uid=uid,
         namespace=namespace,
@@ -69,6 +74,7 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
         containers=frozenset(containers),
         units=_asks(spec, "containers", resource) + _asks(spec, "initContainers", resource, stay=True),
         init_units=_asks(spec, "initContainers", resource, stay=False),
+        finished=frozenset(finished),
     )
 
 

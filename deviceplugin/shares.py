@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sharepod.deviceplugin.agent import Agent, HeldShare, NodeView
     from sharepod.deviceplugin.allocation import Allocation, AllocationId
     from sharepod.deviceplugin.cdi import CdiDirectory
@@ -41,9 +43,19 @@ class Shares:
         """Note the terms that the agent was given."""
         self._terms[allocation_id] = terms
 
-    async def change(self, share: HeldShare, item: Allocation, terms: PodTerms, node: NodeView) -> None:
-        """Give a live share other terms. The caller is alone with it. Raises PluginError."""
-        await self._agent.update(share, terms, node)
+    async def change(
+        self,
+        share: HeldShare,
+        item: Allocation,
+        terms: PodTerms,
+        node: NodeView,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Give a live share other terms, or another container's labels. The caller is alone with it.
+
+        Raises PluginError.
+        """
+        await self._agent.update(share, terms, node, labels)
         self.gave(item.id, terms)
 
     async def rest(self, item: Allocation) -> None:

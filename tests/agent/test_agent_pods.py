@@ -239,3 +239,13 @@ def test_an_ask_without_an_id_gets_one(tmp_path: Path) -> None:
     ids = {registry.register(ShareAsk((in_proportion(1000),)), unix_ns=1, now_ns=0).id for _ in range(20)}
     assert len(ids) == 20
     registry.validate()
+
+
+def test_a_share_may_be_given_to_another_container_under_its_account(tmp_path: Path) -> None:
+    registry = make(tmp_path)
+    share = registry.register(replace(ask(30), labels={"pod": "p", "container": "init"}), unix_ns=1, now_ns=0)
+    assert registry.update(share.id, [], None).labels == {"pod": "p", "container": "init"}
+    assert registry.update(share.id, [], None, {"pod": "p", "container": "main"}).labels["container"] == "main"
+    with pytest.raises(InvalidInput, match="malformed"):
+        registry.update(share.id, [], None, {"pod": "p\n"})
+    assert registry.find(share.id).labels == {"pod": "p", "container": "main"}

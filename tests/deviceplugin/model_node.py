@@ -179,6 +179,8 @@ class ModelNode:
                 await asyncio.sleep(self.random.choice((0.1, 3, 40)))
                 container.created = container.lives = False
                 container.done = True
+                if pod.pod.name in self.api.pods:
+                    self.api.put(replace(self.api.pods[pod.pod.name], finished=frozenset({container.name})))
 
     async def _admit(self, pod: NodePod) -> bool:
         if pod.containers[0].token:

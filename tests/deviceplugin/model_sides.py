@@ -6,6 +6,7 @@ They hold the truth of the model, and check on every release that nobody lives o
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -156,10 +157,14 @@ class ModelAgent:
         await self._lag()
         return share
 
-    async def update(self, share: HeldShare, terms: PodTerms, node: NodeView) -> None:
+    async def update(
+        self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
+    ) -> None:
         await self._answer()
         assert share.id in self.held, "a share that is gone is changed"
         self.terms[share.id] = terms
+        if labels is not None:
+            self.held[share.id] = replace(self.held[share.id], labels=labels)
         await self._lag()
 
     async def release(self, share_id: str) -> None:

@@ -103,7 +103,9 @@ class PluginNode:
         self.show(admitted, annotations)
         return admitted
 
-    def show(self, shown: FakePod, annotations: Mapping[str, str], phase: str = "Running") -> None:
+    def show(
+        self, shown: FakePod, annotations: Mapping[str, str], phase: str = "Running", *, status: bool = False
+    ) -> None:
         """Let the API server show the pod so."""
         body = pod(shown.name, shown.uid, annotations=dict(annotations), phase=phase)
         for key, kinds in (("containers", ("app",)), ("initContainers", ("init", "sidecar"))):
@@ -115,6 +117,18 @@ class PluginNode:
                 }
                 for name, item in shown.containers.items()
                 if item.kind in kinds
+            ]
+        # By default it is as far behind as it can be: it shows no container's state.
+        if status:
+            body["status"]["containerStatuses"] = [
+                {"name": name, "state": {"running": {}}}
+                for name, item in shown.containers.items()
+                if item.kind == "app" and item.running
+            ]
+            body["status"]["initContainerStatuses"] = [
+                {"name": name, "state": {"running": {}} if item.running else {"terminated": {"exitCode": 0}}}
+                for name, item in shown.containers.items()
+                if item.kind == "init" and item.starts
             ]
         self.api.put(body)
 

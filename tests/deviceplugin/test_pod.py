@@ -29,6 +29,13 @@ def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> N
     assert found is not None
     assert found.running == {"i", "e"}
     assert found.containers == {"c", "i"}
+    assert found.finished == frozenset()
+    body["status"]["initContainerStatuses"] = [
+        {"name": name, "state": {"terminated": {"exitCode": code}}} for name, code in (("i", 0), ("j", 1))
+    ]
+    ended = read_pod(body)
+    assert ended is not None
+    assert ended.finished == {"i"}
     assert found.deleting
     assert found.phase == "Unknown"
     for broken in (None, [], {}, {"metadata": None}, {"metadata": {"uid": 1, "name": "a", "namespace": "b"}}):
