@@ -164,6 +164,7 @@ class Binder:
     ) -> HeldShare:
         start.waits_for = "the agent"
         node = self._placement.offer.seen(await self._agent.node())
+        self._placement.check_memory(allocation, terms, node)
         share = await self._agent.share(allocation.id)
         elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
         if share is not None and self._policy.late and elsewhere and not share.processes:

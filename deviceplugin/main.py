@@ -241,6 +241,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         follower = Follower(record, shares, agent, pods, limit_percent=settings.limit_percent)
         sweeper = Sweeper(record, shares, follower, agent, pods, kubelet, processes)
         placement = Placement(record, follower, agent, plugin.units, plugin.offer, late=late)
+        follower.check = placement.check_memory
         binder = Binder(
             policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, placement
         )

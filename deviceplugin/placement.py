@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharepod.agent.share import DeviceAsk, Terms, bytes_text, percent_text
 from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.errors import PluginError
 
@@ -110,6 +111,28 @@ class Placement:
         if terms.same_device:
             await self._check_together(allocation, devices[0], pod)
         return devices
+
+    def check_memory(self, allocation: Allocation, terms: PodTerms, node: NodeView) -> None:
+        """Raise PluginError for memory that nobody has looked for, where kubelet picks the device.
+
+        Kubelet counts units alone. A cap in proportion to them fits wherever they do; one above that would take what
+        goes with the units of others, whose pods then do not start. The scheduler counts memory as well.
+        """
+        if self._late or terms.memory_limit_bytes is None or terms.chosen:
+            return
+        whole = Terms(terms.request_millipercent, terms.limit_millipercent, 0)
+        for uuid in self.devices_of(allocation.units):
+            device = node.device(uuid)
+            total_bytes = device.memory_total_bytes if device else 0
+            fair_bytes = DeviceAsk(uuid, whole, memory_in_proportion=True).terms_on(total_bytes).memory_limit_bytes
+            if device and 0 < fair_bytes < terms.memory_limit_bytes:
+                raise PluginError(
+                    f"sharepod.io/memory is {bytes_text(terms.memory_limit_bytes)} on device {device.index}, above "
+                    f"{bytes_text(fair_bytes)}, which goes with {percent_text(terms.request_millipercent)} of it: this "
+                    "node's runtime has no CDI, so kubelet picks the device, and knows nothing of memory: ask for more "
+                    "units or for less memory, or have SharePod's scheduler choose the device",
+                    retriable=False,
+                )
 
     async def _check_together(self, allocation: Allocation, device: str, pod: Pod) -> None:
         """Raise PluginError when another container that is to be on the same device is on another one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import resource
@@ -333,3 +334,81 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         await node.start_agent()
         await until(lambda: metrics().get(ready) == 1, node.log)
         await until(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)
+
+
+async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> None:
+    async with plugin_node() as node:
+        before = await node.admit("before", {"main": 10})
+        await node.kubelet.start(before, "main")
+        old, node.plugin = node.plugin, None
+        try:
+            await node.start_plugin()  # an upgrade: the new one takes over while the old one lives
+            await until(lambda: "this one stands by" in node.log(), node.log)
+            pod = await node.admit("pod", {"main": 30})
+            await node.kubelet.start(pod, "main")
+            waiting = await node.admit("waiting", {"main": 20})
+            given = (await node.shares())["pod/main"].id
+            node.kubelet.delete(before)
+            node.api.delete("before")
+            await until(lambda: given in "".join(path.name for path in node.cdi.iterdir()), node.log)
+            await node.end(node.plugin, signal.SIGKILL)
+            await until(lambda: "allocations of the plugin before taken over" in node.log(), node.log)
+            await node.kubelet.restart(pod, "main", patience_s=60)
+            await node.kubelet.start(waiting, "main", patience_s=60)
+            assert (await node.shares())["pod/main"].id == given
+            more = await node.admit("more", {"main": 40})
+            await node.kubelet.start(more, "main", patience_s=60)
+            kept = json.loads((node.state / "allocations.json").read_text())["allocations"]
+            assert {item["binding"]["pod"] for item in kept} >= {"pod", "waiting", "more"}
+        finally:
+            await node.end(old)
+
+
+@pytest.mark.parametrize("api", ["current", "behind"])
+@pytest.mark.parametrize("binding", ["late", "early"])
+async def test_a_share_is_told_under_the_container_that_has_it_now(binding: str, api: str) -> None:
+    async with plugin_node(binding) as node:
+        pod = await node.admit("pod", {"main": 30}, init={"prepare": 30})
+        await node.kubelet.start(pod, "prepare")
+        (prepared,) = (await node.shares()).values()
+        assert prepared.labels["container"] == "prepare"
+        node.kubelet.end(pod, "prepare")
+        if api == "current":
+            node.show(pod, {}, status=True)
+        await node.kubelet.start(pod, "main")
+        if api == "behind":
+            assert list(await node.shares()) == ["pod/prepare"]
+            node.show(pod, {}, status=True)
+            for _ in range(200):
+                if list(await node.shares()) == ["pod/main"]:
+                    break
+                await asyncio.sleep(0.05)
+        shares = await node.shares()
+        assert list(shares) == ["pod/main"]
+        assert shares["pod/main"].id == prepared.id
+        assert dict(shares["pod/main"].labels) == {**prepared.labels, "container": "main"}
+        await node.end(node.agent, signal.SIGKILL)
+        await node.start_agent()
+        assert list(await node.shares()) == ["pod/main"]
+
+
+async def test_without_cdi_memory_above_the_part_of_the_units_needs_a_device_that_the_scheduler_chose() -> None:
+    async with plugin_node("early") as node:
+        pod = await node.admit("pod", {"main": 30}, annotations={"sharepod.io/memory": "60Gi"})
+        refused = r"sharepod.io/memory is 60 GiB on device \d, above 42.\d+ GiB, which goes with 30 % of it: .* no CDI"
+        with pytest.raises(StartFailed, match=refused):
+            await node.kubelet.start(pod, "main")
+        assert await node.shares() == {}
+        await until(lambda: any(re.search(refused, text) for text in node.events("pod")), node.log)
+        node.show(pod, {"sharepod.io/memory": "40Gi"})
+        await node.kubelet.start(pod, "main")
+        share = (await node.shares())["pod/main"]
+        assert share.devices[0].memory_limit_bytes == 40 * GIB
+        node.show(pod, {"sharepod.io/memory": "61Gi"})  # nor while it runs
+        await until(
+            lambda: any("TermsNotApplied" in text and "61 GiB" in text for text in node.events("pod")), node.log
+        )
+        chosen = {"sharepod.io/memory": "60Gi", "sharepod.io/device": share.devices[0].device_uuid}
+        node.show(pod, chosen)
+        await node.kubelet.restart(pod, "main", patience_s=30)
+        assert (await node.shares())["pod/main"].devices[0].memory_limit_bytes == 60 * GIB
