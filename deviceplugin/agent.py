@@ -41,6 +41,28 @@ class NoRoom(PluginError):
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignProgram:
+    """A process on a device that belongs to no share."""
+
+    pid: int
+    name: str
+    memory_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAccount:
+    """What a share did on one of its devices."""
+
+    index: int
+    memory_limit_bytes: int
+    memory_refusals: int
+    """Since the agent started."""
+    memory_refused_bytes: int
+    """The last of them."""
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDevice:
     """One device of the node."""
 
@@ -51,6 +73,7 @@ class NodeDevice:
     health_reason: str
     free_millipercent: int = WHOLE_MILLIPERCENT
     """What is not promised to shares."""
+    foreign: tuple[ForeignProgram, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +105,7 @@ class HeldShare:
     paused: bool
     processes: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    accounts: tuple[DeviceAccount, ...] = ()
 
 
 class Agent:
@@ -115,6 +139,7 @@ class Agent:
                 item.healthy,
                 item.health_reason,
                 WHOLE_MILLIPERCENT - item.requested_millipercent,
+                tuple(ForeignProgram(one.pid, one.name, one.memory_used_bytes) for one in item.foreign_processes),
             )
             for item in answer.devices
         )
@@ -244,6 +269,16 @@ def _held(share: pb.Share) -> HeldShare:
         paused=share.paused,
         processes=len(share.processes),
         labels=dict(share.labels),
+        accounts=tuple(
+            DeviceAccount(
+                held.device_index,
+                held.memory_limit_bytes,
+                held.usage.memory_refusals,
+                held.usage.memory_refused_bytes,
+                held.usage.launches,
+            )
+            for held in share.devices
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
 from sharepod.deviceplugin.kubelet import Registration, State
+from sharepod.deviceplugin.lookout import Lookout
 from sharepod.deviceplugin.offer import RIVAL_DOMAIN, Offer
 from sharepod.deviceplugin.placement import Placement
 from sharepod.deviceplugin.podresources import Given, KubeletUnavailable, PodResources
@@ -251,8 +252,12 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         registration.registered, registration.taking_over = tally.registered, record.reload
         reporter = Reporter(tally, record, plugin.offer, agent)
         reporter.serving = lambda: registration.state is State.REGISTERED
+        lookout = Lookout(
+            record, shares, follower, agent, pods, processes,
+            lambda note: pods.node_event(note.reason, note.message, warning=note.warning),
+        )  # fmt: skip
         active = lambda: registration.state is not State.STANDING_BY  # noqa: E731 - one rule for all of them
-        record.active = follower.active = sweeper.active = reporter.active = active
+        record.active = follower.active = sweeper.active = reporter.active = lookout.active = active
         await stack.enter_async_context(registration)
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
         async with asyncio.TaskGroup() as tasks:
@@ -264,6 +269,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
                     follower.follow(),
                     sweeper.sweep_for_ever(),
                     reporter.report_for_ever(),
+                    lookout.look_for_ever(),
                 )
             ]
             await stopping.wait()

@@ -63,6 +63,11 @@ class HostProcesses:
             )
         return pid is not None
 
+    def pod_of_process(self, pid: int) -> str | None:
+        """Return the uid of a process's pod; None: it is of none, gone, or not to be seen."""
+        cgroups = _cgroups_of(self._proc, pid)
+        return pod_of(cgroups) if cgroups else None
+
     async def live_pods(self) -> frozenset[str]:
         """Return the uids of the pods with a process now. Raises PluginError when that cannot be told."""
         if not self.check():

@@ -1,0 +1,114 @@
+"""Looks every LOOK_S at what runs on the node, and has written as Events what `watchman.py` finds new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.watchman import Note, Program, Seat, Watchman
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharepod.deviceplugin.agent import Agent, NodeView
+    from sharepod.deviceplugin.follow import Follower
+    from sharepod.deviceplugin.processes import HostProcesses
+    from sharepod.deviceplugin.record import Record
+    from sharepod.deviceplugin.shares import Shares
+    from sharepod.deviceplugin.sides import ApiServer
+
+log = logging.getLogger("sharepod.deviceplugin")
+
+LOOK_S: Final = 10.0
+AWAY_S: Final = 30.0
+"""An agent that restarts is back before."""
+
+
+class Lookout:
+    """Has a Watchman."""
+
+    def __init__(
+        self,
+        record: Record,
+        shares: Shares,
+        follower: Follower,
+        agent: Agent,
+        api: ApiServer,
+        processes: HostProcesses,
+        tell_node: Callable[[Note], None],
+    ) -> None:
+        self._record = record
+        self._shares = shares
+        self._follower = follower
+        self._agent = agent
+        self._api = api
+        self._processes = processes
+        self._tell_node = tell_node
+        self.active: Callable[[], bool] = lambda: True
+        """False while another plugin serves the node: that one tells."""
+        self._watchman = Watchman()
+        self._before: set[str] = set()
+        """What was bound before we served."""
+        self._serves = False
+        self._away_since_s: float | None = None
+        self._away_told = False
+
+    async def look_for_ever(self) -> None:
+        """Look, and tell what is new."""
+        while True:
+            is_active = self.active()
+            if is_active and not self._serves:
+                self._watchman = Watchman()
+                self._before = {item.id for item in self._record.all() if item.binding is not None}
+            self._serves = is_active
+            if is_active and self._follower.listed:
+                await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look once."""
+        now_s = asyncio.get_running_loop().time()
+        try:
+            node = await self._agent.node()
+            held = await self._agent.shares()
+        except PluginError as error:
+            self._away(now_s, error)
+            return
+        self._back()
+        seats = []
+        for item in self._record.all():
+            pod = self._follower.pod(item.binding) if item.binding is not None else None
+            # What is just being made or ended says nothing.
+            if item.binding and pod and item.devices and not self._shares.alone(item.id).locked():
+                was_there = item.id in self._before
+                seats.append(Seat(item.id, item.binding.container, pod, held.get(item.id), was_there))
+        for note in self._watchman.step(seats, self._programs(node), now_s):
+            if note.pod is None:
+                self._tell_node(note)
+            else:
+                await self._api.event(note.pod, note.reason, note.message, warning=note.warning)
+
+    def _programs(self, node: NodeView) -> list[Program]:
+        return [
+            Program(
+                device.index, one.pid, one.name, one.memory_used_bytes, self._processes.pod_of_process(one.pid) or ""
+            )
+            for device in node.devices
+            for one in device.foreign
+        ]
+
+    def _away(self, now_s: float, error: PluginError) -> None:
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        if now_s - self._away_since_s >= AWAY_S and not self._away_told:
+            self._away_told = True
+            text = f"{error}: pods run on, unmetered; containers do not start: see the log of container agent"
+            self._tell_node(Note(None, "SharePodAgentUnreachable", text))
+
+    def _back(self) -> None:
+        if self._away_told:
+            text = "the node's agent answers again: pods are metered, containers start"
+            self._tell_node(Note(None, "SharePodAgentReachable", text, warning=False))
+        self._away_since_s, self._away_told = None, False

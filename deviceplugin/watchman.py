@@ -1,0 +1,208 @@
+"""What pods' owners and the node's operator are told of programs that run: attached or not, denied, or without a share.
+
+Pure: one look in, what is new out; `now_s` is a parameter that never goes back. Everything is told once, or seldom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.share import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.deviceplugin.agent import HeldShare
+    from sharepod.deviceplugin.pod import Pod
+
+ATTACH_S: Final = 60.0
+"""So long after the start of a container its programs may take to their first CUDA call."""
+DENIED_EVERY_S: Final = 600.0
+LOST_LOOKS: Final = 2
+"""A share that is being made anew may be missing for a moment."""
+_NAMED_MAX: Final = 5
+"""Programs that one Event names."""
+_NOT_ATTACHED: Final = (
+    "uses device {} without a share: its container has none, or the hook did not attach, as in a program that is "
+    "linked statically, with a loader of its own, or when all slots of the share are taken"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A container that holds an allocation."""
+
+    share_id: str
+    container: str
+    pod: Pod
+    share: HeldShare | None
+    """None: the agent has none."""
+    was_there: bool = False
+    """It was bound before this plugin served: the one before has told what happened until then."""
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the API server shows it running."""
+        return self.container in self.pod.running
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that uses a device without a share."""
+
+    device: int
+    """The device's index."""
+    pid: int
+    name: str
+    memory_used_bytes: int
+    pod_uid: str
+    """What its cgroups name; empty: it is of no pod."""
+
+    @property
+    def title(self) -> str:
+        """Return pid and name."""
+        return f"process {self.pid} ({self.name}, {bytes_text(self.memory_used_bytes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An Event; `pod` None: of the node."""
+
+    pod: Pod | None
+    reason: str
+    message: str
+    warning: bool = True
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one share."""
+
+    runs_since_s: float | None = None
+    has_attached: bool = False
+    quiet_told: bool = False
+    missing: int = 0
+    """Looks in a row at which the agent did not have it."""
+    refusals: int = 0
+    told_refusals: int = 0
+    denied_told_s: float | None = None
+
+
+class Watchman:
+    """Remembers what has been told. Invariant: `_known` and `_programs` hold what the last look showed, no more."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._programs: set[tuple[int, int, str]] = set()
+
+    def step(self, seats: Sequence[Seat], programs: Sequence[Program], now_s: float) -> list[Note]:
+        """Return what is new."""
+        before, self._known, notes = self._known, {}, []
+        told = self._programs
+        self._programs = set()
+        fresh = [one for one in programs if (one.device, one.pid, one.name) not in told]
+        waiting: set[Program] = set()
+        """Programs of pods whose containers are younger than ATTACH_S: the next looks tell."""
+        settled: set[Program] = set()
+        """What a pod has several containers for is told once."""
+        for seat in seats:
+            known = self._known[seat.share_id] = before.get(seat.share_id) or _first_known(seat)
+            notes += self._lost(seat, known)
+            if seat.share is not None:
+                notes += self._denied(seat, seat.share, known, now_s)
+            own = [one for one in fresh if one.pod_uid == seat.pod.cgroup_uid and one not in settled]
+            is_beside = any(one.pod_uid == seat.pod.cgroup_uid for one in programs)
+            found = self._attached(seat, known, own, now_s, is_beside=is_beside)
+            (waiting if found is None else settled).update(own)
+            notes += found or []
+        uids = {seat.pod.cgroup_uid for seat in seats}
+        notes += _without_share([one for one in fresh if one.pod_uid not in uids])
+        self._programs = {(one.device, one.pid, one.name) for one in programs if one not in waiting - settled}
+        return notes
+
+    @staticmethod
+    def _lost(seat: Seat, known: _Known) -> list[Note]:
+        known.missing = known.missing + 1 if seat.share is None and seat.is_running else 0
+        if known.missing != LOST_LOOKS:
+            return []
+        text = (
+            f"container {seat.container}: the agent has its share {seat.share_id} no more: its programs run unmetered "
+            "(on a closed node new ones do not start): restart the container"
+        )
+        return [Note(seat.pod, "ShareLost", text)]
+
+    @staticmethod
+    def _denied(seat: Seat, share: HeldShare, known: _Known, now_s: float) -> list[Note]:
+        """Tell allocations over the cap: the first, then seldom, with their number."""
+        count = _refusals(share)
+        if count < known.refusals:  # a new agent counts from zero
+            known.refusals = known.told_refusals = 0
+        known.refusals = count
+        is_due = known.denied_told_s is None or now_s - known.denied_told_s >= DENIED_EVERY_S
+        if count <= known.told_refusals or not is_due:
+            return []
+        new, known.told_refusals, known.denied_told_s = count - known.told_refusals, count, now_s
+        last = next(held for held in share.accounts if held.memory_refusals)
+        text = (
+            f"container {seat.container}: {new} allocation{'s' * (new > 1)} of device memory denied, the last of "
+            f"{bytes_text(last.memory_refused_bytes)}: its cap on device {last.index} is "
+            f"{bytes_text(last.memory_limit_bytes)}: raise sharepod.io/memory, also while it runs, or use less"
+        )
+        return [Note(seat.pod, "MemoryDenied", text)]
+
+    @staticmethod
+    def _attached(
+        seat: Seat, known: _Known, own: Sequence[Program], now_s: float, *, is_beside: bool
+    ) -> list[Note] | None:
+        """Tell programs that use the device beside the share; and, without alarm, that none has used CUDA yet.
+
+        Returns None while it is too early to tell.
+        """
+        if not seat.is_running:
+            known.runs_since_s, known.has_attached = None, False
+            return None
+        if known.runs_since_s is None:
+            known.runs_since_s = now_s
+        share = seat.share
+        known.has_attached |= share is not None and bool(share.processes or any(one.launches for one in share.accounts))
+        if now_s - known.runs_since_s < ATTACH_S:
+            return None
+        notes = [
+            Note(seat.pod, "HookNotAttached", f"{one.title} of this pod {_NOT_ATTACHED.format(one.device)}")
+            for one in own
+        ]
+        if share is not None and not known.has_attached and not known.quiet_told and not is_beside:
+            known.quiet_told = True
+            text = (
+                f"container {seat.container}: no program of it has used CUDA in its first {ATTACH_S:g} s: its share is "
+                "kept for it"
+            )
+            notes.append(Note(seat.pod, "NoCudaYet", text, warning=False))
+        return notes
+
+
+def _refusals(share: HeldShare) -> int:
+    return sum(held.memory_refusals for held in share.accounts)
+
+
+def _first_known(seat: Seat) -> _Known:
+    if not seat.was_there:
+        return _Known()
+    count = _refusals(seat.share) if seat.share is not None else 0
+    return _Known(quiet_told=True, refusals=count, told_refusals=count)
+
+
+def _without_share(fresh: Sequence[Program]) -> list[Note]:
+    """Return one note for each device, whatever the number of programs."""
+    notes = []
+    for device in sorted({one.device for one in fresh}):
+        here = [one for one in fresh if one.device == device]
+        named = ", ".join(one.title + (f" of pod {one.pod_uid}" if one.pod_uid else "") for one in here[:_NAMED_MAX])
+        more = f" and {len(here) - _NAMED_MAX} more" if len(here) > _NAMED_MAX else ""
+        text = (
+            f"device {device} is used without a share by {named}{more}: what they use is taken from those that hold "
+            "shares: end them, or name them in the agent's `monitoring` setting"
+        )
+        notes.append(Note(None, "ProcessWithoutShare", text))
+    return notes
