@@ -135,6 +135,7 @@ async def test_a_pods_containers_find_their_units_after_init_containers_of_other
                 await node.kubelet.start(pod, name)
                 assert len(await node.shares()) == 1, (again, name)
                 node.kubelet.end(pod, name)
+            node.show(pod, {}, status=True)
             await node.kubelet.start(pod, "main")
             shares = await node.shares()
             assert list(shares) == ["pod/main"]
