@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^```\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = (
     (re.compile(rf"\b[{ID_LETTERS}]{{{ID_LENGTH}}}\b"), "<share>"),
     (re.compile(r"\b\d+\.\d+ %"), "<measured>"),
-    (re.compile(r"\b\d+(\.\d+)? (s|ms|µs|min|h)(?=\s|$)"), "<time>"),
+    (re.compile(r"\b\d+(\.\d+)? (s|ms|µs|ns|min|h)(?=\s|$)"), "<time>"),
     (re.compile(r"\b(\d+m)?\d+s\b"), "<age>"),
     (re.compile(r"\b(holding|waiting|draining|idle)\b"), "<state>"),
     (re.compile(r"─+"), "─"),
