@@ -25,6 +25,8 @@ class DeviceInfo:
     index: int
     name: str
     memory_total_bytes: int
+    numa_node: int = -1
+    """The memory node that its bus hangs on; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)

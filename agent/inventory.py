@@ -25,9 +25,10 @@ from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.share import DeviceUuid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 LIBRARY_NAME: Final = "libnvidia-ml.so.1"
+SYSFS: Final = Path("/sys/bus/pci/devices")
 LOOK_INTERVAL_S: Final = 2.4
 """A process without a share is told at the second look that sees it: within 5 s."""
 _MPS_SERVER: Final = "nvidia-cuda-mps"
@@ -123,6 +124,16 @@ def _refusal(error: pynvml.NVMLError) -> str:
     return f"the driver refuses to limit its container ({error}){remedy}"
 
 
+def numa_node_at(bus_id: str, sysfs: Path = SYSFS) -> int:
+    """Return the memory node of a place on the bus; -1: the kernel does not say, or has one for all."""
+    domain, _, place = bus_id.lower().partition(":")
+    try:
+        # NVML writes eight digits of the domain, the kernel four or more.
+        return int((sysfs / f"{int(domain, 16):04x}:{place}" / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1
+
+
 def _process_name(pid: int) -> str:
     try:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
@@ -135,8 +146,8 @@ def _process_name(pid: int) -> str:
 class Inventory:
     """NVML, from construction to `close`. `devices` never changes: a device that fails stays and becomes unhealthy."""
 
-    def __init__(self, simulate: str = "") -> None:
-        """Open NVML and list the devices; `simulate` names simulated ones, for the error.
+    def __init__(self, simulate: str = "", numa_nodes: Sequence[int] = ()) -> None:
+        """Open NVML and list the devices; `simulate` names simulated ones, and `numa_nodes` says where they are.
 
         Raises AgentUnavailable when there is no driver or no device.
         """
@@ -151,6 +162,8 @@ class Inventory:
             raise AgentUnavailable(
                 f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
             ) from None
+        self._simulate = simulate
+        self._numa_nodes = tuple(numa_nodes)
         self._events: Any = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -182,9 +195,19 @@ class Inventory:
             instances = self._instances(parent)
             for handle in [parent] if instances is None else instances:
                 uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-                info = DeviceInfo(uuid, len(found), _name(handle, parent), _memory(handle)[0])
+                node = self._numa_node(len(found), parent)
+                info = DeviceInfo(uuid, len(found), _name(handle, parent), _memory(handle)[0], node)
                 found.append(_Handle(info, handle, parent, parent_uuid))
         return tuple(found)
+
+    def _numa_node(self, index: int, parent: Any) -> int:
+        """Return the memory node of a device: what the kernel says of its bus, or the setting of simulated ones."""
+        if self._simulate:  # their places on the bus are nobody's, or another device's
+            return self._numa_nodes[index] if index < len(self._numa_nodes) else -1
+        try:
+            return numa_node_at(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
+        except pynvml.NVMLError:
+            return -1
 
     @staticmethod
     def _instances(parent: Any) -> list[Any] | None:

@@ -351,6 +351,7 @@ def _device(status: DeviceStatus) -> pb.Device:
         charged_ns=status.counters.charged_ns,
         decisions=status.counters.decisions,
         decision_ns=status.counters.decision_ns,
+        numa_node=status.info.numa_node,
         foreign_processes=[
             pb.ForeignProcess(pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes) for p in status.foreign
         ],

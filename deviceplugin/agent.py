@@ -74,6 +74,8 @@ class NodeDevice:
     free_millipercent: int = WHOLE_MILLIPERCENT
     """What is not promised to shares."""
     foreign: tuple[ForeignProgram, ...] = ()
+    numa_node: int = -1
+    """The memory node that it hangs on; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Agent:
                 item.health_reason,
                 WHOLE_MILLIPERCENT - item.requested_millipercent,
                 tuple(ForeignProgram(one.pid, one.name, one.memory_used_bytes) for one in item.foreign_processes),
+                item.numa_node if item.HasField("numa_node") else -1,  # an older agent does not say
             )
             for item in answer.devices
         )

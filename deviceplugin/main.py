@@ -83,6 +83,12 @@ class Plugin:
         devices = self.offer.seen(self._node).devices
         return Units([(device.uuid, device.healthy) for device in devices], late=self._late)
 
+    def memory_nodes(self) -> dict[str, int]:
+        """Return the memory nodes that kubelet is told of, by UUID: none unless the operator asks for it."""
+        if self._late or self._settings.numa == "off":
+            return {}
+        return {device.uuid: device.numa_node for device in self._node.devices if device.numa_node >= 0}
+
     def place(self, node: NodeView) -> Place:
         """Return where things are for containers that are made now."""
         settings = self._settings
@@ -127,7 +133,7 @@ class Plugin:
         while True:
             with contextlib.suppress(PluginError):  # an agent that restarts: what runs, runs on
                 self._node = await agent.node()
-                service.show(self.units())
+                service.show(self.units(), self.memory_nodes())
                 self.tell_health(pods)
                 try:
                     self.point()
@@ -233,6 +239,8 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         _check(plugin, processes)
         with contextlib.suppress(KubeletUnavailable):  # a device in two plugins is never offered, not even at first
             plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
+        if late and settings.numa == "on":
+            log.warning("numa has no effect", extra={"cause": "devices are picked when containers start"})
         policy = Policy(late, nvidia_cdi=settings.devices == "cdi")
         cdi = CdiDirectory(settings.cdi_directory)
         record = Record(Store(settings.state_directory))
@@ -246,7 +254,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         binder = Binder(
             policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, placement
         )
-        service = PluginService(binder, plugin.units(), tally=tally)
+        service = PluginService(binder, plugin.units(), memory_nodes=plugin.memory_nodes(), tally=tally)
         record.changed = service.changed
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
         registration.registered, registration.taking_over = tally.registered, record.reload

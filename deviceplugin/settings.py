@@ -33,6 +33,7 @@ class Settings:
     injection: str = "preload-file"
     devices: str = "nvidia-runtime"
     offer: frozenset[str] = frozenset()
+    numa: str = "off"
     limit_percent: int = 100
     simulated_libraries: Path = Path("/var/lib/sharepod/simgpu")
     kubeconfig: str = ""
@@ -63,6 +64,8 @@ _DOCS: Final = {
     "devices": "Who brings device files: nvidia-runtime through NVIDIA_VISIBLE_DEVICES, or cdi from NVIDIA's files.",
     "offer": "UUIDs of the devices that pods may have shares of, separated by commas; those of other nodes may be "
     "among them. Default: all.",
+    "numa": "on: units tell the memory node of their device, and kubelet's topology manager may pick others than those "
+    "that pack best, or refuse the pod. Without effect where devices are picked late.",
     "limit_percent": "The limit of pods that name none, in percent.",
     "simulated_libraries": "Directory of the simulated driver on the node, for simulated devices.",
     "kubeconfig": "Configuration file for the API server, outside of a cluster. Default: the service account.",
@@ -74,6 +77,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "binding": ("auto", "late", "early"),
     "injection": ("preload-file", "environment"),
     "devices": ("nvidia-runtime", "cdi"),
+    "numa": ("off", "on"),
     "log_format": ("text", "json"),
     "log_level": ("debug", "info", "warning", "error"),
 }

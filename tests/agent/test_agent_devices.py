@@ -16,6 +16,7 @@ import grpc
 import pytest
 from agent_process import metered, program, python, usage, wait_until
 
+from sharepod.agent.inventory import numa_node_at
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
@@ -314,3 +315,11 @@ def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_ag
     for directory, result in ((pipes, 802), (pipes / "none", 0)):
         with running(environment, "print(cuda.cuInit(0))", CUDA_MPS_PIPE_DIRECTORY=str(directory)) as (_, line):
             assert line == f"{result}\n"
+
+
+def test_the_memory_node_is_what_the_kernel_says_of_the_bus(tmp_path: Path) -> None:
+    for place, text in (("0000:17:00.0", "1"), ("10000:02:00.0", "0"), ("0000:18:00.0", "-1"), ("0000:19:00.0", "")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "numa_node").write_text(text + "\n")
+    places = ("00000000:17:00.0", "00010000:02:00.0", "00000000:18:00.0", "00000000:19:00.0", "00000000:1A:00.0", "?")
+    assert [numa_node_at(place, tmp_path) for place in places] == [1, 0, -1, -1, -1, -1]

@@ -40,6 +40,10 @@ class PluginNode:
         self.cdi = directory / "cdi"
         self.state = directory / "state"
         self.binding = binding
+        self.environment: dict[str, str] = {}
+        """More variables, for the simulated devices."""
+        self.flags: list[str] = []
+        """More flags of the plugin."""
         self.offer: list[str] = []
         """UUIDs, where not all devices are offered."""
         self.api = ApiServer()
@@ -71,7 +75,7 @@ class PluginNode:
             "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi, "binding": self.binding,
             "kubeconfig": kubeconfig, "log-format": "text", "offer": ",".join(self.offer),
         }  # fmt: skip
-        return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        return [word for name, value in given.items() for word in (f"--{name}", str(value))] + self.flags
 
     async def start_plugin(self, units: int | None = None) -> None:
         self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
@@ -82,7 +86,7 @@ class PluginNode:
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
-        environment["SIMGPU_STATE"] = str(self.directory / "gpus" / "state")
+        environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state"), **self.environment}
         with (self.directory / log).open("a") as file:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module, *arguments, stderr=file, env=environment
@@ -171,11 +175,14 @@ async def plugin_node(
     devices: str = "2xH200",
     metrics: Sequence[str] = ("--metrics-listen", "off"),
     container_runtime: str = "containerd://2.1.9+unknown",
+    environment: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
 ) -> AsyncIterator[PluginNode]:
     """Start a node with simulated devices; at the end nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     (directory / "gpus").mkdir()
     node = PluginNode(directory, binding, devices, metrics, container_runtime)
+    node.environment, node.flags = dict(environment or {}), list(flags)
     try:
         async with node.api, node.kubelet:
             try:

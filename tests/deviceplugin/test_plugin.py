@@ -413,3 +413,25 @@ async def test_without_cdi_memory_above_the_part_of_the_units_needs_a_device_tha
         node.show(pod, chosen)
         await node.kubelet.restart(pod, "main", patience_s=30)
         assert (await node.shares())["pod/main"].devices[0].memory_limit_bytes == 60 * GIB
+
+
+@pytest.mark.parametrize(
+    ("binding", "asked", "told"), [("early", "on", [[0], [1], []]), ("early", "off", []), ("late", "on", [])]
+)
+async def test_kubelet_is_told_the_memory_node_of_each_device_only_when_asked_for(
+    binding: str, asked: str, told: list[list[int]]
+) -> None:
+    settings = {"SIMGPU_NUMA_NODES": "0,1"}
+    async with plugin_node(binding, "3xH200", environment=settings, flags=["--numa", asked]) as node:
+        assert node.kubelet.endpoint is not None
+        found = node.kubelet.endpoint.memory_nodes
+        assert len(node.kubelet.endpoint.devices) == 300
+        if not told:
+            assert found == {}
+            return
+        for uuid, nodes in zip(await node.devices(), told, strict=True):
+            units = [
+                unit for unit in node.kubelet.endpoint.devices if unit.rpartition("-")[0] == uuid[4:].replace("-", "")
+            ]
+            assert len(units) == 100
+            assert all(found.get(unit, []) == nodes for unit in units)
