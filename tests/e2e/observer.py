@@ -15,6 +15,7 @@ from sharepod_image import NAME as IMAGE
 POD = "observer"
 NAMESPACE = "sharepod-e2e"
 LOOK_S = 0.05
+SECOND_NS = 1_000_000_000
 PROGRAM = r"""
 import json, re, socket, time
 from sharepod.simgpu.truth import Truth
@@ -94,6 +95,12 @@ class Looks:
         """Return the looks of a span."""
         return type(self)([look for look in self.all if begin_ns <= look.now_ns <= end_ns])
 
+    def seconds(self) -> list[Self]:
+        """Return the whole seconds of the span, each as looks of its own; a span of less is one piece."""
+        begin, end = self.all[0].now_ns, self.all[-1].now_ns
+        pieces = [self.between(at, at + SECOND_NS) for at in range(begin, end - SECOND_NS + 1, SECOND_NS)]
+        return [piece for piece in pieces if len(piece.all) > 1] or [self]
+
     @property
     def span_ns(self) -> int:
         """Return the time from the first look to the last."""
@@ -107,7 +114,7 @@ class Looks:
     def parts(self, *pods: str) -> list[float]:
         """Return how these pods divided among them what they used together."""
         used = [self.ratio(pod) for pod in pods]
-        return [each / sum(used) for each in used]
+        return [each / (sum(used) or 1) for each in used]
 
 
 class Observer:

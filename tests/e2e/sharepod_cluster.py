@@ -1,6 +1,7 @@
 """SharePod on a cluster of simulated devices, as the tests see it: install, pods with shares, what is left of them."""
 
 import json
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -194,6 +195,15 @@ class Pair:
     def ratios(self, looks: Looks) -> list[float]:
         """Return what each used, as a part of a device."""
         return [looks.ratio(uid) for uid in self.uids]
+
+    def middle(self, looks: Looks) -> list[float]:
+        """Return what each used in the median of the span's seconds: a machine that pauses once does not change it."""
+        return [statistics.median(second.ratio(uid) for second in looks.seconds()) for uid in self.uids]
+
+    def are_divided(self, looks: Looks, first: float, tolerance: float) -> bool:
+        """Tell whether the first had its part of what both used, over the span or in the median of its seconds."""
+        median = statistics.median(self.parts(second)[0] for second in looks.seconds())
+        return any(abs(part - first) <= tolerance for part in (self.parts(looks)[0], median))
 
     def shares(self) -> list[Share]:
         """Return their shares."""

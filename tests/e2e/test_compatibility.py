@@ -97,7 +97,7 @@ def test_pods_of_two_systems_get_their_parts_of_one_device(compatibility: ShareP
         pair = Pair(compatibility, sixty, thirty)
         [one], [other] = (compatibility.shares(pod) for pod in (sixty, thirty))
         assert one.devices == other.devices
-        assert pair.parts(pair.steady(STEADY_S)) == pytest.approx([2 / 3, 1 / 3], abs=TOLERANCE)
+        assert pair.are_divided(pair.steady(STEADY_S), 2 / 3, TOLERANCE)
         listed = next(item for item in compatibility.listed() if item["id"] == other.id)
         assert listed["devices"][0]["memory_limit_bytes"] == 4000 * 2**20
 

@@ -38,8 +38,8 @@ def same(pair: Pair) -> Iterator[list[str]]:
 
 
 def assert_exact(pair: Pair, looks: Looks) -> None:
-    assert pair.parts(looks) == pytest.approx([0.7, 0.3], abs=TOLERANCE)
-    assert sum(pair.ratios(looks)) > 0.9
+    assert pair.are_divided(looks, 0.7, TOLERANCE), [pair.parts(second) for second in looks.seconds()]
+    assert max(sum(pair.ratios(second)) for second in looks.seconds()) > 0.9
 
 
 def test_the_node_offers_a_hundred_units_a_device(sharepod: SharePod) -> None:
@@ -54,11 +54,15 @@ def test_two_pods_get_70_and_30_of_one_device(pair: Pair) -> None:
 
 
 PYTHON_C = ["/opt/sharepod/bin/python", "-c"]
-METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+METRICS = """
+import time, urllib.request
+text = urllib.request.urlopen("http://127.0.0.1:9464/metrics").read().decode()
+print(f"# {time.monotonic_ns()}\\n{text}")
+"""
 
 
-def used_seconds(pair: Pair) -> dict[str, float]:
-    """Return what the metrics say that each pod of the pair has used, by pod uid."""
+def used_seconds(pair: Pair) -> tuple[int, list[float]]:
+    """Return what the metrics say that each pod of the pair has used, and when, by the node's monotonic clock."""
     text = pair.sharepod.agent(*PYTHON_C, METRICS)
     node = pair.sharepod.node()["metadata"]["name"]
     found = {}
@@ -69,17 +73,16 @@ def used_seconds(pair: Pair) -> dict[str, float]:
                 assert expected.items() <= sample.labels.items()
                 assert sample.labels["UUID"].startswith("GPU-")
                 found[sample.labels["pod_uid"]] = sample.value
-    return found
+    return int(text.split()[1]), [found[uid] for uid in pair.uids]
 
 
 def test_the_metrics_say_what_the_devices_did(pair: Pair) -> None:
-    before, began = used_seconds(pair), time.monotonic()
+    began_ns, before = used_seconds(pair)
     pair.steady(STEADY_S)
-    after, ended = used_seconds(pair), time.monotonic()
-    looks = pair.sharepod.looks(ended - began)
-    told = [after[uid] - before[uid] for uid in pair.uids]
-    assert told[0] / sum(told) == pytest.approx(pair.parts(looks)[0], abs=TOLERANCE)
-    assert sum(told) == pytest.approx(sum(pair.ratios(looks)) * (ended - began), rel=0.1)  # two calls of kubectl apart
+    ended_ns, after = used_seconds(pair)
+    looks = pair.sharepod.looks((ended_ns - began_ns) / NS + 5).between(began_ns, ended_ns)
+    told = [end - begin for begin, end in zip(before, after, strict=True)]
+    assert told == pytest.approx([ratio * looks.span_ns / NS for ratio in pair.ratios(looks)], rel=0.05)
 
 
 def assert_exact_since_the_agent_is_back(pair: Pair, began: float) -> None:
@@ -127,7 +130,7 @@ def test_a_limit_changes_while_the_pod_runs(pair: Pair, same: list[str]) -> None
     try:
         annotate("annotate", "--overwrite", "pod", "seventy", "sharepod.io/limit=70")
         annotate("annotate", "--overwrite", "pod", "thirty", "sharepod.io/paused=true")
-        seventy, thirty = pair.ratios(pair.steady(STEADY_S))
+        seventy, thirty = pair.middle(pair.steady(STEADY_S))
         assert seventy == pytest.approx(0.7, abs=TOLERANCE)
         assert thirty == 0
     finally:
