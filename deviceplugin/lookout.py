@@ -80,10 +80,9 @@ class Lookout:
         seats = []
         for item in self._record.all():
             pod = self._follower.pod(item.binding) if item.binding is not None else None
-            # What is just being made or ended says nothing.
-            if item.binding and pod and item.devices and not self._shares.alone(item.id).locked():
-                was_there = item.id in self._before
-                seats.append(Seat(item.id, item.binding.container, pod, held.get(item.id), was_there))
+            if item.binding and pod and item.devices:
+                was_there, is_busy = item.id in self._before, self._shares.alone(item.id).locked()
+                seats.append(Seat(item.id, item.binding.container, pod, held.get(item.id), was_there, is_busy))
         for note in self._watchman.step(seats, self._programs(node), now_s):
             if note.pod is None:
                 self._tell_node(note)

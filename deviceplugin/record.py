@@ -140,10 +140,11 @@ class Record:
 
     def reload(self) -> None:
         """Take what is on disk for all there is: another plugin has served the node until now."""
-        if not self._store.changed():
+        found = self._store.reread() if self._store.changed() else None
+        if found is None:
             return
         before = len(self.all())
-        self._allocations = Allocations(self._store.load())
+        self._allocations = Allocations(found)
         self._saved = self._allocations.all()
         self._moved.clear()
         log.info("allocations of the plugin before taken over", extra={"had": before, "has": len(self._saved)})
@@ -164,7 +165,7 @@ class Record:
         """Take over what another plugin has written since; what was moved here is known better here."""
         if not self.active() or not self._store.changed():
             return
-        for item in self._store.load():
+        for item in self._store.reread() or ():
             if item.id not in self._moved:
                 self._allocations.put(item)
 

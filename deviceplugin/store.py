@@ -55,9 +55,7 @@ class Store:
     def load(self) -> tuple[Allocation, ...]:
         """Return what was saved last; nothing on a new node, or when the file is damaged (it is put aside then)."""
         try:
-            with self._path.open(encoding="utf-8") as file:
-                self._seen, self._saved = _stamp(os.fstat(file.fileno())), None
-                return _allocations(json.load(file))
+            return self._read()
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -68,6 +66,19 @@ class Store:
                 "allocations lost", extra={"file": str(aside), "cause": str(error) or repr(error), "remedy": remedy}
             )
             return ()
+
+    def reread(self) -> tuple[Allocation, ...] | None:
+        """Return what another plugin saved; None when it cannot be read, and what is known here has to do."""
+        try:
+            return self._read()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("allocations of another plugin not read", extra={"cause": str(error) or repr(error)})
+            return None
+
+    def _read(self) -> tuple[Allocation, ...]:
+        with self._path.open(encoding="utf-8") as file:
+            self._seen, self._saved = _stamp(os.fstat(file.fileno())), None
+            return _allocations(json.load(file))
 
     def save(self, allocations: Iterable[Allocation]) -> None:
         """Replace the file, unless it says so already: a container that starts again changes nothing.

@@ -40,6 +40,8 @@ class Seat:
     """None: the agent has none."""
     was_there: bool = False
     """It was bound before this plugin served: the one before has told what happened until then."""
+    is_busy: bool = False
+    """The share is just being made, changed or ended: that it is not there says nothing."""
 
     @property
     def is_running(self) -> bool:
@@ -123,7 +125,8 @@ class Watchman:
 
     @staticmethod
     def _lost(seat: Seat, known: _Known) -> list[Note]:
-        known.missing = known.missing + 1 if seat.share is None and seat.is_running else 0
+        is_missing = seat.share is None and seat.is_running and not seat.is_busy
+        known.missing = known.missing + 1 if is_missing else 0
         if known.missing != LOST_LOOKS:
             return []
         text = (

@@ -122,3 +122,13 @@ def test_who_stands_by_writes_nothing_and_has_all_of_it_again_when_it_steps_in(t
     old.active = lambda: True
     old.reload()
     assert old.all() == new.all()
+
+
+def test_a_file_that_cannot_be_read_while_the_plugin_serves_costs_nothing_that_is_known(tmp_path: Path) -> None:
+    record = Record(Store(tmp_path))
+    record.issue(UNITS, ID)
+    (tmp_path / NAME).write_text("{")
+    record.reload()
+    record.issue(OTHER, AllocationId("mnpqrstuvw"))
+    assert [item.id for item in record.all()] == [ID, "mnpqrstuvw"]
+    assert Record(Store(tmp_path)).all() == record.all()

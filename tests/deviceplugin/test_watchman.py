@@ -103,6 +103,8 @@ def test_a_share_that_the_agent_has_lost_is_told_once_while_its_container_runs()
     assert watchman.step([lost], [], 0) == []
     assert reasons(watchman.step([lost], [], 10)) == ["ShareLost"]
     assert watchman.step([lost], [], 20) == []
+    busy = begun()
+    assert [busy.step([replace(lost, is_busy=now == 10)], [], now) for now in (0, 10, 20)] == [[], [], []]
     still = replace(lost, pod=replace(POD, running=frozenset()))
     fresh = begun()
     assert [fresh.step([still], [], now) for now in (0, 10, 20)] == [[], [], []]
