@@ -4,7 +4,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,19 @@ class SharePod:
                 refusals = sum(device["memory_refusals"] for device in share["devices"])
                 found.append(Share(share["id"], share["labels"]["container"], devices, refusals))
         return found
+
+    def wait_released(self, *ids: str) -> None:
+        """Wait until the agent has the shares no more; what agent and plugin logged is in the error."""
+        try:
+            wait_until("the shares are released", lambda: not {share["id"] for share in self.listed()} & set(ids))
+        except ClusterError as error:
+            for container in ("agent", "device-plugin"):
+                for previous in ("--previous=false", "--previous=true"):
+                    with suppress(ClusterError):
+                        where = (f"--container={container}", previous, "--tail=60")
+                        said = self.kubectl.logs(self.own_pod(), *where, namespace=OURS)
+                        error.add_note(f"--- {container} {previous}\n{said}")
+            raise
 
     def events(self, pod: str, namespace: str = "default") -> list[str]:
         """Return the events of a pod as `reason: message`."""

@@ -31,7 +31,7 @@ def test_nothing_is_left_of_pods_that_are_gone(own_cluster: Cluster, sharepod: S
     with sharepod.pods(gpu_pod("one", 20), gpu_pod("two", 30)) as pods:
         ids = [share.id for share in sharepod.shares(*pods)]
         assert len(ids) == 2
-    wait_until("the shares are released", lambda: released(sharepod, *ids))
+    sharepod.wait_released(*ids)
     assert_no_trace(own_cluster, *ids)
 
 
@@ -101,7 +101,7 @@ def test_a_job_with_an_init_container_ends_and_leaves_nothing(own_cluster: Clust
         ready = [event for event in sharepod.events(pod) if event.startswith("ShareReady")]
         ids = {event.split("share ")[1].split()[0] for event in ready}
         assert ids, "equal containers, one after the other, get the same units: one share is theirs"
-        wait_until("the shares are released", lambda: released(sharepod, *ids))
+        sharepod.wait_released(*ids)
         assert_no_trace(own_cluster, *ids)
     finally:
         sharepod.kubectl("delete", "job", "once")
@@ -138,7 +138,7 @@ def test_a_pod_that_goes_while_agent_and_plugin_are_away_leaves_nothing(
         sharepod.kubectl("delete", "pod", "orphan", "--wait=false")
         for container in ("agent", "device-plugin"):
             sharepod.kill_container(own, container, OURS)
-    wait_until("the share is released", lambda: released(sharepod, share.id))
+    sharepod.wait_released(share.id)
     assert_no_trace(own_cluster, share.id)
 
 
@@ -156,7 +156,7 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
         finally:
             own_cluster.start("kubelet")
         sharepod.kubectl.wait_for_phase("lonely", "Failed")
-        wait_until("the share is released", lambda: released(sharepod, share.id))
+        sharepod.wait_released(share.id)
     wait_until("the plugin registered again", lambda: sharepod.registrations() > before)
     assert_no_trace(own_cluster, share.id)
 
@@ -177,7 +177,7 @@ def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> N
         assert [one.id for one in sharepod.shares(sharepod.kubectl.get("pod", name))] == [share.id]
     finally:
         manifest.unlink()
-    wait_until("the share is released", lambda: released(sharepod, share.id))
+    sharepod.wait_released(share.id)
 
 
 def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, sharepod: SharePod) -> None:
