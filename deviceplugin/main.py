@@ -44,7 +44,7 @@ from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -221,6 +221,20 @@ def _check(plugin: Plugin, processes: HostProcesses) -> None:
         raise SettingsError(f"{error.filename}: {error.strerror}: choose another --state-directory") from None
 
 
+async def for_ever(work: Coroutine[None, None, None]) -> None:
+    """Await what never ends of itself. Raises RuntimeError when it does: the plugin is to end, not to go on without.
+
+    That includes what a library cancels within it, which a TaskGroup takes for a quiet end.
+    """
+    try:
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    raise RuntimeError(f"{getattr(work, '__qualname__', work)} ended")
+
+
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
     cluster = _cluster(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -270,7 +284,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(work)
+                tasks.create_task(for_ever(work))
                 for work in (
                     plugin.look_for_ever(agent, service, pods),
                     plugin.look_around_for_ever(kubelet),

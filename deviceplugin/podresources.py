@@ -26,9 +26,17 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 5.0
 """For an answer; kubelet gives it in milliseconds."""
-PATIENCE_S: Final = 5.0
-"""How long it is asked again when others ask it too often."""
+PATIENCE_S: Final = {grpc.StatusCode.RESOURCE_EXHAUSTED: 5.0, grpc.StatusCode.UNAVAILABLE: 0.5}
+"""How long it is asked again when others ask it too often, and when nobody listens: the connection to a kubelet that
+has just come back is made a moment later."""
 RETRY_S: Final = 0.05
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+)
 
 
 class KubeletUnavailable(PluginError):
@@ -75,7 +83,9 @@ class PodResources:
     def __init__(self, socket: Path, *, resource: str = RESOURCE) -> None:
         self._socket = socket
         self._resource = resource
-        self._channel: grpc.aio.Channel | None = None
+        # One for good, whatever comes and goes behind the name: closing it would cancel the calls of others.
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._stub = rpc.PodResourcesListerStub(self._channel)
         self._current: asyncio.Task[Listing] | None = None
         self._next: asyncio.Task[Listing] | None = None
         self.failed: Callable[[], None] = lambda: None
@@ -93,7 +103,7 @@ class PodResources:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._disconnect()
+        await self._channel.close()
 
     async def list(self) -> tuple[Holder, ...]:
         """Return the containers that hold units: see `look`."""
@@ -145,17 +155,12 @@ class PodResources:
 
     async def _ask(self, name: str, request: Any) -> Any:
         loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_S
+        began = loop.time()
         while True:
-            if not self._channel:
-                self._channel = self._connect()
             try:
-                return await getattr(rpc.PodResourcesListerStub(self._channel), name)(request, timeout=TIMEOUT_S)
+                return await getattr(self._stub, name)(request, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    # The next call connects anew, to the kubelet that is there then, without waiting for its turn.
-                    await self._disconnect()
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or loop.time() > until:
+                if loop.time() - began > PATIENCE_S.get(error.code(), 0.0):
                     raise self._unavailable(error) from None
             await asyncio.sleep(RETRY_S)
 
@@ -167,16 +172,8 @@ class PodResources:
             remedy = "kubelet 1.20 or later is needed"
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             remedy = (
-                f"something else on the node asks it all the time, find out what; it was tried for {PATIENCE_S:g} s"
+                "something else on the node asks it all the time, find out what; "
+                f"it was tried for {PATIENCE_S[error.code()]:g} s"
             )
         text = f"kubelet does not say on {self._socket} who holds the units: {error.code().name}: {error.details()}"
         return KubeletUnavailable(f"{text}: {remedy}", error.code())
-
-    def _connect(self) -> grpc.aio.Channel:
-        options = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
-        return grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-
-    async def _disconnect(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel:
-            await channel.close()

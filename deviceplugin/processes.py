@@ -31,11 +31,12 @@ PROC: Final = Path("/proc")
 _READ_MAX: Final = 8192
 """Version 1 has a line for each of about 13 hierarchies, and the pod is in all of them."""
 _POD: Final = re.compile(
-    rb"^[0-9]+:[^:\n]*:/(?:[^\n]*?[/-])??pod"
+    rb"^(?![^\n]* \(deleted\)$)[0-9]+:[^:\n]*:/(?:[^\n]*?[/-])??pod"
     rb"([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/\n ]|$)",
     re.MULTILINE,
 )
-"""The first pod of a path: what a container names its own cgroups lies deeper, and cannot keep another pod alive."""
+"""The first pod of a path: what a container names its own cgroups lies deeper, and cannot keep another pod alive.
+A deleted cgroup does not count: it has nothing left but ended processes that nobody has waited for."""
 
 
 _CREDENTIALS: Final = struct.Struct("3i")

@@ -162,6 +162,14 @@ async def test_a_kubelet_that_is_away_is_an_error_that_passes(directory: Path) -
         assert await resources.list() == ()
 
 
+async def test_the_failure_of_one_call_cancels_no_other(directory: Path) -> None:
+    async with PodResources(directory / "nobody.sock") as resources:
+        for _ in range(3):
+            asked = (resources.look(), resources.given("nvidia.com/"), resources.look(), resources.given("nvidia.com/"))
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [KubeletUnavailable] * 4
+
+
 async def test_a_kubelet_that_is_too_old_is_told_by_its_version(directory: Path) -> None:
     server = grpc.aio.server()
     server.add_insecure_port(f"unix:{directory}/kubelet.sock")
@@ -175,7 +183,7 @@ async def test_a_kubelet_that_is_too_old_is_told_by_its_version(directory: Path)
 async def test_a_kubelet_that_others_ask_all_the_time_is_given_up_with_a_remedy(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podresources, "PATIENCE_S", 0.2)
+    monkeypatch.setitem(podresources.PATIENCE_S, grpc.StatusCode.RESOURCE_EXHAUSTED, 0.2)
     async with (
         FakeKubelet(directory, rate=0, burst=0) as kubelet,
         PodResources(kubelet.pod_resources) as resources,
