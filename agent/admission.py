@@ -61,19 +61,16 @@ def rooms(
     without: ShareId | None = None,
 ) -> dict[DeviceUuid, Room]:
     """Return the room on every device beside `shares`, leaving out the share `without` (one that is being changed)."""
-    terms: dict[DeviceUuid, list[Terms]] = {info.uuid: [] for info in devices}
+    millipercent = dict.fromkeys((info.uuid for info in devices), 0)
+    memory_bytes, count = millipercent.copy(), millipercent.copy()
     for share in shares:
-        for held in share.devices:
-            if share.id != without and held.device in terms:
-                terms[held.device].append(held.terms)
+        for held in share.devices if share.id != without else ():
+            if held.device in count:
+                millipercent[held.device] += held.terms.request_millipercent
+                memory_bytes[held.device] += held.terms.memory_limit_bytes
+                count[held.device] += 1
     return {
-        info.uuid: Room(
-            info,
-            sum(one.request_millipercent for one in terms[info.uuid]),
-            sum(one.memory_limit_bytes for one in terms[info.uuid]),
-            len(terms[info.uuid]),
-            health.get(info.uuid, ""),
-        )
+        (uuid := info.uuid): Room(info, millipercent[uuid], memory_bytes[uuid], count[uuid], health.get(uuid, ""))
         for info in devices
     }
 

@@ -12,7 +12,7 @@ import operator
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sharepod.agent.errors import ShareError, WrongState
 from sharepod.agent.share import (
@@ -73,29 +73,41 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+class _Dumped(NamedTuple):
+    """A share as it was dumped last."""
+
+    status: ShareStatus
+    share: str
+    text: str
+    """All of it."""
+
+
 class Dumper:
     """Makes the checkpoint's text; what stays of a share from one to the next is encoded once."""
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
-        self._encoded: dict[ShareId, tuple[Share, str]] = {}
+        self._dumped: dict[ShareId, _Dumped] = {}
 
     def dump(self, statuses: Sequence[ShareStatus]) -> str:
         """Return the text."""
-        self._encoded = {status.share.id: self._encode(status.share) for status in statuses}
-        shares = ", ".join(map(self._record, statuses))
+        self._dumped = {status.share.id: self._dump(status) for status in statuses}
+        shares = ", ".join([dumped.text for dumped in self._dumped.values()])
         return f'{{{self._head}, "shares": [{shares}]}}'
 
-    def _encode(self, share: Share) -> tuple[Share, str]:
-        known = self._encoded.get(share.id)
-        return known if known is not None and known[0] is share else (share, json.dumps(_fields(share)))
-
-    def _record(self, status: ShareStatus) -> str:
-        share = self._encoded[status.share.id][1]
+    def _dump(self, status: ShareStatus) -> _Dumped:
+        known = self._dumped.get(status.share.id)
+        if known is not None and known.status is status:
+            return known
+        if known is not None and known.status.share is status.share:
+            share = known.share
+        else:
+            share = json.dumps(_fields(status.share))
         launches = sum(process.launches for process in status.processes)
         usages = ", ".join(_counters(held.usage) for held in status.usages)
         limits = ", ".join(_limit(held.driver_limit) for held in status.usages)
-        return f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}], "driver_limits": [{limits}]}}'
+        text = f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}], "driver_limits": [{limits}]}}'
+        return _Dumped(status, share, text)
 
 
 def _counters(usage: Usage) -> str:
