@@ -142,15 +142,18 @@ class PluginService(rpc.DevicePluginServicer):
         self, _request: pb.Empty, _context: Context
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         """Send all units at once, and all of them again when one of them changes."""
-        stream, sent = _Stream(), None
+        stream, seen, sent = _Stream(), None, None
         self._streams.add(stream)
         try:
             while not stream.ended:
                 stream.woken.clear()
-                listed = self._units.all(self._binder.taken()), self._memory_nodes
-                if listed != sent:  # every container that starts wakes us, few change what is listed
-                    yield pb.ListAndWatchResponse(devices=[self._device(*item) for item in listed[0]])
-                    sent = listed
+                # Every container that starts wakes us: only new ones take units, and few of them change what is listed.
+                now = self._units, self._binder.taken(), self._memory_nodes
+                if now != seen:
+                    seen, listed = now, (self._units.all(now[1]), self._memory_nodes)
+                    if listed != sent:
+                        yield pb.ListAndWatchResponse(devices=[self._device(*item) for item in listed[0]])
+                        sent = listed
                 await stream.woken.wait()
                 if not stream.ended:
                     await asyncio.sleep(self._debounce_s)
