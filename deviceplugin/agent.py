@@ -6,7 +6,7 @@ Every method raises PluginError with the agent's own line: what, the limit, the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -14,6 +14,7 @@ import grpc
 
 from sharepod.agent.share import WHOLE_MILLIPERCENT, DeviceAsk, Terms
 from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.look import Look
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -33,6 +34,7 @@ _CLASSES: Final = {
     "standard": pb.SHARE_CLASS_STANDARD,
     "batch": pb.SHARE_CLASS_BATCH,
 }
+_CLASS_NAMES: Final = {value: name for name, value in _CLASSES.items()}
 _SHARES_NAME: Final = "shares"
 
 
@@ -107,6 +109,9 @@ class HeldShare:
     paused: bool
     processes: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    share_class: str = "standard"
+    terms: tuple[Terms, ...] = ()
+    """On each of the devices."""
     accounts: tuple[DeviceAccount, ...] = ()
 
 
@@ -121,6 +126,7 @@ class Agent:
         self._stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(self._channel)
         self.failed: Callable[[], None] = lambda: None
         """Called when it does not answer, or not as it should."""
+        self._looks = Look(self._node)
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,10 +134,14 @@ class Agent:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._looks.end()
         await self._channel.close()
 
     async def node(self) -> NodeView:
-        """Return the node as it is now."""
+        """Return the node as it is now or a moment later."""
+        return await self._looks.take()
+
+    async def _node(self) -> NodeView:
         answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
         devices = tuple(
             NodeDevice(
@@ -195,31 +205,35 @@ class Agent:
     async def update(
         self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Give a live share the terms as they are now, and `labels` when it is another container's; devices stay."""
+        """Give a live share the terms as they are now, and `labels` when it is another container's; devices stay.
+
+        What it has already is not told again: a container that starts again has changed nothing, mostly.
+        """
         if len(share.devices) != terms.devices:
             raise PluginError(
                 f"sharepod.io/devices is {terms.devices} and the share is on {len(share.devices)}: that is read when a "
                 "container starts for the first time, set it back or delete the pod",
                 retriable=False,
             )
-        changes = []
-        for uuid, _ in share.devices:
-            device = node.device(uuid)
-            given = Terms(terms.request_millipercent, terms.limit_millipercent, terms.memory_limit_bytes or 0)
-            ask = DeviceAsk(uuid, given, memory_in_proportion=terms.memory_limit_bytes is None)
-            memory_bytes = ask.terms_on(device.memory_total_bytes if device else 0).memory_limit_bytes
-            change = pb.DeviceChange(
-                device=uuid,
-                request_millipercent=given.request_millipercent,
-                limit_millipercent=given.limit_millipercent,
-            )
-            if memory_bytes:  # else the device does not tell its memory: what was admitted stays
-                change.memory_limit_bytes = memory_bytes
-            changes.append(change)
-        request = pb.UpdateShareRequest(
-            share=share.id, devices=changes, share_class=_CLASSES[terms.share_class], labels=labels or {}
+        wanted = tuple(
+            _terms_on(node.device(uuid), terms, held)
+            for (uuid, _), held in zip(share.devices, share.terms, strict=True)
         )
-        await self._call(self._stub.UpdateShare(request, timeout=TIMEOUT_S))
+        has = share.terms, share.share_class, share.labels
+        if (wanted, terms.share_class, labels or share.labels) != has:
+            changes = [
+                pb.DeviceChange(
+                    device=uuid,
+                    request_millipercent=one.request_millipercent,
+                    limit_millipercent=one.limit_millipercent,
+                    memory_limit_bytes=one.memory_limit_bytes,
+                )
+                for (uuid, _), one in zip(share.devices, wanted, strict=True)
+            ]
+            request = pb.UpdateShareRequest(
+                share=share.id, devices=changes, share_class=_CLASSES[terms.share_class], labels=labels or {}
+            )
+            await self._call(self._stub.UpdateShare(request, timeout=TIMEOUT_S))
         if terms.paused and not share.paused:
             await self._call(self._stub.PauseShare(pb.PauseShareRequest(share=share.id), timeout=TIMEOUT_S))
         elif share.paused and not terms.paused:
@@ -272,6 +286,10 @@ def _held(share: pb.Share) -> HeldShare:
         paused=share.paused,
         processes=len(share.processes),
         labels=dict(share.labels),
+        share_class=_CLASS_NAMES.get(share.share_class, ""),
+        terms=tuple(
+            Terms(held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes) for held in share.devices
+        ),
         accounts=tuple(
             DeviceAccount(
                 held.device_index,
@@ -283,6 +301,15 @@ def _held(share: pb.Share) -> HeldShare:
             for held in share.devices
         ),
     )
+
+
+def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
+    """Return the terms on a device that a share has with the terms `held`."""
+    given = Terms(terms.request_millipercent, terms.limit_millipercent, terms.memory_limit_bytes or 0)
+    ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)
+    asked = ask.terms_on(device.memory_total_bytes if device else 0)
+    # Where the device does not tell its memory, what was admitted stays.
+    return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)
 
 
 def _times(times: Histogram) -> pb.CallTimes:

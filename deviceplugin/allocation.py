@@ -66,6 +66,10 @@ class Allocations:
         """Return all of them, oldest first."""
         return tuple(self._allocations.values())
 
+    def get(self, allocation_id: str) -> Allocation | None:
+        """Return an allocation as it is now."""
+        return self._allocations.get(AllocationId(allocation_id))
+
     def issue(self, units: frozenset[UnitId], fresh_id: AllocationId, unix_ns: int) -> Allocation:
         """Return the allocation for a container that is being admitted.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.placement import Placement
     from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.podresources import Holder
-    from sharepod.deviceplugin.record import Record
+    from sharepod.deviceplugin.record import Claim, Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer, Kubelet
     from sharepod.deviceplugin.terms import PodTerms
@@ -146,40 +146,37 @@ class Binder:
         start.pod, start.container = pod, self._container(holder, pod, units)
         terms = self._follower.read_terms(pod, start.container, len(units))
         binding = Binding(pod.namespace, pod.name, start.container, pod.uid, pod.cgroup_uid)
-        allocation, old = self._record.claim(units, binding)
+        claim = self._record.claim(units, binding)
+        allocation = claim.allocation
         start.waits_for = "the agent to release the share of the container before it"
-        for item in old:  # before our own lock: two containers of a pod may each take the other's place
+        for item in claim.superseded:  # before our own lock: two containers of a pod may each take the other's place
             await self._shares.rest(item)
         start.waits_for = "another start of this container"
         async with self._shares.alone(allocation.id):
             if self._record.get(allocation.id) is None:
                 raise PluginError(f"pod {title} was gone for a moment: it is tried again")
-            share = await self._make(allocation, binding, terms, pod, start)
+            share = await self._make(claim, binding, terms, pod, start)
             self._follower.gave(allocation, terms, views.get(pod.uid))
         indices = ", ".join(str(index) for _, index in share.devices)
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
-    async def _make(
-        self, allocation: Allocation, binding: Binding, terms: PodTerms, pod: Pod, start: _Start
-    ) -> HeldShare:
+    async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
+        allocation = claim.allocation
         start.waits_for = "the agent"
-        node = self._placement.offer.seen(await self._agent.node())
+        node = await self._seen()
         self._placement.check_memory(allocation, terms, node)
-        share = await self._agent.share(allocation.id)
+        share = None if claim.is_first else await self._agent.share(allocation.id)
         elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
         if share is not None and self._policy.late and elsewhere and not share.processes:
             await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere
-            share = None
+            share, node = None, await self._seen()
         labels = binding.labels
         if share is None:
-            share = await self._register(allocation, terms, pod, labels, start)
-            if terms.paused:
-                await self._agent.update(share, terms, node)
-        else:
-            # An init container's share goes to the next container. While programs of the one before are left the
-            # account is theirs, and so is the name.
-            is_anothers = labels.items() - share.labels.items() and not share.processes
-            await self._agent.update(share, terms, node, labels if is_anothers else None)
+            share = await self._register(allocation, terms, pod, node, labels, start)
+        # An init container's share goes to the next container. While programs of the one before are left the account is
+        # theirs, and so is the name.
+        is_anothers = labels.items() - share.labels.items() and not share.processes
+        await self._agent.update(share, terms, node, labels if is_anothers else None)
         devices = tuple(uuid for uuid, _ in share.devices)
         self._record.settle(allocation.id, devices)
         if self._policy.late:
@@ -197,13 +194,19 @@ class Binder:
         return share
 
     async def _register(
-        self, allocation: Allocation, terms: PodTerms, pod: Pod, labels: Mapping[str, str], start: _Start
+        self,
+        allocation: Allocation,
+        terms: PodTerms,
+        pod: Pod,
+        node: NodeView,
+        labels: Mapping[str, str],
+        start: _Start,
     ) -> HeldShare:
         loop = asyncio.get_running_loop()
         until_s = min(loop.time() + ROOM_WAIT_S, start.until_s - ROOM_LEFT_S)
         while True:
             try:
-                for wanted in await self._placement.choices(allocation, terms, pod):
+                for wanted in await self._placement.choices(allocation, terms, pod, node):
                     try:
                         return await self._agent.register(allocation.id, terms, wanted, labels)
                     except NoRoom as error:
@@ -213,6 +216,11 @@ class Binder:
             if start.no_room is not None and loop.time() + ROOM_LOOK_S > until_s:
                 raise start.no_room
             await asyncio.sleep(ROOM_LOOK_S)
+            node = await self._seen()
+
+    async def _seen(self) -> NodeView:
+        """Return the node as it is now, with the devices that pods may have."""
+        return self._placement.offer.seen(await self._agent.node())
 
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
         """Return who holds the units: exactly these, or (a plain init container is not listed) some of them."""

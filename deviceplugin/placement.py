@@ -44,21 +44,22 @@ class Placement:
         self._units = units
         self._late = late
 
-    async def choices(self, allocation: Allocation, terms: PodTerms, pod: Pod) -> Sequence[Sequence[str]]:
+    async def choices(
+        self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView
+    ) -> Sequence[Sequence[str]]:
         """Return the devices that the share may have, the best first; empty ones: any, the agent picks.
 
         Raises PluginError, NoRoom among them.
         """
         if not self._late:
             return [await self._picked_early(allocation, terms, pod)]
-        node = self.offer.seen(await self._agent.node())
         if terms.chosen:
             for uuid in terms.chosen:
                 if not node.all_offered and ((device := node.device(uuid)) is None or not device.healthy):
                     raise PluginError(f"device {uuid}, which the scheduler chose, is not offered on this node")
             return [terms.chosen]
         if terms.same_device:
-            return [await self._one_device(allocation, terms, pod, node)]
+            return [self._one_device(allocation, terms, pod, node)]
         return [()] if node.all_offered else self._offered(terms, node)
 
     def _offered(self, terms: PodTerms, node: NodeView) -> Sequence[Sequence[str]]:
@@ -75,7 +76,7 @@ class Placement:
         # Memory may not fit where time does: the next one may do.
         return [uuids[first : first + terms.devices] for first in range(len(uuids) - terms.devices + 1)]
 
-    async def _one_device(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[str]:
+    def _one_device(self, allocation: Allocation, terms: PodTerms, pod: Pod, node: NodeView) -> Sequence[str]:
         """Return the device that the containers of a pod are on together. Raises NoRoom."""
         for item in self._record.all():
             other = item.binding

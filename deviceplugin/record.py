@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Allocations, Binding
 from sharepod.deviceplugin.errors import PluginError
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.unit import UnitId
 
 log = logging.getLogger("sharepod.deviceplugin")
+
+
+class Claim(NamedTuple):
+    """What a container that starts holds."""
+
+    allocation: Allocation
+    superseded: tuple[Allocation, ...]
+    """Those that this one takes the place of."""
+    is_first: bool
+    """No start had it before: a share is registered only for what is claimed on disk, so there is none yet."""
 
 
 class Record:
@@ -52,7 +62,7 @@ class Record:
 
     def get(self, allocation_id: str) -> Allocation | None:
         """Return an allocation as it is now."""
-        return next((item for item in self._allocations.all() if item.id == allocation_id), None)
+        return self._allocations.get(allocation_id)
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
         """Return the units in use by the UUID of their device, or under NOT_BOUND."""
@@ -83,13 +93,14 @@ class Record:
         self._try_to_save()
         return allocation
 
-    def claim(self, units: frozenset[UnitId], binding: Binding) -> tuple[Allocation, tuple[Allocation, ...]]:
-        """Bind the units' allocation to the container that starts; with it comes what this one takes the place of.
+    def claim(self, units: frozenset[UnitId], binding: Binding) -> Claim:
+        """Bind the units' allocation to the container that starts.
 
         Raises PluginError when there is none, or it is not on disk.
         """
         self._check_active()
         self._learn()
+        unbound = {item.id for item in self.all() if item.binding is None}
         allocation = self._allocations.claim(units, binding)
         if allocation is None:
             raise PluginError(
@@ -97,9 +108,9 @@ class Record:
                 "delete the pod, so that it is admitted anew"
             )
         self._move(allocation.id)
-        old = self._allocations.superseded(allocation)
+        superseded = self._allocations.superseded(allocation)
         self.save()
-        return allocation, old
+        return Claim(allocation, superseded, is_first=allocation.id in unbound)
 
     def settle(self, allocation_id: AllocationId, devices: tuple[str, ...]) -> None:
         """Note the devices that an allocation has got. Raises PluginError when that is not on disk."""

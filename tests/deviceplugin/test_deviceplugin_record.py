@@ -32,7 +32,7 @@ def test_units_are_given_out_without_a_disk_and_start_only_with_it(
             record.claim(UNITS, BINDING)
     assert [item.message for item in caplog.records] == ["allocations not written"]
     place.mkdir()
-    allocation, _ = record.claim(UNITS, BINDING)
+    allocation = record.claim(UNITS, BINDING).allocation
     assert allocation.binding == BINDING
     assert [item.message for item in caplog.records] == ["allocations not written", "allocations written again"]
     assert Record(Store(place)).all() == record.all()
@@ -46,7 +46,7 @@ def test_a_container_that_starts_again_needs_no_disk(tmp_path: Path) -> None:
     record.claim(UNITS, BINDING)
     record.settle(ID, ("GPU-1",))
     shutil.rmtree(place)
-    assert record.claim(UNITS, BINDING)[0].devices == ("GPU-1",)
+    assert record.claim(UNITS, BINDING).allocation.devices == ("GPU-1",)
     record.settle(ID, ("GPU-1",))
     with pytest.raises(PluginError, match="make room"):
         record.settle(ID, ("GPU-2",))
@@ -67,11 +67,31 @@ def test_an_end_is_an_end_although_the_disk_is_full(tmp_path: Path) -> None:
 def test_an_allocation_that_was_released_meanwhile_does_not_come_back(tmp_path: Path) -> None:
     record = Record(Store(tmp_path))
     record.issue(UNITS, ID)
-    claimed, _ = record.claim(UNITS, BINDING)
+    claimed = record.claim(UNITS, BINDING).allocation
     record.drop(claimed.id)
     with pytest.raises(PluginError, match="was released while its container started"):
         record.settle(claimed.id, ("GPU-1",))
     assert record.all() == ()
+
+
+def test_only_the_first_start_of_an_allocation_is_its_first_whichever_plugin_had_it(tmp_path: Path) -> None:
+    old, new = Record(Store(tmp_path)), Record(Store(tmp_path))
+    old.issue(UNITS, ID)
+    assert old.claim(UNITS, BINDING).is_first
+    assert not old.claim(UNITS, BINDING).is_first
+    assert not new.claim(UNITS, BINDING).is_first
+    old.settle(ID, ())  # its share was released: the next container of the pod
+    assert not old.claim(UNITS, BINDING).is_first
+
+
+def test_a_start_that_could_not_be_written_was_the_first_all_the_same(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    record = Record(Store(place))
+    record.issue(UNITS, ID)
+    with pytest.raises(PluginError, match="make room"):
+        record.claim(UNITS, BINDING)
+    place.mkdir()
+    assert not record.claim(UNITS, BINDING).is_first  # to ask the agent once too often costs nothing
 
 
 def test_what_changed_meanwhile_is_not_put_back(tmp_path: Path) -> None:
@@ -105,7 +125,7 @@ def test_what_the_plugin_before_gave_out_after_the_new_one_began_is_known_to_the
     old.settle(ID, ("GPU-1",))
     new.issue(OTHER, AllocationId("xyz2345678"))  # and its own writing loses nothing of the other's
     assert {item.id for item in Record(Store(tmp_path)).all()} == {late.id, "xyz2345678"}
-    assert new.claim(UNITS, BINDING)[0].id == ID
+    assert new.claim(UNITS, BINDING).allocation.id == ID
 
 
 def test_who_stands_by_writes_nothing_and_has_all_of_it_again_when_it_steps_in(tmp_path: Path) -> None:
