@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
@@ -282,6 +283,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         record.active = follower.active = sweeper.active = reporter.active = lookout.active = active
         await stack.enter_async_context(registration)
         log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
+        gc.freeze()  # what is there now stays: no collection has to look through it again
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(for_ever(work))

@@ -1,7 +1,6 @@
 """Kubelet's pod-resources: who holds which units. Nothing is decided or remembered here.
 
-Kubelet answers 100 calls a second at most, and every start of a container asks: whoever asks while a call is under way
-shares the next one. Not the one under way, which may have looked before what he wants to know about happened.
+Kubelet answers 100 calls a second at most, and every start of a container asks: those who ask at once share a look.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.look import Look
 from sharepod.deviceplugin.unit import RESOURCE, UnitId
 from sharepod.proto import podresources_pb2 as pb
 from sharepod.proto import podresources_pb2_grpc as rpc
@@ -86,8 +86,7 @@ class PodResources:
         # One for good, whatever comes and goes behind the name: closing it would cancel the calls of others.
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub = rpc.PodResourcesListerStub(self._channel)
-        self._current: asyncio.Task[Listing] | None = None
-        self._next: asyncio.Task[Listing] | None = None
+        self._look = Look(self._list)
         self.failed: Callable[[], None] = lambda: None
         """Called when kubelet does not answer, or not as it should."""
 
@@ -99,10 +98,7 @@ class PodResources:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give up what is asked and close the connection."""
-        tasks = [task for task in (self._current, self._next) if task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._look.end()
         await self._channel.close()
 
     async def list(self) -> tuple[Holder, ...]:
@@ -115,16 +111,9 @@ class PodResources:
         A container that ends before others start holds nothing there: its units are shown with who has them next.
         Raises KubeletUnavailable.
         """
-        if not self._next:
-            self._next = asyncio.create_task(self._list_after(self._current))
-            # Those who asked may all have gone when it fails.
-            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._next)
+        return await self._look.take()
 
-    async def _list_after(self, before: asyncio.Task[Listing] | None) -> Listing:
-        if before:
-            await asyncio.wait([before])
-        self._current, self._next = self._next, None
+    async def _list(self) -> Listing:
         response = await self._ask("List", pb.ListPodResourcesRequest())
         holders = (
             Holder(pod.namespace, pod.name, container.name, self._units(container))

@@ -88,7 +88,7 @@ class Units:
         known = {uuid for uuid, _ in self.devices} | {NOT_BOUND}
         total = UNITS_PER_DEVICE * len(self.devices)
         kept = {unit for uuid, units in taken.items() if uuid in known for unit in units if is_late(unit)}
-        listed = sorted(kept, key=_order)[:total]
+        listed = sorted(sorted(kept), key=len)[:total]  # u9999 comes before u10000
         held = {unit for units in taken.values() for unit in units}
         number = 0
         while len(listed) < total:
