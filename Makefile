@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help build demo test e2e check bench clean
+.PHONY: help build demo test e2e check bench bench-placement clean
 
 PYTHON ?= python3
 CC ?= cc
@@ -12,13 +12,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST_ARGS ?=
 
-SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.inc hook/*.map simgpu/*.[ch] simgpu/*.def simgpu/*.inc simgpu/*.map agent/*.[ch] \
-	agent/build_native.py proto/*.proto)
+SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.inc hook/*.map simgpu/*.[ch] simgpu/*.def simgpu/*.inc simgpu/*.map agent/*.[ch] scheduler/*.[ch] \
+	agent/build_native.py scheduler/build_native.py proto/*.proto)
 # The set of sources: a file added or removed rebuilds too, although no remaining file is newer.
 SOURCE_LIST := $(sort $(SOURCES))
 
 help: ## Show what can be made
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: $(VENV)/built ## Build everything into .venv (a second run is instant)
 
@@ -48,8 +48,11 @@ check: build ## Check types, style, imports, protocol, spelling and C warnings
 bench: build ## Measure every bar of the design and print the table
 	@$(BIN)/python -m bench
 
+bench-placement: build ## Replay the openb trace under our placement and the published one (../shared or DATA=…)
+	@$(BIN)/python -m bench.placement $(if $(DATA),--data $(DATA))
+
 clean: ## Remove the virtual environment and everything built
-	rm -rf $(VENV) build dist *.egg-info simgpu/lib hook/*.so agent/_native* proto/*_pb2*
+	rm -rf $(VENV) build dist *.egg-info simgpu/lib hook/*.so agent/_native* scheduler/_native* proto/*_pb2*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment: pinned packages, then this project in place. No build isolation: what builds is pinned as well.
@@ -61,7 +64,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing the pinned packages into $(VENV) (once, about a minute)"
 	@$(PIP) install -c constraints.txt cffi grpcio-tools mypy-protobuf setuptools
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,kubernetes]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,kubernetes,scheduler]'
 	@touch $@
 
 $(VENV)/sources: FORCE | $(VENV)/installed

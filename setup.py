@@ -24,7 +24,7 @@ LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-nee
 # and initial-exec TLS costs nothing where the default model calls into the loader.
 HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
 LIBS = ["-lpthread", "-ldl"]
-INCLUDES = ["-I.", "-Ihook", "-Iagent", "-Isimgpu"]
+INCLUDES = ["-I.", "-Ihook", "-Iagent", "-Ischeduler", "-Isimgpu"]
 
 
 def sources(*patterns: str, without: tuple[str, ...] = ()) -> list[str]:
@@ -131,6 +131,9 @@ class BuildExt(build_ext):
         subprocess.run([*CC, *flags, *LDFLAGS, "-o", str(output), *ext.sources, *LIBS], check=True)
 
 
+LINTED = ("hook/*.c", "agent/*.c", "scheduler/*.c", "simgpu/*.c", "bench/**/*.c", "tests/**/*.c")
+
+
 class LintC(Command):
     """Compile every C source with the project's warnings as errors and keep nothing."""
 
@@ -144,8 +147,8 @@ class LintC(Command):
 
     def run(self) -> None:
         """Compile each source alone."""
-        generated = ("agent/_native*.c",)
-        for source in sources("hook/*.c", "agent/*.c", "simgpu/*.c", "bench/**/*.c", "tests/**/*.c", without=generated):
+        generated = ("agent/_native*.c", "scheduler/_native*.c")
+        for source in sources(*LINTED, without=generated):
             flags = HOOK_CFLAGS if source.startswith("hook/") else []
             command = [*CC, *CFLAGS, *flags, "-Werror", *INCLUDES, "-c", "-o", "/dev/null", source]
             if subprocess.run(command, check=False).returncode:
@@ -201,11 +204,11 @@ def extensions() -> list[Extension]:
     return [part for part in parts if part.sources]
 
 
-NATIVE = Path("agent/build_native.py")
+NATIVE = [Path("agent/build_native.py"), Path("scheduler/build_native.py")]
 
 setup(
     ext_modules=extensions(),
-    cffi_modules=[f"{NATIVE}:ffi"] if NATIVE.exists() else [],
+    cffi_modules=[f"{path}:ffi" for path in NATIVE if path.exists()],
     cmdclass={"build": Build, "build_ext": BuildExt, "build_proto": BuildProto, "lint_c": LintC},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -16,6 +16,7 @@ from sharepod.cli.demo import demo
 from sharepod.cli.doctor import doctor
 from sharepod.cli.errors import EXIT_FAILURE, CliError
 from sharepod.cli.run import run
+from sharepod.cli.simulate import simulate
 
 app = typer.Typer(
     name="sharepod",
@@ -83,6 +84,7 @@ app.command("set")(control.change)
 app.command()(control.release)
 app.command()(view.trace)
 app.command()(doctor)
+app.command(no_args_is_help=True)(simulate)
 app.command()(demo)
 
 

@@ -1,0 +1,227 @@
+"""`sharepod simulate`: what a policy would make of a list of nodes and a list of pods, in virtual time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sharepod.cli.console import check_writable, note, show, show_json, write_file
+from sharepod.cli.errors import CliError, UsageError
+from sharepod.cli.options import Output, OutputOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from sharepod.scheduler.ask import NodeSpec
+    from sharepod.scheduler.replay import Outcome, Placed
+    from sharepod.scheduler.trace import NamedPod
+
+POLICIES: Final = ("worth", "fgd", "binpack", "consolidate", "spread")
+"""As in `sharepod.scheduler.policy`, which is not imported before it is needed; a test compares the two."""
+SEEDS_MAX: Final = 1000
+ARRIVE_MAX: Final = 10.0
+WHOLE: Final = 1.0
+PLACEMENT_COLUMNS: Final = ("seed", "pod", "node", "device_indices", "milli")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    nodes: Sequence[NodeSpec]
+    pods: Sequence[NamedPod]
+    policy: str
+    arrive: float
+    seed: int
+
+
+def simulate(
+    nodes: Annotated[Path, typer.Option(metavar="FILE", help="CSV with sn, cpu_milli, memory_mib, gpu, model.")],
+    pods: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="CSV with name, cpu_milli, memory_mib, num_gpu, gpu_milli and perhaps gpu_spec."
+        ),
+    ],
+    policy: Annotated[
+        str,
+        typer.Option(metavar="POLICY[,POLICY]", help=f"Which to compare, of {', '.join(POLICIES)}."),
+    ] = POLICIES[0],
+    arrive: Annotated[
+        float,
+        typer.Option(metavar="RATIO", help="Stop when so much has been asked for; 1 is the time of all devices."),
+    ] = 1.3,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Repeat with N orders of pods and of nodes.")] = 10,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Run so many at a time.", show_default="all processors")] = 0,
+    placements: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write where each pod went, as CSV; one policy only.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw what is allocated against what was asked for.")
+    ] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Replay a list of pods against placement, with the code that places pods in a cluster.
+
+    Pods come one by one, in an order shuffled by the seed and then drawn from the list; each is placed at once or
+    fails for good, and stays. The lists may be gzip'ed. Example:
+
+      sharepod simulate --nodes nodes.csv --pods pods.csv --policy worth,fgd --picture curve.png
+    """
+    names = _policies(policy)
+    _check(arrive, seeds, jobs, names, placements, picture)
+    tasks = _tasks(nodes, pods, names, arrive, seeds)
+    results = _run(tasks, jobs or os.cpu_count() or 1)
+    outcomes = [outcome for outcome, _ in results]
+    if placements is not None:
+        write_file(placements, _rows([(outcome.seed, placed) for outcome, placed in results]))
+    if picture is not None:
+        _draw(picture, outcomes, names)
+    if output is Output.json:
+        show_json({"arrive": arrive, "outcomes": [_plain(outcome) for outcome in outcomes]})
+    else:
+        show(_table(outcomes, names, arrive))
+
+
+def _policies(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise UsageError(f"policy {name!r} is not known: choose of {', '.join(POLICIES)}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"--policy {text} names one twice: name each once")
+    return names
+
+
+def _check(
+    arrive: float, seeds: int, jobs: int, names: Sequence[str], placements: Path | None, picture: Path | None
+) -> None:
+    if not 0 < arrive <= ARRIVE_MAX:
+        raise UsageError(
+            f"--arrive {arrive:g} cannot be: above 0 and at most {ARRIVE_MAX:g}, 1 is the time of all devices"
+        )
+    if not 1 <= seeds <= SEEDS_MAX:
+        raise UsageError(f"--seeds {seeds} cannot be: 1 to {SEEDS_MAX} are possible")
+    if jobs < 0:
+        raise UsageError(f"--jobs {jobs} cannot be: 1 or more, or leave it out")
+    if placements is not None and len(names) > 1:
+        raise UsageError(f"--placements is for one policy, --policy names {len(names)}: run them one by one")
+    if picture is not None and picture.suffix != ".png":
+        raise UsageError(f"--picture {picture} is no PNG: give a name that ends in .png")
+    for path in (placements, picture):
+        if path is not None:
+            check_writable(path)
+
+
+def _tasks(nodes: Path, pods: Path, names: Sequence[str], arrive: float, seeds: int) -> list[_Task]:
+    try:
+        from sharepod.scheduler.errors import PlacementError
+        from sharepod.scheduler.replay import check_lists
+        from sharepod.scheduler.trace import read_nodes, read_pods
+    except ImportError as error:
+        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
+    try:
+        specs, named = read_nodes(nodes), read_pods(pods)
+        check_lists(specs, named)
+    except PlacementError as error:
+        raise CliError(str(error)) from None
+    return [_Task(specs, named, name, arrive, seed) for name in names for seed in range(seeds)]
+
+
+def _run(tasks: Sequence[_Task], jobs: int) -> list[tuple[Outcome, list[Placed]]]:
+    results = []
+    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
+        for number, result in enumerate(pool.map(_replay, tasks), start=1):
+            results.append(result)
+            outcome = result[0]
+            allocated = 100 * outcome.points[-1].allocated
+            note(f"{number} of {len(tasks)}: {outcome.policy}, seed {outcome.seed}: {allocated:.2f} % allocated")
+    return results
+
+
+def _replay(task: _Task) -> tuple[Outcome, list[Placed]]:
+    from sharepod.scheduler.replay import replay
+
+    placed: list[Placed] = []
+    outcome = replay(task.nodes, task.pods, task.policy, arrive=task.arrive, seed=task.seed, tell=placed.append)
+    return outcome, placed
+
+
+def _rows(placed: Sequence[tuple[int, list[Placed]]]) -> str:
+    """Return the pods in the order in which they came; one that failed has no node."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(PLACEMENT_COLUMNS)
+    for seed, pods in placed:
+        for pod in pods:
+            writer.writerow((seed, pod.pod, pod.node, "|".join(map(str, pod.devices)), pod.milli))
+    return text.getvalue()
+
+
+def _plain(outcome: Outcome) -> dict[str, object]:
+    points = [asdict(point) | {"failed": _failed(point.failed)} for point in outcome.points]
+    return {"policy": outcome.policy, "seed": outcome.seed, "points": points}
+
+
+def _failed(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
+    return {size: {"failed": failed, "arrived": came} for size, failed, came in counts}
+
+
+def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float) -> Table:
+    from sharepod.cli.tables import table
+
+    marks = [WHOLE, arrive] if arrive > WHOLE else [arrive]
+    sizes = sorted({size for outcome in outcomes for size, _, _ in outcome.points[-1].failed}, key=_size_order)
+    drawn = table("POLICY", ">ARRIVED", ">ALLOCATED", ">FRAGMENTED", *(f">FAILED {size}" for size in sizes))
+    for name in names:
+        for mark in marks:
+            points = [outcome.at(mark) for outcome in outcomes if outcome.policy == name]
+            failed = [
+                _part_failed([{s: (f, c) for s, f, c in point.failed}.get(size) for point in points]) for size in sizes
+            ]
+            drawn.add_row(
+                name,
+                f"{100 * mark:.0f} %",
+                _spread([100 * point.allocated for point in points]),
+                f"{statistics.fmean(100 * point.fragmented for point in points):.2f} %",
+                *failed,
+            )
+    return drawn
+
+
+def _size_order(size: str) -> tuple[bool, bool, int]:
+    number = size.split()[0]
+    return (size != "CPU", size != "share", int(number) if number.isdecimal() else 0)
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.fmean(values):.2f} %"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _part_failed(counts: Sequence[tuple[int, int] | None]) -> str:
+    came = sum(count[1] for count in counts if count)
+    return f"{100 * sum(count[0] for count in counts if count) / came:.2f} %" if came else "–"
+
+
+def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None:
+    try:
+        from sharepod.cli.curve import png
+    except ImportError as error:
+        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
+    curves = {}
+    for name in names:
+        own = [outcome.points for outcome in outcomes if outcome.policy == name]
+        curves[name] = [
+            (statistics.fmean(p.arrived for p in at), statistics.fmean(p.allocated for p in at))
+            for at in zip(*own, strict=False)
+        ]
+    path.write_bytes(png(curves))

@@ -1,0 +1,145 @@
+"""Replays a list of pods against placement in virtual time: pods come one by one and stay. Pure.
+
+The experiment of Weng et al. ("Beware of Fragmentation", USENIX ATC 2023): the list in an order shuffled by the seed,
+then pods drawn from it, until as much time of devices has been asked for as there is, times `arrive`. A pod is placed
+at once or fails for good. Ties between nodes are decided by one order of them, shuffled by the seed as well and the
+same for every policy: that decides more than most policies do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.mix import Mix
+from sharepod.scheduler.native import Board
+from sharepod.scheduler.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sharepod.scheduler.ask import NodeSpec
+    from sharepod.scheduler.native import Place
+    from sharepod.scheduler.trace import NamedPod
+
+POINTS: Final = 100
+"""Of a curve, for each time that the whole cluster is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What became of one pod."""
+
+    pod: str
+    node: str
+    """Empty: it failed."""
+    devices: tuple[int, ...]
+    milli: int
+    """Of each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The cluster after some pods came."""
+
+    arrived: float
+    """What was asked for, as a part of all devices."""
+    allocated: float
+    """What was given, as a part of all devices."""
+    fragmented: float
+    """What is left and the expected pods could not use, as a part of all devices."""
+    failed: tuple[tuple[str, int, int], ...]
+    """Of each size: how many failed, and how many came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One replay."""
+
+    policy: str
+    seed: int
+    points: tuple[Point, ...]
+    """At every hundredth of all devices that has been asked for."""
+
+    def at(self, arrived: float) -> Point:
+        """Return the point at which so much had arrived, the last one when it never had."""
+        return next((point for point in self.points if point.arrived >= arrived), self.points[-1])
+
+
+def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> None:
+    """Raise PlacementError when nothing can be placed."""
+    if not any(node.devices for node in nodes):
+        raise PlacementError("no node of the list has a device: there is nothing to place on")
+    if not any(pod.ask.milli for pod in pods):
+        raise PlacementError("no pod of the list asks for a device: there is nothing to place")
+    Board(nodes)
+
+
+def arrivals(pods: Sequence[NamedPod], wanted_milli: float, seed: int) -> Iterator[NamedPod]:
+    """Yield pods until so much has been asked for."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    order = list(pods)
+    chance.shuffle(order)
+    asked = 0
+    while asked < wanted_milli:
+        pod = order.pop() if order else chance.choice(pods)
+        asked += pod.ask.milli
+        yield pod
+
+
+def replay(
+    nodes: Sequence[NodeSpec],
+    pods: Sequence[NamedPod],
+    policy_name: str,
+    *,
+    arrive: float,
+    seed: int,
+    tell: Callable[[Placed], None] = lambda _: None,
+) -> Outcome:
+    """Replay lists that were checked; `tell` hears of every pod in turn. Raises PlacementError for the policy."""
+    order = list(nodes)
+    random.Random(f"nodes {seed}").shuffle(order)  # noqa: S311 - no secret
+    board = Board(order)
+    capacity = DEVICE_MILLI * sum(node.devices for node in order)
+    mix = Mix.of(pod.ask for pod in pods)
+    policy = Policy(policy_name, board, mix)
+    yardstick = Policy("fgd", board, mix)
+    came: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    asked = given = 0
+    points: list[Point] = []
+    for pod in arrivals(pods, arrive * capacity, seed):
+        place = _place(board, policy, pod)
+        came[pod.ask.size] += 1
+        asked += pod.ask.milli
+        if place is None:
+            failed[pod.ask.size] += 1
+        else:
+            given += pod.ask.milli
+        tell(_placed(pod, place, order))
+        if asked * POINTS >= (len(points) + 1) * capacity:
+            fragmented = board.fragmentation(yardstick.native) / capacity
+            counts = tuple((size, failed[size], came[size]) for size in sorted(came))
+            points += [Point(asked / capacity, given / capacity, fragmented, counts)] * (
+                asked * POINTS // capacity - len(points)
+            )
+    return Outcome(policy_name, seed, tuple(points))
+
+
+def _place(board: Board, policy: Policy, pod: NamedPod) -> Place | None:
+    policy.refresh()
+    place = board.best(pod.ask, policy.native)
+    if place is not None:
+        board.take(pod.ask, place)
+    return place
+
+
+def _placed(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> Placed:
+    if place is None:
+        return Placed(pod.name, "", (), 0)
+    devices = place.devices[0] if place.devices else ()
+    return Placed(pod.name, nodes[place.node].name, devices, pod.ask.shares[0].milli if pod.ask.shares else 0)

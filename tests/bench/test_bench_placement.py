@@ -1,0 +1,83 @@
+"""The table of the placement bench says that a bar is missed when it is."""
+
+import pytest
+
+from bench import placement
+from bench.placement import MARKS, PUBLISHED, Result, bars, failures, table
+from sharepod.scheduler.replay import Outcome, Point
+
+GAINS = dict.fromkeys(PUBLISHED, 1.0) | {"multigpu50": 0.3, "cpu250": 1.9}
+
+
+def results(gain_pp: dict[str, float], more_failed: int = 0, off_pp: float = 0.1) -> dict[tuple[str, str], Result]:
+    """Return two seeds a workload: FGD as published, ours above it by its gain."""
+    made = {}
+    for workload, (best_fit, fgd) in PUBLISHED.items():
+        for policy, figures, shift in (
+            ("binpack", best_fit, 0.0),
+            ("fgd", fgd, off_pp),
+            ("worth", fgd, off_pp + gain_pp[workload]),
+        ):
+            failed = 10 + (more_failed if policy == "worth" else 0)
+            made[workload, policy] = Result(
+                policy,
+                workload,
+                tuple(
+                    Outcome(
+                        policy,
+                        seed,
+                        tuple(
+                            Point(mark, (figure + shift + noise) / 100, 0.0, (("share", failed, 100),))
+                            for mark, figure in zip(MARKS, figures, strict=True)
+                        ),
+                    )
+                    for seed, noise in enumerate((-0.05, 0.05))
+                ),
+            )
+    return made
+
+
+def missed(**changes: object) -> list[str]:
+    made = results(**{"gain_pp": GAINS, **changes})  # type: ignore[arg-type]
+    return [bar for bar, _, met in bars(made, list(PUBLISHED)) if not met]
+
+
+def test_bars_that_are_met_are_met() -> None:
+    assert missed() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "bar"),
+    [
+        ({"off_pp": 0.6}, "within 0.5 pp of the published means"),
+        ({"gain_pp": GAINS | {"multigpu50": -0.01}}, "above FGD on every workload at 100 %"),
+        ({"gain_pp": dict.fromkeys(PUBLISHED, 0.6) | {"cpu250": 1.9}}, "mean gain at 100 %"),
+        ({"gain_pp": GAINS | {"default": 0.4, "cpu050": 0.4}}, "on 9 workloads"),
+        ({"gain_pp": GAINS | {"cpu250": 1.4}}, "gain on cpu250"),
+        ({"more_failed": 4}, "failures of each size"),
+    ],
+)
+def test_a_bar_that_is_missed_is_said(changes: dict[str, object], bar: str) -> None:
+    assert any(bar in text for text in missed(**changes))
+
+
+def test_the_tables_have_a_row_for_each_workload() -> None:
+    made = results(GAINS)
+    assert "| multigpu50 | 95.62 / 95.74 | 95.62 / 95.74 | 97.09 / 97.18 | 97.19 / 97.28 | 97.49 / 97.58 |" in table(
+        made, list(PUBLISHED)
+    )
+    assert "| default | – | 10.00 / 10.00 % | – |" in failures(made, list(PUBLISHED), MARKS[0])
+
+
+def test_flags_that_cannot_be_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, text in (
+        (["--data", "/nowhere"], "no lists in /nowhere"),
+        (["--only", "x"], "invalid choice"),
+        (["--sed"], "--sed"),
+    ):
+        monkeypatch.setattr("sys.argv", ["bench.placement", *flags])
+        with pytest.raises(SystemExit) as ended:
+            placement.main()
+        assert ended.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert text in line

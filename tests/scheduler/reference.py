@@ -1,0 +1,59 @@
+"""Placement as its rules say it, in plain Python: slow, and independent of what is tested."""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk
+
+
+@dataclass
+class Node:
+    """What is left of a node."""
+
+    spec: NodeSpec
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    milli: list[int] = field(default_factory=list)
+    mib: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cpu_milli, self.memory_mib = self.spec.cpu_milli, self.spec.memory_mib
+        self.milli = [DEVICE_MILLI] * self.spec.devices
+        self.mib = [self.spec.device_mib] * self.spec.devices
+
+    def share_mib(self, milli: int, mib: int | None) -> int:
+        if not self.spec.device_mib:
+            return 0
+        return self.spec.device_mib * milli // DEVICE_MILLI if mib is None else mib
+
+    def fits_one_share(self, ask: PodAsk) -> bool:
+        """Tell whether a pod with at most one share fits."""
+        if self.cpu_milli < ask.cpu_milli or self.memory_mib < ask.memory_mib:
+            return False
+        if not ask.shares:
+            return True
+        if ask.models and self.spec.model not in ask.models:
+            return False
+        [share] = ask.shares
+        return any(
+            all(
+                self.milli[device] >= share.milli and self.mib[device] >= self.share_mib(share.milli, share.mib)
+                for device in devices
+            )
+            for devices in combinations(range(self.spec.devices), share.devices)
+        )
+
+    def take(self, ask: PodAsk, devices: tuple[tuple[int, ...], ...], sign: int = 1) -> None:
+        self.cpu_milli -= sign * ask.cpu_milli
+        self.memory_mib -= sign * ask.memory_mib
+        for share, on in zip(ask.shares, devices, strict=True):
+            assert len(set(on)) == share.devices
+            for device in on:
+                self.milli[device] -= sign * share.milli
+                self.mib[device] -= sign * self.share_mib(share.milli, share.mib)
+
+    def validate(self) -> None:
+        assert self.cpu_milli >= 0
+        assert self.memory_mib >= 0
+        assert all(0 <= milli <= DEVICE_MILLI for milli in self.milli)
+        assert all(0 <= mib <= self.spec.device_mib for mib in self.mib)

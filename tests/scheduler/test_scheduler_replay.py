@@ -1,0 +1,118 @@
+"""A replay follows its protocol, an independent look at its placements finds nothing wrong, and policies do differ."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from reference import Node
+
+from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.policy import ROWS
+from sharepod.scheduler.replay import Placed, arrivals, check_lists, replay
+from sharepod.scheduler.trace import NamedPod, read_nodes, read_pods
+
+NODES = [
+    *(NodeSpec(f"big-{n}", 32_000, 65_536, 8, "A") for n in range(3)),
+    *(NodeSpec(f"small-{n}", 24_000, 65_536, 2, "B") for n in range(6)),
+    NodeSpec("none", 64_000, 65_536, 0),
+]
+
+
+def pod(name: str, milli: int, devices: int = 1, cpu_milli: int = 1000, models: str = "") -> NamedPod:
+    return NamedPod(name, PodAsk(cpu_milli, 512, (ShareAsk(milli, devices, 0),), frozenset(models.split())))
+
+
+PODS = [
+    *(pod(f"whole-{n}", 1000, cpu_milli=4000) for n in range(8)),
+    *(pod(f"most-{n}", 810) for n in range(6)),
+    *(pod(f"half-{n}", 470, models="B") for n in range(6)),
+    *(pod(f"bit-{n}", 160) for n in range(4)),
+    pod("wide", 1000, 4),
+    *(NamedPod(f"plain-{n}", PodAsk(2000, 1024)) for n in range(4)),
+]
+
+
+def check_placements(nodes: list[NodeSpec], pods: list[NamedPod], placed: list[Placed]) -> None:
+    """Check a run pod by pod against the rules: nothing is given twice, and what fits somewhere is not refused."""
+    state = {node.name: Node(node) for node in nodes}
+    asks = {pod.name: pod.ask for pod in pods}
+    for one in placed:
+        ask = asks[one.pod]
+        if not one.node:
+            assert not any(node.fits_one_share(ask) for node in state.values()), f"{one.pod} fits and was refused"
+            continue
+        node = state[one.node]
+        assert not ask.models or not ask.shares or node.spec.model in ask.models
+        assert one.milli == (ask.shares[0].milli if ask.shares else 0)
+        node.take(ask, (one.devices,) if ask.shares else ())
+        node.validate()
+
+
+def run(policy: str, seed: int = 0, arrive: float = 1.3) -> tuple[list[Placed], object]:
+    placed: list[Placed] = []
+    outcome = replay(NODES, PODS, policy, arrive=arrive, seed=seed, tell=placed.append)
+    return placed, outcome
+
+
+@pytest.mark.parametrize("policy", ROWS)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_policy_gives_anything_twice_or_refuses_what_fits(policy: str, seed: int) -> None:
+    placed, _ = run(policy, seed)
+    check_placements(NODES, PODS, placed)
+    assert any(not one.node for one in placed), "the cluster is asked for more than it has"
+
+
+def test_the_checker_finds_what_is_wrong() -> None:
+    placed, _ = run("worth")
+    first = next(one for one in placed if one.milli == 1000)
+    with pytest.raises(AssertionError):
+        check_placements(NODES, PODS, [first, first])
+    with pytest.raises(AssertionError, match="fits and was refused"):
+        check_placements(NODES, PODS, [Placed(first.pod, "", (), 0)])
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_another() -> None:
+    assert run("worth", 1) == run("worth", 1)
+    assert run("worth", 1)[0] != run("worth", 2)[0]
+
+
+def test_all_of_the_list_comes_once_before_any_comes_again() -> None:
+    wanted = 3 * sum(pod.ask.milli for pod in PODS)
+    came = list(arrivals(PODS, wanted, 7))
+    assert sorted(pod.name for pod in came[: len(PODS)]) == sorted(pod.name for pod in PODS)
+    assert [pod.name for pod in came[: len(PODS)]] != [pod.name for pod in PODS]
+    assert sum(pod.ask.milli for pod in came[:-1]) < wanted <= sum(pod.ask.milli for pod in came)
+    assert len(Counter(pod.name for pod in came)) == len(PODS)
+
+
+def test_the_points_tell_what_happened() -> None:
+    placed, outcome = run("fgd", arrive=1.0)
+    capacity = 1000 * sum(node.devices for node in NODES)
+    last = outcome.points[-1]  # type: ignore[attr-defined]
+    given = sum(one.milli * len(one.devices) for one in placed)
+    assert last.allocated == given / capacity
+    assert len(outcome.points) == int(100 * last.arrived)  # type: ignore[attr-defined]
+    failed = {size: (lost, came) for size, lost, came in last.failed}
+    assert sum(came for _, came in failed.values()) == len(placed)
+    assert sum(lost for lost, _ in failed.values()) == sum(not one.node for one in placed)
+    assert set(failed) == {"CPU", "share", "1 GPU", "4 GPU"}
+    assert 0 <= last.fragmented <= 1 - last.allocated + 1e-9
+
+
+def test_lists_on_which_nothing_can_be_placed_are_refused() -> None:
+    with pytest.raises(PlacementError, match="no node of the list has a device"):
+        check_lists(NODES[-1:], PODS)
+    with pytest.raises(PlacementError, match="no pod of the list asks for a device"):
+        check_lists(NODES, PODS[-2:])
+
+
+def test_a_production_trace_is_replayed_better_than_by_what_is_published(shared_data: Path) -> None:
+    nodes = read_nodes(shared_data / "openb" / "openb_node_list_gpu_node.csv.gz")
+    pods = read_pods(shared_data / "openb" / "openb_pod_list_gpushare100.csv.gz")
+    placed: list[Placed] = []
+    ours = replay(nodes, pods, "worth", arrive=1.0, seed=0, tell=placed.append).points[-1]
+    theirs = replay(nodes, pods, "fgd", arrive=1.0, seed=0).points[-1]
+    assert 100 * theirs.allocated == pytest.approx(86.64, abs=1.0)  # published, the mean of ten seeds
+    assert ours.allocated > theirs.allocated + 0.005
+    check_placements(nodes, pods, placed)
