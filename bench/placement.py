@@ -10,12 +10,13 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.entry import Parser, run
 from bench.table import RESULTS
+from sharepod.cli.errors import CliError
+from sharepod.cli.workers import side_by_side
 from sharepod.scheduler.errors import TraceError
 from sharepod.scheduler.replay import Outcome, Point, replay
 from sharepod.scheduler.trace import read_nodes, read_pods
@@ -87,12 +88,11 @@ def measure(folder: Path, workloads: Sequence[str], seeds: int) -> dict[tuple[st
     keys = [(workload, policy) for workload in workloads for policy in POLICIES]
     tasks = [(folder, workload, policy, seed) for workload, policy in keys for seed in range(seeds)]
     results = {}
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        outcomes = pool.map(_one, tasks)
-        for workload, policy in keys:
-            result = Result(policy, workload, tuple(next(outcomes) for _ in range(seeds)))
-            results[workload, policy] = result
-            print(f"{workload} {policy}: {_pair(result)}", file=sys.stderr, flush=True)
+    outcomes = side_by_side(_one, tasks, os.cpu_count() or 1)
+    for workload, policy in keys:
+        result = Result(policy, workload, tuple(next(outcomes) for _ in range(seeds)))
+        results[workload, policy] = result
+        print(f"{workload} {policy}: {_pair(result)}", file=sys.stderr, flush=True)
     return results
 
 
@@ -139,9 +139,10 @@ def failures(results: dict[tuple[str, str], Result], workloads: Sequence[str], m
 def bars(results: dict[tuple[str, str], Result], workloads: Sequence[str]) -> list[tuple[str, str, bool]]:
     """Return each bar, what was measured, and whether it is met."""
     off = {
-        f"{name} on {workload}": abs(results[workload, policy].mean(MARKS[0]) - published[0])
+        f"{name} on {workload} at {100 * mark:.0f} %": abs(results[workload, policy].mean(mark) - figure)
         for workload in workloads
         for policy, name, published in zip(("binpack", "fgd"), ("BestFit", "FGD"), PUBLISHED[workload], strict=True)
+        for mark, figure in zip(MARKS, published, strict=True)
     }
     furthest = max(off, key=lambda name: off[name])
     gain = {mark: {name: statistics.fmean(gains(results, name, mark)) for name in workloads} for mark in MARKS}
@@ -159,7 +160,8 @@ def bars(results: dict[tuple[str, str], Result], workloads: Sequence[str]) -> li
         *((f"above FGD on every workload at {100 * mark:.0f} %", f"least {min(values.values()):+.2f} pp",
            min(values.values()) > 0) for mark, values in gain.items()),
         (f"mean gain at 100 % at least {GAIN_MEAN_PP} pp", f"{mean:+.2f} pp", mean >= GAIN_MEAN_PP),
-        (f"gain at least {GAIN_MOST_PP} pp on {GAIN_MOST} workloads", f"on {many}", many >= GAIN_MOST),
+        (f"gain at least {GAIN_MOST_PP} pp on {GAIN_MOST} of 11 workloads", f"on {many} of {len(workloads)}",
+         many >= GAIN_MOST - len(PUBLISHED) + len(workloads)),
         (f"failures of each size at most {FAILURES_PP:g} pp above FGD's", f"{more[worst]:+.2f} pp ({worst})",
          more[worst] <= FAILURES_PP),
     ]  # fmt: skip
@@ -194,7 +196,8 @@ def save(results: dict[tuple[str, str], Result], text: str) -> None:
         for (workload, policy), result in results.items()
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "placement.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in kept.items())
+    (RESULTS / "placement.json").write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
     (RESULTS / "placement.md").write_text(text + "\n", encoding="utf-8")
 
 
@@ -222,4 +225,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run(main, TraceError)
+    run(main, TraceError, CliError)

@@ -69,6 +69,14 @@ def write_file(path: Path, text: str) -> None:
         raise CliError(f"cannot write {path}: {error.strerror}: choose another file") from None
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file. Raises CliError."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}: choose another file") from None
+
+
 def note(text: str) -> None:
     """Print one line to stderr: what happens, beside the output proper."""
     sys.stderr.write(f"sharepod: {text}\n")

@@ -6,21 +6,22 @@ import csv
 import io
 import os
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sharepod.cli.console import check_writable, note, show, show_json, write_file
+from sharepod.cli.console import check_writable, note, show, show_json, write_bytes, write_file
+from sharepod.cli.ending import end_in_order
 from sharepod.cli.errors import CliError, UsageError
 from sharepod.cli.options import Output, OutputOption
+from sharepod.cli.workers import side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from rich.table import Table
+    from rich.console import Group
 
     from sharepod.scheduler.ask import NodeSpec
     from sharepod.scheduler.replay import Outcome, Placed
@@ -41,6 +42,7 @@ class _Task:
     policy: str
     arrive: float
     seed: int
+    keeps_places: bool
 
 
 def simulate(
@@ -78,7 +80,8 @@ def simulate(
     """
     names = _policies(policy)
     _check(arrive, seeds, jobs, names, placements, picture)
-    tasks = _tasks(nodes, pods, names, arrive, seeds)
+    _check_files(nodes, pods, placements, picture)
+    tasks = _tasks(nodes, pods, names, arrive, seeds, keeps_places=placements is not None)
     results = _run(tasks, jobs or os.cpu_count() or 1)
     outcomes = [outcome for outcome, _ in results]
     if placements is not None:
@@ -116,34 +119,49 @@ def _check(
         raise UsageError(f"--placements is for one policy, --policy names {len(names)}: run them one by one")
     if picture is not None and picture.suffix != ".png":
         raise UsageError(f"--picture {picture} is no PNG: give a name that ends in .png")
+    if picture is not None:
+        _curve()
     for path in (placements, picture):
         if path is not None:
             check_writable(path)
 
 
-def _tasks(nodes: Path, pods: Path, names: Sequence[str], arrive: float, seeds: int) -> list[_Task]:
+def _check_files(nodes: Path, pods: Path, placements: Path | None, picture: Path | None) -> None:
+    named = {"--nodes": nodes, "--pods": pods, "--placements": placements, "--picture": picture}
+    given = [(flag, path.resolve()) for flag, path in named.items() if path is not None]
+    for flag, path in given:
+        twin = next((other for other, same in given if same == path and other != flag), None)
+        if twin is not None:
+            raise UsageError(f"{flag} and {twin} are the same file: give each its own")
+
+
+def _tasks(
+    nodes: Path, pods: Path, names: Sequence[str], arrive: float, seeds: int, *, keeps_places: bool
+) -> list[_Task]:
     try:
         from sharepod.scheduler.errors import PlacementError
-        from sharepod.scheduler.replay import check_lists
+        from sharepod.scheduler.replay import check_lists, unknown_models
         from sharepod.scheduler.trace import read_nodes, read_pods
     except ImportError as error:
         raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
     try:
         specs, named = read_nodes(nodes), read_pods(pods)
-        check_lists(specs, named)
+        check_lists(specs, named, arrive)
     except PlacementError as error:
         raise CliError(str(error)) from None
-    return [_Task(specs, named, name, arrive, seed) for name in names for seed in range(seeds)]
+    if unknown := unknown_models(specs, named):
+        note(f"pods insist on models that no node has and will fail: {', '.join(unknown)}")
+    return [_Task(specs, named, name, arrive, seed, keeps_places) for name in names for seed in range(seeds)]
 
 
 def _run(tasks: Sequence[_Task], jobs: int) -> list[tuple[Outcome, list[Placed]]]:
+    end_in_order()
     results = []
-    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
-        for number, result in enumerate(pool.map(_replay, tasks), start=1):
-            results.append(result)
-            outcome = result[0]
-            allocated = 100 * outcome.points[-1].allocated
-            note(f"{number} of {len(tasks)}: {outcome.policy}, seed {outcome.seed}: {allocated:.2f} % allocated")
+    for number, result in enumerate(side_by_side(_replay, tasks, jobs), start=1):
+        results.append(result)
+        outcome = result[0]
+        allocated = 100 * outcome.points[-1].allocated
+        note(f"{number} of {len(tasks)}: {outcome.policy}, seed {outcome.seed}: {allocated:.2f} % allocated")
     return results
 
 
@@ -151,7 +169,8 @@ def _replay(task: _Task) -> tuple[Outcome, list[Placed]]:
     from sharepod.scheduler.replay import replay
 
     placed: list[Placed] = []
-    outcome = replay(task.nodes, task.pods, task.policy, arrive=task.arrive, seed=task.seed, tell=placed.append)
+    tell = placed.append if task.keeps_places else lambda _: None
+    outcome = replay(task.nodes, task.pods, task.policy, arrive=task.arrive, seed=task.seed, tell=tell)
     return outcome, placed
 
 
@@ -175,26 +194,26 @@ def _failed(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, int]]
     return {size: {"failed": failed, "arrived": came} for size, failed, came in counts}
 
 
-def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float) -> Table:
+def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float) -> Group:
+    from rich.console import Group
+
     from sharepod.cli.tables import table
 
     marks = [WHOLE, arrive] if arrive > WHOLE else [arrive]
     sizes = sorted({size for outcome in outcomes for size, _, _ in outcome.points[-1].failed}, key=_size_order)
-    drawn = table("POLICY", ">ARRIVED", ">ALLOCATED", ">FRAGMENTED", *(f">FAILED {size}" for size in sizes))
+    totals = table("POLICY", ">ASKED FOR", ">ALLOCATED", ">FRAGMENTED")
+    failures = table("POLICY", ">ASKED FOR", *(f">{size} FAILED" for size in sizes))
     for name in names:
         for mark in marks:
             points = [outcome.at(mark) for outcome in outcomes if outcome.policy == name]
-            failed = [
-                _part_failed([{s: (f, c) for s, f, c in point.failed}.get(size) for point in points]) for size in sizes
-            ]
-            drawn.add_row(
-                name,
-                f"{100 * mark:.0f} %",
-                _spread([100 * point.allocated for point in points]),
-                f"{statistics.fmean(100 * point.fragmented for point in points):.2f} %",
-                *failed,
+            asked = f"{100 * mark:g} %"
+            allocated = _spread([100 * point.allocated for point in points])
+            totals.add_row(
+                name, asked, allocated, f"{statistics.fmean(100 * point.fragmented for point in points):.2f} %"
             )
-    return drawn
+            counts = [{size: (failed, came) for size, failed, came in point.failed} for point in points]
+            failures.add_row(name, asked, *(_part_failed([count.get(size) for count in counts]) for size in sizes))
+    return Group(totals, "", failures)
 
 
 def _size_order(size: str) -> tuple[bool, bool, int]:
@@ -213,10 +232,6 @@ def _part_failed(counts: Sequence[tuple[int, int] | None]) -> str:
 
 
 def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None:
-    try:
-        from sharepod.cli.curve import png
-    except ImportError as error:
-        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
     curves = {}
     for name in names:
         own = [outcome.points for outcome in outcomes if outcome.policy == name]
@@ -224,4 +239,12 @@ def _draw(path: Path, outcomes: Sequence[Outcome], names: Sequence[str]) -> None
             (statistics.fmean(p.arrived for p in at), statistics.fmean(p.allocated for p in at))
             for at in zip(*own, strict=False)
         ]
-    path.write_bytes(png(curves))
+    write_bytes(path, _curve()(curves))
+
+
+def _curve() -> Callable[[Mapping[str, Sequence[tuple[float, float]]]], bytes]:
+    try:
+        from sharepod.cli.curve import png
+    except ImportError as error:
+        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
+    return png

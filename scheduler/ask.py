@@ -9,6 +9,8 @@ from sharepod.scheduler.errors import PlacementError
 
 DEVICE_MILLI: Final = 1000
 """The time of one device; 10 are one unit of `sharepod.io/gpu`."""
+STEP_MILLI: Final = 10
+"""Sizes and residues are told apart in these steps."""
 NODE_DEVICES_MAX: Final = 16
 SHARES_MAX: Final = 8
 _AMOUNT_MAX: Final = 2**31 - 1
@@ -64,8 +66,9 @@ class PodAsk:
         """Return the class under which it is counted: `CPU`, `share`, or the number of whole devices."""
         if not self.shares:
             return "CPU"
-        whole, rest = divmod(self.milli, DEVICE_MILLI)
-        return "share" if rest else f"{whole} GPU"
+        if any(share.milli < DEVICE_MILLI for share in self.shares):
+            return "share"
+        return f"{self.milli // DEVICE_MILLI} GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class NodeSpec:
     """Memory of each device; 0: not known, and not counted."""
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise PlacementError("a node has no name: give each its own")
         _check(f"node {self.name} with", self.cpu_milli, 0, _AMOUNT_MAX, "thousandths of a processor")
         _check(f"node {self.name} with", self.memory_mib, 0, _AMOUNT_MAX, "MiB")
         _check(f"node {self.name} with", self.devices, 0, NODE_DEVICES_MAX, "devices")

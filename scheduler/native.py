@@ -1,4 +1,7 @@
-"""The cluster's nodes and what is left of them, in C: the only importer of `sharepod.scheduler._native`."""
+"""The cluster's nodes and what is left of them, in C: the only importer of `sharepod.scheduler._native`.
+
+A board and its policies belong to one thread.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.ask import DEVICE_MILLI, NODE_DEVICES_MAX, SHARES_MAX, STEP_MILLI
 from sharepod.scheduler.errors import PlacementError
 
 if TYPE_CHECKING:
@@ -70,6 +73,16 @@ class Judged:
     devices: tuple[tuple[int, ...], ...]
 
 
+for _ours, _theirs in (
+    (DEVICE_MILLI, _lib.SP_DEVICE_MILLI),
+    (NODE_DEVICES_MAX, _lib.SP_NODE_DEVICES),
+    (SHARES_MAX, _lib.SP_ASK_SHARES),
+    (STEP_MILLI, _lib.SP_STEP_MILLI),
+):
+    if _ours != _theirs:
+        raise ImportError("sharepod.scheduler._native was built from other sources: build it again")
+
+
 class Models:
     """Names of device models and their bits."""
 
@@ -99,7 +112,7 @@ class NativePolicy:
         self, rule: Rule, models: Models, kinds: Sequence[tuple[Kind, float, float]], grain_milli: float
     ) -> None:
         """Take kinds with their part and their worth in milli."""
-        self._models = models
+        self.models = models
         self._kinds = _ffi.new("struct sp_kind[]", max(1, len(kinds)))
         for native, (kind, part, worth) in zip(self._kinds, kinds, strict=False):
             native.part, native.worth, native.wanted = part, worth, 0.0
@@ -115,13 +128,13 @@ class NativePolicy:
         for index, price in enumerate(prices):
             self.native.price[index] = price
         _lib.sp_fill_worth(
-            self._tables, self.native.price, max(1, len(self._models)), self._kinds, self.native.kinds, offers
+            self._tables, self.native.price, max(1, len(self.models)), self._kinds, self.native.kinds, offers
         )
 
     def set_crowding(self, milli_per_milli: Mapping[str, float]) -> None:
         """Set what a milli of a device of each model costs beside what it is worth."""
         for name, cost in milli_per_milli.items():
-            self.native.crowding[self._models.index(name)] = cost
+            self.native.crowding[self.models.index(name)] = cost
 
     def set_wanted(self, index: int, milli_per_milli: float) -> None:
         """Set what a lost milli of room for a kind costs."""
@@ -133,7 +146,7 @@ class Board:
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self.nodes = tuple(nodes)
-        self.models = Models(node.model for node in nodes)
+        self.models = Models(node.model for node in nodes if node.devices)
         self._nodes = _ffi.new("struct sp_node[]", max(1, len(nodes)))
         self._all = _ffi.new("int32_t[]", [*range(len(nodes))])
         self._choices = _ffi.new("struct sp_choice[]", max(1, len(nodes)))
@@ -142,17 +155,17 @@ class Board:
         """Left of the devices of each model, in all."""
         for native, node in zip(self._nodes, nodes, strict=False):
             native.cpu_milli, native.memory_mib = node.cpu_milli, node.memory_mib
-            native.model, native.devices, native.device_mib = (
-                self.models.index(node.model),
-                node.devices,
-                node.device_mib,
-            )
+            native.devices, native.device_mib = node.devices, node.device_mib
+            if not node.devices:
+                continue
+            native.model = self.models.index(node.model)
             for index in range(node.devices):
                 native.free_milli[index], native.free_mib[index] = DEVICE_MILLI, node.device_mib
             self.free_milli[node.model] += node.devices * DEVICE_MILLI
 
     def best(self, ask: PodAsk, policy: NativePolicy) -> Place | None:
         """Return where a pod goes among all nodes, the first of equal ones; None: it fits nowhere."""
+        self._check_policy(policy)
         _lib.sp_rank(self._nodes, self._all, _ffi.NULL, len(self.nodes), self._ask(ask), policy.native, self._choices)
         best = _lib.sp_best(self._choices, len(self.nodes))
         return Place(best, self._devices(self._choices[best], ask)) if best >= 0 else None
@@ -161,6 +174,12 @@ class Board:
         self, ask: PodAsk, policy: NativePolicy, candidates: Sequence[int], allowed: Sequence[int] | None = None
     ) -> list[Judged]:
         """Judge nodes, in their order; `allowed` has for each the bits of the devices that the pod may have."""
+        self._check_policy(policy)
+        outside = [node for node in candidates if not 0 <= node < len(self.nodes)]
+        if outside:
+            raise PlacementError(f"node {outside[0]} is not of this board: it has {len(self.nodes)}")
+        if allowed is not None and len(allowed) != len(candidates):
+            raise PlacementError(f"{len(allowed)} sets of devices for {len(candidates)} nodes: give one for each")
         indices = _ffi.new("int32_t[]", list(candidates))
         masks = _ffi.NULL if allowed is None else _ffi.new("uint16_t[]", list(allowed))
         choices = _ffi.new("struct sp_choice[]", len(candidates))
@@ -172,14 +191,17 @@ class Board:
 
     def take(self, ask: PodAsk, place: Place) -> None:
         """Take what a pod asks for from its place. Raises PlacementError, and takes nothing, when it is not there."""
+        self._check_place(ask, place)
         if not _lib.sp_take(self._nodes + place.node, self._ask(ask), _masks(place)):
             raise PlacementError(f"{self.nodes[place.node].name} has not what the pod was placed for: place it again")
-        self.free_milli[self.nodes[place.node].model] -= ask.milli
+        self._count(place, -ask.milli)
 
     def give_back(self, ask: PodAsk, place: Place) -> None:
-        """Undo `take`."""
-        _lib.sp_give_back(self._nodes + place.node, self._ask(ask), _masks(place))
-        self.free_milli[self.nodes[place.node].model] += ask.milli
+        """Undo `take`. Raises PlacementError, and gives nothing back, when more would be left than there is."""
+        self._check_place(ask, place)
+        if not _lib.sp_give_back(self._nodes + place.node, self._ask(ask), _masks(place)):
+            raise PlacementError(f"{self.nodes[place.node].name} had not given that to the pod: look at it again")
+        self._count(place, ask.milli)
 
     def left(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """Return what is left of a node: processors in milli, memory in MiB, and the milli of each device."""
@@ -193,6 +215,23 @@ class Board:
     def room(self, policy: NativePolicy, index: int) -> int:
         """Return how many pods of the policy's kind of that index would fit, were they alone."""
         return int(_lib.sp_room(self._nodes, len(self.nodes), policy.native.kind + index))
+
+    def _count(self, place: Place, milli: int) -> None:
+        if milli:
+            self.free_milli[self.nodes[place.node].model] += milli
+
+    def _check_policy(self, policy: NativePolicy) -> None:
+        if policy.models.names != self.models.names:
+            raise PlacementError("the policy is another board's: make one for this board")
+
+    def _check_place(self, ask: PodAsk, place: Place) -> None:
+        """Raise PlacementError for what C would take on trust."""
+        node = self.nodes[place.node] if 0 <= place.node < len(self.nodes) else None
+        counts = [len(set(devices)) for devices in place.devices]
+        if node is None or counts != [share.devices for share in ask.shares]:
+            raise PlacementError(f"{place} is no place for {ask}: it has another number of shares or devices")
+        if not all(0 <= device < node.devices for devices in place.devices for device in devices):
+            raise PlacementError(f"{place} is no place: {node.name} has {node.devices} devices")
 
     def _ask(self, ask: PodAsk) -> Any:
         native = self._asks.get(ask)

@@ -11,6 +11,10 @@
 #define PACK_CPU_MILLI    128000.0
 #define PACK_DEVICE_MILLI 8000.0
 #define PACK_LEVELS       1e9
+#define SEARCH_STEPS      20000
+
+_Static_assert(SP_NODE_DEVICES <= 16, "a bit of uint16_t for each");
+_Static_assert(SP_MODELS <= 32, "a bit of uint32_t for each");
 
 static int32_t share_mib(const struct sp_node *node, const struct sp_share *share) {
   if (share->mib >= 0)
@@ -30,30 +34,42 @@ static void take_on(struct sp_node *node, const struct sp_share *share, int32_t 
   node->free_mib[device] -= sign * share_mib(node, share);
 }
 
-static void take_all(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices, int32_t sign) {
-  node->cpu_milli -= sign * ask->cpu_milli;
-  node->memory_mib -= sign * ask->memory_mib;
-  for (int32_t i = 0; i < ask->shares; i++)
-    for (int32_t device = 0; device < node->devices; device++)
-      if (devices[i] >> device & 1)
-        take_on(node, &ask->share[i], device, sign);
+/* Adds up what a pod takes of each device in 64 bits: shares of one pod may be on one device. */
+static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices, int64_t sign) {
+  int64_t milli[SP_NODE_DEVICES], mib[SP_NODE_DEVICES];
+  int64_t cpu = node->cpu_milli - sign * ask->cpu_milli, memory = node->memory_mib - sign * ask->memory_mib;
+  int holds = cpu >= 0 && memory >= 0;
+  for (int32_t device = 0; device < node->devices; device++) {
+    milli[device] = node->free_milli[device];
+    mib[device] = node->free_mib[device];
+    for (int32_t i = 0; i < ask->shares; i++) {
+      if (!(devices[i] >> device & 1))
+        continue;
+      milli[device] -= sign * ask->share[i].milli;
+      mib[device] -= sign * share_mib(node, &ask->share[i]);
+    }
+    holds = holds && milli[device] >= 0 && milli[device] <= SP_DEVICE_MILLI && mib[device] >= 0 &&
+            mib[device] <= node->device_mib;
+  }
+  if (!holds)
+    return 0;
+  node->cpu_milli = cpu;
+  node->memory_mib = memory;
+  for (int32_t device = 0; device < node->devices; device++) {
+    node->free_milli[device] = (int32_t)milli[device];
+    node->free_mib[device] = (int32_t)mib[device];
+  }
+  return 1;
 }
 
 /* Returns 0, and takes nothing, when the node has not all of it. */
 int32_t sp_take(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
-  struct sp_node after = *node;
-  take_all(&after, ask, devices, 1);
-  if (after.cpu_milli < 0 || after.memory_mib < 0)
-    return 0;
-  for (int32_t i = 0; i < after.devices; i++)
-    if (after.free_milli[i] < 0 || after.free_mib[i] < 0)
-      return 0;
-  *node = after;
-  return 1;
+  return change(node, ask, devices, 1);
 }
 
-void sp_give_back(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
-  take_all(node, ask, devices, -1);
+/* Returns 0, and gives nothing back, when a device would have more left than there is of it. */
+int32_t sp_give_back(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
+  return change(node, ask, devices, -1);
 }
 
 /* The part of what is left on a node that an expected pod could not use, for each kind by its part of all pods
@@ -187,14 +203,13 @@ static int32_t cheapest(const struct sp_policy *policy, struct sp_node *node, co
   return best;
 }
 
+/* Each share where it costs least, one after the other. */
 static enum sp_verdict choose(const struct sp_policy *policy, struct sp_node *node, const struct sp_ask *ask,
                               uint16_t allowed, uint16_t *devices) {
   for (int32_t i = 0; i < ask->shares; i++) {
     const struct sp_share *share = &ask->share[i];
-    uint16_t open = allowed;
-    if (share->beside >= 0)
-      open &= devices[share->beside];
-    enum sp_verdict verdict = fitting(node, share, open, &open);
+    uint16_t open = 0;
+    enum sp_verdict verdict = fitting(node, share, share->beside >= 0 ? devices[share->beside] : allowed, &open);
     if (verdict != SP_FITS)
       return verdict;
     devices[i] = 0;
@@ -206,6 +221,56 @@ static enum sp_verdict choose(const struct sp_policy *policy, struct sp_node *no
     }
   }
   return SP_FITS;
+}
+
+struct search {
+  const struct sp_ask *ask;
+  struct sp_node *node;
+  uint16_t allowed;
+  uint16_t *devices;
+  int32_t steps; /* that are left: a pod may be a riddle */
+};
+
+/* Any way to place what is left of share `i` on devices from `from` on, and all shares after it. */
+static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t from) {
+  if (i == search->ask->shares)
+    return 1;
+  const struct sp_share *share = &search->ask->share[i];
+  uint16_t open = 0;
+  if (placed == share->devices) {
+    if (i + 1 < search->ask->shares)
+      search->devices[i + 1] = 0;
+    return place_rest(search, i + 1, 0, 0);
+  }
+  fitting(search->node, share, share->beside >= 0 ? search->devices[share->beside] : search->allowed, &open);
+  for (int32_t device = from; device < search->node->devices && search->steps > 0; device++) {
+    if (!(open >> device & 1))
+      continue;
+    search->steps--;
+    search->devices[i] |= (uint16_t)(1U << device);
+    take_on(search->node, share, device, 1);
+    if (place_rest(search, i, placed + 1, device + 1))
+      return 1;
+    take_on(search->node, share, device, -1);
+    search->devices[i] &= (uint16_t)~(1U << device);
+  }
+  return 0;
+}
+
+/* One share after the other may leave no room for a later one where another order does: then any way that fits is
+ * taken. */
+static enum sp_verdict choose_or_search(const struct sp_policy *policy, struct sp_node *node, const struct sp_ask *ask,
+                                        uint16_t allowed, uint16_t *devices) {
+  struct sp_node before = *node;
+  enum sp_verdict verdict = choose(policy, node, ask, allowed, devices);
+  if (verdict == SP_FITS)
+    return verdict;
+  memset(devices, 0, sizeof(uint16_t) * SP_ASK_SHARES);
+  if (ask->shares < 2)
+    return verdict;
+  *node = before;
+  struct search search = {ask, node, allowed, devices, SEARCH_STEPS};
+  return place_rest(&search, 0, 0, 0) ? SP_FITS : verdict;
 }
 
 static void judge(const struct sp_node *node, const struct sp_ask *ask, const struct sp_policy *policy,
@@ -222,7 +287,7 @@ static void judge(const struct sp_node *node, const struct sp_ask *ask, const st
   struct sp_node after = *node;
   after.cpu_milli -= ask->cpu_milli;
   after.memory_mib -= ask->memory_mib;
-  choice->verdict = choose(policy, &after, ask, allowed, choice->devices);
+  choice->verdict = choose_or_search(policy, &after, ask, allowed, choice->devices);
   if (choice->verdict != SP_FITS)
     return;
   choice->cost = cost_of(policy, node, potential(policy, node), potential(policy, &after), &after);

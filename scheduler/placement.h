@@ -14,6 +14,7 @@
 #define SP_MODELS       32
 #define SP_PRICES       24
 #define SP_STEPS        101
+#define SP_STEP_MILLI   10
 #define SP_DEVICE_MILLI 1000
 
 /* Why a node cannot take a pod; the first that holds, in this order. */
@@ -57,7 +58,7 @@ struct sp_ask {
 struct sp_kind {
   double part;   /* of all pods, or of those that ask for devices: as the rule needs it (policy.py) */
   double wanted; /* milli that a lost milli of room for it costs: how scarce such room is (SP_WORTH) */
-  double worth;  /* milli of a device that it takes in effect: with what nothing else can fill (worth.py) */
+  double worth;  /* milli of a device that it takes in effect: with what nothing else can fill (sizes.py) */
   int64_t cpu_milli;
   int32_t milli; /* of each device */
   int32_t devices;
@@ -92,7 +93,7 @@ void sp_rank(const struct sp_node *, const int32_t *, const uint16_t *, int32_t,
              const struct sp_policy *, struct sp_choice *);
 int32_t sp_best(const struct sp_choice *, int32_t);
 int32_t sp_take(struct sp_node *, const struct sp_ask *, const uint16_t *);
-void sp_give_back(struct sp_node *, const struct sp_ask *, const uint16_t *);
+int32_t sp_give_back(struct sp_node *, const struct sp_ask *, const uint16_t *);
 int64_t sp_room(const struct sp_node *, int32_t, const struct sp_kind *);
 double sp_fragmentation(const struct sp_node *, int32_t, const struct sp_kind *, int32_t);
 void sp_fill_worth(float *, const double *, int32_t, const struct sp_kind *, int32_t, int32_t);

@@ -5,13 +5,12 @@ of the expected mix were offered to it, one by one, and each taken when that is 
 after it (a stochastic knapsack); a share counts with its size in effect (`sizes.py`), less the price of its
 processors. Of the prices that one counts which makes the whole node, its processors and its devices, worth least
 (`worth.c`). So a share goes where it fills a hole that little else fills, and pods that need many processors go where
-those are not what runs out. To that come two prices that are the cluster's, not the node's, and that grow with the
-square of how scarce a thing is: room for pods that take several devices, and devices of models that many insist on.
+those are not what runs out. To that come two prices that are the cluster's, not the node's, and that grow with a
+power of how scarce a thing is: room for pods that take several devices, and devices of models that some insist on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.scheduler.ask import DEVICE_MILLI
@@ -27,8 +26,8 @@ OFFERS: Final = 60
 """Pods that come to a device before it is judged. Fewer, and holes for rare shares are kept too little; many more, and
 every hole seems to be filled in the end."""
 GRAIN_MILLI: Final = 20.0
-"""Losses this close are equal, and the earlier node gets the pod: nodes are filled one after another, with what goes
-together, and none is preferred for a little."""
+"""Losses are counted in these, and of equal ones the earlier node gets the pod: nodes are filled one after another,
+with what goes together, and none is preferred for a little."""
 CROWDING_WEIGHT: Final = 1.0
 CROWDING_POWER: Final = 4
 WIDE_WEIGHT: Final = 0.1
@@ -38,24 +37,16 @@ TYPICAL: Final = 0.95
 """FGD looks at the most frequent kinds that make up so much of the mix, those without devices among them, as its
 authors' simulator does: with all kinds it is off the published figures where there are many (gpuspec25, +0.8 pp)."""
 PRICE_STEP: Final = 0.8
-REFRESH: Final = 50
-"""Placements between two looks at what is scarce in the cluster."""
 _ROOM_LEAST: Final = DEVICE_MILLI
 """Nothing is infinitely scarce."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    rule: Rule
-    summary: str
-
-
 ROWS: Final = {
-    "worth": _Row(Rule.WORTH, "keeps what is left worth the most to the pods that are expected"),
-    "fgd": _Row(Rule.FGD, "least growth of expected fragmentation (Weng et al., ATC 2023)"),
-    "binpack": _Row(Rule.BINPACK, "the node with the least left, the fullest device that fits"),
-    "consolidate": _Row(Rule.CONSOLIDATE, "the node of which the largest part is in use"),
-    "spread": _Row(Rule.SPREAD, "the node with the most left, the emptiest device"),
+    "worth": Rule.WORTH,
+    "fgd": Rule.FGD,
+    "binpack": Rule.BINPACK,
+    "consolidate": Rule.CONSOLIDATE,
+    "spread": Rule.SPREAD,
 }
 DEFAULT: Final = "worth"
 
@@ -69,7 +60,7 @@ class Policy:
             raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
         self.name = name
         self._board = board
-        rule = ROWS[name].rule
+        rule = ROWS[name]
         counted = mix.with_devices() if rule is Rule.WORTH else mix.most_frequent(TYPICAL)
         worth = effective_sizes(counted.demand()) if rule is Rule.WORTH else {}
         self._kinds = [kind for kind, _ in counted.parts]
@@ -82,14 +73,12 @@ class Policy:
         )
         if rule is Rule.WORTH:
             self.native.fill_worth(_prices(board), OFFERS)
-        self._until_refresh = 0
+        self.refresh()
 
     def refresh(self) -> None:
-        """Look at what is scarce in the cluster, every REFRESH calls."""
-        if self._until_refresh > 0 or ROWS[self.name].rule is not Rule.WORTH:
-            self._until_refresh -= 1
+        """Look at what is scarce in the cluster: what is judged then depends on the board and the mix alone."""
+        if ROWS[self.name] is not Rule.WORTH:
             return
-        self._until_refresh = REFRESH - 1
         self.native.set_crowding(self._crowding())
         for index, scarcity in self._scarcities().items():
             self.native.set_wanted(index, WIDE_WEIGHT * scarcity)

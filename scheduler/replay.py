@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from sharepod.scheduler.native import Place
     from sharepod.scheduler.trace import NamedPod
 
+REFRESH: Final = 50
+"""Pods between two looks at what is scarce in the cluster."""
+PODS_MAX: Final = 5_000_000
 POINTS: Final = 100
 """Of a curve, for each time that the whole cluster is asked for."""
 
@@ -51,7 +54,7 @@ class Point:
     allocated: float
     """What was given, as a part of all devices."""
     fragmented: float
-    """What is left and the expected pods could not use, as a part of all devices."""
+    """What is left and the most frequent pods of the list could not use, as a part of all devices."""
     failed: tuple[tuple[str, int, int], ...]
     """Of each size: how many failed, and how many came."""
 
@@ -63,20 +66,30 @@ class Outcome:
     policy: str
     seed: int
     points: tuple[Point, ...]
-    """At every hundredth of all devices that has been asked for."""
+    """At every hundredth of all devices that has been asked for; at the end when it never was so much."""
 
     def at(self, arrived: float) -> Point:
         """Return the point at which so much had arrived, the last one when it never had."""
         return next((point for point in self.points if point.arrived >= arrived), self.points[-1])
 
 
-def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> None:
-    """Raise PlacementError when nothing can be placed."""
+def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: float) -> None:
+    """Raise PlacementError when nothing can be placed, or it would never end."""
     if not any(node.devices for node in nodes):
         raise PlacementError("no node of the list has a device: there is nothing to place on")
     if not any(pod.ask.milli for pod in pods):
         raise PlacementError("no pod of the list asks for a device: there is nothing to place")
     Board(nodes)
+    wanted = arrive * DEVICE_MILLI * sum(node.devices for node in nodes)
+    needed = round(wanted * len(pods) / sum(pod.ask.milli for pod in pods))
+    if needed > PODS_MAX:
+        raise PlacementError(f"about {needed} pods would have to come, {PODS_MAX} are the limit: lower --arrive")
+
+
+def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[str]:
+    """Return the models that pods insist on and no node has, sorted."""
+    there = {node.model for node in nodes if node.devices}
+    return sorted({model for pod in pods for model in pod.ask.models} - there)
 
 
 def arrivals(pods: Sequence[NamedPod], wanted_milli: float, seed: int) -> Iterator[NamedPod]:
@@ -112,7 +125,15 @@ def replay(
     failed: Counter[str] = Counter()
     asked = given = 0
     points: list[Point] = []
-    for pod in arrivals(pods, arrive * capacity, seed):
+
+    def point() -> Point:
+        counts = tuple((size, failed[size], came[size]) for size in sorted(came))
+        fragmented = board.fragmentation(yardstick.native)
+        return Point(asked / capacity, given / capacity, fragmented / capacity, counts)
+
+    for number, pod in enumerate(arrivals(pods, arrive * capacity, seed)):
+        if number % REFRESH == 0:
+            policy.refresh()
         place = _place(board, policy, pod)
         came[pod.ask.size] += 1
         asked += pod.ask.milli
@@ -122,16 +143,11 @@ def replay(
             given += pod.ask.milli
         tell(_placed(pod, place, order))
         if asked * POINTS >= (len(points) + 1) * capacity:
-            fragmented = board.fragmentation(yardstick.native) / capacity
-            counts = tuple((size, failed[size], came[size]) for size in sorted(came))
-            points += [Point(asked / capacity, given / capacity, fragmented, counts)] * (
-                asked * POINTS // capacity - len(points)
-            )
-    return Outcome(policy_name, seed, tuple(points))
+            points += [point()] * (asked * POINTS // capacity - len(points))
+    return Outcome(policy_name, seed, tuple(points or [point()]))
 
 
 def _place(board: Board, policy: Policy, pod: NamedPod) -> Place | None:
-    policy.refresh()
     place = board.best(pod.ask, policy.native)
     if place is not None:
         board.take(pod.ask, place)

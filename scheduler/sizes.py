@@ -13,40 +13,50 @@ from typing import TYPE_CHECKING, Final
 
 from scipy.optimize import linprog
 
-from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.ask import DEVICE_MILLI, STEP_MILLI
 from sharepod.scheduler.errors import PlacementError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-STEP_MILLI: Final = 10
 _STEPS: Final = DEVICE_MILLI // STEP_MILLI
 _ENOUGH: Final = 1e-7
 _ROUNDS_MAX: Final = 1000
-"""Each round adds a way to fill a device; there are a few dozen that matter."""
+"""Each round adds a way to fill a device; there are a few dozen that matter. Then prices are near enough."""
 
 
 def effective_sizes(demand: Mapping[int, float]) -> dict[int, float]:
     """Return the size in effect, 0 to 1 devices, of shares of each size in milli, given how often each comes."""
-    sizes = sorted(demand)
-    if not sizes:
-        return {}
-    steps = [-(-size // STEP_MILLI) for size in sizes]
-    wanted = [demand[size] / sum(demand.values()) for size in sizes]
-    fills = [[_STEPS // step if row == column else 0 for row in range(len(sizes))] for column, step in enumerate(steps)]
+    wanted: dict[int, float] = {}
+    for size, part in demand.items():
+        wanted[_step(size)] = wanted.get(_step(size), 0.0) + part / sum(demand.values())
+    prices = _prices(dict(sorted(wanted.items())))
+    return {size: prices[_step(size)] for size in sorted(demand)}
+
+
+def _step(size: int) -> int:
+    return -(-size // STEP_MILLI)
+
+
+def _prices(wanted: Mapping[int, float]) -> dict[int, float]:
+    """Return the dual prices by step (column generation: the knapsack finds the fill that breaks them most)."""
+    steps = [*wanted]
+    fills = [[_STEPS // step if row == column else 0 for row in range(len(steps))] for column, step in enumerate(steps)]
     prices: list[float] = []
-    for _ in range(_ROUNDS_MAX):
+    for _ in range(_ROUNDS_MAX if steps else 0):
         solved = linprog(
-            [-part for part in wanted], A_ub=fills, b_ub=[1.0] * len(fills), bounds=(0.0, 1.0), method="highs"
+            [-part for part in wanted.values()], A_ub=fills, b_ub=[1.0] * len(fills), bounds=(0.0, 1.0), method="highs"
         )
         if solved.x is None:  # prices of 0 always obey, and none is above 1
             raise PlacementError(f"sizes of shares: {solved.message}: report it with the list of pods")
         prices = [float(price) for price in solved.x]
         worth, fill = _fullest(steps, prices)
         if worth <= 1.0 + _ENOUGH:
-            break
+            return dict(zip(steps, prices, strict=True))
         fills.append(fill)
-    return dict(zip(sizes, prices, strict=True))
+    # Near enough: divided by what the fullest device holds, no device holds more than one.
+    most = max(1.0, _fullest(steps, prices)[0]) if steps else 1.0
+    return {step: price / most for step, price in zip(steps, prices, strict=True)}
 
 
 def _fullest(steps: Sequence[int], prices: Sequence[float]) -> tuple[float, list[int]]:

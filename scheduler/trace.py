@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 _GZIP: Final = b"\x1f\x8b"
+_DIGITS_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +59,40 @@ def _node(row: Mapping[str, str]) -> NodeSpec:
 
 
 def _pod(row: Mapping[str, str]) -> NamedPod:
-    devices = _number(row, "num_gpu")
+    devices, milli = _number(row, "num_gpu"), _number(row, "gpu_milli")
     # The lists count no memory of devices.
-    shares = (ShareAsk(_number(row, "gpu_milli"), devices, mib=0),) if devices else ()
+    shares = (ShareAsk(milli, devices, mib=0),) if devices else ()
     models = frozenset(name.strip() for name in (row.get("gpu_spec") or "").split("|") if name.strip())
     return NamedPod(row["name"], PodAsk(_number(row, "cpu_milli"), _number(row, "memory_mib"), shares, models))
 
 
 def _number(row: Mapping[str, str], column: str) -> int:
     text = row[column].strip()
-    if not text.isascii() or not text.isdecimal():
-        raise PlacementError(f"{column} is {text!r}: a whole number from 0 is needed")
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS_MAX:
+        raise PlacementError(f"{column} is {text[:_DIGITS_MAX]!r}: a whole number from 0 is needed")
     return int(text)
 
 
 def _read(path: Path, columns: tuple[str, ...], item: Callable[[Mapping[str, str]], Item]) -> Iterator[Item]:
     try:
-        with path.open("rb") as probe:
-            is_packed = probe.read(2) == _GZIP
-        with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
-            if is_packed
-            else path.open(encoding="utf-8", newline="") as file
-        ):
-            rows = csv.DictReader(file, strict=True)
-            missing = [column for column in columns if column not in (rows.fieldnames or ())]
-            if missing:
-                raise TraceError(f"{path}: line 1: column {missing[0]} is missing: {', '.join(columns)} are needed")
-            empty = True
-            for row in rows:
-                empty = False
-                try:
-                    yield item(_whole(row, rows.fieldnames or ()))
-                except PlacementError as error:
-                    raise TraceError(f"{path}: line {rows.line_num}: {error}") from None
-            if empty:
-                raise TraceError(f"{path}: nothing but its first line: is it the right file?")
+        content = path.read_bytes()  # once: it may be a pipe
+        text = (gzip.decompress(content) if content.startswith(_GZIP) else content).decode("utf-8-sig")
+        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        missing = [column for column in columns if column not in rows.fieldnames]
+        if not rows.fieldnames:
+            raise TraceError(f"{path}: it is empty: line 1 names the columns {', '.join(columns)}")
+        if missing:
+            raise TraceError(f"{path}: line 1: column {missing[0]} is missing: {', '.join(columns)} are needed")
+        empty = True
+        for row in rows:
+            empty = False
+            try:
+                yield item(_whole(row, rows.fieldnames))
+            except PlacementError as error:
+                raise TraceError(f"{path}: line {rows.line_num}: {error}") from None
+        if empty:
+            raise TraceError(f"{path}: nothing but its first line: is it the right file?")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TraceError(f"{path}: {reason}: give a CSV file, plain or gzip'ed") from None

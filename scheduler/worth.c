@@ -1,10 +1,10 @@
-/* What the rest of a node is worth to the pods that are expected: see worth.py for where it comes from. */
+/* What the rest of a node is worth to the pods that are expected: see policy.py for what it means. */
 #include "placement.h"
 
 #include <math.h>
 #include <string.h>
 
-#define STEP_MILLI 10
+_Static_assert((SP_STEPS - 1) * SP_STEP_MILLI == SP_DEVICE_MILLI, "a step for every residue of a device");
 
 static const float *table_of(const struct sp_policy *policy, int32_t model, int32_t price) {
   return policy->worth + ((int64_t)model * SP_PRICES + price) * SP_STEPS;
@@ -38,7 +38,7 @@ static double worth_of_singles(const struct sp_policy *policy, const struct sp_n
   int32_t step[SP_NODE_DEVICES];
   for (int32_t i = 0; i < node->devices; i++) {
     int32_t left = sp_left_milli(node, i);
-    step[i] = left > 0 ? left / STEP_MILLI : 0;
+    step[i] = left > 0 ? left / SP_STEP_MILLI : 0;
   }
   for (int32_t price = 0; price < SP_PRICES; price++) {
     const float *table = table_of(policy, node->model, price);
@@ -71,7 +71,7 @@ static void one_more_offer(const double *worth, double *next, const struct sp_ki
     const struct sp_kind *kind = &kinds[k];
     if (kind->devices != 1 || !(kind->models >> model & 1))
       continue;
-    int32_t size = (kind->milli + STEP_MILLI - 1) / STEP_MILLI;
+    int32_t size = (kind->milli + SP_STEP_MILLI - 1) / SP_STEP_MILLI;
     double gain = kind->worth - price * (double)kind->cpu_milli;
     for (int32_t step = size; step < SP_STEPS; step++) {
       double more = gain + worth[step - size] - worth[step];

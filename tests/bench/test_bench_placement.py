@@ -52,7 +52,7 @@ def test_bars_that_are_met_are_met() -> None:
         ({"off_pp": 0.6}, "within 0.5 pp of the published means"),
         ({"gain_pp": GAINS | {"multigpu50": -0.01}}, "above FGD on every workload at 100 %"),
         ({"gain_pp": dict.fromkeys(PUBLISHED, 0.6) | {"cpu250": 1.9}}, "mean gain at 100 %"),
-        ({"gain_pp": GAINS | {"default": 0.4, "cpu050": 0.4}}, "on 9 workloads"),
+        ({"gain_pp": GAINS | {"default": 0.4, "cpu050": 0.4}}, "on 9 of 11 workloads"),
         ({"gain_pp": GAINS | {"cpu250": 1.4}}, "gain on cpu250"),
         ({"more_failed": 4}, "failures of each size"),
     ],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk
+from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
 
 
 @dataclass
@@ -26,22 +26,28 @@ class Node:
             return 0
         return self.spec.device_mib * milli // DEVICE_MILLI if mib is None else mib
 
-    def fits_one_share(self, ask: PodAsk) -> bool:
-        """Tell whether a pod with at most one share fits."""
+    def fits(self, ask: PodAsk) -> bool:
+        """Tell whether there is any way to place a pod."""
         if self.cpu_milli < ask.cpu_milli or self.memory_mib < ask.memory_mib:
             return False
-        if not ask.shares:
-            return True
-        if ask.models and self.spec.model not in ask.models:
+        if ask.shares and ask.models and self.spec.model not in ask.models:
             return False
-        [share] = ask.shares
-        return any(
-            all(
-                self.milli[device] >= share.milli and self.mib[device] >= self.share_mib(share.milli, share.mib)
-                for device in devices
-            )
-            for devices in combinations(range(self.spec.devices), share.devices)
-        )
+        return self._fits_rest(ask, [])
+
+    def _fits_rest(self, ask: PodAsk, chosen: list[tuple[int, ...]]) -> bool:
+        if len(chosen) == len(ask.shares):
+            return True
+        share = ask.shares[len(chosen)]
+        allowed = range(self.spec.devices) if share.beside is None else chosen[share.beside]
+        for devices in combinations(allowed, share.devices):
+            one = PodAsk(shares=(ShareAsk(share.milli, share.devices, share.mib),))
+            self.take(one, (devices,))
+            fits = all(milli >= 0 for milli in self.milli) and all(mib >= 0 for mib in self.mib)
+            fits = fits and self._fits_rest(ask, [*chosen, devices])
+            self.take(one, (devices,), -1)
+            if fits:
+                return True
+        return False
 
     def take(self, ask: PodAsk, devices: tuple[tuple[int, ...], ...], sign: int = 1) -> None:
         self.cpu_milli -= sign * ask.cpu_milli

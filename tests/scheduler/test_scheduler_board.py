@@ -1,5 +1,7 @@
 """Placement finds room exactly where there is room, never takes what is not there, and answers the same again."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,6 +105,77 @@ def test_what_is_not_there_is_not_taken() -> None:
     assert board.left(0) == before
 
 
+def board_of(*left: int, mib: tuple[int, ...] = ()) -> Board:
+    """Return a node whose devices have so much left."""
+    board = Board([NodeSpec("n", 1, 1, len(left), "A", 1000 if mib else 0)])
+    for device, milli in enumerate(left):
+        share = ShareAsk(max(1, 1000 - milli), mib=1000 - mib[device] if mib else 0)
+        if milli < 1000:
+            board.take(PodAsk(shares=(share,)), Place(0, ((device,),)))
+    return board
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    ("board", "shares"),
+    [
+        (board_of(300, 600), (ShareAsk(300), ShareAsk(300, beside=0))),
+        (board_of(100, 1000, 1000, 1000), (ShareAsk(100, 2), ShareAsk(200, 2, beside=0))),
+        (board_of(400, 1000), (ShareAsk(400), ShareAsk(1000))),
+        (board_of(450, 500, mib=(1000, 460)), (ShareAsk(400, mib=0), ShareAsk(100, mib=470))),
+    ],
+)
+def test_a_share_takes_no_room_that_only_a_later_one_can_use(
+    board: Board, shares: tuple[ShareAsk, ...], name: str
+) -> None:
+    ask = PodAsk(shares=shares)
+    place = board.best(ask, policy(board, name).native)
+    assert place
+    board.take(ask, place)
+    board.give_back(ask, place)
+
+
+def test_what_was_not_taken_is_not_given_back() -> None:
+    board = Board([NODE])
+    board.take(pod(300), Place(0, ((0,),)))
+    before = board.left(0), dict(board.free_milli)
+    for ask, device in ((pod(301), 0), (pod(1), 1)):
+        with pytest.raises(PlacementError, match="had not given that"):
+            board.give_back(ask, Place(0, ((device,),)))
+    assert (board.left(0), board.free_milli) == before
+
+
+def test_amounts_that_add_up_to_more_than_32_bits_are_not_taken() -> None:
+    board = Board([NodeSpec("n", 1, 1, 1, "A", 80_000)])
+    ask = PodAsk(shares=(ShareAsk(1, mib=2**31 - 1), ShareAsk(1, mib=2**31 - 1)))
+    with pytest.raises(PlacementError, match="has not what"):
+        board.take(ask, Place(0, ((0,), (0,))))
+    assert board.best(ask, policy(board).native) is None
+
+
+@pytest.mark.parametrize(
+    "place",
+    [Place(-1, ((0,),)), Place(1, ((0,),)), Place(0, ()), Place(0, ((0, 1),)), Place(0, ((4,),)), Place(0, ((-1,),))],
+)
+def test_a_place_that_is_none_is_refused(place: Place) -> None:
+    board = Board([NODE])
+    for act in (board.take, board.give_back):
+        with pytest.raises(PlacementError, match="no place"):
+            act(pod(10), place)
+    assert board.left(0)[2] == (1000,) * 4
+
+
+def test_questions_about_what_is_not_there_are_refused() -> None:
+    board = Board([NODE])
+    with pytest.raises(PlacementError, match="node 1 is not of this board"):
+        board.rank(pod(10), policy(board).native, [0, 1])
+    with pytest.raises(PlacementError, match="1 sets of devices for 2 nodes"):
+        board.rank(pod(10), policy(board).native, [0, 0], allowed=[1])
+    other = Board([NODE, NodeSpec("b", 1, 1, 1, "B")])
+    with pytest.raises(PlacementError, match="another board's"):
+        board.best(pod(10), policy(other).native)
+
+
 def test_a_name_that_is_no_policy_is_refused_with_those_that_are() -> None:
     with pytest.raises(PlacementError, match="'best' is not known: choose one of worth, fgd"):
         policy(Board([NODE]), "best")
@@ -117,28 +190,28 @@ NODES = st.builds(
     st.sampled_from("AB"),
     st.sampled_from([0, 1000, 80_000]),
 )
-PODS = st.builds(
-    PodAsk,
-    st.integers(0, 3000),
-    st.integers(0, 3000),
-    st.one_of(
-        st.just(()),
-        st.tuples(
-            st.builds(
-                ShareAsk,
-                st.one_of(st.integers(1, 1000), st.just(1000)),
-                st.integers(1, 3),
-                st.one_of(st.none(), st.integers(0, 1200)),
-            )
-        ),
-    ),
-    st.sampled_from([frozenset(), frozenset("A"), frozenset("AB"), frozenset("C")]),
+SHARES = st.builds(
+    ShareAsk,
+    st.one_of(st.integers(1, 1000), st.sampled_from([300, 500, 700, 1000])),
+    st.integers(1, 3),
+    st.one_of(st.none(), st.integers(0, 1200)),
 )
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> PodAsk:
+    shares: list[ShareAsk] = []
+    for share in draw(st.lists(SHARES, max_size=3)):
+        earlier = [index for index, other in enumerate(shares) if other.devices >= share.devices]
+        beside = draw(st.sampled_from([None, *earlier]))
+        shares.append(replace(share, beside=beside))
+    models = draw(st.sampled_from([frozenset(), frozenset("A"), frozenset("AB"), frozenset("C")]))
+    return PodAsk(draw(st.integers(0, 3000)), draw(st.integers(0, 3000)), tuple(shares), models)
 
 
 @given(
     st.lists(NODES, min_size=1, max_size=4),
-    st.lists(st.tuples(st.booleans(), PODS), max_size=40),
+    st.lists(st.tuples(st.booleans(), pods()), max_size=40),
     st.sampled_from(sorted(ROWS)),
 )
 @settings(max_examples=150, deadline=None)
@@ -146,7 +219,8 @@ def test_a_pod_is_refused_exactly_where_it_does_not_fit_and_nothing_is_given_twi
     nodes: list[NodeSpec], steps: list[tuple[bool, PodAsk]], name: str
 ) -> None:
     board, model = Board(nodes), [Node(node) for node in nodes]
-    rule = Policy(name, board, Mix.of([ask for _, ask in steps] or [PodAsk()]))
+    mix = Mix.of([ask for _, ask in steps] or [PodAsk()])
+    rule = Policy(name, board, mix)
     running: list[tuple[PodAsk, Place]] = []
     for ends, ask in steps:
         if ends and running:
@@ -154,9 +228,11 @@ def test_a_pod_is_refused_exactly_where_it_does_not_fit_and_nothing_is_given_twi
             board.give_back(ended, place)
             model[place.node].take(ended, place.devices, -1)
         rule.refresh()
+        fresh = Policy(name, board, mix)  # what was judged before leaves no trace
         judged = board.rank(ask, rule.native, range(len(nodes)))
-        assert judged == board.rank(ask, rule.native, range(len(nodes)))
-        assert [one.verdict is Verdict.FITS for one in judged] == [node.fits_one_share(ask) for node in model]
+        assert judged == board.rank(ask, fresh.native, range(len(nodes)))
+        assert all(not any(one.devices) for one in judged if one.verdict is not Verdict.FITS)
+        assert [one.verdict is Verdict.FITS for one in judged] == [node.fits(ask) for node in model]
         found = board.best(ask, rule.native)
         fitting = [one for one in judged if one.verdict is Verdict.FITS]
         if not fitting:

@@ -9,7 +9,7 @@ from reference import Node
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.policy import ROWS
-from sharepod.scheduler.replay import Placed, arrivals, check_lists, replay
+from sharepod.scheduler.replay import Placed, arrivals, check_lists, replay, unknown_models
 from sharepod.scheduler.trace import NamedPod, read_nodes, read_pods
 
 NODES = [
@@ -40,7 +40,7 @@ def check_placements(nodes: list[NodeSpec], pods: list[NamedPod], placed: list[P
     for one in placed:
         ask = asks[one.pod]
         if not one.node:
-            assert not any(node.fits_one_share(ask) for node in state.values()), f"{one.pod} fits and was refused"
+            assert not any(node.fits(ask) for node in state.values()), f"{one.pod} fits and was refused"
             continue
         node = state[one.node]
         assert not ask.models or not ask.shares or node.spec.model in ask.models
@@ -102,9 +102,24 @@ def test_the_points_tell_what_happened() -> None:
 
 def test_lists_on_which_nothing_can_be_placed_are_refused() -> None:
     with pytest.raises(PlacementError, match="no node of the list has a device"):
-        check_lists(NODES[-1:], PODS)
+        check_lists(NODES[-1:], PODS, 1.0)
     with pytest.raises(PlacementError, match="no pod of the list asks for a device"):
-        check_lists(NODES, PODS[-2:])
+        check_lists(NODES, PODS[-2:], 1.0)
+
+
+def test_what_would_never_end_is_refused() -> None:
+    with pytest.raises(PlacementError, match="5000000 are the limit: lower --arrive"):
+        check_lists(NODES, [pod("tiny", 1), *PODS[-1:] * 1000], 1.0)
+
+
+def test_a_run_that_ends_early_has_a_point() -> None:
+    outcome = replay(NODES, [pod("one", 10)], "worth", arrive=0.0001, seed=0)
+    [point] = outcome.points
+    assert point.failed == (("share", 0, 1),)
+
+
+def test_models_that_no_node_has_are_found() -> None:
+    assert unknown_models(NODES, [*PODS, pod("typo", 10, models="a B")]) == ["a"]
 
 
 def test_a_production_trace_is_replayed_better_than_by_what_is_published(shared_data: Path) -> None:

@@ -57,6 +57,13 @@ def test_what_takes_several_devices_counts_as_so_many_whole_ones() -> None:
     assert sum(part for _, part in mix.with_devices().parts) == pytest.approx(1.0)
 
 
+def test_a_size_for_every_thousandth_is_found_in_time() -> None:
+    sizes = effective_sizes(dict.fromkeys(range(1, 1001), 1.0))
+    assert sizes[1000] == pytest.approx(1.0)
+    assert sizes[501] == sizes[510]
+    assert sizes[500] <= 0.5 + 1e-6
+
+
 def test_the_most_frequent_kinds_make_up_the_part_that_is_asked_for() -> None:
     mix = Mix.counted({Kind(1, 300, 0, ()): 5, Kind(1, 200, 0, ()): 3, Kind(0, 0, 500, ()): 1, Kind(1, 100, 0, ()): 1})
     assert [kind.milli for kind, _ in mix.most_frequent(0.8).parts] == [200, 300]

@@ -34,6 +34,11 @@ def test_lists_are_read_plain_and_packed(tmp_path: Path) -> None:
     ]
 
 
+def test_what_spreadsheets_and_people_write_is_read(tmp_path: Path) -> None:
+    spaced = "\ufeff" + PODS.replace(",", ", ", 6)
+    assert read_pods(write(tmp_path / "spaced", spaced)) == read_pods(write(tmp_path / "pods", PODS))
+
+
 def test_a_list_without_models_is_for_any(tmp_path: Path) -> None:
     text = "\n".join(",".join(line.split(",")[:5]) for line in PODS.splitlines())
     assert all(not pod.ask.models for pod in read_pods(write(tmp_path / "pods", text)))
@@ -49,6 +54,8 @@ def test_a_list_without_models_is_for_any(tmp_path: Path) -> None:
         (("wide,1,2,8", "wide,1,2,17"), "line 3: a share on 17 devices: 1 to 16"),
         (("wide,1,2,8", "wide,1e3,2,8"), "line 3: cpu_milli is '1e3'"),
         (("wide,1,2,8", "wide,9999999999,2,8"), "line 3: a pod with 9999999999 thousandths of a processor"),
+        (("none,3,4,0,0", "none,3,4,0,junk"), "line 5: gpu_milli is 'junk'"),
+        (("wide,1,2,8", f"wide,{'9' * 5000},2,8"), "line 3: cpu_milli is '999999999999'"),
         (("none,3,4,0,0,,LS", "none,3,4"), "line 5: 7 columns are in line 1, not so many here"),
         (("none,3,4,0,0,,LS", "none,3,4,0,0,,LS,x"), "line 5: 7 columns are in line 1"),
         (("whole", '"whole'), "unexpected end of data"),
@@ -62,6 +69,8 @@ def test_a_line_that_cannot_be_is_named(tmp_path: Path, change: tuple[str, str],
 def test_nodes_are_checked_as_well(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="node n1 is there twice"):
         read_nodes(write(tmp_path / "nodes.csv", NODES.replace("n2", "n1")))
+    with pytest.raises(TraceError, match="line 3: a node has no name"):
+        read_nodes(write(tmp_path / "nodes.csv", NODES.replace("n2", "")))
     with pytest.raises(TraceError, match="line 2: node n1 with 17 devices"):
         read_nodes(write(tmp_path / "nodes.csv", NODES.replace("262144,2", "262144,17")))
 
@@ -73,7 +82,7 @@ def test_files_that_are_none_are_said(tmp_path: Path) -> None:
         read_pods(tmp_path)
     with pytest.raises(TraceError, match="nothing but its first line"):
         read_pods(write(tmp_path / "pods.csv", PODS.splitlines()[0]))
-    with pytest.raises(TraceError, match="column name is missing"):
+    with pytest.raises(TraceError, match="it is empty: line 1 names the columns name, cpu_milli"):
         read_pods(write(tmp_path / "pods.csv", ""))
     torn = tmp_path / "torn.csv.gz"
     torn.write_bytes(gzip.compress(PODS.encode())[:-12])

@@ -1,8 +1,10 @@
 """`sharepod simulate` as a user sees it."""
 
+import contextlib
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,21 +37,12 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_policies_are_compared_on_the_same_seeds(lists: list[str]) -> None:
     done = simulate(*lists, "--policy", "worth,fgd", "--seeds", "2")
     assert done.returncode == 0, done.stderr
-    head, _, *rows = done.stdout.splitlines()
-    assert head.split() == [
-        "POLICY",
-        "ARRIVED",
-        "ALLOCATED",
-        "FRAGMENTED",
-        "FAILED",
-        "CPU",
-        "FAILED",
-        "share",
-        "FAILED",
-        "1",
-        "GPU",
-    ]
-    assert [row.split()[:2] for row in rows] == [["worth", "100"], ["worth", "130"], ["fgd", "100"], ["fgd", "130"]]
+    totals, failures = (part.splitlines() for part in done.stdout.split("\n\n"))
+    assert totals[0].split() == ["POLICY", "ASKED", "FOR", "ALLOCATED", "FRAGMENTED"]
+    assert re.split(r"\s{2,}", failures[0].strip())[2:] == ["CPU FAILED", "share FAILED", "1 GPU FAILED"]
+    for rows in (totals[2:], failures[2:]):
+        assert [row.split()[:2] for row in rows] == [["worth", "100"], ["worth", "130"], ["fgd", "100"], ["fgd", "130"]]
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "sharepod: 4 of 4: fgd, seed 1:" in done.stderr
 
 
@@ -102,7 +95,9 @@ def test_a_line_that_cannot_be_is_named(lists: list[str], tmp_path: Path) -> Non
     assert "pods.csv: line 9: cpu_milli is 'lots': a whole number from 0 is needed" in done.stderr
 
 
-def test_ctrl_c_ends_it_without_a_trace_and_without_children(lists: list[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("wait_s", [0.9, 1.3, None])
+def test_nothing_is_left_when_a_signal_ends_it(lists: list[str], number: signal.Signals, wait_s: float | None) -> None:
     running = subprocess.Popen(
         [*COMMAND, *lists, "--seeds", "1000"],
         stdout=subprocess.PIPE,
@@ -111,16 +106,61 @@ def test_ctrl_c_ends_it_without_a_trace_and_without_children(lists: list[str]) -
         start_new_session=True,
     )
     assert running.stderr
-    assert "1 of 1000" in running.stderr.readline()
-    for child in (*children(running.pid), running.pid):  # as a terminal does: all of the foreground
-        os.kill(child, signal.SIGINT)
+    if wait_s is None:
+        assert "1 of 1000" in running.stderr.readline()
+    else:
+        time.sleep(wait_s)
+    if number == signal.SIGINT:  # as a terminal does: to all of the foreground
+        for child in children(running.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+    running.send_signal(number)
     _, errors = running.communicate(timeout=30)
-    assert running.returncode == 130
+    assert running.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in errors
     deadline = time.monotonic() + 10
     while children(running.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not children(running.pid)
+
+
+def test_a_process_that_is_killed_is_said(lists: list[str]) -> None:
+    running = subprocess.Popen(
+        [*COMMAND, *lists, "--seeds", "1000"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stderr
+    running.stderr.readline()
+    while not (victims := children(running.pid)):
+        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victims[0], signal.SIGSTOP)  # else it may have ended by now
+        os.kill(victims[0], signal.SIGKILL)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert errors.splitlines()[-1].startswith("error: a process of the simulation ended with -9 (-9: killed, perhaps")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("--placements", "--pods"), ("--picture", "--nodes"), ("--placements", "--picture")]
+)
+def test_a_file_is_not_written_over_another(lists: list[str], tmp_path: Path, one: str, other: str) -> None:
+    (tmp_path / "x.png").write_text(PODS)
+    named = dict(zip(lists[::2], lists[1::2], strict=True)) | {
+        one: str(tmp_path / "x.png"),
+        other: str(tmp_path / "x.png"),
+    }
+    done = simulate(*(part for pair in named.items() for part in pair))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "are the same file: give each its own" in done.stderr
+    assert (tmp_path / "x.png").read_text() == PODS
+
+
+def test_models_that_no_node_has_are_told(lists: list[str], tmp_path: Path) -> None:
+    head, *rows = PODS.splitlines()
+    (tmp_path / "pods.csv").write_text("\n".join([f"{head},gpu_spec", *(f"{row},a" for row in rows)]))
+    done = simulate(*lists, "--seeds", "1")
+    assert done.returncode == 0
+    assert "pods insist on models that no node has and will fail: a" in done.stderr
 
 
 def children(session: int) -> list[int]:

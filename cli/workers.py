@@ -1,0 +1,91 @@
+"""Runs many tasks side by side, each in a process of its own. None outlives the command, however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, TypeVar
+
+from sharepod.cli.errors import CliError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_PR_SET_PDEATHSIG: Final = 1
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+    """Yield what the function makes of each task, in their order; at most `jobs` run at a time.
+
+    Raises what the function raises, and CliError when a process of it was killed.
+    """
+    context = multiprocessing.get_context("fork")
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    done: dict[int, Result] = {}
+    waiting = list(enumerate(tasks))[::-1]
+    parent = os.getpid()
+    try:
+        for number in range(len(tasks)):
+            while number not in done:
+                while waiting and len(running) < jobs:
+                    index, task = waiting.pop()
+                    ours, theirs = context.Pipe(duplex=False)
+                    process: BaseProcess = context.Process(
+                        target=_work, args=(function, task, theirs, parent), daemon=True
+                    )
+                    running[ours] = index, process
+                    # Until it knows what to do with them, signals wait: those of a terminal go to all.
+                    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+                    try:
+                        process.start()
+                    finally:
+                        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+                    theirs.close()
+                for connection in wait([*running]):
+                    assert isinstance(connection, Connection)  # noqa: S101 - nothing else was waited for
+                    index, working = running[connection]
+                    done[index] = _receive(connection, working)
+                    del running[connection]
+            yield done.pop(number)
+    finally:
+        for _, left in running.values():
+            if left.pid is not None:
+                left.kill()
+                left.join()
+
+
+def _receive(connection: Connection, process: BaseProcess) -> Any:
+    try:
+        succeeded, result = connection.recv()
+    except EOFError:
+        process.join()
+        raise CliError(
+            f"a process of the simulation ended with {process.exitcode} (-9: killed, perhaps for memory): "
+            "give fewer --jobs"
+        ) from None
+    process.join()
+    connection.close()
+    if not succeeded:
+        raise result
+    return result
+
+
+def _work(function: Callable[[Task], Result], task: Task, results: Connection, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us ends us
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask for that
+        return
+    try:
+        result: tuple[bool, object] = (True, function(task))
+    except Exception as error:  # noqa: BLE001 - it is raised where the task came from
+        result = (False, error)
+    results.send(result)
