@@ -202,7 +202,7 @@ def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float) -> 
     marks = [WHOLE, arrive] if arrive > WHOLE else [arrive]
     sizes = sorted({size for outcome in outcomes for size, _, _ in outcome.points[-1].failed}, key=_size_order)
     totals = table("POLICY", ">ASKED FOR", ">ALLOCATED", ">FRAGMENTED")
-    failures = table("POLICY", ">ASKED FOR", *(f">{size} FAILED" for size in sizes))
+    failures = table("POLICY", ">ASKED", *(f">{size}" for size in sizes))
     for name in names:
         for mark in marks:
             points = [outcome.at(mark) for outcome in outcomes if outcome.policy == name]
@@ -213,7 +213,7 @@ def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float) -> 
             )
             counts = [{size: (failed, came) for size, failed, came in point.failed} for point in points]
             failures.add_row(name, asked, *(_part_failed([count.get(size) for count in counts]) for size in sizes))
-    return Group(totals, "", failures)
+    return Group(totals, "", "Failed, of the pods of each size:", failures)
 
 
 def _size_order(size: str) -> tuple[bool, bool, int]:
