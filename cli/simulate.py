@@ -84,14 +84,15 @@ def simulate(
     tasks = _tasks(nodes, pods, names, arrive, seeds, keeps_places=placements is not None)
     results = _run(tasks, jobs or os.cpu_count() or 1)
     outcomes = [outcome for outcome, _ in results]
-    if placements is not None:
-        write_file(placements, _rows([(outcome.seed, placed) for outcome, placed in results]))
-    if picture is not None:
-        _draw(picture, outcomes, names)
     if output is Output.json:
         show_json({"arrive": arrive, "outcomes": [_plain(outcome) for outcome in outcomes]})
     else:
         show(_table(outcomes, names, arrive))
+    # Last: a disk that is full costs the file, not what the run has found.
+    if placements is not None:
+        write_file(placements, _rows([(outcome.seed, placed) for outcome, placed in results]))
+    if picture is not None:
+        _draw(picture, outcomes, names)
 
 
 def _policies(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from sharepod.cli.errors import CliError
 
@@ -47,8 +47,7 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
                     finally:
                         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
                     theirs.close()
-                for connection in wait([*running]):
-                    assert isinstance(connection, Connection)  # noqa: S101 - nothing else was waited for
+                for connection in cast("list[Connection]", wait([*running])):
                     index, working = running[connection]
                     done[index] = _receive(connection, working)
                     del running[connection]

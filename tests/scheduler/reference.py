@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.replay import Placed
+from sharepod.scheduler.trace import NamedPod
 
 
 @dataclass
@@ -63,3 +65,19 @@ class Node:
         assert self.memory_mib >= 0
         assert all(0 <= milli <= DEVICE_MILLI for milli in self.milli)
         assert all(0 <= mib <= self.spec.device_mib for mib in self.mib)
+
+
+def check_placements(nodes: list[NodeSpec], pods: list[NamedPod], placed: list[Placed]) -> None:
+    """Check a run pod by pod against the rules: nothing is given twice, and what fits somewhere is not refused."""
+    state = {node.name: Node(node) for node in nodes}
+    asks = {pod.name: pod.ask for pod in pods}
+    for one in placed:
+        ask = asks[one.pod]
+        if not one.node:
+            assert not any(node.fits(ask) for node in state.values()), f"{one.pod} fits and was refused"
+            continue
+        node = state[one.node]
+        assert not ask.models or not ask.shares or node.spec.model in ask.models
+        assert one.milli == (ask.shares[0].milli if ask.shares else 0)
+        node.take(ask, (one.devices,) if ask.shares else ())
+        node.validate()

@@ -4,12 +4,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from reference import Node
+from reference import check_placements
 
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.policy import ROWS
-from sharepod.scheduler.replay import Placed, arrivals, check_lists, replay, unknown_models
+from sharepod.scheduler.replay import Outcome, Placed, arrivals, check_lists, replay, unknown_models
 from sharepod.scheduler.trace import NamedPod, read_nodes, read_pods
 
 NODES = [
@@ -33,23 +33,7 @@ PODS = [
 ]
 
 
-def check_placements(nodes: list[NodeSpec], pods: list[NamedPod], placed: list[Placed]) -> None:
-    """Check a run pod by pod against the rules: nothing is given twice, and what fits somewhere is not refused."""
-    state = {node.name: Node(node) for node in nodes}
-    asks = {pod.name: pod.ask for pod in pods}
-    for one in placed:
-        ask = asks[one.pod]
-        if not one.node:
-            assert not any(node.fits(ask) for node in state.values()), f"{one.pod} fits and was refused"
-            continue
-        node = state[one.node]
-        assert not ask.models or not ask.shares or node.spec.model in ask.models
-        assert one.milli == (ask.shares[0].milli if ask.shares else 0)
-        node.take(ask, (one.devices,) if ask.shares else ())
-        node.validate()
-
-
-def run(policy: str, seed: int = 0, arrive: float = 1.3) -> tuple[list[Placed], object]:
+def run(policy: str, seed: int = 0, arrive: float = 1.3) -> tuple[list[Placed], Outcome]:
     placed: list[Placed] = []
     outcome = replay(NODES, PODS, policy, arrive=arrive, seed=seed, tell=placed.append)
     return placed, outcome
@@ -89,10 +73,10 @@ def test_all_of_the_list_comes_once_before_any_comes_again() -> None:
 def test_the_points_tell_what_happened() -> None:
     placed, outcome = run("fgd", arrive=1.0)
     capacity = 1000 * sum(node.devices for node in NODES)
-    last = outcome.points[-1]  # type: ignore[attr-defined]
+    last = outcome.points[-1]
     given = sum(one.milli * len(one.devices) for one in placed)
     assert last.allocated == given / capacity
-    assert len(outcome.points) == int(100 * last.arrived)  # type: ignore[attr-defined]
+    assert len(outcome.points) == int(100 * last.arrived)
     failed = {size: (lost, came) for size, lost, came in last.failed}
     assert sum(came for _, came in failed.values()) == len(placed)
     assert sum(lost for lost, _ in failed.values()) == sum(not one.node for one in placed)

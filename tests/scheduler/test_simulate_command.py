@@ -12,9 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from reference import check_placements
 
 from sharepod.cli.simulate import POLICIES
 from sharepod.scheduler.policy import DEFAULT, ROWS
+from sharepod.scheduler.replay import Placed
+from sharepod.scheduler.trace import read_nodes, read_pods
 
 COMMAND = [str(Path(sys.executable).with_name("sharepod")), "simulate"]
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{n},64000,262144,4,A\n" for n in range(4))
@@ -59,9 +62,26 @@ def test_everything_is_there_for_machines(lists: list[str], tmp_path: Path) -> N
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["seed", "pod", "node", "device_indices", "milli"]
+    nodes, pods = read_nodes(Path(lists[1])), read_pods(Path(lists[3]))
+    for seed in "01":
+        check_placements(nodes, pods, [placed(row) for row in rows if row["seed"] == seed])
     given = sum(int(row["milli"]) for row in rows if row["seed"] == "0" and row["node"])
     assert given / 16_000 == pytest.approx(points[-1]["allocated"])
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def placed(row: dict[str, str]) -> Placed:
+    devices = tuple(int(index) for index in row["device_indices"].split("|") if index)
+    return Placed(row["pod"], row["node"], devices, int(row["milli"]))
+
+
+def test_a_file_that_cannot_be_written_costs_nothing_else(lists: list[str]) -> None:
+    done = simulate(*lists, "--seeds", "1", "--placements", "/dev/full")
+    assert done.returncode == 1
+    assert "worth" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "error: cannot write /dev/full: No space left on device: choose another file"
+    )
 
 
 @pytest.mark.parametrize(
