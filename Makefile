@@ -64,7 +64,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing the pinned packages into $(VENV) (once, about a minute)"
 	@$(PIP) install -c constraints.txt cffi grpcio-tools mypy-protobuf setuptools
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,kubernetes,scheduler]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev,kubernetes,scheduler,curves]'
 	@touch $@
 
 $(VENV)/sources: FORCE | $(VENV)/installed

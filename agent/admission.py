@@ -30,9 +30,12 @@ class Room:
 
     info: DeviceInfo
     requested_millipercent: int = 0
+    """Without those of shares that yield."""
     memory_promised_bytes: int = 0
     shares: int = 0
     health_reason: str = ""
+    yielded_millipercent: int = 0
+    """Requests of shares that yield."""
 
     @property
     def free_millipercent(self) -> int:
@@ -62,15 +65,17 @@ def rooms(
 ) -> dict[DeviceUuid, Room]:
     """Return the room on every device beside `shares`, leaving out the share `without` (one that is being changed)."""
     millipercent = dict.fromkeys((info.uuid for info in devices), 0)
-    memory_bytes, count = millipercent.copy(), millipercent.copy()
+    memory_bytes, count, yielded = millipercent.copy(), millipercent.copy(), millipercent.copy()
     for share in shares:
         for held in share.devices if share.id != without else ():
             if held.device in count:
-                millipercent[held.device] += held.terms.request_millipercent
+                (yielded if share.yielding else millipercent)[held.device] += held.terms.request_millipercent
                 memory_bytes[held.device] += held.terms.memory_limit_bytes
                 count[held.device] += 1
     return {
-        (uuid := info.uuid): Room(info, millipercent[uuid], memory_bytes[uuid], count[uuid], health.get(uuid, ""))
+        (uuid := info.uuid): Room(
+            info, millipercent[uuid], memory_bytes[uuid], count[uuid], health.get(uuid, ""), yielded[uuid]
+        )
         for info in devices
     }
 
@@ -198,12 +203,13 @@ def check_change(
 ) -> None:
     """Raise DoesNotFit or InvalidInput unless the new terms of `share` fit into `free`, the room without the share.
 
-    What shrinks always fits, so that an overcommitted node can be put right step by step.
+    What shrinks always fits, so that an overcommitted node can be put right step by step. Time that a share yields has
+    to fit when it wants it back.
     """
     before = {held.device: held.terms for held in share.devices}
     for new in changed:
         old = before[new.device]
-        grows_time = new.terms.request_millipercent > old.request_millipercent
+        grows_time = not share.yielding and new.terms.request_millipercent > old.request_millipercent
         grows_memory = new.terms.memory_limit_bytes > old.memory_limit_bytes
         if grows_time or grows_memory:
             weighed = Terms(
@@ -212,3 +218,15 @@ def check_change(
                 new.terms.memory_limit_bytes if grows_memory else 0,
             )
             check_fit(free[new.device], weighed, overcommit=overcommit)
+
+
+def check_return(share: Share, free: dict[DeviceUuid, Room], *, overcommit: bool) -> None:
+    """Raise DoesNotFit unless the time that `share` yields fits into `free`, the room without it, again."""
+    for held in share.devices:
+        room, request = free[held.device], held.terms.request_millipercent
+        if request > room.free_millipercent and not overcommit:
+            raise DoesNotFit(
+                f"share {share.title} stays paused: its request {percent_text(request)} does not fit on device "
+                f"{room.info.index} again, {percent_text(room.free_millipercent)} of its time is free: wait until "
+                "others end there, or lower a request"
+            )

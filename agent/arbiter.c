@@ -202,6 +202,11 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
     let_go(arbiter->shares[handle]);
     free_share(arbiter->shares[handle]);
   }
+  while (arbiter->joint) {
+    struct sp_gang *gang = arbiter->joint;
+    arbiter->joint = gang->next;
+    free(gang);
+  }
   if (arbiter->epoll_fd >= 0)
     close(arbiter->epoll_fd);
   if (arbiter->timer_fd >= 0)
@@ -266,7 +271,7 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   if (member->policy < 0)
     return -EUSERS;
   device->members[member->policy] = member;
-  device->gang_members += member->share->member_count > 1;
+  device->gang_members += member->gang->count > 1;
   write_terms(member, terms);
   /* As an earlier agent has learned, unless that is damaged. */
   uint64_t context_bytes = member->grant->context_bytes;
@@ -294,7 +299,7 @@ static void leave_devices(struct sp_arbiter *arbiter, struct sp_share *share, ui
     sp_turn_drop(arbiter, member, now_ns);
     sp_member_count(member, false);
     member->device->members[member->policy] = NULL;
-    member->device->gang_members -= share->member_count > 1;
+    member->device->gang_members -= member->gang->count > 1;
     sp_policy_remove(&member->device->policy, member->policy, now_ns);
   }
 }
@@ -314,6 +319,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
   if (!error) {
     share->handle = handle;
     share->member_count = term_count;
+    sp_gang_init(share);
     for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
       share->tenants[slot].pidfd = -1;
     error = sp_region_create(&share->region, directory, term_count);
@@ -322,7 +328,6 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
   }
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &share->members[index];
-    member->share = share;
     member->index = index;
     member->policy = -1;
     member->grant = &share->region.grants[index];
@@ -365,7 +370,7 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
     if (terms[index].device != found->members[index].device->handle)
       error = -EINVAL; /* a share does not move */
   if (!error)
-    sp_gang_dissolve(arbiter, found, sp_now_ns()); /* what was chosen under the old terms is chosen anew */
+    sp_gang_dissolve(arbiter, found->gang, sp_now_ns()); /* what was chosen under the old terms is chosen anew */
   for (uint32_t index = 0; !error && index < term_count; index++) {
     struct sp_member *member = &found->members[index];
     write_terms(member, &terms[index]);
@@ -387,13 +392,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
   uint64_t now_ns = sp_now_ns();
   if (found && found->paused != (paused != 0)) {
     found->paused = paused != 0;
-    for (uint32_t index = 0; index < found->member_count; index++) {
-      struct sp_member *member = &found->members[index];
-      sp_policy_pause(&member->device->policy, member->policy, paused != 0, now_ns);
-      sp_member_count(member, true);
-      if (!member->holding)
-        sp_grant_set(member->grant, SP_BUDGET_SHARED_NS, SP_PAIR_NS, paused ? SP_GRANT_PAUSED : 0);
-    }
+    sp_gang_pause(arbiter, found->gang, now_ns);
     sp_step_share(arbiter, found, now_ns);
   }
   sp_arbiter_unlock(arbiter);
@@ -401,11 +400,21 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
   return found ? 0 : -ENOENT;
 }
 
+int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
+  pthread_mutex_lock(&arbiter->lock);
+  struct sp_share *found = sp_share_of(arbiter, share);
+  int error = found ? sp_gang_join(arbiter, found, key, sp_now_ns()) : -ENOENT;
+  sp_arbiter_unlock(arbiter);
+  poke(arbiter);
+  return error;
+}
+
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
   pthread_mutex_lock(&arbiter->lock);
   struct sp_share *found = sp_share_of(arbiter, share);
   if (found) {
     found->paused = false;
+    sp_gang_join(arbiter, found, 0, sp_now_ns());
     leave_devices(arbiter, found, sp_now_ns());
     for (uint32_t index = 0; index < found->member_count; index++)
       sp_grant_set(found->members[index].grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);

@@ -49,7 +49,7 @@ struct sp_usage {
   struct sp_copies gone_copies;  /* of them, those of processes that are gone */
   uint32_t processes;            /* live slots */
   uint32_t state;                /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
-  int32_t gang_device;           /* the device for which the share's gang waits before it may have this one; -1: none */
+  int32_t gang_device;           /* the device for which its gang waits before it may have this one; -1: none */
 };
 
 /* How often something took how long, since this arbiter has the share or device. */
@@ -112,6 +112,9 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
                          uint32_t term_count, const uint64_t *used_ns);
 int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct sp_terms *terms, uint32_t term_count);
 int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused);
+/* Shares with the same key get those devices together that none of the others has: one gang, which is paused while one
+ * of them is. 0: the share's devices alone are its gang. */
+int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key);
 /* Forget a share. Its gates open (the processes that are left run unmetered); the caller removes the directory. */
 int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share);
 

@@ -123,7 +123,11 @@ def _fields(share: Share) -> dict[str, Any]:
     devices = [
         {"device": held.device, "terms": {name: getattr(held.terms, name) for name in _TERMS}} for held in share.devices
     ]
-    return {**{name: getattr(share, name) for name in _SHARE}, "devices": devices}
+    found = {**{name: getattr(share, name) for name in _SHARE}, "devices": devices}
+    for name in ("yielding", "gang"):  # an agent of before that is put back does not know the words
+        if not found[name]:
+            del found[name]
+    return found
 
 
 def parse(text: str, boot: str) -> Checkpoint:

@@ -27,6 +27,8 @@ class DeviceInfo:
     memory_total_bytes: int
     numa_node: int = -1
     """The memory node that its bus hangs on; -1: not known."""
+    nvlink_peers: tuple[int, ...] = ()
+    """Indices of the devices that NVLink joins it with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,9 @@ class DeviceStatus:
     health_reason: str = ""
     memory_used_bytes: int = 0
     requested_millipercent: int = 0
+    """Without those of shares that yield."""
+    yielded_millipercent: int = 0
+    """Requests of shares that yield."""
     memory_promised_bytes: int = 0
     counters: DeviceCounters = DeviceCounters()
     foreign: tuple[DeviceProcess, ...] = ()

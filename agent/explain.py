@@ -22,6 +22,8 @@ from sharepod.agent.share import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sharepod.agent.device import DeviceStatus, NodeStatus
 
 
@@ -77,8 +79,18 @@ def _reason(
     device: DeviceStatus,
     names: str,
     gang_index: int | None,
+    mates: Sequence[ShareStatus],
 ) -> str:
     state = usage.usage.state
+    if status.share.yielding:
+        request = percent_text(terms.terms.request_millipercent)
+        return (
+            f"yields: it is paused to make room, and its request {request} counts as not promised; it goes on when it "
+            "is resumed and fits again"
+        )
+    if state is ShareState.PAUSED and not status.share.paused:
+        paused = " and ".join(mate.share.title for mate in mates if mate.share.paused)
+        return f"paused with its gang: nothing of it runs while {paused or 'a share of it'} is paused"
     if status.share.paused:
         return f"paused by an operator: `sharepod resume {status.share.title}` lets it run"
     if device.health_reason == MPS_REASON:
@@ -107,6 +119,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
     if status is None:
         raise UnknownShare(f"no share {share_id!r} on this node: `sharepod ps` lists those that are there")
     devices = {device.info.uuid: device for device in node.devices}
+    mates = [other for other in node.shares if status.share.gang and other.share.gang == status.share.gang]
     result: list[Explanation] = []
     for terms, usage in zip(status.share.devices, status.usages, strict=True):
         device = devices[terms.device]
@@ -122,12 +135,25 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
             Explanation(
                 device=terms.device,
                 state=usage.usage.state,
-                reason=_reason(status, terms, usage, device, names, gang.info.index if gang else None),
-                facts=(*_facts(status, terms, usage, device), *trouble.facts(status), *_strays(node, status)),
+                reason=_reason(status, terms, usage, device, names, gang.info.index if gang else None, mates),
+                facts=(
+                    *_facts(status, terms, usage, device),
+                    *_gang(status, mates),
+                    *trouble.facts(status),
+                    *_strays(node, status),
+                ),
                 holders=tuple(other.share.id for other, _ in holders),
             )
         )
     return tuple(result)
+
+
+def _gang(status: ShareStatus, mates: Sequence[ShareStatus]) -> tuple[str, ...]:
+    if not status.share.gang:
+        return ()
+    others = [mate.share.title for mate in mates if mate is not status]
+    beside = f"with {', '.join(others)}: they get their devices together" if others else "alone on this node"
+    return (f"of gang {status.share.gang}, {beside}",)
 
 
 def _enforcers(limit: DriverLimit, cap_bytes: int) -> str:
@@ -149,7 +175,8 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         f"used {percent_text(usage.used_1m_millipercent)} of the last minute",
         f"memory {bytes_text(used)} {cap}"
         + (f", {bytes_text(beyond)} of it contexts, modules and rounding" if beyond > 0 else ""),
-        f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised",
+        f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised"
+        + (f", and {percent_text(device.yielded_millipercent)} is yielded" if device.yielded_millipercent else ""),
     ]
     if limit:
         facts.append(f"memory enforced by: {_enforcers(usage.driver_limit, limit)}")

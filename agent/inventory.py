@@ -119,6 +119,21 @@ def _set_memory_limit(handle: Any, cgroup: str, limit_bytes: int) -> None:
     pynvml.nvmlDeviceSetMemoryLimits_v1(handle, limits)
 
 
+def _nvlink_peers(one: _Handle, others: Sequence[_Handle]) -> tuple[int, ...]:
+    """Return the indices of the GPUs that NVLink joins it with, through a switch too; a GPU that is cut has none."""
+    return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
+
+
+def _linked(one: _Handle, other: _Handle) -> bool:
+    if one.handle is not one.parent or other.handle is not other.parent:
+        return False
+    try:
+        status = pynvml.nvmlDeviceGetP2PStatus(one.handle, other.handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except pynvml.NVMLError:  # one that cannot say has none
+        return False
+    return bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
 def _refusal(error: pynvml.NVMLError) -> str:
     remedy = ": run the agent as root" if isinstance(error, pynvml.NVMLError_NoPermission) else ""
     return f"the driver refuses to limit its container ({error}){remedy}"
@@ -198,7 +213,7 @@ class Inventory:
                 node = self._numa_node(len(found), parent)
                 info = DeviceInfo(uuid, len(found), _name(handle, parent), _memory(handle)[0], node)
                 found.append(_Handle(info, handle, parent, parent_uuid))
-        return tuple(found)
+        return tuple(replace(one, info=replace(one.info, nvlink_peers=_nvlink_peers(one, found))) for one in found)
 
     def _numa_node(self, index: int, parent: Any) -> int:
         """Return the memory node of a device: what the kernel says of its bus, or the setting of simulated ones."""

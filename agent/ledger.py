@@ -1,6 +1,6 @@
-"""Turns counters into rates: device time used over the last second and minute. Pure: `now_ns` is a parameter.
+"""Turns counters into rates: device time used over the last second, minute and quarter of an hour, and time waited.
 
-And continues the account of an earlier agent.
+Pure: `now_ns` is a parameter. And continues the account of an earlier agent.
 """
 
 from __future__ import annotations
@@ -13,76 +13,126 @@ from typing import TYPE_CHECKING, Final
 from sharepod.agent.share import WHOLE_MILLIPERCENT, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 NOTHING: Final = Usage()
 """The account of earlier agents of a share that had none."""
 
 SECOND_NS: Final = 1_000_000_000
 MINUTE_NS: Final = 60 * SECOND_NS
+QUARTER_NS: Final = 15 * MINUTE_NS
 FINE_NS: Final = SECOND_NS // 10
 """Two samples closer than this count as one, so that many clients cannot grow an account."""
 COARSE_NS: Final = SECOND_NS
 """Spacing of the samples older than two seconds."""
+OLD_NS: Final = 15 * SECOND_NS
+"""Spacing of the samples older than a minute."""
+Sample = tuple[int, int, int]
+_NEVER: Final[Sample] = (2**63, 0, 0)
 
 
 class Account:
-    """The samples (now_ns, used_ns) of one share on one device.
+    """The samples (now_ns, used_ns, waited_ns) of one share on one device.
 
     Invariants: times strictly increase; counters never fall (one that falls starts the account anew); at most about
-    20 + 60 samples: dense for the last two seconds, one a second back to one before the last minute.
+    20 + 60 + 60 samples: dense for the last two seconds, one a second back to one before the last minute, one every
+    15 s back to one before the last quarter of an hour.
     """
 
-    __slots__ = ("_coarse", "_fine")
+    __slots__ = ("_coarse", "_fine", "_old")
 
     def __init__(self) -> None:
-        self._fine: deque[tuple[int, int]] = deque()
-        self._coarse: deque[tuple[int, int]] = deque()
+        self._fine: deque[Sample] = deque()
+        self._coarse: deque[Sample] = deque()
+        self._old: deque[Sample] = deque()
 
-    def add(self, now_ns: int, used_ns: int) -> None:
-        """Remember that the counter stood at `used_ns` at `now_ns`; a sample too close to the last one is dropped."""
+    def add(self, now_ns: int, used_ns: int, waited_ns: int = 0) -> None:
+        """Remember how the counters stood at `now_ns`; a sample too close to the last one is dropped."""
         if self._fine:
-            last_ns, last_used_ns = self._fine[-1]
-            if used_ns < last_used_ns:
+            last_ns, last_used_ns, last_waited_ns = self._fine[-1]
+            if used_ns < last_used_ns or waited_ns < last_waited_ns:
                 self._fine.clear()
                 self._coarse.clear()
+                self._old.clear()
             elif now_ns < last_ns + FINE_NS:
                 return
-        self._fine.append((now_ns, used_ns))
+        self._fine.append((now_ns, used_ns, waited_ns))
         while len(self._fine) > 1 and self._fine[0][0] < now_ns - 2 * SECOND_NS:
             old = self._fine.popleft()
             if not self._coarse or old[0] >= self._coarse[-1][0] + COARSE_NS:
                 self._coarse.append(old)
         while len(self._coarse) > 1 and self._coarse[1][0] <= now_ns - MINUTE_NS:
-            self._coarse.popleft()
+            old = self._coarse.popleft()
+            if not self._old or old[0] >= self._old[-1][0] + OLD_NS:
+                self._old.append(old)
+        while len(self._old) > 1 and self._old[1][0] <= now_ns - QUARTER_NS:
+            self._old.popleft()
 
     def rate_millipercent(self, now_ns: int, used_ns: int, window_ns: int) -> int:
         """Return the rate from one window before `now_ns` (or from the first sample if that is later), 1/1000 %.
 
         `used_ns` is the counter at `now_ns`. The window begins at the sample nearest before its start.
         """
+        since_ns, before_ns, _ = self._since(now_ns - window_ns)
+        return _rate(now_ns - since_ns, used_ns - before_ns)
+
+    def waited_millipercent(self, now_ns: int, waited_ns: int, window_ns: int) -> int:
+        """Return the same of the time waited."""
+        since_ns, _, before_ns = self._since(now_ns - window_ns)
+        return _rate(now_ns - since_ns, waited_ns - before_ns)
+
+    def _since(self, start_ns: int) -> Sample:
+        """Return the last sample at or before `start_ns`, else the first; without any, one that makes all rates 0."""
         if not self._fine:
-            return 0
-        start_ns = now_ns - window_ns
-        samples = self._coarse if self._coarse and start_ns < self._fine[0][0] else self._fine
-        since_ns, before_ns = samples[0]
-        for sample in samples:  # a few: the fine ones span two windows of a second, the coarse ones begin a minute ago
+            return _NEVER
+        samples = self._fine
+        if self._coarse and start_ns < self._fine[0][0]:
+            samples = self._old if self._old and start_ns < self._coarse[0][0] else self._coarse
+        found = samples[0]
+        for sample in samples:  # a few: the fine ones span two windows of a second, the others begin a window ago
             if sample[0] > start_ns:
                 break
-            since_ns, before_ns = sample
-        if now_ns <= since_ns or used_ns < before_ns:
-            return 0
-        rate = round((used_ns - before_ns) * WHOLE_MILLIPERCENT / (now_ns - since_ns))
-        # A share is never charged more than passes; what is above comes from reading the counter after the clock.
-        return min(rate, WHOLE_MILLIPERCENT)
+            found = sample
+        return found
 
     def validate(self) -> None:
         """Assert the invariants (for tests)."""
-        samples = [*self._coarse, *self._fine]
-        if any(old[0] >= new[0] or old[1] > new[1] for old, new in pairwise(samples)):
+        samples = [*self._old, *self._coarse, *self._fine]
+        if any(old[0] >= new[0] or old[1] > new[1] or old[2] > new[2] for old, new in pairwise(samples)):
             raise AssertionError(f"samples do not rise: {samples}")
-        if len(self._fine) > 22 or len(self._coarse) > 62:
-            raise AssertionError(f"too many samples: {len(self._fine)} fine, {len(self._coarse)} coarse")
+        sizes = (len(self._fine), len(self._coarse), len(self._old))
+        if any(size > most for size, most in zip(sizes, (22, 62, 62), strict=True)):
+            raise AssertionError(f"too many samples: {sizes} fine, coarse and old ones")
+
+
+class DeviceAccount:
+    """Device time that the shares of one device used, with that of shares which have ended since."""
+
+    __slots__ = ("_account", "_seen", "_used_ns")
+
+    def __init__(self) -> None:
+        self._account = Account()
+        self._seen: dict[str, int] | None = None
+        self._used_ns = 0
+
+    def add(self, now_ns: int, used_ns: Mapping[str, int]) -> None:
+        """Take the counter of each share. What shares had used before the first call was at another time."""
+        if self._seen is not None:
+            seen = self._seen
+            self._used_ns += sum(max(0, used - seen.get(share, 0)) for share, used in used_ns.items())
+        self._seen = dict(used_ns)
+        self._account.add(now_ns, self._used_ns)
+
+    def rate_millipercent(self, now_ns: int, window_ns: int) -> int:
+        """Return the rate of all of them over a window, as of the last call of `add`."""
+        return self._account.rate_millipercent(now_ns, self._used_ns, window_ns)
+
+
+def _rate(passed_ns: int, counted_ns: int) -> int:
+    if passed_ns <= 0 or counted_ns <= 0:
+        return 0
+    # A share is never charged more than passes; what is above comes from reading the counter after the clock.
+    return min(round(counted_ns * WHOLE_MILLIPERCENT / passed_ns), WHOLE_MILLIPERCENT)
 
 
 def carried(usages: Sequence[Usage], live_launches: int) -> tuple[Usage, ...]:

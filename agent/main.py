@@ -30,6 +30,8 @@ from sharepod import hook, simgpu
 from sharepod.agent import cgroup, hook_file, logs, metrics, metrics_server
 from sharepod.agent.credentials import Credentials
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
+from sharepod.agent.feed import Feed, Target
+from sharepod.agent.feed_metrics import Tally
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
 from sharepod.agent.lock import HostLock
 from sharepod.agent.native import NativeArbiter
@@ -144,6 +146,7 @@ class Agent:
         self._settings = settings
         self._stack = contextlib.ExitStack()
         self._environment = simulated_environment(settings)
+        self.feed_tally: Final = Tally()
 
     def open(self) -> tuple[Node, Inventory]:
         """Take the host's place and build the node. Raises a ShareError and leaves nothing behind."""
@@ -170,7 +173,7 @@ class Agent:
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
-            text = metrics.NodeMetrics(node).text
+            text = metrics.NodeMetrics(node, self.feed_tally).text
             self._stack.callback(metrics_server.serve(text, settings.metrics_listen, self._credentials()))
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
@@ -266,18 +269,27 @@ async def _serve(agent: Agent, settings: Settings) -> None:
                 f"{error.filename or settings.runtime_directory}: {error.strerror}: "
                 "put it right, or choose another --runtime-directory"
             ) from None
-        await _answer(node, inventory, settings, stopping)
+        await _answer(node, inventory, settings, stopping, agent.feed_tally)
     finally:
         agent.close()
 
 
-async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event) -> None:
+def _feed(node: Node, settings: Settings, tally: Tally) -> Feed | None:
+    """Begin to tell the schedulers, where there are any."""
+    if not settings.scheduler_address:
+        return None
+    target = Target.of(settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file)
+    return Feed(target, node.identity.node_name, node.identity.version, tally)
+
+
+async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, tally: Tally) -> None:
     """Serve gRPC until `stopping` is set."""
     loop = asyncio.get_running_loop()
     socket_path = Path(settings.socket_path)
     server = grpc.aio.server()
     rpc.add_NodeServiceServicer_to_server(NodeService(node), server)
     server.add_insecure_port(f"unix:{socket_path}")
+    feed = _feed(node, settings, tally)
     try:
         await server.start()
         _open_socket_to(settings)
@@ -294,15 +306,17 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
         node.serve_threads(loop)
         log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
-        await _tick_until(stopping, node)
+        await _tick_until(stopping, node, feed)
         shares = [status.share for status in node.statuses()]
         log.info("agent stopping", extra={"shares": len(shares), "paused": sum(share.paused for share in shares)})
     finally:
+        if feed is not None:
+            await feed.close()
         await server.stop(PLANNED_STOP_GRACE_S if stopping.is_set() else STOP_GRACE_S)
         socket_path.unlink(missing_ok=True)
 
 
-async def _tick_until(stopping: asyncio.Event, node: Node) -> None:
+async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) -> None:
     ticks = 0
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
@@ -310,8 +324,14 @@ async def _tick_until(stopping: asyncio.Event, node: Node) -> None:
         ticks += 1
         if ticks % PUBLISH_TICKS == 0:
             node.publish()
-        else:
+            status = node.published
+        elif feed is None:
             node.sample()
+            continue
+        else:
+            status = node.status()  # which is a sample, too
+        if feed is not None:
+            feed.tell(status)
 
 
 def run_agent(settings: Settings) -> int:

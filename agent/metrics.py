@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
-from sharepod.agent import exposition, plugin_metrics
+from sharepod.agent import exposition, feed_metrics, plugin_metrics
+from sharepod.agent.feed_metrics import Tally
 from sharepod.agent.share import HAND_OFF_BOUNDS_NS, TURN_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
 
 if TYPE_CHECKING:
@@ -177,7 +178,12 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         "1 while a launch waits at the closed gate.",
         lambda h: float(h.usage.usage.state is ShareState.WAITING),
     ),
-    Row("sharepod_share_paused", "1 while an operator holds it paused.", lambda h: float(h.status.share.paused)),
+    Row("sharepod_share_paused", "1 while it is held paused.", lambda h: float(h.status.share.paused)),
+    Row(
+        "sharepod_share_yielding",
+        "1 while it is paused to make room: its requests count as not promised.",
+        lambda h: float(h.status.share.yielding),
+    ),
 )
 
 DEVICE_ROWS: Final[tuple[Row[DeviceStatus], ...]] = (
@@ -189,7 +195,7 @@ DEVICE_ROWS: Final[tuple[Row[DeviceStatus], ...]] = (
     Row("sharepod_device_decision_seconds_total", "Time spent on decisions.", lambda d: d.counters.decision_ns / 1e9),
     Row(
         "sharepod_device_requested_ratio",
-        "Sum of the requests admitted; above 1 only with overcommit.",
+        "Sum of the requests admitted, without shares that yield; above 1 only with overcommit.",
         lambda d: d.requested_millipercent / 1e5,
     ),
     Row(
@@ -267,8 +273,10 @@ class _Written:
 class NodeMetrics:
     """Writes every series from the node's status, on the thread that asks."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, feed: Tally | None = None) -> None:
+        """Take the node, and the counters of its usage feed; None: it has none."""
         self._node = node
+        self._feed = feed or Tally()
         self._written: _Written | None = None
         """Replaced whole, for scrapes may overlap."""
 
@@ -282,7 +290,8 @@ class NodeMetrics:
         if written is None or written.shares != shares or written.devices != devices:
             written = self._written = _Written(shares, devices, _template(self._node.identity, shares, devices))
         plugin = plugin_metrics.text(self._node.identity.node_name, status.plugin)
-        return written.template.filled(_values(status)) + plugin
+        feed = feed_metrics.text(self._node.identity.node_name, self._feed, status.now_ns)
+        return written.template.filled(_values(status)) + plugin + feed
 
 
 def _template(identity: Identity, shares: Sequence[Share], devices: Sequence[DeviceInfo]) -> exposition.Template:
@@ -396,6 +405,7 @@ def manual() -> str:
         ("Node", ("node",), [(r.name, r.kind, r.doc) for r in NODE_ROWS]),
         ("Build", INFO_LABELS, [(INFO_NAME, "gauge", INFO_DOC)]),
         *plugin_metrics.tables(),
+        *feed_metrics.tables(),
     )
     for title, labels, rows in tables:
         parts += ["", f"## {title}", "", "Labels: " + ", ".join(f"`{label}`" for label in labels) + ".", ""]

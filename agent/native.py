@@ -50,6 +50,9 @@ class Arbiter(Protocol):
     def pause_share(self, share: Handle, paused: bool) -> None:
         """Close the share's gates, or let it run again."""
 
+    def join_gang(self, share: Handle, key: int) -> None:
+        """Make shares with the same key one gang, as far as they are on different devices; 0: one by itself."""
+
     def remove_share(self, share: Handle) -> None:
         """Forget a share; its gates open."""
 
@@ -164,6 +167,10 @@ class NativeArbiter:
     def pause_share(self, share: Handle, paused: bool) -> None:
         """See Arbiter."""
         _check(self._lib.sp_arbiter_pause_share(self._arbiter, share, int(paused)), "pause share")
+
+    def join_gang(self, share: Handle, key: int) -> None:
+        """See Arbiter."""
+        _check(self._lib.sp_arbiter_join_gang(self._arbiter, share, key), "join gang")
 
     def remove_share(self, share: Handle) -> None:
         """See Arbiter."""

@@ -5,7 +5,8 @@
  *   arbiter.c  the thread, its events, the functions of arbiter.h
  *   slots.c    what the tenants' slots say, and who is alive
  *   step.c     what is due on a device
- *   gang.c     the devices that a share gets together
+ *   gang.c     the devices that a share gets together, or several shares
+ *   join.c     which shares those are
  *   turn.c     open, close, drain: the life of a turn
  *   lead.c     how early the next one is granted
  *   bill.c     who pays for the time that passes
@@ -93,6 +94,7 @@ struct sp_said {
 
 struct sp_member {
   struct sp_share *share;
+  struct sp_gang *gang; /* that of its share */
   struct sp_node_device *device;
   struct sp_grant *grant;
   uint32_t index; /* in the region */
@@ -108,7 +110,7 @@ struct sp_member {
   bool cogranted; /* its drain is late: others run beside it */
   bool reserves;  /* the device, for its gang: the policy has chosen it, and counts it as idle */
   bool lent;      /* its turn is on a device that another one reserves */
-  bool follows;   /* its turn is for what another device of its share spins for */
+  bool follows;   /* its turn is for what another device of its gang spins for */
   uint32_t turn;  /* the odd word */
   uint64_t requested_ns, granted_ns, closed_ns, deadline_ns, bound_ns;
   uint64_t slices_ns; /* when the hardware's slices of the turn began: with the end of the work before it */
@@ -145,6 +147,15 @@ struct sp_tenant {
   uint32_t mishaps_told; /* a bit per kind: of a process each is taken once */
 };
 
+/* What gets its devices together: the members of one share, or of several. They are on different devices. */
+struct sp_gang {
+  uint32_t count;
+  bool paused;          /* one of its shares is: the others could only spin for it */
+  uint32_t key;         /* what its shares were joined by; 0: it is a share's own */
+  struct sp_gang *next; /* of those that shares were joined to */
+  struct sp_member *members[SP_NODE_DEVICES_MAX];
+};
+
 /* What a turn needs stands together, at the end: a node with many shares finds little of the rest in its caches. */
 struct sp_share {
   uint64_t mishap_count; /* taken so far */
@@ -154,9 +165,11 @@ struct sp_share {
   bool full_told; /* since it was full */
   int handle;
   struct sp_region_owner region;
-  uint64_t claimed;    /* slots in use, as last read */
-  uint64_t watched;    /* of them, those with a pidfd */
-  uint64_t watched_ns; /* when that was last gone through */
+  uint64_t claimed;     /* slots in use, as last read */
+  uint64_t watched;     /* of them, those with a pidfd */
+  uint64_t watched_ns;  /* when that was last gone through */
+  struct sp_gang *gang; /* its own, or that of several shares */
+  struct sp_gang own;   /* its members; empty while they are in another one */
   uint32_t member_count;
   struct sp_member members[];
 };
@@ -173,9 +186,9 @@ struct sp_node_device {
     const struct sp_member *member;
     uint64_t ended_ns;
   } recent[2];
-  uint32_t gang_members;      /* of shares on several devices */
-  uint32_t reserved;          /* members that reserve it */
-  struct sp_share *called_by; /* of them, whom it is kept for; NULL: it is lent */
+  uint32_t gang_members;     /* of gangs on several devices */
+  uint32_t reserved;         /* members that reserve it */
+  struct sp_gang *called_by; /* whom it is kept for, of those that reserve it; NULL: it is lent */
   /* Closed, not drained, the oldest first. Nearly always none or one. */
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
@@ -199,7 +212,8 @@ struct sp_arbiter {
   struct sp_share *shares[SP_SHARES_MAX];
   uint64_t stirred; /* a bit per device: something elsewhere has changed what is due there */
   uint32_t gang_count;
-  struct sp_share *gangs[SP_SHARES_MAX]; /* that reserve something, the oldest first */
+  struct sp_gang *gangs[SP_SHARES_MAX]; /* that reserve something, the oldest first */
+  struct sp_gang *joint;                /* those that shares were joined to */
   uint64_t turn_count;
   struct sp_turn *turns; /* ring of SP_TURNS_KEPT */
   uint32_t wake_count;
@@ -310,7 +324,7 @@ void sp_turn_drop(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t
 /* step.c */
 /* Close, drain, grant: whatever is due on the device. */
 void sp_step(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
-/* Scan all members of the share, then step their devices. */
+/* Scan all members of the share and of its gang, then step their devices. */
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
 /* Step every device on which something is due; returns when the next one is. */
 uint64_t sp_step_due(struct sp_arbiter *arbiter, uint64_t now_ns);
@@ -319,7 +333,18 @@ bool sp_step_is_free(struct sp_arbiter *arbiter, struct sp_node_device *device, 
 /* The choice wants the account of who drains. */
 void sp_step_settle(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 
-/* gang.c; `member` is one of a share on several devices */
+/* join.c */
+/* The share is new: its members are a gang of their own. */
+void sp_gang_init(struct sp_share *share);
+/* From now on the share's members are one gang with those of the shares that have the same key, as far as they are on
+ * other devices; key 0: a gang of their own. Returns 0 or -ENOMEM, and nothing has changed. */
+int sp_gang_join(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t key, uint64_t now_ns);
+/* A share of the gang is paused or goes on, or another one is in the gang. */
+void sp_gang_pause(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
+
+/* gang.c; `member` is one of a gang on several devices */
+/* Something has changed that concerns all of its devices. */
+void sp_gang_stir(struct sp_arbiter *arbiter, const struct sp_gang *gang);
 /* The device is free: true when a gang has had it, or it is kept for one. */
 bool sp_gang_first(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns);
 /* Let those that may call their devices: who is complete depends on what goes on on any of them. */
@@ -328,14 +353,15 @@ void sp_gang_call(struct sp_arbiter *arbiter);
 bool sp_gang_reserve(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
 /* It does not, or no longer. */
 void sp_gang_leave(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns);
-void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
-/* Does the holder's turn end for a gang's sake, or because it was one? When that may next be so; UINT64_MAX: never. */
+void sp_gang_dissolve(struct sp_arbiter *arbiter, struct sp_gang *gang, uint64_t now_ns);
+/* Does the holder's turn end for a gang's sake, or because it was one? */
 bool sp_gang_ends(const struct sp_node_device *device, uint64_t now_ns);
+/* When that may next be so, or somebody is missed on a device that nobody holds; UINT64_MAX: never. */
 uint64_t sp_gang_due_ns(const struct sp_node_device *device);
 /* Close the turn of `member`, and with it those of its gang. */
 void sp_gang_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_t reason, uint64_t now_ns);
-/* When the turns that the share holds end, together; UINT64_MAX: it holds none, or they do not. */
-uint64_t sp_gang_deadline_ns(const struct sp_share *share);
+/* When the turns that the gang holds end, together; UINT64_MAX: it holds none, or they do not. */
+uint64_t sp_gang_deadline_ns(const struct sp_gang *gang);
 /* The device that its gang waits for, -1: none. For whoever asks why it waits. */
 int32_t sp_gang_waits_for(const struct sp_member *member);
 

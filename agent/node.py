@@ -132,10 +132,11 @@ class Node:
         changes: Sequence[TermsChange],
         share_class: ShareClass | None,
         labels: Mapping[str, str] | None = None,
+        gang: str | None = None,
     ) -> ShareStatus:
-        """Change the terms of a live share, or who it is for. Raises a ShareError and changes nothing."""
+        """Change the terms of a live share, who it is for, or its gang. Raises a ShareError and changes nothing."""
         before = self._registry.find(reference)
-        share = self._registry.update(reference, changes, share_class, labels)
+        share = self._registry.update(reference, changes, share_class, labels, gang)
         if share == before:  # every start of a container tells its terms again
             return self._one(share)
         self._change_limits(share)
@@ -153,10 +154,10 @@ class Node:
         self.publish()
         return last
 
-    def pause(self, reference: str, *, paused: bool) -> ShareStatus:
-        """Close a share's gates, or let it run again."""
-        share = self._registry.pause(reference, paused=paused)
-        log.info("share paused" if paused else "share resumed", extra=_fields(share))
+    def pause(self, reference: str, *, paused: bool, yielding: bool = False) -> ShareStatus:
+        """Close a share's gates, or let it run again. Raises DoesNotFit, and one that yields goes on yielding."""
+        share = self._registry.pause(reference, paused=paused, yielding=yielding)
+        log.info("share yields" if yielding else "share paused" if paused else "share resumed", extra=_fields(share))
         self.publish()
         return self._one(share)
 
@@ -225,6 +226,7 @@ class Node:
                     health_reason=verdict.reason,
                     memory_used_bytes=look.memory_used_bytes if look else 0,
                     requested_millipercent=rooms[info.uuid].requested_millipercent,
+                    yielded_millipercent=rooms[info.uuid].yielded_millipercent,
                     memory_promised_bytes=rooms[info.uuid].memory_promised_bytes,
                     counters=self._arbiter.read_device(self._registry.device_handle(info.uuid)),
                     foreign=self._foreign.current(info.uuid),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sharepod.agent.errors import InvalidInput
-from sharepod.agent.share import Histogram
+from sharepod.agent.share import DeviceUuid, Histogram
 
 STALE_NS: Final = 30_000_000_000
 CALL_BOUNDS_NS: Final = tuple(
@@ -29,6 +29,16 @@ NO_CALLS: Final = Histogram((0,) * (len(CALL_BOUNDS_NS) + 1))
 
 def _none_of(names: tuple[str, ...]) -> dict[str, int]:
     return dict.fromkeys(names, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginOffer:
+    """What the plugin gives out."""
+
+    devices: frozenset[DeviceUuid]
+    """Those that pods may have shares of."""
+    late: bool
+    """Devices are picked when containers start; else when kubelet picks units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class PluginReport:
     """By SIDES."""
     allocate: Histogram = NO_CALLS
     pre_start: Histogram = NO_CALLS
+    offer: PluginOffer | None = None
+    """None: a plugin that does not tell."""
 
     def __post_init__(self) -> None:
         """Raise InvalidInput when it is of another version."""

@@ -8,9 +8,13 @@
 #define LEFTOVER_WEIGHT_MP 1000u
 
 /* Who shares the same part of what the guarantees leave, in this order. */
-enum tier { TIER_SURPLUS, TIER_INDEBTED, TIER_LEFTOVER, TIER_COUNT };
+enum tier { TIER_SURPLUS, TIER_INDEBTED, TIER_LEFTOVER, TIER_NONE, TIER_COUNT };
 
+/* A paused share is active for as long as its last work runs. It earns nothing: the request of one that yields is
+ * promised to others as well, and would lower what they are guaranteed. */
 static enum tier tier_of(const struct sp_policy_share *s) {
+  if (s->paused)
+    return TIER_NONE;
   if (!takes_surplus(s))
     return TIER_LEFTOVER;
   return s->debt > 0 ? TIER_INDEBTED : TIER_SURPLUS;
@@ -62,6 +66,8 @@ static uint32_t fill_tier(struct sp_policy *policy, enum tier tier, uint32_t lef
 }
 
 static uint32_t effective_request(const struct sp_policy_share *s) {
+  if (s->paused)
+    return 0;
   return s->debt > 0 ? s->request_mp / 2 : s->request_mp;
 }
 
@@ -110,7 +116,7 @@ void sp_policy_rates(struct sp_policy *policy) {
     s->target_mp = s->guarantee_mp;
     left -= s->guarantee_mp;
   }
-  for (int tier = 0; tier < TIER_COUNT; tier++)
+  for (int tier = 0; tier < TIER_NONE; tier++)
     if (present[tier])
       left = fill_tier(policy, (enum tier)tier, left);
   policy->targets_mp = 0;

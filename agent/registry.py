@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.agent import admission, foreign, ledger
 from sharepod.agent.errors import InvalidInput, NameTaken, UnknownShare, WrongState
-from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
+from sharepod.agent.gangs import Gangs
+from sharepod.agent.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, Account
 from sharepod.agent.share import (
     ID_LENGTH,
     ID_LETTERS,
@@ -36,6 +37,7 @@ from sharepod.agent.share import (
     Terms,
     Turn,
     Usage,
+    check_gang,
     check_labels,
 )
 
@@ -93,6 +95,7 @@ class Registry:
         self._health: dict[DeviceUuid, str] = {}
         self._overcommit = overcommit
         self._entries: dict[ShareId, _Entry] = {}
+        self._gangs = Gangs()
         self._titles: dict[Handle, list[tuple[int, Share]]] = {}
         """Who had a handle and since when, oldest first: the arbiter gives handles out again."""
 
@@ -154,6 +157,7 @@ class Registry:
             owner_pid=ask.owner_pid,
             owner_start_ticks=owner_start_ticks,
             labels=dict(ask.labels),
+            gang=ask.gang,
         )
         directory = Path(share.directory)
         try:
@@ -172,6 +176,7 @@ class Registry:
                 f"check space and files in {self._directory}"
             ) from error
         self._enter(share, handle, (ledger.NOTHING,) * len(devices), now_ns)
+        self._join(handle, share)
         return share
 
     def known(self, ask: ShareAsk) -> Share | None:
@@ -194,6 +199,7 @@ class Registry:
                     share.directory, self._terms(share.devices), share.share_class, used_ns
                 )
                 self._enter(share, handle, ledger.carried(record.usages, record.live_launches), now_ns)
+                self._join(handle, share)
                 if share.paused:
                     self._arbiter.pause_share(handle, True)
             except OSError as error:
@@ -233,12 +239,14 @@ class Registry:
         changes: Sequence[TermsChange],
         share_class: ShareClass | None,
         labels: Mapping[str, str] | None = None,
+        gang: str | None = None,
     ) -> Share:
-        """Change the terms of a live share, or who it is for (None: who it was for).
+        """Change the terms of a live share, or who it is for (None: who it was for), or its gang (None: as it was).
 
         Raises a ShareError and changes nothing when they do not fit.
         """
         check_labels(labels or {})
+        check_gang(gang or "")
         entry = self._entry(reference)
         share = entry.share
         terms = {held.device: held.terms for held in share.devices}
@@ -253,16 +261,26 @@ class Registry:
             devices=devices,
             share_class=share.share_class if share_class is None else share_class,
             labels=share.labels if labels is None else dict(labels),
+            gang=share.gang if gang is None else gang,
         )
         self._arbiter.update_share(entry.handle, self._terms(devices), changed.share_class)
         self._replace(entry, changed)
+        self._join(entry.handle, changed)
         return changed
 
-    def pause(self, reference: str, *, paused: bool) -> Share:
-        """Close a share's gates, or let it run again. Pausing a paused share is no error."""
+    def pause(self, reference: str, *, paused: bool, yielding: bool = False) -> Share:
+        """Close a share's gates, or let it run again. Pausing a paused share is no error.
+
+        `yielding`: until it runs again its requests of device time count as not promised. Raises DoesNotFit and changes
+        nothing when a share that yields is to have them back, and others have them.
+        """
         entry = self._entry(reference)
+        share, yielding = entry.share, paused and yielding
+        if share.yielding and not yielding:
+            room = admission.rooms(self._devices, self.shares(), self._health, without=share.id)
+            admission.check_return(share, room, overcommit=self._overcommit)
         self._arbiter.pause_share(entry.handle, paused)
-        self._replace(entry, replace(entry.share, paused=paused))
+        self._replace(entry, replace(share, paused=paused, yielding=yielding))
         return entry.share
 
     def release(self, reference: str, now_ns: int) -> ShareStatus:
@@ -278,7 +296,7 @@ class Registry:
         """Add one sample to every account, for the rates."""
         for entry in self._entries.values():
             for account, usage in zip(entry.accounts, self._usages(entry), strict=True):
-                account.add(now_ns, usage.used_ns)
+                account.add(now_ns, usage.used_ns, usage.waited_ns)
 
     def statuses(self, references: Iterable[str], now_ns: int) -> tuple[ShareStatus, ...]:
         """Return the named shares (all, when none is named), oldest first. Raises UnknownShare.
@@ -367,7 +385,11 @@ class Registry:
         titles.append((now_ns, share))
         del titles[:-_REMEMBERED_PER_HANDLE]
         for term, account in enumerate(accounts):
-            account.add(now_ns, self._arbiter.read_usage(handle, term).used_ns)
+            usage = self._arbiter.read_usage(handle, term)
+            account.add(now_ns, usage.used_ns, usage.waited_ns)
+
+    def _join(self, handle: Handle, share: Share) -> None:
+        self._arbiter.join_gang(handle, self._gangs.key(share.gang, {held.gang for held in self.shares()}))
 
     def _holder(self, turn: Turn) -> Share | None:
         """Return who had the turn's handle when the turn ended."""
@@ -386,16 +408,19 @@ class Registry:
         usages: list[DeviceUsage] = []
         parts = zip(entry.share.devices, entry.accounts, entry.carried, read, strict=True)
         for term, (held, account, carried, usage) in enumerate(parts):
-            account.add(now_ns, usage.used_ns)
+            account.add(now_ns, usage.used_ns, usage.waited_ns)
             second = account.rate_millipercent(now_ns, usage.used_ns, SECOND_NS)
             minute = account.rate_millipercent(now_ns, usage.used_ns, MINUTE_NS)
+            quarter = account.rate_millipercent(now_ns, usage.used_ns, QUARTER_NS)
+            waited = account.waited_millipercent(now_ns, usage.waited_ns, MINUTE_NS)
             if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
             limit = entry.driver_limits.get(held.device, NO_DRIVER_LIMIT)
             waits, turns = self._arbiter.read_turn_times(entry.handle, term)
             total = ledger.total(carried, usage)
-            usages.append(DeviceUsage(held.device, total, second, minute, gang_device, limit, waits, turns))
+            rates = (second, minute, quarter, waited)
+            usages.append(DeviceUsage(held.device, total, *rates, gang_device, limit, waits, turns))
         processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 

@@ -18,7 +18,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
     usage->gang_device = sp_gang_waits_for(member);
     if (member->waiting_ns)
       usage->waited_ns += now_ns - member->waiting_ns;
-    usage->state = found->paused          ? SP_PAUSED
+    usage->state = found->gang->paused    ? SP_PAUSED
                    : member->draining     ? SP_DRAINING
                    : member->holding      ? SP_HOLDING
                    : member->view.waiting ? SP_WAITING

@@ -15,7 +15,7 @@ import grpc
 
 from sharepod.agent.errors import InvalidInput, ShareError
 from sharepod.agent.explain import explain
-from sharepod.agent.plugin import PluginReport
+from sharepod.agent.plugin import PluginOffer, PluginReport
 from sharepod.agent.registry import TermsChange
 from sharepod.agent.share import (
     WHOLE_MILLIPERCENT,
@@ -113,6 +113,7 @@ class NodeService(rpc.NodeServiceServicer):
             owner_pid=request.owner_pid,
             labels=dict(request.labels),
             id=ShareId(request.id),
+            gang=request.gang,
         )
         status = self._node.register(ask)
         return pb.RegisterShareResponse(
@@ -126,7 +127,8 @@ class NodeService(rpc.NodeServiceServicer):
         """Change the terms of a live share."""
         changes = [_change(item) for item in request.devices]
         labels = dict(request.labels) or None
-        status = self._node.update(request.share, changes, _share_class(request.share_class), labels)
+        gang = request.gang if request.HasField("gang") else None
+        status = self._node.update(request.share, changes, _share_class(request.share_class), labels, gang)
         return pb.UpdateShareResponse(share=self._share(status))
 
     @_answered
@@ -144,7 +146,8 @@ class NodeService(rpc.NodeServiceServicer):
     @_answered
     def PauseShare(self, request: pb.PauseShareRequest) -> pb.PauseShareResponse:  # noqa: N802
         """Close a share's gates."""
-        return pb.PauseShareResponse(share=self._share(self._node.pause(request.share, paused=True)))
+        status = self._node.pause(request.share, paused=True, yielding=request.yielding)
+        return pb.PauseShareResponse(share=self._share(status))
 
     @_answered
     def ResumeShare(self, request: pb.ResumeShareRequest) -> pb.ResumeShareResponse:  # noqa: N802
@@ -212,6 +215,7 @@ class NodeService(rpc.NodeServiceServicer):
             errors=dict(request.errors),
             allocate=Histogram(tuple(request.allocate.counts), request.allocate.sum_ns),
             pre_start=Histogram(tuple(request.pre_start.counts), request.pre_start.sum_ns),
+            offer=_offer(request),
         )
         self._node.take_report(report)
         return pb.ReportPluginResponse()
@@ -264,6 +268,8 @@ class NodeService(rpc.NodeServiceServicer):
             paused=share.paused,
             directory=share.directory,
             registered_unix_ns=share.registered_unix_ns,
+            yielding=share.yielding,
+            gang=share.gang,
         )
 
 
@@ -280,6 +286,12 @@ def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
     limit = item.limit_millipercent or WHOLE_MILLIPERCENT
     terms = Terms(item.request_millipercent, limit, item.memory_limit_bytes)
     return DeviceAsk(item.device, terms, item.memory_in_proportion)
+
+
+def _offer(request: pb.ReportPluginRequest) -> PluginOffer | None:
+    if not request.HasField("offer"):
+        return None
+    return PluginOffer(frozenset(DeviceUuid(uuid) for uuid in request.offer.device_uuids), request.offer.late)
 
 
 def _change(item: pb.DeviceChange) -> TermsChange:
@@ -333,6 +345,8 @@ def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare
             processes=usage.processes,
             used_1s_millipercent=held.used_1s_millipercent,
             used_1m_millipercent=held.used_1m_millipercent,
+            used_15m_millipercent=held.used_15m_millipercent,
+            waited_1m_millipercent=held.waited_1m_millipercent,
         ),
     )
 
@@ -347,6 +361,7 @@ def _device(status: DeviceStatus) -> pb.Device:
         healthy=status.healthy,
         health_reason=status.health_reason,
         requested_millipercent=status.requested_millipercent,
+        yielded_millipercent=status.yielded_millipercent,
         memory_promised_bytes=status.memory_promised_bytes,
         charged_ns=status.counters.charged_ns,
         decisions=status.counters.decisions,

@@ -50,6 +50,7 @@ _SIMULATE: Final = re.compile(f"{_SIMULATED}(,{_SIMULATED})*")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 SOCKET_PATH_MAX: Final = 107
 """sockaddr_un.sun_path, less the byte that ends it."""
+_NAMED_ADDRESS: Final = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _ADDRESS: Final = re.compile(r"(\d+\.\d+\.\d+\.\d+|localhost|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 
@@ -106,6 +107,14 @@ def _metrics(value: object) -> str:
             _on_loopback(text)
             return text
     raise ValueError(f"give a loopback address like {METRICS_DEFAULT}, or off")
+
+
+def _scheduler(value: object) -> str:
+    text = _text(value)
+    match = _NAMED_ADDRESS.fullmatch(text)
+    if text and not (match and 0 < int(match.group(3)) < 65536):
+        raise ValueError("give a name or an address with a port, like sharepod-scheduler-feed.sharepod.svc:9466")
+    return text
 
 
 def _on_loopback(address: str) -> bool:
@@ -203,6 +212,21 @@ def _check_metrics(settings: Settings, where: str) -> None:
         )
 
 
+def _check_scheduler(settings: Settings, where: str) -> None:
+    """Raise SettingsError when the node's usage, or a token, would go to the network in the clear."""
+    address, authority, token = settings.scheduler_address, settings.scheduler_ca, settings.scheduler_token_file
+    if token and not authority:
+        raise SettingsError(
+            "scheduler_token_file is given without scheduler_ca: a token goes over TLS alone, give both"
+        )
+    if not address or token:
+        return
+    with contextlib.suppress(ValueError):  # any other name may stand for any address
+        if _on_loopback(address):
+            return
+    raise SettingsError(f"{where} is {address!r}: beyond the loopback give scheduler_ca and scheduler_token_file too")
+
+
 def default_runtime_directory(environment: Mapping[str, str]) -> str:
     """Return where an agent of this user keeps its regions: always on tmpfs.
 
@@ -246,6 +270,20 @@ class Settings:
     metrics_tls_key: str = _setting("", _file, "PEM file with the key of that certificate.")
     metrics_token_file: str = _setting(
         "", _file, "File with the bearer token that who scrapes must show; read again when it changes."
+    )
+    scheduler_address: str = _setting(
+        "", _scheduler, "Name and port of the cluster's schedulers, like sharepod-scheduler-feed.sharepod.svc:9466. "
+        "They are told what the node uses. Empty: none. Beyond the loopback it needs the two settings that follow.",
+    )  # fmt: skip
+    scheduler_ca: str = _setting(
+        "",
+        _file,
+        "PEM file with the authority of the schedulers' certificate; read again for each connection.",
+    )
+    scheduler_token_file: str = _setting(
+        "",
+        _file,
+        "File with a token of audience sharepod-scheduler; read again for each connection.",
     )
     overcommit: bool = _setting(
         False, _flag, "Admit shares whose requests exceed 100 % of a device, or whose memory caps exceed its memory."
@@ -377,6 +415,7 @@ def load_settings(flags: Mapping[str, object], environment: Mapping[str, str], c
     places = {"runtime_directory": runtime, "state_directory": state, "hook_directory": hooks}
     settings = Settings(**{**values, **places})  # type: ignore[arg-type]
     _check_metrics(settings, labels.get("metrics_listen", ""))
+    _check_scheduler(settings, labels.get("scheduler_address", ""))
     return settings
 
 

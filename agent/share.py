@@ -34,6 +34,8 @@ LABELS_MAX: Final = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE_MAX: Final = 253
+_GANG_MAX: Final = 253
+_GANG: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_GANG_MAX - 1}}}")
 
 
 class ShareClass(enum.IntEnum):
@@ -143,6 +145,14 @@ def check_labels(labels: Mapping[str, str]) -> None:
             )
 
 
+def check_gang(gang: str) -> None:
+    """Raise InvalidInput when a gang's name is malformed."""
+    if gang and not _GANG.fullmatch(gang):
+        raise InvalidInput(
+            f"gang {gang[:80]!r} is no gang's name: use 1–{_GANG_MAX} letters, digits, '-', '_', '.', '/'"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ShareAsk:
     """A share as a client asks for it, before a device is chosen."""
@@ -154,9 +164,11 @@ class ShareAsk:
     labels: Mapping[str, str] = field(default_factory=dict)
     id: ShareId = ShareId("")
     """The id that it is to have; empty: the agent draws one."""
+    gang: str = ""
+    """Shares that name the same one get their devices together; empty: by itself."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput when an id, name, label, pid or the number of devices is out of range."""
+        """Raise InvalidInput when an id, name, label, gang, pid or the number of devices is out of range."""
         if self.id and not SHARE_ID.fullmatch(self.id):
             raise InvalidInput(
                 f"id {self.id[:80]!r} is no share id: use {ID_LENGTH} of {ID_LETTERS}, or none and the agent draws one"
@@ -171,6 +183,7 @@ class ShareAsk:
         if self.owner_pid < 0:
             raise InvalidInput(f"owner pid {self.owner_pid} is below 0: give a process id, or 0 for no owner")
         check_labels(self.labels)
+        check_gang(self.gang)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +209,10 @@ class Share:
     """Start time of the owner in /proc/PID/stat: tells it from a later process with the same pid."""
     labels: Mapping[str, str] = field(default_factory=dict)
     paused: bool = False
+    yielding: bool = False
+    """Paused to make room: its requests count as not promised. Never without `paused`."""
+    gang: str = ""
+    """Shares with the same one get their devices together, and none runs while one is paused; empty: by itself."""
 
     @property
     def title(self) -> str:
@@ -299,6 +316,8 @@ class DeviceUsage:
     usage: Usage
     used_1s_millipercent: int = 0
     used_1m_millipercent: int = 0
+    used_15m_millipercent: int = 0
+    waited_1m_millipercent: int = 0
     gang_device: DeviceUuid | None = None
     """Another device of the share, for which this one waits."""
     driver_limit: DriverLimit = NO_DRIVER_LIMIT

@@ -22,7 +22,7 @@ static void count(uint32_t *total, bool *counted, bool counts) {
 void sp_member_count(struct sp_member *member, bool there) {
   struct sp_node_device *device = member->device;
   bool latency = there && member->terms.share_class == SP_CLASS_LATENCY;
-  bool waits = there && member->view.waiting && !member->share->paused;
+  bool waits = there && member->view.waiting && !member->gang->paused;
   count(&device->waiting, &member->counted_waiting, waits);
   count(&device->latency_waiting, &member->counted_latency, waits && latency);
   count(&device->latency_present, &member->counted_present, latency && member->share->claimed);

@@ -2,7 +2,7 @@
  * The step of a device: what is due there now.
  *
  * Does the holder have to go? May the next share be granted although somebody drains? Who is it? The answers are
- * policy.c's and, for shares on several devices, gang.c's; turn.c makes them true.
+ * policy.c's and, for gangs, gang.c's; turn.c makes them true.
  */
 #include "node.h"
 
@@ -11,8 +11,8 @@
 
 /* A share of this device alone has it while a gang reserves it: it has little at a time. Returns how much. */
 static uint64_t lent(const struct sp_node_device *device, struct sp_member *member, uint64_t quantum_ns) {
-  member->lent = device->reserved && member->share->member_count == 1 &&
-                 device->policy.shares[member->policy].rule != SP_RULE_LATENCY;
+  member->lent =
+      device->reserved && member->gang->count == 1 && device->policy.shares[member->policy].rule != SP_RULE_LATENCY;
   return member->lent && quantum_ns > SP_LENT_NS ? SP_LENT_NS : quantum_ns;
 }
 
@@ -34,12 +34,12 @@ static bool extend(struct sp_node_device *device, struct sp_member *holder, uint
 
 /* … and all of its gang, or none. */
 static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
-  struct sp_share *share = holder->share;
-  if (share->member_count == 1) /* a called device goes to its gang, even from a latency share */
+  const struct sp_gang *gang = holder->gang;
+  if (gang->count == 1) /* a called device goes to its gang, even from a latency share */
     return !holder->device->called_by && extend(holder->device, holder, now_ns);
   uint64_t deadline_ns = UINT64_MAX;
-  for (uint32_t index = 0; index < share->member_count; index++) {
-    struct sp_member *member = &share->members[index];
+  for (uint32_t index = 0; index < gang->count; index++) {
+    struct sp_member *member = gang->members[index];
     if (!member->holding || member->follows || !sp_turn_ends(member->device, member))
       continue;
     /* Who reserves it counts as idle there, and would be let wait for ever. */
@@ -48,9 +48,9 @@ static bool extend_all(struct sp_member *holder, uint64_t now_ns) {
     if (member->deadline_ns < deadline_ns)
       deadline_ns = member->deadline_ns;
   }
-  for (uint32_t index = 0; index < share->member_count; index++)
-    if (share->members[index].deadline_ns > deadline_ns)
-      share->members[index].deadline_ns = deadline_ns;
+  for (uint32_t index = 0; index < gang->count; index++)
+    if (gang->members[index]->deadline_ns > deadline_ns)
+      gang->members[index]->deadline_ns = deadline_ns;
   return true;
 }
 
@@ -59,7 +59,7 @@ static bool preempted(const struct sp_node_device *device, uint64_t now_ns) {
     return false;
   for (int index = 0; index < device->policy.top; index++) {
     const struct sp_member *other = device->members[index];
-    if (other && other != device->holder && other->view.waiting && !other->share->paused &&
+    if (other && other != device->holder && other->view.waiting && !other->gang->paused &&
         other->terms.share_class == SP_CLASS_LATENCY &&
         sp_policy_preempts(&device->policy, index, device->holder->policy, now_ns))
       return true;
@@ -75,7 +75,7 @@ static void judge_holder(struct sp_arbiter *arbiter, struct sp_node_device *devi
   if (holder->scanned_ns != now_ns && !(holder->grant->flags & SP_GRANT_CONTENDED))
     sp_slots_scan(holder, now_ns);
   bool contended = sp_others_wait(device, holder);
-  if (holder->share->paused && !holder->follows) {
+  if (holder->gang->paused && !holder->follows) {
     sp_turn_close(arbiter, holder, SP_REASON_PAUSED, now_ns);
   } else if (!holder->share->claimed) {
     sp_turn_close(arbiter, holder, SP_REASON_DEAD, now_ns);
@@ -135,7 +135,7 @@ static struct sp_member *stuck(const struct sp_node_device *device, uint64_t now
   struct sp_member *longest = NULL;
   for (uint32_t index = 0; index < device->draining; index++) {
     struct sp_member *member = device->drains[index];
-    if (member->cogranted && member->view.waiting && !member->share->paused &&
+    if (member->cogranted && member->view.waiting && !member->gang->paused &&
         now_ns >= member->bound_ns + SP_STUCK_AFTER_NS && (!longest || member->bound_ns < longest->bound_ns))
       longest = member;
   }
@@ -173,10 +173,10 @@ static void choose(struct sp_arbiter *arbiter, struct sp_node_device *device, ui
       return;
     }
     struct sp_member *member = device->members[choice.share];
-    if (member->share->member_count > 1) {
+    if (member->gang->count > 1) {
       if (sp_gang_reserve(arbiter, member, now_ns))
         continue; /* the rest is for the others */
-      uint64_t end_ns = sp_gang_deadline_ns(member->share);
+      uint64_t end_ns = sp_gang_deadline_ns(member->gang);
       if (end_ns < now_ns + choice.quantum_ns)
         choice.quantum_ns = end_ns > now_ns ? end_ns - now_ns : 0;
     }
@@ -208,9 +208,9 @@ static uint64_t due_ns_of(const struct sp_node_device *device) {
       due_ns = holder->granted_ns + SP_ENTER_NS + 1;
     if (sp_pressure_due_ns(device) < due_ns)
       due_ns = sp_pressure_due_ns(device);
-    if (device->gang_members && sp_gang_due_ns(device) < due_ns)
-      due_ns = sp_gang_due_ns(device);
   }
+  if (device->gang_members && sp_gang_due_ns(device) < due_ns)
+    due_ns = sp_gang_due_ns(device);
   for (uint32_t index = 0; index < device->draining; index++) {
     const struct sp_member *member = device->drains[index];
     if (member->cogranted) {
@@ -230,11 +230,12 @@ static uint64_t due_ns_of(const struct sp_node_device *device) {
 }
 
 void sp_step_share(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
-  /* All of it is known before any of it is decided: the share may be a gang. */
-  for (uint32_t index = 0; index < share->member_count; index++)
-    sp_turn_update(arbiter, &share->members[index], now_ns);
-  for (uint32_t index = 0; index < share->member_count; index++)
-    sp_step(arbiter, share->members[index].device, now_ns);
+  const struct sp_gang *gang = share->gang;
+  /* All of the gang is known before any of it is decided. */
+  for (uint32_t index = 0; index < gang->count; index++)
+    sp_turn_update(arbiter, gang->members[index], now_ns);
+  for (uint32_t index = 0; index < gang->count; index++)
+    sp_step(arbiter, gang->members[index]->device, now_ns);
 }
 
 #define ROUNDS 8 /* of devices that stir each other up; more, and something is wrong */

@@ -49,9 +49,8 @@ static void count(struct sp_histogram *histogram, const uint64_t *bounds_ns, uin
 static bool takes_over(const struct sp_member *member) {
   const struct sp_node_device *device = member->device;
   const struct sp_member *last = device->draining ? device->drains[device->draining - 1] : device->recent[0].member;
-  return last && last != member && member->share->member_count == 1 &&
-         member->terms.limit_millipercent == SP_POLICY_WHOLE && member->waiting_ns &&
-         (device->draining || member->waiting_ns < device->drained_ns);
+  return last && last != member && member->gang->count == 1 && member->terms.limit_millipercent == SP_POLICY_WHOLE &&
+         member->waiting_ns && (device->draining || member->waiting_ns < device->drained_ns);
 }
 
 static void record_turn(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t drained_ns) {
@@ -106,7 +105,7 @@ static void finish(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   remove_drain(member);
   sp_policy_unit(&device->policy, member->policy, member->view.longest_unit_ns);
   if (!member->reserves)
-    sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
+    sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
   if (!member->cogranted)
     sp_policy_end(&device->policy, member->policy, now_ns);
 }
@@ -118,7 +117,7 @@ void sp_turn_cogrant(struct sp_member *member, uint64_t now_ns) {
   sp_bill(device, now_ns);
   member->cogranted = true;
   member->usage.cogrants++;
-  sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->share->paused, now_ns);
+  sp_policy_wait(&device->policy, member->policy, member->view.waiting && !member->gang->paused, now_ns);
   sp_policy_end(&device->policy, member->policy, now_ns);
 }
 
@@ -127,7 +126,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   if (!member->holding)
     return;
   sp_bill(device, now_ns);
-  sp_grant_close(member->grant, member->share->paused ? SP_GRANT_PAUSED : 0);
+  sp_grant_close(member->grant, member->gang->paused ? SP_GRANT_PAUSED : 0);
   member->holding = member->lent = member->follows = false;
   add_drain(member);
   member->cogranted = false;
@@ -237,10 +236,10 @@ void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64
   }
   if (member->draining && !member->view.busy)
     finish(arbiter, member, member->view.entered ? member->view.drained_ns : now_ns, now_ns);
-  if (member->reserves && (!member->view.waiting || member->share->paused))
+  if (member->reserves && (!member->view.waiting || member->gang->paused))
     sp_gang_leave(arbiter, member, now_ns);
   if (!member->holding && !member->reserves && (!member->draining || member->cogranted)) {
-    bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->share->paused;
+    bool waited = device->policy.shares[member->policy].waiting, waits = member->view.waiting && !member->gang->paused;
     sp_policy_wait(&device->policy, member->policy, waits, now_ns);
     if (waits && !waited && device->holder)
       shorten(device, now_ns);

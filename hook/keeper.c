@@ -110,10 +110,14 @@ static void publish(struct sp_device *device) {
   sp_slot_publish(device->slot, report);
 }
 
-/* The arbiter takes what is not told to be idle for work, and a counter that it has written does not fall. */
-static void tell_idle(struct sp_device *device) {
-  if (sp_load(&device->starved_ns) < TELL_NS && sp_load(&device->starved_ns) > -TELL_NS)
+/* The arbiter takes what is not told to be idle for work, and a counter that it has written does not fall: that is told
+ * at once. The other counters of a long turn are told now and then, however full the device's queue is. */
+static void tell(struct sp_device *device, uint64_t *told_ns) {
+  uint64_t now_ns = sp_now_ns();
+  int64_t starved_ns = sp_load(&device->starved_ns);
+  if (starved_ns < TELL_NS && starved_ns > -TELL_NS && now_ns - *told_ns < COUNT_NS)
     return;
+  *told_ns = now_ns;
   pthread_mutex_lock(&device->turn_lock);
   publish(device);
   pthread_mutex_unlock(&device->turn_lock);
@@ -283,14 +287,14 @@ static void *run(void *argument) {
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
-  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), counted_ns = 0;
+  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0;
   bool believed = false; /* that it leaves: once per piece of work */
   while (sp_load(&sp_guest.attached)) {
     /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
     if (!queue_empty(device)) {
       wait_for_marker(device);
-      tell_idle(device);
+      tell(device, &told_ns);
       idle_since_ns = 0;
       if (sp_grant_word(device->grant) == sp_load(&device->entered))
         continue;
@@ -332,12 +336,7 @@ static void *run(void *argument) {
       if (idle_since_ns)
         learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
       idle_since_ns = 0;
-      if (sp_now_ns() - counted_ns > COUNT_NS) {
-        counted_ns = sp_now_ns();
-        pthread_mutex_lock(&device->turn_lock);
-        publish(device);
-        pthread_mutex_unlock(&device->turn_lock);
-      }
+      tell(device, &told_ns);
       sleep_until_kicked(device, kick, true, word, look_ns);
     } else if (sp_lanes_pending(device)) {
       sp_lanes_mark_all(device, NULL);

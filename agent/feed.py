@@ -1,0 +1,366 @@
+"""Tells the cluster's schedulers what the node uses: one stream to each address that their name stands for.
+
+Nothing in the agent waits for it. What cannot be told now is left out: each stream sends what differs from what it sent
+last, so that a scheduler that was away hears everything that counts. This and `service.py` are where protobuf messages
+are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from sharepod.agent.credentials import read_token
+from sharepod.agent.reported import Difference, Painter, Picture, difference
+from sharepod.agent.share import ShareClass
+from sharepod.proto import v1_pb2 as pb
+from sharepod.proto import v1_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sharepod.agent.device import NodeStatus
+    from sharepod.agent.feed_metrics import Tally
+
+log = logging.getLogger("sharepod.agent.feed")
+
+Call = Any
+"""grpc.aio.StreamStreamCall."""
+Address = tuple[str, int]
+Result = TypeVar("Result")
+
+HEARTBEAT_TELLS: Final = 10
+"""Seconds without a change, after which an empty message says that the agent is there."""
+RESOLVE_S: Final = 30.0
+ANSWER_S: Final = 40.0
+"""A scheduler answers every ten seconds: one that does not for so long hangs, or is gone."""
+SETTLED_S: Final = 30.0
+"""A stream that lived for so long was well: the next attempt comes soon."""
+BACKOFF_S: Final = (0.5, 30.0)
+ADDRESSES_MAX: Final = 16
+_CLASSES: Final = {
+    ShareClass.LATENCY: pb.SHARE_CLASS_LATENCY,
+    ShareClass.STANDARD: pb.SHARE_CLASS_STANDARD,
+    ShareClass.BATCH: pb.SHARE_CLASS_BATCH,
+}
+_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_channelz", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the schedulers are, and what they are shown."""
+
+    host: str
+    port: int
+    authority: str = ""
+    """PEM file with the certificates that theirs is checked against; empty: no TLS."""
+    token_file: str = ""
+
+    @classmethod
+    def of(cls, address: str, authority: str, token_file: str) -> Target:
+        """Read host:port, which the settings have checked."""
+        host, _, port = address.rpartition(":")
+        return cls(host.strip("[]"), int(port), authority, token_file)
+
+
+class _Failed(Exception):
+    """A stream cannot be opened, or is over; the text says why."""
+
+
+class _Spread:
+    """The last picture, for those who wait for the next one."""
+
+    def __init__(self) -> None:
+        self.picture: Picture | None = None
+        self._next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def show(self, picture: Picture) -> None:
+        """Show another one to all who wait."""
+        self.picture = picture
+        shown, self._next = self._next, asyncio.get_running_loop().create_future()
+        shown.set_result(None)
+
+    async def wait(self) -> None:
+        """Return when there is another one."""
+        await asyncio.shield(self._next)
+
+
+class Feed:
+    """The streams of one node, from construction in a running loop to `close`."""
+
+    def __init__(self, target: Target, node_name: str, version: str, tally: Tally) -> None:
+        self._target = target
+        self._node = pb.ReportingNode(name=node_name, version=version)
+        self._tally = tally
+        self._painter = Painter()
+        self._spread = _Spread()
+        self._streams: dict[Address, asyncio.Task[None]] = {}
+        self._failure = ""
+        self._following = asyncio.create_task(self._follow())
+
+    def tell(self, status: NodeStatus) -> None:
+        """Take the node as it is now; every second."""
+        self._spread.show(self._painter.paint(status))
+
+    async def close(self) -> None:
+        """End all streams."""
+        tasks = [self._following, *self._streams.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        """Keep one stream to each address that there is."""
+        while True:
+            with contextlib.suppress(_Failed):
+                self._keep(await self._resolved())
+            await asyncio.sleep(RESOLVE_S if self._streams else 5 * random.uniform(0.5, 1))  # noqa: S311
+
+    async def _resolved(self) -> frozenset[Address]:
+        """Return the addresses of the schedulers. Raises _Failed, after which those known before stay."""
+        target, failure = self._target, ""
+        try:
+            found = await _on_thread(lambda: _addresses(target.host, target.port))
+        except (OSError, UnicodeError) as error:  # the latter of a name that is too long to be one
+            failure = f"{target.host}: {getattr(error, 'strerror', '') or error}"
+        if failure and failure != self._failure:
+            remedy = "it is asked again; see that the name is that of the scheduler's Service"
+            log.warning("schedulers not found", extra={"cause": failure, "remedy": remedy})
+        self._failure = failure
+        if failure:
+            raise _Failed(failure)
+        return found
+
+    def _keep(self, addresses: frozenset[Address]) -> None:
+        for address in self._streams.keys() - addresses:
+            self._streams.pop(address).cancel()
+        for address in addresses - self._streams.keys():
+            stream = _Stream(address, self._target, self._node, self._tally, self._spread)
+            self._streams[address] = asyncio.create_task(stream.run())
+        self._tally.schedulers = len(self._streams)
+
+
+class _Stream:
+    """The stream to one scheduler, again and again."""
+
+    def __init__(self, address: Address, target: Target, node: pb.ReportingNode, tally: Tally, spread: _Spread) -> None:
+        self._address = address
+        self._name = f"{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
+        self._target = target
+        self._node = node
+        self._tally = tally
+        self._spread = spread
+        self._failure = ""
+        self._answered_s = 0.0
+
+    async def run(self) -> None:
+        """Tell for ever."""
+        wait_s, most_s = BACKOFF_S
+        while True:
+            began_s = time.monotonic()
+            failure = await self._once()
+            self._tally.failures += 1
+            if failure != self._failure:
+                log.warning("scheduler not told", extra={"scheduler": self._name, "cause": failure})
+            self._failure = failure
+            wait_s = BACKOFF_S[0] if time.monotonic() - began_s >= SETTLED_S else min(2 * wait_s, most_s)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311 - a cluster does not come back all at once
+
+    async def _once(self) -> str:
+        """Tell until it fails; return why."""
+        try:
+            credentials, metadata = await _on_thread(self._shown)
+            async with self._channel(credentials) as channel:
+                call = rpc.UsageServiceStub(channel).ReportUsage(metadata=metadata)
+                await self._talk(call)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {' '.join((error.details() or 'no reason given').split())[:300]}"
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}: name a file that the agent can read"
+        except ValueError as error:
+            return f"{self._target.token_file}: {error}"
+        except _Failed as error:
+            return str(error)
+        except Exception:
+            log.exception("usage feed failed", extra={"scheduler": self._name})
+            return "a fault of the agent: see its log"
+        finally:
+            self._forget()
+        return "the scheduler has ended the stream"
+
+    def _shown(self) -> tuple[grpc.ChannelCredentials | None, tuple[tuple[str, str], ...]]:
+        """Return what the connection needs and the stream shows, read anew. Raises OSError, ValueError."""
+        credentials = None
+        if self._target.authority:
+            credentials = grpc.ssl_channel_credentials(Path(self._target.authority).read_bytes())
+        if not self._target.token_file:
+            return credentials, ()
+        return credentials, (("authorization", f"Bearer {read_token(self._target.token_file).decode('ascii')}"),)
+
+    def _channel(self, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        target = f"{'ipv6' if ':' in self._address[0] else 'ipv4'}:{self._name}"
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        name = self._target.host
+        options = (*_OPTIONS, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+        return grpc.aio.secure_channel(target, credentials, options=options)
+
+    async def _talk(self, call: Call) -> None:
+        """Send and listen until either fails, and raise that."""
+        self._answered_s = time.monotonic()
+        sending = asyncio.create_task(self._send(call))
+        sending.add_done_callback(lambda _: call.cancel())
+        try:
+            await self._listen(call)
+        except asyncio.CancelledError:  # of this task, or what the library makes of a call that was cancelled
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+        finally:
+            sending.cancel()
+            [fault] = await asyncio.gather(sending, return_exceptions=True)
+        if isinstance(fault, Exception):
+            raise fault
+
+    async def _listen(self, call: Call) -> None:
+        while await call.read() is not grpc.aio.EOF:
+            self._answered_s = time.monotonic()
+            if self._failure or self._name not in self._tally.answered_ns:
+                self._failure = ""
+                log.info("scheduler told", extra={"scheduler": self._name})
+            self._tally.answered_ns = {**self._tally.answered_ns, self._name: time.monotonic_ns()}
+        code, details = await call.code(), await call.details()
+        raise _Failed(f"{code.name}: {' '.join((details or 'the stream was ended').split())[:300]}")
+
+    async def _send(self, call: Call) -> None:
+        sent: Picture | None = None
+        quiet = 0
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # it is over: who listens knows why
+            while True:
+                picture = self._spread.picture
+                if picture is not None:
+                    told = difference(sent, picture)
+                    quiet = quiet + 1 if sent is not None and told is not None and not told else 0
+                    if not quiet or quiet % HEARTBEAT_TELLS == 0:
+                        await call.write(message(self._node, picture, told))
+                        self._tally.messages += 1
+                    sent = picture
+                await self._spread.wait()
+                if time.monotonic() - self._answered_s > ANSWER_S:
+                    raise _Failed(f"no answer for {ANSWER_S:g} s")
+
+    def _forget(self) -> None:
+        self._tally.answered_ns = {name: at for name, at in self._tally.answered_ns.items() if name != self._name}
+
+
+def message(node: pb.ReportingNode, picture: Picture, told: Difference | None) -> pb.ReportUsageRequest:
+    """Return the message that tells a difference, or everything when there is none to be told."""
+    request = pb.ReportUsageRequest()
+    if told is None:
+        request.node.CopyFrom(node)
+        if picture.late is not None:
+            request.node.late = picture.late
+        told = Difference(picture.devices, picture.device_numbers, picture.shares, picture.share_numbers, ())
+    request.devices.extend(
+        pb.ReportedDevice(
+            index=device.index,
+            uuid=device.uuid,
+            model=device.model,
+            memory_total_bytes=device.memory_total_bytes,
+            healthy=device.healthy,
+            health_reason=device.health_reason,
+            offered=device.offered,
+            numa_node=device.numa_node,
+            nvlink_peers=device.nvlink_peers,
+        )
+        for device in told.devices.values()
+    )
+    request.device_numbers.extend(
+        pb.DeviceNumbers(
+            device_index=index,
+            memory_used_bytes=numbers.memory_used_bytes,
+            used_1s_millipercent=numbers.used_1s_millipercent,
+            used_1m_millipercent=numbers.used_1m_millipercent,
+            used_15m_millipercent=numbers.used_15m_millipercent,
+            waited_1m_millipercent=numbers.waited_1m_millipercent,
+        )
+        for index, numbers in told.device_numbers.items()
+    )
+    request.shares.extend(
+        pb.ReportedShare(
+            id=share,
+            device_index=index,
+            pod_uid=held.pod_uid,
+            namespace=held.namespace,
+            pod=held.pod,
+            container=held.container,
+            share_class=_CLASSES[held.share_class],
+            request_millipercent=held.request_millipercent,
+            limit_millipercent=held.limit_millipercent,
+            memory_limit_bytes=held.memory_limit_bytes,
+            paused=held.paused,
+            yielding=held.yielding,
+        )
+        for (share, index), held in told.shares.items()
+    )
+    request.share_numbers.extend(
+        pb.ShareNumbers(
+            share_id=share,
+            device_index=index,
+            used_1m_millipercent=numbers.used_1m_millipercent,
+            waited_1m_millipercent=numbers.waited_1m_millipercent,
+        )
+        for (share, index), numbers in told.share_numbers.items()
+    )
+    request.ended_share_ids.extend(told.ended)
+    return request
+
+
+def _addresses(host: str, port: int) -> frozenset[Address]:
+    """Return the addresses of a name. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return frozenset(sorted({(str(place[0]), int(place[1])) for *_, place in found})[:ADDRESSES_MAX])
+
+
+async def _on_thread(work: Callable[[], Result]) -> Result:
+    """Return what `work` does on a thread of its own: one that the agent's end does not wait for, as the loop's are."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | Exception) -> None:
+        if answer.done():  # nobody waits for it any more
+            return
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+    def run() -> None:
+        result: Result | Exception
+        try:
+            result = work()
+        except (OSError, ValueError) as error:
+            result = error
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=run, name="feed", daemon=True).start()
+    return await answer
