@@ -21,7 +21,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sharepod.agent.plugin import PluginReport
+    from sharepod.agent.plugin import PluginOffer, PluginReport
     from sharepod.agent.share import Histogram
     from sharepod.deviceplugin.terms import PodTerms
 
@@ -40,6 +40,10 @@ _SHARES_NAME: Final = "shares"
 
 class NoRoom(PluginError):
     """No device has room for it now."""
+
+
+class StaysPaused(NoRoom):
+    """A share that yields has its terms, but for its device time, which others have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class NodeDevice:
     health_reason: str
     free_millipercent: int = WHOLE_MILLIPERCENT
     """What is not promised to shares."""
+    yielded_millipercent: int = 0
+    """Requests of shares that yield: they are not promised."""
     foreign: tuple[ForeignProgram, ...] = ()
     numa_node: int = -1
     """The memory node that it hangs on; -1: not known."""
@@ -112,7 +118,10 @@ class HeldShare:
     share_class: str = "standard"
     terms: tuple[Terms, ...] = ()
     """On each of the devices."""
+    yielding: bool = False
+    """It is paused, and its device time is not promised to it."""
     accounts: tuple[DeviceAccount, ...] = ()
+    gang: str = ""
 
 
 class Agent:
@@ -151,6 +160,7 @@ class Agent:
                 item.healthy,
                 item.health_reason,
                 WHOLE_MILLIPERCENT - item.requested_millipercent,
+                item.yielded_millipercent,
                 tuple(ForeignProgram(one.pid, one.name, one.memory_used_bytes) for one in item.foreign_processes),
                 item.numa_node if item.HasField("numa_node") else -1,  # an older agent does not say
             )
@@ -191,14 +201,18 @@ class Agent:
             pb.DeviceAsk(
                 device=device,
                 request_millipercent=terms.request_millipercent,
-                limit_millipercent=terms.limit_millipercent,
+                limit_millipercent=terms.limit_now_millipercent,
                 memory_limit_bytes=terms.memory_limit_bytes or 0,
                 memory_in_proportion=terms.memory_limit_bytes is None,
             )
             for device in chosen
         ]
         request = pb.RegisterShareRequest(
-            id=share_id, devices=asks, share_class=_CLASSES[terms.share_class], labels=dict(labels)
+            id=share_id,
+            devices=asks,
+            share_class=_CLASSES[terms.share_class],
+            labels=dict(labels),
+            gang=terms.gang,
         )
         return _held((await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share)
 
@@ -207,7 +221,8 @@ class Agent:
     ) -> None:
         """Give a live share the terms as they are now, and `labels` when it is another container's; devices stay.
 
-        What it has already is not told again: a container that starts again has changed nothing, mostly.
+        What it has already is not told again: a container that starts again has changed nothing, mostly. Raises
+        StaysPaused when all is given but the time of a share that yielded.
         """
         if len(share.devices) != terms.devices:
             raise PluginError(
@@ -219,8 +234,8 @@ class Agent:
             _terms_on(node.device(uuid), terms, held)
             for (uuid, _), held in zip(share.devices, share.terms, strict=True)
         )
-        has = share.terms, share.share_class, share.labels
-        if (wanted, terms.share_class, labels or share.labels) != has:
+        has = share.terms, share.share_class, share.labels, share.gang
+        if (wanted, terms.share_class, labels or share.labels, terms.gang) != has:
             changes = [
                 pb.DeviceChange(
                     device=uuid,
@@ -231,13 +246,29 @@ class Agent:
                 for (uuid, _), one in zip(share.devices, wanted, strict=True)
             ]
             request = pb.UpdateShareRequest(
-                share=share.id, devices=changes, share_class=_CLASSES[terms.share_class], labels=labels or {}
+                share=share.id,
+                devices=changes,
+                share_class=_CLASSES[terms.share_class],
+                labels=labels or {},
+                gang=terms.gang,
             )
             await self._call(self._stub.UpdateShare(request, timeout=TIMEOUT_S))
-        if terms.paused and not share.paused:
-            await self._call(self._stub.PauseShare(pb.PauseShareRequest(share=share.id), timeout=TIMEOUT_S))
-        elif share.paused and not terms.paused:
-            await self._call(self._stub.ResumeShare(pb.ResumeShareRequest(share=share.id), timeout=TIMEOUT_S))
+        await self._pause(share, terms)
+
+    async def _pause(self, share: HeldShare, terms: PodTerms) -> None:
+        """Pause a share or let it run, as its terms say."""
+        yielding = terms.yields == "pause"
+        paused = terms.paused or yielding
+        if (paused, yielding) == (share.paused, share.yielding):
+            return
+        try:
+            if paused:
+                request = pb.PauseShareRequest(share=share.id, yielding=yielding)
+                await self._call(self._stub.PauseShare(request, timeout=TIMEOUT_S))
+            else:
+                await self._call(self._stub.ResumeShare(pb.ResumeShareRequest(share=share.id), timeout=TIMEOUT_S))
+        except NoRoom as error:
+            raise StaysPaused(str(error)) from None
 
     async def release(self, share_id: str) -> None:
         """End a share; one that is not there is no error."""
@@ -259,6 +290,7 @@ class Agent:
             errors=report.errors,
             allocate=_times(report.allocate),
             pre_start=_times(report.pre_start),
+            offer=_offer(report.offer),
         )
         await self._call(self._stub.ReportPlugin(request, timeout=TIMEOUT_S))
 
@@ -290,6 +322,8 @@ def _held(share: pb.Share) -> HeldShare:
         terms=tuple(
             Terms(held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes) for held in share.devices
         ),
+        yielding=share.yielding,
+        gang=share.gang,
         accounts=tuple(
             DeviceAccount(
                 held.device_index,
@@ -305,11 +339,15 @@ def _held(share: pb.Share) -> HeldShare:
 
 def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
     """Return the terms on a device that a share has with the terms `held`."""
-    given = Terms(terms.request_millipercent, terms.limit_millipercent, terms.memory_limit_bytes or 0)
+    given = Terms(terms.request_millipercent, terms.limit_now_millipercent, terms.memory_limit_bytes or 0)
     ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)
     asked = ask.terms_on(device.memory_total_bytes if device else 0)
     # Where the device does not tell its memory, what was admitted stays.
     return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)
+
+
+def _offer(offer: PluginOffer | None) -> pb.PluginOffer | None:
+    return pb.PluginOffer(device_uuids=sorted(offer.devices), late=offer.late) if offer else None
 
 
 def _times(times: Histogram) -> pb.CallTimes:

@@ -53,14 +53,16 @@ class Answer:
 class Api:
     """A session with one API server; an asynchronous context manager."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, agent: str = USER_AGENT) -> None:
+        """`agent` is what the API server's audit log calls us."""
         self._cluster = cluster
+        self._agent = agent
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=8, socket_factory=_socket),
-            headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
+            headers={"User-Agent": self._agent, "Accept": "application/json"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.share import ID_LENGTH, ID_LETTERS
-from sharepod.deviceplugin.agent import NoRoom
+from sharepod.deviceplugin.agent import NoRoom, StaysPaused
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cdi import name_of, nvidia_edits
@@ -43,6 +43,9 @@ ROOM_WAIT_S: Final = 20.0
 ROOM_LEFT_S: Final = 3.0
 """What is left for the rest of a start when room was waited for: the wait is shorter when less is left before it."""
 ROOM_LOOK_S: Final = 0.5
+CHOICE_S: Final = 5.0
+"""For the scheduler to say which devices it chose: it does so when it binds the pod, unless it is away."""
+CHOICE_LOOK_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Policy:
     """Devices are picked when containers start, through CDI."""
     nvidia_cdi: bool = False
     """Devices come from NVIDIA's CDI files, not from its runtime."""
+    scheduler_name: str = ""
+    """Whose pods are told their devices; empty: nobody's."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,8 @@ class _Start:
     container: str = ""
     no_room: NoRoom | None = None
     """The agent's last word, while room is waited for."""
+    stays_paused: bool = False
+    """The share has yielded, and its time is not its own yet: the container starts, and its programs wait."""
 
 
 class Binder:
@@ -145,6 +152,9 @@ class Binder:
             raise PluginError(f"pod {title} is not at the API server: it is tried again")
         start.pod, start.container = pod, self._container(holder, pod, units)
         terms = self._follower.read_terms(pod, start.container, len(units))
+        ours = self._policy.scheduler_name
+        if self._policy.late and ours and pod.scheduler == ours and not terms.chosen:
+            pod, terms = await self._choice(pod, terms, start, units)
         binding = Binding(pod.namespace, pod.name, start.container, pod.uid, pod.cgroup_uid)
         claim = self._record.claim(units, binding)
         allocation = claim.allocation
@@ -156,9 +166,31 @@ class Binder:
             if self._record.get(allocation.id) is None:
                 raise PluginError(f"pod {title} was gone for a moment: it is tried again")
             share = await self._make(claim, binding, terms, pod, start)
-            self._follower.gave(allocation, terms, views.get(pod.uid))
+            if start.stays_paused:
+                self._follower.owe(allocation)
+            else:
+                self._follower.gave(allocation, terms, views.get(pod.uid))
         indices = ", ".join(str(index) for _, index in share.devices)
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
+
+    async def _choice(self, pod: Pod, terms: PodTerms, start: _Start, units: frozenset[UnitId]) -> tuple[Pod, PodTerms]:
+        """Return the pod and its terms as soon as its devices are chosen, or nobody has chosen for too long."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + CHOICE_S
+        start.waits_for = "the scheduler to say which devices it chose"
+        while not terms.chosen and loop.time() < until_s:
+            await asyncio.sleep(CHOICE_LOOK_S)
+            try:
+                found = await self._api.get(pod.namespace, pod.name)
+            except ApiUnavailable:
+                continue
+            if found is None or found.uid != pod.uid:
+                raise PluginError(f"pod {pod.namespace}/{pod.name} is gone: nothing is to be started")
+            pod, terms = found, self._follower.read_terms(found, start.container, len(units))
+        start.pod = pod
+        if not terms.chosen:
+            log.warning("devices not chosen", extra={"pod": f"{pod.namespace}/{pod.name}", "waited_seconds": CHOICE_S})
+        return pod, terms
 
     async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
         allocation = claim.allocation
@@ -176,7 +208,10 @@ class Binder:
         # An init container's share goes to the next container. While programs of the one before are left the account is
         # theirs, and so is the name.
         is_anothers = labels.items() - share.labels.items() and not share.processes
-        await self._agent.update(share, terms, node, labels if is_anothers else None)
+        try:
+            await self._agent.update(share, terms, node, labels if is_anothers else None)
+        except StaysPaused:
+            start.stays_paused = True
         devices = tuple(uuid for uuid, _ in share.devices)
         self._record.settle(allocation.id, devices)
         if self._policy.late:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final, Self
 
 from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
-from sharepod.deviceplugin.events import EventBook, Subject, Writing, event_namespace, notice
+from sharepod.deviceplugin.events import COMPONENT, EventBook, Subject, Writing, event_namespace, notice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,12 +26,12 @@ _MERGE: Final = "application/merge-patch+json"
 class EventWriter:
     """An asynchronous context manager; what is still to be written at the end has a moment."""
 
-    def __init__(self, api: Api, server: str, node_name: str, first_s: float) -> None:
+    def __init__(self, api: Api, server: str, node_name: str, first_s: float, component: str = COMPONENT) -> None:
         self._api = api
         self._server = server
         self._first_s = first_s
         """The first pause after a write that failed; the next is four times as long."""
-        self._book = EventBook(node_name)
+        self._book = EventBook(node_name, component)
         self._writings: asyncio.Queue[Writing] = asyncio.Queue(_QUEUE_MAX)
         self._writer: asyncio.Task[None] | None = None
 
@@ -48,6 +48,11 @@ class EventWriter:
             self._writer.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._writer
+
+    @property
+    def waiting(self) -> int:
+        """Return how many events are still to be written: of too many new ones are dropped."""
+        return self._writings.qsize()
 
     def tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
         """Count an event, and have it written when enough has not been said of its subject."""

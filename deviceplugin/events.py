@@ -31,13 +31,15 @@ Body = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The pod, or the node, that an event is about."""
+    """The pod, the node or the settings that an event is about."""
 
     namespace: str
     """Empty: a node, which is in none."""
     name: str
     uid: str
     """Of a node its name, as kubelet writes it: `kubectl describe node` looks for that."""
+    kind: str = ""
+    """Empty: a pod, or a node where it is in no namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class _Written:
 class EventBook:
     """Which events were written. `now_s` never goes back; `unix_s` is the wall clock, for people alone."""
 
-    def __init__(self, node_name: str) -> None:
+    def __init__(self, node_name: str, component: str = COMPONENT) -> None:
         self._node_name = node_name
+        self._component = component
         self._written: OrderedDict[Notice, _Written] = OrderedDict()
         self._writes: OrderedDict[str, list[float]] = OrderedDict()
         """Times of the last writes, by the uid of the pod; at most WRITES_PER_MINUTE each."""
@@ -139,7 +142,7 @@ class EventBook:
             "metadata": {"name": known.name, "namespace": event_namespace(subject)},
             "involvedObject": {
                 "apiVersion": "v1",
-                "kind": "Pod" if subject.namespace else "Node",
+                "kind": subject.kind or ("Pod" if subject.namespace else "Node"),
                 "namespace": subject.namespace,
                 "name": subject.name,
                 "uid": subject.uid,
@@ -150,8 +153,8 @@ class EventBook:
             "count": known.count,
             "firstTimestamp": _time(known.first_unix_s),
             "lastTimestamp": _time(unix_s),
-            "source": {"component": COMPONENT, "host": self._node_name},
-            "reportingComponent": COMPONENT,
+            "source": {"component": self._component, "host": self._node_name},
+            "reportingComponent": self._component,
             "reportingInstance": self._node_name[:_REASON_MAX],
         }
 

@@ -1,15 +1,18 @@
 """Live changes: the pods of the node as the API server has them, and their annotations brought to their shares.
 
 What the agent could not be told, because it was away or the share was just being made, is told later: `settle` compares
-all of it again.
+all of it again. A share that is to run again after it has yielded, and has no room yet, is owed that: `resume` looks
+every second whether there is room.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from sharepod.deviceplugin.agent import StaysPaused
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.deviceplugin")
 
 FINISHED = ("Succeeded", "Failed")
+RESUME_S: Final = 1.0
 
 
 class Follower:
@@ -47,6 +51,13 @@ class Follower:
         """The pod as it was in the view when the share was given terms that were read from the API server itself."""
         self._told: dict[AllocationId, str] = {}
         """Why terms are not applied, as the pod's owner was told."""
+        self._owed: set[AllocationId] = set()
+        """Those whose terms say that they run, and which stay paused until others leave room."""
+
+    @property
+    def owes(self) -> bool:
+        """Tell whether a share waits for room to run again."""
+        return bool(self._owed)
 
     @property
     def listed(self) -> bool:
@@ -60,6 +71,13 @@ class Follower:
     def pod(self, binding: Binding) -> Pod | None:
         """Return a container's pod, as the watch has it."""
         return self._pods.get(binding.cgroup_uid)
+
+    def holds(self, pod: Pod, container: str) -> bool:
+        """Tell whether a container has begun to start."""
+        bindings = (item.binding for item in self._record.all())
+        return any(
+            one is not None and (one.cgroup_uid, one.container) == (pod.cgroup_uid, container) for one in bindings
+        )
 
     async def follow(self) -> None:
         """Take over what changes, for ever."""
@@ -76,20 +94,47 @@ class Follower:
         for pod in self.pods():
             await self._apply(pod)
 
+    async def resume_for_ever(self) -> None:
+        """Let the shares run again that are owed it, as soon as there is room."""
+        while True:
+            await asyncio.sleep(RESUME_S)
+            if self.active():
+                await self.resume()
+
+    async def resume(self) -> None:
+        """Let the shares run again for which there is room now, the oldest first."""
+        for item in self._record.all():
+            if item.id not in self._owed or item.binding is None or (pod := self.pod(item.binding)) is None:
+                continue
+            try:
+                request = self.read_terms(pod, item.binding.container, len(item.units)).request_millipercent
+                node = await self._agent.node()
+            except PluginError:  # `settle` tells
+                continue
+            devices = [node.device(uuid) for uuid in item.devices]
+            if all(device is not None and device.free_millipercent >= request for device in devices):
+                await self._apply(pod)
+
+    def owe(self, item: Allocation) -> None:
+        """Note that a container starts with a share that stays paused."""
+        self._owed.add(item.id)
+
     def read_terms(self, pod: Pod, container: str, units: int) -> PodTerms:
         """Return the terms of a container. Raises PluginError."""
         try:
-            return read_terms(
+            terms = read_terms(
                 pod.annotations, container, units, limit_percent=self._limit_percent, containers=pod.containers
             )
         except TermsError as error:
             raise PluginError(str(error), retriable=False) from None
+        return replace(terms, gang=f"{pod.namespace}/{terms.gang}") if terms.gang else terms
 
     def gave(self, item: Allocation, terms: PodTerms, older: Pod | None) -> None:
         """Note that a share has terms that are newer than the view of the pod that was there before they were read."""
         self._shares.gave(item.id, terms)
         self._older[item.id] = older
         self._told.pop(item.id, None)
+        self._owed.discard(item.id)
 
     async def _apply(self, pod: Pod) -> None:
         for item in self._record.all():
@@ -102,6 +147,7 @@ class Follower:
         for noted in (self._older, self._told):
             for gone in noted.keys() - known:
                 del noted[gone]
+        self._owed &= known
 
     def _heir(self, item: Allocation, binding: Binding, pod: Pod) -> str:
         """Return the container that has an allocation now: an init container's goes to the next one of as many units.
@@ -126,7 +172,7 @@ class Follower:
         try:
             binding = replace(item.binding, container=self._heir(item, item.binding, pod))
             terms = self.read_terms(pod, binding.container, len(item.units))
-            if terms == self._shares.terms(item.id) and binding == item.binding:
+            if terms == self._shares.terms(item.id) and binding == item.binding and item.id not in self._owed:
                 return
             share = await self._agent.share(item.id)
             if share is not None:
@@ -136,8 +182,14 @@ class Follower:
                 self._record.rebind(item.id, binding)
                 self._told.pop(item.id, None)
                 log.info("terms changed", extra={"share": item.id, "container": binding.title})
+                if item.id in self._owed and not (terms.paused or terms.yields == "pause"):
+                    await self._api.event(pod, "ShareResumed", f"container {binding.container}: share {item.id} runs")
+            self._owed.discard(item.id)
         except PluginError as error:
+            stays = isinstance(error, StaysPaused)
+            if stays:
+                self._owed.add(item.id)
             if self._told.get(item.id) != str(error):
                 self._told[item.id] = str(error)
                 text = f"container {item.binding.container}: {error}"
-                await self._api.event(pod, "TermsNotApplied", text, warning=True)
+                await self._api.event(pod, "ShareStaysPaused" if stays else "TermsNotApplied", text, warning=True)

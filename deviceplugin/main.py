@@ -19,16 +19,20 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from sharepod.agent import logs
 from sharepod.agent.errors import SettingsError
 from sharepod.agent.flags import EXIT_USAGE
+from sharepod.agent.plugin import PluginOffer
+from sharepod.agent.share import DeviceUuid
 from sharepod.deviceplugin.agent import Agent, NodeView
 from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.expected import Expected
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
 from sharepod.deviceplugin.kubelet import Registration, State
 from sharepod.deviceplugin.lookout import Lookout
+from sharepod.deviceplugin.loop import for_ever
 from sharepod.deviceplugin.offer import RIVAL_DOMAIN, Offer
 from sharepod.deviceplugin.placement import Placement
 from sharepod.deviceplugin.podresources import Given, KubeletUnavailable, PodResources
@@ -45,7 +49,7 @@ from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Mapping, Sequence
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -82,7 +86,18 @@ class Plugin:
     def units(self) -> Units:
         """Return the units of the devices, as last seen."""
         devices = self.offer.seen(self._node).devices
-        return Units([(device.uuid, device.healthy) for device in devices], late=self._late)
+        offered = [(device.uuid, device.healthy) for device in devices]
+        return Units(offered, late=self._late, spare_percent=self._settings.spare_percent)
+
+    def yielded(self) -> Mapping[str, int]:
+        """Return the device time that shares yield, as last seen, in per cent by UUID."""
+        return {device.uuid: device.yielded_millipercent // 1000 for device in self._node.devices}
+
+    def offered(self) -> PluginOffer:
+        """Return what the agent is to know of what is given out: not what somebody else gives out as well."""
+        devices = self.offer.seen(self._node).devices
+        given = frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.offer.rivals)
+        return PluginOffer(given, self._late)
 
     def memory_nodes(self) -> dict[str, int]:
         """Return the memory nodes that kubelet is told of, by UUID: none unless the operator asks for it."""
@@ -222,20 +237,6 @@ def _check(plugin: Plugin, processes: HostProcesses) -> None:
         raise SettingsError(f"{error.filename}: {error.strerror}: choose another --state-directory") from None
 
 
-async def for_ever(work: Coroutine[None, None, None]) -> None:
-    """Await what never ends of itself. Raises RuntimeError when it does: the plugin is to end, not to go on without.
-
-    That includes what a library cancels within it, which a TaskGroup takes for a quiet end.
-    """
-    try:
-        await work
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-    raise RuntimeError(f"{getattr(work, '__qualname__', work)} ended")
-
-
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
     cluster = _cluster(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -256,7 +257,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
         if late and settings.numa == "on":
             log.warning("numa has no effect", extra={"cause": "devices are picked when containers start"})
-        policy = Policy(late, nvidia_cdi=settings.devices == "cdi")
+        policy = Policy(late, nvidia_cdi=settings.devices == "cdi", scheduler_name=settings.scheduler_name)
         cdi = CdiDirectory(settings.cdi_directory)
         record = Record(Store(settings.state_directory))
         if late:
@@ -271,9 +272,12 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         )
         service = PluginService(binder, plugin.units(), memory_nodes=plugin.memory_nodes(), tally=tally)
         record.changed = service.changed
+        service.yielded = plugin.yielded
+        service.wanted = Expected(follower, settings.scheduler_name).devices
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
         registration.registered, registration.taking_over = tally.registered, record.reload
         reporter = Reporter(tally, record, plugin.offer, agent)
+        reporter.offered = plugin.offered
         reporter.serving = lambda: registration.state is State.REGISTERED
         lookout = Lookout(
             record, shares, follower, agent, pods, processes,
@@ -291,6 +295,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
                     plugin.look_for_ever(agent, service, pods),
                     plugin.look_around_for_ever(kubelet),
                     follower.follow(),
+                    follower.resume_for_ever(),
                     sweeper.sweep_for_ever(),
                     reporter.report_for_ever(),
                     lookout.look_for_ever(),

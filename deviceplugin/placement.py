@@ -5,6 +5,7 @@ Where none of them says, the agent picks.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from sharepod.agent.share import DeviceAsk, Terms, bytes_text, percent_text
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.terms import PodTerms
     from sharepod.deviceplugin.unit import UnitId, Units
+
+log = logging.getLogger("sharepod.deviceplugin")
 
 
 class Placement:
@@ -104,11 +107,8 @@ class Placement:
                 retriable=False,
             )
         if terms.chosen and set(terms.chosen) != set(devices):
-            raise PluginError(
-                f"the scheduler chose {', '.join(terms.chosen)} and kubelet picked {', '.join(devices)}, which stays: "
-                "delete the pod, so that it is admitted anew",
-                retriable=False,
-            )
+            chosen, picked = ",".join(terms.chosen), ",".join(devices)
+            log.warning("kubelet picked other devices", extra={"pod": pod.name, "chosen": chosen, "picked": picked})
         if terms.same_device:
             await self._check_together(allocation, devices[0], pod)
         return devices
@@ -119,7 +119,9 @@ class Placement:
         Kubelet counts units alone. A cap in proportion to them fits wherever they do; one above that would take what
         goes with the units of others, whose pods then do not start. The scheduler counts memory as well.
         """
-        if self._late or terms.memory_limit_bytes is None or terms.chosen:
+        if self._late or terms.memory_limit_bytes is None:
+            return
+        if terms.chosen and set(terms.chosen) == set(self.devices_of(allocation.units)):
             return
         whole = Terms(terms.request_millipercent, terms.limit_millipercent, 0)
         for uuid in self.devices_of(allocation.units):

@@ -38,6 +38,10 @@ class Pod:
     """The same of those."""
     finished: frozenset[str] = frozenset()
     """Names of its init containers that the API shows to have ended well."""
+    scheduler: str = ""
+    """Who places it."""
+    created: str = ""
+    """When, as the API server writes it: sorts by time."""
 
 
 def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
@@ -75,6 +79,8 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
         units=_asks(spec, "containers", resource) + _asks(spec, "initContainers", resource, stay=True),
         init_units=_asks(spec, "initContainers", resource, stay=False),
         finished=frozenset(finished),
+        scheduler=str(spec.get("schedulerName") or ""),
+        created=str(metadata.get("creationTimestamp") or ""),
     )
 
 

@@ -116,7 +116,7 @@ def live_pods(proc: Path = PROC) -> frozenset[str]:
             continue
         try:
             handle = os.open(f"{root}/{name}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is being opened
             continue
         try:
             texts.add(os.read(handle, _READ_MAX))

@@ -11,6 +11,7 @@ from sharepod.deviceplugin.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sharepod.agent.plugin import PluginOffer
     from sharepod.deviceplugin.agent import Agent
     from sharepod.deviceplugin.offer import Offer
     from sharepod.deviceplugin.record import Record
@@ -32,6 +33,8 @@ class Reporter:
         """False while another plugin serves the node: that one tells."""
         self.serving: Callable[[], bool] = lambda: True
         """Whether kubelet has us."""
+        self.offered: Callable[[], PluginOffer | None] = lambda: None
+        """What we give out now."""
 
     async def report_for_ever(self) -> None:
         """Tell the agent, whenever it is there."""
@@ -48,5 +51,6 @@ class Reporter:
             allocations=len(held),
             unbound=sum(item.binding is None for item in held),
             rival_devices=len(self._offer.rivals),
+            offer=self.offered(),
         )
         await self._agent.report(report)

@@ -22,7 +22,7 @@ from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from sharepod.deviceplugin.injection import ContainerEdits
@@ -83,6 +83,10 @@ def _answered(
     return handler
 
 
+async def _nothing_wanted(_: int) -> Collection[str]:
+    return ()
+
+
 class PluginService(rpc.DevicePluginServicer):
     """The DevicePlugin service of one resource. All of it runs in one event loop."""
 
@@ -101,6 +105,10 @@ class PluginService(rpc.DevicePluginServicer):
         self._memory_nodes = memory_nodes or {}
         self._debounce_s = debounce_s
         self._streams: set[_Stream] = set()
+        self.wanted: Callable[[int], Awaitable[Collection[str]]] = _nothing_wanted
+        """Returns the devices that a container with so many units is to have; none: any."""
+        self.yielded: Callable[[], Mapping[str, int]] = dict
+        """Returns the device time that shares yield, in per cent by the UUID of the device."""
 
     @property
     def watchers(self) -> int:
@@ -164,9 +172,15 @@ class PluginService(rpc.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802
         self, request: pb.PreferredAllocationRequest
     ) -> pb.PreferredAllocationResponse:
-        """Pack the containers' units."""
+        """Pack the containers' units, on the devices that were chosen for the pod if kubelet can be told."""
         chosen = [
-            self._units.pack(_units(ask.available_device_ids), _units(ask.must_include_device_ids), ask.allocation_size)
+            self._units.pack(
+                _units(ask.available_device_ids),
+                _units(ask.must_include_device_ids),
+                ask.allocation_size,
+                () if self._units.late else await self.wanted(ask.allocation_size),
+                self.yielded(),
+            )
             for ask in request.container_requests
         ]
         return pb.PreferredAllocationResponse(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.agent.errors import SettingsError
 from sharepod.agent.flags import read_flags
+from sharepod.deviceplugin.unit import SPARE_PERCENT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ class Settings:
     offer: frozenset[str] = frozenset()
     numa: str = "off"
     limit_percent: int = 100
+    spare_percent: int = 0
+    scheduler_name: str = "sharepod-scheduler"
     simulated_libraries: Path = Path("/var/lib/sharepod/simgpu")
     kubeconfig: str = ""
     log_format: str = "json"
@@ -67,6 +70,10 @@ _DOCS: Final = {
     "numa": "on: units tell the memory node of their device, and kubelet's topology manager may pick others than those "
     "that pack best, or refuse the pod. Without effect where devices are picked late.",
     "limit_percent": "The limit of pods that name none, in percent.",
+    "spare_percent": "Units of each device that are offered beyond its 100, 0 to 400, so that another pod can come "
+    "where one yields: kubelet counts the units of a pod for as long as it is there. Needs SharePod's scheduler; with "
+    "another one, pods wait on a node that is full.",
+    "scheduler_name": "schedulerName of pods whose devices SharePod's scheduler chooses: they wait for that a moment.",
     "simulated_libraries": "Directory of the simulated driver on the node, for simulated devices.",
     "kubeconfig": "Configuration file for the API server, outside of a cluster. Default: the service account.",
     "log_format": "Format of the log on stderr: text or json.",
@@ -98,6 +105,10 @@ def _read(name: str, text: str, where: str) -> object:
     if name == "limit_percent":
         if not text.isdecimal() or not 1 <= int(text) <= 100:
             raise SettingsError(f"{where} is {text!r}: give a percentage from 1 to 100")
+        return int(text)
+    if name == "spare_percent":
+        if not text.isascii() or not text.isdecimal() or len(text) > 3 or int(text) > SPARE_PERCENT_MAX:
+            raise SettingsError(f"{where} is {text!r}: give a percentage from 0 to {SPARE_PERCENT_MAX}")
         return int(text)
     if name == "offer":
         uuids = frozenset(word.strip() for word in text.split(",") if word.strip())

@@ -32,11 +32,13 @@ log = logging.getLogger("sharepod.deviceplugin")
 UNBOUND_S: Final = 60.0
 """An allocation that nobody started and pod-resources does not list for so long was of a pod that is gone."""
 SWEEP_S: Final = 10.0
+HURRY_S: Final = 1.0
+"""While a share waits for the room of others."""
 _LABELS: Final = ("namespace", "pod", "container", "pod_uid")
 
 
 class Sweeper:
-    """Looks every SWEEP_S."""
+    """Looks every SWEEP_S, or every HURRY_S."""
 
     def __init__(
         self,
@@ -75,7 +77,11 @@ class Sweeper:
                     if self._said != str(error):
                         self._said = str(error)
                         log.warning("shares are not looked through", extra={"cause": str(error)})
-            await asyncio.sleep(SWEEP_S)
+            until_s = asyncio.get_running_loop().time() + SWEEP_S
+            while asyncio.get_running_loop().time() < until_s:
+                await asyncio.sleep(HURRY_S)
+                if self._follower.owes:
+                    break
 
     async def sweep(self) -> None:
         """Release the shares of containers that are gone, and what was given out and never used.

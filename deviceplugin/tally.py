@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
 
 from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STARTS, PluginReport
 from sharepod.agent.share import Histogram
+
+if TYPE_CHECKING:
+    from sharepod.agent.plugin import PluginOffer
 
 
 class Times:
@@ -48,8 +52,10 @@ class Tally:
         """Count a call that one of SIDES did not answer, or not as it should."""
         self._errors[side] += 1
 
-    def report(self, *, serving: bool, allocations: int, unbound: int, rival_devices: int) -> PluginReport:
-        """Return the counters, with what the plugin holds now."""
+    def report(
+        self, *, serving: bool, allocations: int, unbound: int, rival_devices: int, offer: PluginOffer | None = None
+    ) -> PluginReport:
+        """Return the counters, with what the plugin holds and gives out now."""
         return PluginReport(
             serving=serving,
             allocations=allocations,
@@ -60,4 +66,5 @@ class Tally:
             errors=dict(self._errors),
             allocate=self.allocate.histogram(),
             pre_start=self.pre_start.histogram(),
+            offer=offer,
         )

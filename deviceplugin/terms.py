@@ -21,8 +21,15 @@ PREFIX: Final = "sharepod.io/"
 UNITS_PER_DEVICE: Final = 100
 KEYS: Final = ("limit", "memory", "class", "devices", "same-device", "device", "paused")
 """Keys of a share, for the pod (`sharepod.io/limit`) or for one container (`sharepod.io/train.limit`, which wins)."""
-ELSEWHERE: Final = ("gang", "gang-size", "gang-min")
+YIELD: Final = PREFIX + "yield"
+POD_KEYS: Final = ("yield",)
+"""Keys of shares that are given for the whole pod alone."""
+ELSEWHERE: Final = (
+    "gang", "gang-size", "gang-min", "gang-timeout", "gang-restart", "model", "device-affinity", "device-anti-affinity",
+    "node",
+)  # fmt: skip
 """Keys of the pod that other parts of SharePod read."""
+YIELDS: Final = ("limit", "pause")
 CLASSES: Final = tuple(item.name.lower() for item in ShareClass)
 
 MEMORY_LEAST_BYTES: Final = 2**20
@@ -32,6 +39,7 @@ _TEXT_MAX: Final = 2048
 """16 UUIDs of 64 characters and the commas between them; more is read of no annotation."""
 _SHOWN_MAX: Final = 48
 
+GANG_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PERCENT: Final = re.compile(r"[1-9][0-9]?|100")
 _COUNT: Final = re.compile(r"[1-9][0-9]?")
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,79}")
@@ -64,6 +72,25 @@ class PodTerms:
     same_device: bool
     """Every container of the pod that says so is on one device."""
     paused: bool
+    yields: str = ""
+    """How the pod makes room: one of YIELDS; empty: not at all."""
+    gang: str = ""
+    """The pod's gang, when its members run in step; see read_gang."""
+
+    @property
+    def limit_now_millipercent(self) -> int:
+        """Return the limit that counts: the request, while the pod makes room by that."""
+        return self.request_millipercent if self.yields == "limit" else self.limit_millipercent
+
+
+def read_gang(annotations: Mapping[str, str]) -> str:
+    """Return the name of a pod's gang whose members run in step; empty: it is of none.
+
+    Members of an elastic gang come and go, and yield by themselves: they do not.
+    """
+    name, size = annotations.get(f"{PREFIX}gang", ""), annotations.get(f"{PREFIX}gang-size")
+    is_elastic = annotations.get(f"{PREFIX}gang-min", size) != size
+    return name if GANG_NAME.fullmatch(name) and not is_elastic else ""
 
 
 def shown(text: str) -> str:
@@ -106,6 +133,8 @@ def read_terms(
         chosen=_chosen(given["device"], devices) if "device" in given else (),
         same_device=same_device,
         paused=_switch(given, "paused"),
+        yields=_yields(given),
+        gang=read_gang(annotations),
     )
 
 
@@ -136,10 +165,14 @@ def _split(name: str, containers: Collection[str]) -> tuple[str | None, str]:
     if not name.startswith(PREFIX):
         raise TermsError(f"unknown annotation {shown(name)}: write {PREFIX} in lower case")
     before, dot, key = name.removeprefix(PREFIX).rpartition(".")
-    if key not in KEYS and (dot or key not in ELSEWHERE):
+    if dot and key in POD_KEYS:
+        raise TermsError(f"annotation {shown(name)} is for one container: write {PREFIX}{key}, for the whole pod")
+    if key not in KEYS and (dot or key not in POD_KEYS + ELSEWHERE):
         if key == "gpu":
             raise TermsError(f"unknown annotation {shown(name)}: {PREFIX}gpu is a resource, put it under limits")
-        raise TermsError(f"unknown annotation {shown(name)}: {_nearest(key, KEYS if dot else KEYS + ELSEWHERE)}")
+        raise TermsError(
+            f"unknown annotation {shown(name)}: {_nearest(key, KEYS if dot else KEYS + POD_KEYS + ELSEWHERE)}"
+        )
     if not dot:
         return None, key
     if not before or (containers and before not in containers):
@@ -245,6 +278,13 @@ def _chosen(text: str, devices: int) -> tuple[str, ...]:
             "the scheduler writes it, leave it out"
         )
     return uuids
+
+
+def _yields(given: Mapping[str, str]) -> str:
+    text = given.get("yield", "")
+    if "yield" in given and text not in YIELDS:
+        raise TermsError(f"{YIELD} is {shown(text)}, neither limit nor pause: the scheduler writes it, leave it out")
+    return text
 
 
 def _switch(given: Mapping[str, str], key: str) -> bool:

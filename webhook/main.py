@@ -14,23 +14,29 @@ from sharepod.agent import logs
 from sharepod.agent.credentials import Credentials
 from sharepod.agent.errors import SettingsError
 from sharepod.agent.flags import EXIT_USAGE
+from sharepod.webhook import gate, translate
 from sharepod.webhook.server import WebhookServer
 from sharepod.webhook.settings import Settings, parse_settings
-from sharepod.webhook.translate import decide
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from sharepod.webhook.review import Decision, Request
 
 log = logging.getLogger("sharepod.webhook")
 
 COMPATIBILITY_PATH: Final = "/compatibility"
+GATE_PATH: Final = "/gate"
 
 
 async def _serve(settings: Settings, credentials: Credentials) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    handlers = {COMPATIBILITY_PATH: functools.partial(decide, defaults=settings.defaults)}
+    handlers: dict[str, Callable[[Request], Decision]] = {
+        COMPATIBILITY_PATH: functools.partial(translate.decide, defaults=settings.defaults),
+        GATE_PATH: gate.decide,
+    }
     server = WebhookServer(handlers, credentials)
     try:
         port = await server.start(settings.address, settings.port)

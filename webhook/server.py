@@ -166,6 +166,7 @@ def _tell(request: Request, decision: Decision) -> None:
     if decision.refusal:
         log.info("pod refused", extra={**extra, "cause": decision.refusal})
     elif decision.patch:
-        log.info("pod translated", extra={**extra, "system": decision.system, "warnings": list(decision.warnings)})
+        text = "pod gated" if decision.system == "gates" else "pod translated"
+        log.info(text, extra={**extra, "system": decision.system, "warnings": list(decision.warnings)})
     else:
         log.debug("pod unchanged", extra=extra)
