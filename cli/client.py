@@ -98,7 +98,11 @@ class Client:
             for device in ask.devices
         ]
         request = pb.RegisterShareRequest(
-            name=ask.name, devices=devices, share_class=_CLASSES[ask.share_class], owner_pid=ask.owner_pid
+            name=ask.name,
+            devices=devices,
+            share_class=_CLASSES[ask.share_class],
+            owner_pid=ask.owner_pid,
+            gang=ask.gang,
         )
         answer = self._call(self._stub.RegisterShare, request)
         return model.Registration(_share(answer.share), dict(answer.environment), answer.hook_path)
@@ -266,6 +270,8 @@ def _share(share: pb.Share) -> model.Share:
         labels=dict(share.labels),
         paused=share.paused,
         directory=share.directory,
+        yielding=share.yielding,
+        gang=share.gang,
     )
 
 

@@ -17,6 +17,7 @@ from sharepod.cli.doctor import doctor
 from sharepod.cli.errors import EXIT_FAILURE, CliError
 from sharepod.cli.run import run
 from sharepod.cli.simulate import simulate
+from sharepod.cli.waiting import queue
 
 app = typer.Typer(
     name="sharepod",
@@ -82,6 +83,7 @@ app.command()(control.pause)
 app.command()(control.resume)
 app.command("set")(control.change)
 app.command()(control.release)
+app.command()(queue)
 app.command()(view.trace)
 app.command()(doctor)
 app.command(no_args_is_help=True)(simulate)

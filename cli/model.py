@@ -66,6 +66,10 @@ class Share:
     labels: Mapping[str, str]
     paused: bool
     directory: str
+    yielding: bool = False
+    """Paused to make room: its device time counts as not promised."""
+    gang: str = ""
+    """Shares with the same one get their devices together; empty: by itself."""
 
     @property
     def label(self) -> str:
@@ -84,6 +88,7 @@ class Ask:
     memory_limit_bytes: int
     share_class: str
     owner_pid: int
+    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)

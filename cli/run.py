@@ -31,6 +31,10 @@ def run(
         typer.Option(metavar="ID", help="Device by index or UUID; repeat it for several. The best fit when not given."),
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="A name for `ps` and the others.")] = "",
+    gang: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The same for all programs of a job: they get their devices together."),
+    ] = "",
     private: Annotated[
         bool,
         typer.Option("--private", help="Start an agent if none runs; it ends with its last share."),
@@ -75,6 +79,7 @@ def run(
         memory_limit_bytes=memory_bytes,
         share_class=share_class.value,
         owner_pid=os.getpid(),
+        gang=gang,
     )
     path = socket_path(socket)
     if private:

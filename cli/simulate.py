@@ -16,6 +16,7 @@ from sharepod.cli.console import check_writable, note, show, show_json, write_by
 from sharepod.cli.ending import end_in_order
 from sharepod.cli.errors import CliError, UsageError
 from sharepod.cli.options import Output, OutputOption
+from sharepod.cli.play import play
 from sharepod.cli.workers import side_by_side
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 POLICIES: Final = ("worth", "fgd", "binpack", "consolidate", "spread")
 """As in `sharepod.scheduler.policy`, which is not imported before it is needed; a test compares the two."""
 SEEDS_MAX: Final = 1000
+SEEDS: Final = 10
+ARRIVE: Final = 1.3
 ARRIVE_MAX: Final = 10.0
 WHOLE: Final = 1.0
 PLACEMENT_COLUMNS: Final = ("seed", "pod", "node", "device_indices", "milli")
@@ -40,54 +43,109 @@ class _Task:
     nodes: Sequence[NodeSpec]
     pods: Sequence[NamedPod]
     policy: str
-    arrive: float
+    arrive: float | None
     seed: int
     keeps_places: bool
 
 
 def simulate(
-    nodes: Annotated[Path, typer.Option(metavar="FILE", help="CSV with sn, cpu_milli, memory_mib, gpu, model.")],
+    nodes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV with sn, cpu_milli, memory_mib, gpu, model; or a cluster's, as JSON."),
+    ] = None,
     pods: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            metavar="FILE", help="CSV with name, cpu_milli, memory_mib, num_gpu, gpu_milli and perhaps gpu_spec."
+            metavar="FILE",
+            help="CSV with name, cpu_milli, memory_mib, num_gpu, gpu_milli, perhaps gpu_spec; or a cluster's, as JSON.",
         ),
-    ],
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(metavar="POLICY[,POLICY]", help=f"Which to compare, of {', '.join(POLICIES)}."),
     ] = POLICIES[0],
     arrive: Annotated[
-        float,
-        typer.Option(metavar="RATIO", help="Stop when so much has been asked for; 1 is the time of all devices."),
-    ] = 1.3,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Repeat with N orders of pods and of nodes.")] = 10,
+        float | None,
+        typer.Option(
+            metavar="RATIO",
+            help="Stop when so much has been asked for; 1 is the time of all devices.",
+            show_default=f"{ARRIVE:g}",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Each pod of the list comes once, instead of --arrive.")] = False,
+    times: Annotated[
+        bool,
+        typer.Option(
+            "--times", help="Pods come and go at creation_time and deletion_time, and wait where none is free."
+        ),
+    ] = False,
+    week: Annotated[
+        bool, typer.Option("--week", help="The same with a synthetic week: bursts, gangs, heavy users, long jobs.")
+    ] = False,
+    queues: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rules of queues (queues.yaml of daemonset/gates), with --times or --week."),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Repeat with N orders of pods and of nodes, or N weeks.", show_default="10; 1 week"
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Run so many at a time.", show_default="all processors")] = 0,
     placements: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write where each pod went, as CSV; one policy only.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw what is allocated against what was asked for.")
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw what is allocated against what was asked for, or over time."),
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Replay a list of pods against placement, with the code that places pods in a cluster.
 
     Pods come one by one, in an order shuffled by the seed and then drawn from the list; each is placed at once or
-    fails for good, and stays. The lists may be gzip'ed. Example:
+    fails for good, and stays. With --times they come when they came, wait in queues where there is no room, have
+    others of lower priority yield, and go. The lists are CSV or what kubectl prints, and may be gzip'ed. Examples:
 
       sharepod simulate --nodes nodes.csv --pods pods.csv --policy worth,fgd --picture curve.png
+
+      kubectl get nodes -o json > nodes.json; kubectl get pods -A -o json > pods.json
+
+      sharepod simulate --nodes nodes.json --pods pods.json --policy worth,binpack --once
+
+      sharepod simulate --week --queues queues.yaml --picture week.png
     """
     names = _policies(policy)
-    _check(arrive, seeds, jobs, names, placements, picture)
-    _check_files(nodes, pods, placements, picture)
-    tasks = _tasks(nodes, pods, names, arrive, seeds, keeps_places=placements is not None)
+    given = [
+        flag
+        for flag, there in (("--times", times), ("--week", week), ("--once", once), ("--arrive", arrive is not None))
+        if there
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other: give one of them")
+    count = (1 if times or week else SEEDS) if seeds is None else seeds
+    until = None if once or times or week else ARRIVE if arrive is None else arrive
+    _check(until, count, jobs, names, placements, picture)
+    files = {
+        "--nodes": nodes, "--pods": pods, "--queues": queues, "--placements": placements, "--picture": picture,
+    }  # fmt: skip
+    _check_files(files)
+    if times or week:
+        _check_play(files, count, times=times)
+        play(nodes, pods, queues, names, count, jobs or os.cpu_count() or 1, picture, as_json=output is Output.json)
+        return
+    if queues is not None:
+        raise UsageError("--queues is for pods that wait: give it with --times or --week")
+    if nodes is None or pods is None:
+        raise UsageError(f"{'--nodes' if nodes is None else '--pods'} is missing: give both lists, or --week")
+    tasks = _tasks(nodes, pods, names, until, count, keeps_places=placements is not None)
     results = _run(tasks, jobs or os.cpu_count() or 1)
     outcomes = [outcome for outcome, _ in results]
     if output is Output.json:
-        show_json({"arrive": arrive, "outcomes": [_plain(outcome) for outcome in outcomes]})
+        show_json({"arrive": until, "outcomes": [_plain(outcome) for outcome in outcomes]})
     else:
-        show(_table(outcomes, names, arrive))
+        show(_table(outcomes, names, until))
     # Last: a disk that is full costs the file, not what the run has found.
     if placements is not None:
         write_file(placements, _rows([(outcome.seed, placed) for outcome, placed in results]))
@@ -106,9 +164,9 @@ def _policies(text: str) -> list[str]:
 
 
 def _check(
-    arrive: float, seeds: int, jobs: int, names: Sequence[str], placements: Path | None, picture: Path | None
+    arrive: float | None, seeds: int, jobs: int, names: Sequence[str], placements: Path | None, picture: Path | None
 ) -> None:
-    if not 0 < arrive <= ARRIVE_MAX:
+    if arrive is not None and not 0 < arrive <= ARRIVE_MAX:
         raise UsageError(
             f"--arrive {arrive:g} cannot be: above 0 and at most {ARRIVE_MAX:g}, 1 is the time of all devices"
         )
@@ -127,8 +185,21 @@ def _check(
             check_writable(path)
 
 
-def _check_files(nodes: Path, pods: Path, placements: Path | None, picture: Path | None) -> None:
-    named = {"--nodes": nodes, "--pods": pods, "--placements": placements, "--picture": picture}
+def _check_play(files: Mapping[str, Path | None], seeds: int, *, times: bool) -> None:
+    if files["--placements"] is not None:
+        raise UsageError("--placements is of pods that stay: leave it out with --times and --week")
+    if not times:
+        if files["--pods"] is not None:
+            raise UsageError("--week has pods of its own: leave --pods out, or give --times instead")
+        return
+    missing = [flag for flag in ("--nodes", "--pods") if files[flag] is None]
+    if missing:
+        raise UsageError(f"{missing[0]} is missing: --times needs both lists")
+    if seeds > 1:
+        raise UsageError(f"--seeds {seeds} cannot be: with --times there is one order, that of the list")
+
+
+def _check_files(named: Mapping[str, Path | None]) -> None:
     given = [(flag, path.resolve()) for flag, path in named.items() if path is not None]
     for flag, path in given:
         twin = next((other for other, same in given if same == path and other != flag), None)
@@ -137,22 +208,32 @@ def _check_files(nodes: Path, pods: Path, placements: Path | None, picture: Path
 
 
 def _tasks(
-    nodes: Path, pods: Path, names: Sequence[str], arrive: float, seeds: int, *, keeps_places: bool
+    nodes: Path, pods: Path, names: Sequence[str], arrive: float | None, seeds: int, *, keeps_places: bool
 ) -> list[_Task]:
     try:
         from sharepod.scheduler.errors import PlacementError
+        from sharepod.scheduler.listing import read_nodes, read_pods
         from sharepod.scheduler.replay import check_lists, unknown_models
-        from sharepod.scheduler.trace import read_nodes, read_pods
     except ImportError as error:
-        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
+        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler,curves]'") from None
     try:
-        specs, named = read_nodes(nodes), read_pods(pods)
+        large: list[str] = []
+        refused: list[str] = []
+        specs, named = read_nodes(nodes, large.append), read_pods(pods, refused.append)
         check_lists(specs, named, arrive)
     except PlacementError as error:
         raise CliError(str(error)) from None
+    if large:
+        note(large[0] + _others(large, "node"))
+    if refused:
+        note(f"left out, as it can be placed nowhere: {refused[0]}{_others(refused, 'pod')}")
     if unknown := unknown_models(specs, named):
         note(f"pods insist on models that no node has and will fail: {', '.join(unknown)}")
     return [_Task(specs, named, name, arrive, seed, keeps_places) for name in names for seed in range(seeds)]
+
+
+def _others(told: Sequence[str], kind: str) -> str:
+    return f"; and {len(told) - 1} more {kind}{'s' if len(told) > 2 else ''}" if len(told) > 1 else ""
 
 
 def _run(tasks: Sequence[_Task], jobs: int) -> list[tuple[Outcome, list[Placed]]]:
@@ -187,27 +268,35 @@ def _rows(placed: Sequence[tuple[int, list[Placed]]]) -> str:
 
 
 def _plain(outcome: Outcome) -> dict[str, object]:
-    points = [asdict(point) | {"failed": _failed(point.failed)} for point in outcome.points]
+    points = [
+        asdict(point) | {"failed": _failed(point.failed), "insisting": _counts(*point.insisting)}
+        for point in outcome.points
+    ]
     return {"policy": outcome.policy, "seed": outcome.seed, "points": points}
 
 
 def _failed(counts: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
-    return {size: {"failed": failed, "arrived": came} for size, failed, came in counts}
+    return {size: _counts(failed, came) for size, failed, came in counts}
 
 
-def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float) -> Group:
+def _counts(failed: int, came: int) -> dict[str, int]:
+    return {"failed": failed, "arrived": came}
+
+
+def _table(outcomes: Sequence[Outcome], names: Sequence[str], arrive: float | None) -> Group:
     from rich.console import Group
 
     from sharepod.cli.tables import table
 
-    marks = [WHOLE, arrive] if arrive > WHOLE else [arrive]
+    marks = [arrive] if arrive is None or arrive <= WHOLE else [WHOLE, arrive]
     sizes = sorted({size for outcome in outcomes for size, _, _ in outcome.points[-1].failed}, key=_size_order)
     totals = table("POLICY", ">ASKED FOR", ">ALLOCATED", ">FRAGMENTED")
     failures = table("POLICY", ">ASKED", *(f">{size}" for size in sizes))
     for name in names:
         for mark in marks:
-            points = [outcome.at(mark) for outcome in outcomes if outcome.policy == name]
-            asked = f"{100 * mark:g} %"
+            own = [outcome for outcome in outcomes if outcome.policy == name]
+            points = [outcome.points[-1] if mark is None else outcome.at(mark) for outcome in own]
+            asked = f"{100 * (points[0].arrived if mark is None else mark):.4g} %"
             allocated = _spread([100 * point.allocated for point in points])
             totals.add_row(
                 name, asked, allocated, f"{statistics.fmean(100 * point.fragmented for point in points):.2f} %"
@@ -247,5 +336,5 @@ def _curve() -> Callable[[Mapping[str, Sequence[tuple[float, float]]]], bytes]:
     try:
         from sharepod.cli.curve import png
     except ImportError as error:
-        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler]'") from None
+        raise CliError(f"{error.name} is missing: pip install 'sharepod[scheduler,curves]'") from None
     return png

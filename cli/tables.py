@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from sharepod.cli.account import Result
     from sharepod.cli.model import Device, DeviceShare, Explanation, Share, Snapshot
 
-_STATE_STYLES: Final = {"holding": "green", "draining": "cyan", "waiting": "yellow", "paused": "magenta", "idle": "dim"}
+_STATE_STYLES: Final = {
+    "holding": "green", "draining": "cyan", "waiting": "yellow", "paused": "magenta", "yielding": "magenta",
+    "idle": "dim",
+}  # fmt: skip
 _STATUS_STYLES: Final = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 _SHARE_COLUMNS: Final = (
     "~SHARE", "CLASS", "DEVICE", ">ASKED", ">LIMIT", ">GOT 1 s", ">GOT 1 min", ">MEMORY", ">PROCESSES", "STATE",
@@ -117,7 +120,7 @@ def share_table(shares: Sequence[Share]) -> Fitting:
             measured(term.used_1m_millipercent),
             _memory(term),
             str(term.processes),
-            state_text("paused" if share.paused else term.state),
+            state_text("yielding" if share.yielding else "paused" if share.paused else term.state),
             format_duration(term.waited_ns),
         )
         for share in shares

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sharepod.cli.connect import connect, socket_path
-from sharepod.cli.console import check_writable, note, show, show_json, write_file
-from sharepod.cli.options import Output, OutputOption, ShareName, Socket
+from sharepod.cli.console import check_writable, console, note, show, show_json, write_file
+from sharepod.cli.options import Output, OutputOption, Socket
 
 if TYPE_CHECKING:
     from sharepod.cli.client import Client
@@ -48,11 +48,33 @@ def top(
         live.watch(lambda: tables.overview(client.snapshot()), interval)
 
 
-def explain(share: ShareName, output: OutputOption = Output.table, socket: Socket = None) -> None:
-    """Say why a share waits or what it gets, and who holds its device.
+def explain(
+    share: Annotated[
+        str,
+        typer.Argument(metavar="SHARE|pod/NAME", help="Name or id of a share on this node; or a pod of the cluster."),
+    ],
+    output: OutputOption = Output.table,
+    socket: Socket = None,
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the pod.")] = "default",
+    scheduler: Annotated[
+        str, typer.Option(metavar="URL", help="Where the cluster's scheduler answers: in its own pod, as it is.")
+    ] = "http://127.0.0.1:9467",
+) -> None:
+    """Say why a share waits or what it gets, and who holds its device; or where a pod would go, and why not elsewhere.
 
-    Example: sharepod explain train
+    Examples: sharepod explain train; in the scheduler's pod: sharepod explain pod/train-0 -n team
     """
+    kind, slash, name = share.partition("/")
+    if slash and kind in ("pod", "pods", "po"):
+        from sharepod.cli import pods
+
+        found = pods.ask(scheduler, namespace, name)
+        if output is Output.json:
+            show_json(found)
+            return
+        for line in pods.lines(found, scheduler, console().width):
+            typer.echo(line)
+        return
     with connect(socket_path(socket)) as client:
         about, devices = client.explain(share)
         labels = {other.id: other.label for other in client.list_shares().shares}

@@ -13,6 +13,7 @@ STEP_MILLI: Final = 10
 """Sizes and residues are told apart in these steps."""
 NODE_DEVICES_MAX: Final = 16
 SHARES_MAX: Final = 8
+CLASSES: Final = ("latency", "standard", "batch")
 _AMOUNT_MAX: Final = 2**31 - 1
 """Of memory in MiB, and of processors in thousandths: what 32 bits hold is more than any machine has."""
 
@@ -28,12 +29,20 @@ class ShareAsk:
     """Memory on each device; None: the same part of its memory as of its time."""
     beside: int | None = None
     """The index of an earlier share of the pod on whose devices it has to be."""
+    share_class: str = "standard"
+    """One of CLASSES."""
+    limit_milli: int | None = None
+    """The most that it may use of each of its devices; None: no more than its time."""
 
     def __post_init__(self) -> None:
         _check("a share of", self.milli, 1, DEVICE_MILLI, "thousandths of a device")
         _check("a share on", self.devices, 1, NODE_DEVICES_MAX, "devices")
         if self.mib is not None:
             _check("a share with", self.mib, 0, _AMOUNT_MAX, "MiB on each device")
+        if self.share_class not in CLASSES:
+            raise PlacementError(f"class {self.share_class!r} is not known: choose one of {', '.join(CLASSES)}")
+        if self.limit_milli is not None:
+            _check("a share with the limit", self.limit_milli, self.milli, DEVICE_MILLI, "thousandths of a device")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,19 @@ ffi.cdef(cdef_block((_ROOT / "scheduler" / "placement.h").read_text(encoding="ut
 ffi.set_source(
     "sharepod.scheduler._native",
     '#include "placement.h"',
-    sources=["scheduler/placement.c", "scheduler/worth.c"],
+    sources=[f"scheduler/{name}.c" for name in ("placement", "copies", "rule", "site", "worth")],
     depends=["scheduler/placement.h"],
     include_dirs=["scheduler"],
-    extra_compile_args=["-std=gnu11", "-O3", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    extra_compile_args=[
+        "-std=gnu11",
+        "-O3",
+        "-fno-signed-zeros",
+        "-fno-trapping-math",
+        "-g",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+    ],
     libraries=["m"],
     py_limited_api=True,
 )

@@ -7,3 +7,7 @@ class PlacementError(Exception):
 
 class TraceError(PlacementError):
     """A file of nodes or pods cannot be read; the text names the line."""
+
+
+class UsageRefused(PlacementError):
+    """What an agent told cannot be, or does not fit what it told before."""

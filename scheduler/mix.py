@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.ask import DEVICE_MILLI, PodAsk, ShareAsk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sharepod.scheduler.ask import PodAsk
+_UNKNOWN: Final = tuple(PodAsk(shares=(ShareAsk(milli),)) for milli in (250, 500, 1000))
+"""What is expected where no pod has come yet; of no weight beside a few that have."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,6 +68,30 @@ class Mix:
             if kind.devices:
                 sizes[kind.milli if kind.devices == 1 else DEVICE_MILLI] += part * kind.devices
         return dict(sorted(sizes.items()))
+
+
+class Census:
+    """The pods with shares that are there, bound or waiting, by kind."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Kind] = Counter()
+
+    def put(self, pod: PodAsk) -> None:
+        """Count a pod that has come."""
+        if pod.shares:
+            self._counts.update(kinds_of(pod))
+
+    def drop(self, pod: PodAsk) -> None:
+        """Count a pod, as it was put, no more."""
+        if pod.shares:
+            self._counts.subtract(kinds_of(pod))
+
+    def expected(self) -> Mix:
+        """Return the mix that is to be expected of those to come."""
+        counts = Counter(self._counts)
+        for ask in _UNKNOWN:
+            counts.update(kinds_of(ask))
+        return Mix.counted(counts)
 
 
 def kinds_of(pod: PodAsk) -> list[Kind]:

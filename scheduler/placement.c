@@ -4,14 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* FGD rounds its score to hundredths of a sigmoid over whole devices: nodes that are nearly equal fill up in order. */
-#define FGD_SCALE_MILLI 1000.0
-#define FGD_LEVELS      100.0
-/* Of the largest node that packing by what is left compares with; only the proportion of the two matters. */
-#define PACK_CPU_MILLI    128000.0
-#define PACK_DEVICE_MILLI 8000.0
-#define PACK_LEVELS       1e9
-#define SEARCH_STEPS      20000
+#define AHEAD        4
+#define SEARCH_STEPS 20000
 
 _Static_assert(SP_NODE_DEVICES <= 16, "a bit of uint16_t for each");
 _Static_assert(SP_MODELS <= 32, "a bit of uint32_t for each");
@@ -22,16 +16,21 @@ static int32_t share_mib(const struct sp_node *node, const struct sp_share *shar
   return (int32_t)((int64_t)node->device_mib * share->milli / SP_DEVICE_MILLI);
 }
 
-static int64_t free_of_all(const struct sp_node *node) {
-  int64_t sum = 0;
-  for (int32_t i = 0; i < node->devices; i++)
-    sum += node->free_milli[i];
-  return sum;
+/* To be called when what is left of a node was set. */
+void sp_settle(struct sp_node *node) {
+  for (int32_t device = 0; device < node->devices; device++)
+    node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
 }
 
-static void take_on(struct sp_node *node, const struct sp_share *share, int32_t device, int32_t sign) {
-  node->free_milli[device] -= sign * share->milli;
-  node->free_mib[device] -= sign * share_mib(node, share);
+static void take_on(struct sp_work *work, struct sp_step step, int32_t device) {
+  struct sp_node *node = &work->node;
+  int32_t left = node->left_milli[device];
+  node->free_milli[device] -= step.milli;
+  node->free_mib[device] -= step.mib;
+  node->left_milli[device] = sp_left_milli(node, node->free_milli[device], node->free_mib[device]);
+  work->potential = NAN;
+  if (work->policy->rule == SP_WORTH)
+    sp_worth_changed(work, left, node->left_milli[device]);
 }
 
 /* Adds up what a pod takes of each device in 64 bits: shares of one pod may be on one device. */
@@ -59,6 +58,7 @@ static int32_t change(struct sp_node *node, const struct sp_ask *ask, const uint
     node->free_milli[device] = (int32_t)milli[device];
     node->free_mib[device] = (int32_t)mib[device];
   }
+  sp_settle(node);
   return 1;
 }
 
@@ -70,88 +70,6 @@ int32_t sp_take(struct sp_node *node, const struct sp_ask *ask, const uint16_t *
 /* Returns 0, and gives nothing back, when a device would have more left than there is of it. */
 int32_t sp_give_back(struct sp_node *node, const struct sp_ask *ask, const uint16_t *devices) {
   return change(node, ask, devices, -1);
-}
-
-/* The part of what is left on a node that an expected pod could not use, for each kind by its part of all pods
- * (Weng et al., "Beware of Fragmentation", USENIX ATC 2023, equations 1 and 2), in milli. */
-static double fragmentation_of(const struct sp_node *node, const struct sp_kind *kinds, int32_t count) {
-  int64_t all = free_of_all(node);
-  double sum = 0;
-  if (all == 0)
-    return 0;
-  for (int32_t k = 0; k < count; k++) {
-    const struct sp_kind *kind = &kinds[k];
-    double useless = (double)all;
-    if (kind->devices > 0 && kind->models >> node->model & 1 && kind->cpu_milli <= node->cpu_milli) {
-      int32_t usable = 0;
-      int64_t small = 0;
-      for (int32_t i = 0; i < node->devices; i++) {
-        if (node->free_milli[i] >= kind->milli)
-          usable++;
-        else
-          small += node->free_milli[i];
-      }
-      if (usable >= kind->devices)
-        useless = (double)small;
-    }
-    sum += kind->part * useless;
-  }
-  return sum;
-}
-
-double sp_fragmentation(const struct sp_node *nodes, int32_t count, const struct sp_kind *kinds, int32_t kinds_count) {
-  double sum = 0;
-  for (int32_t i = 0; i < count; i++)
-    sum += fragmentation_of(&nodes[i], kinds, kinds_count);
-  return sum;
-}
-
-static double left_of(const struct sp_node *node) {
-  return (double)node->cpu_milli / PACK_CPU_MILLI + (double)free_of_all(node) / PACK_DEVICE_MILLI;
-}
-
-/* What a policy minimises. A pod costs the difference that it makes, but where only what is left then counts. */
-static double potential(const struct sp_policy *policy, const struct sp_node *node) {
-  switch (policy->rule) {
-  case SP_FGD:
-    return fragmentation_of(node, policy->kind, policy->kinds);
-  case SP_WORTH:
-    return -sp_worth_of(policy, node);
-  case SP_CONSOLIDATE:
-    return node->devices ? (double)free_of_all(node) / node->devices : 0;
-  case SP_SPREAD:
-    return -left_of(node);
-  default:
-    return left_of(node);
-  }
-}
-
-static int64_t cost_of(const struct sp_policy *policy, const struct sp_node *before, double potential_before,
-                       double potential_after, const struct sp_node *after) {
-  double growth = potential_after - potential_before;
-  switch (policy->rule) {
-  case SP_FGD:
-    return -(int64_t)floor(FGD_LEVELS / (1 + exp(growth / FGD_SCALE_MILLI)));
-  case SP_WORTH:
-    growth += policy->crowding[before->model] * (double)(free_of_all(before) - free_of_all(after));
-    return (int64_t)floor(growth / policy->grain_milli + 0.5);
-  case SP_CONSOLIDATE:
-    return (int64_t)floor(potential_after);
-  default:
-    return (int64_t)(potential_after * PACK_LEVELS);
-  }
-}
-
-static int same(const struct sp_node *node, int32_t one, int32_t other) {
-  return node->free_milli[one] == node->free_milli[other] && node->free_mib[one] == node->free_mib[other];
-}
-
-/* Whether an earlier device that may be chosen as well is just like this one. */
-static int seen_before(const struct sp_node *node, uint16_t open, int32_t device) {
-  for (int32_t i = 0; i < device; i++)
-    if (open >> i & 1 && same(node, i, device))
-      return 1;
-  return 0;
 }
 
 /* Of the open devices, those that have room for a share; why not when they are too few. */
@@ -178,47 +96,94 @@ static enum sp_verdict fitting(const struct sp_node *node, const struct sp_share
   return with_both < share->devices ? SP_NO_DEVICE_MEMORY : SP_FITS;
 }
 
-/* The device whose loss is least; of equal ones the one with least left, with SP_SPREAD with most. */
-static int32_t cheapest(const struct sp_policy *policy, struct sp_node *node, const struct sp_share *share,
-                        uint16_t open) {
-  int32_t best = -1, best_left = 0;
-  double best_potential = 0;
-  int by_node = policy->rule == SP_FGD || policy->rule == SP_WORTH;
-  for (int32_t i = 0; i < node->devices; i++) {
-    if (!(open >> i & 1) || seen_before(node, open, i))
+/* Fills for each of the open devices the earliest that is just like it; returns those that are. */
+static uint16_t distinct(const struct sp_node *node, uint16_t open, int8_t *like) {
+  uint16_t found = 0;
+  for (int8_t i = 0; i < node->devices; i++) {
+    if (!(open >> i & 1))
       continue;
-    int32_t left = policy->rule == SP_SPREAD ? -sp_left_milli(node, i) : sp_left_milli(node, i);
-    double after = 0;
-    if (by_node) {
-      take_on(node, share, i, 1);
-      after = potential(policy, node);
-      take_on(node, share, i, -1);
-    }
-    if (best < 0 || after < best_potential || (after <= best_potential && left < best_left)) {
-      best = i;
-      best_left = left;
-      best_potential = after;
-    }
+    like[i] = 0;
+    while (like[i] < i && !(found >> like[i] & 1 && node->free_milli[like[i]] == node->free_milli[i] &&
+                            node->free_mib[like[i]] == node->free_mib[i]))
+      like[i]++;
+    if (like[i] == i)
+      found |= (uint16_t)(1U << i);
   }
+  return found;
+}
+
+/* What a share makes of the node on each of the devices, and what is left of each: the less of both the better. */
+static void prospects(const struct sp_work *work, struct sp_step step, uint16_t devices, double *after, int32_t *left) {
+  const struct sp_node *node = &work->node;
+  int by_node = sp_by_node(work->policy);
+  int8_t like[SP_NODE_DEVICES];
+  if (by_node)
+    sp_potentials_with(work, step, distinct(node, devices, like), after);
+  for (int32_t i = 0; i < node->devices; i++) {
+    left[i] = work->policy->rule == SP_SPREAD ? -node->left_milli[i] : node->left_milli[i];
+    if (devices >> i & 1)
+      after[i] = by_node ? after[like[i]] : left[i];
+  }
+}
+
+/* Takes a step on the device where it costs least; of equal ones on that with least left, with SP_SPREAD with most. */
+static int32_t take_cheapest(struct sp_work *work, struct sp_step step, uint16_t open, const double *extra) {
+  double after[SP_NODE_DEVICES];
+  int32_t left[SP_NODE_DEVICES], best = -1;
+  prospects(work, step, open, after, left);
+  for (int32_t i = 0; i < work->node.devices; i++) {
+    if (!(open >> i & 1))
+      continue;
+    double more = best < 0 ? -1 : after[i] + extra[i] - (after[best] + extra[best]);
+    if (more < 0 || (more <= 0 && left[i] < left[best]))
+      best = i;
+  }
+  take_on(work, step, best);
+  if (sp_by_node(work->policy))
+    work->potential = after[best];
   return best;
 }
 
+/* What a share costs on each device for what is measured and promised there. */
+static void extras(const struct sp_work *work, const struct sp_share *share, double *extra) {
+  for (int32_t i = 0; i < work->node.devices; i++)
+    extra[i] = work->node.known & SP_USE_KNOWN ? sp_device_extra(work->policy, &work->site->use[i], share) : 0;
+}
+
+/* Takes a share on the set of open devices that is cheapest with what its pairs cost. */
+static uint16_t take_set(struct sp_work *work, const struct sp_share *share, struct sp_step step, uint16_t open,
+                         const double *extra) {
+  double after[SP_NODE_DEVICES];
+  int32_t left[SP_NODE_DEVICES];
+  prospects(work, step, open, after, left);
+  for (int32_t i = 0; i < work->node.devices; i++)
+    if (open >> i & 1)
+      after[i] += extra[i];
+  uint16_t devices = sp_best_set(work->policy, work->site, after, left, open, share->devices);
+  for (int32_t i = 0; i < work->node.devices; i++)
+    if (devices >> i & 1)
+      take_on(work, step, i);
+  return devices;
+}
+
 /* Each share where it costs least, one after the other. */
-static enum sp_verdict choose(const struct sp_policy *policy, struct sp_node *node, const struct sp_ask *ask,
-                              uint16_t allowed, uint16_t *devices) {
+static enum sp_verdict choose(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed, uint16_t *devices) {
+  double extra[SP_NODE_DEVICES];
   for (int32_t i = 0; i < ask->shares; i++) {
     const struct sp_share *share = &ask->share[i];
+    struct sp_step step = {share->milli, share_mib(&work->node, share)};
     uint16_t open = 0;
-    enum sp_verdict verdict = fitting(node, share, share->beside >= 0 ? devices[share->beside] : allowed, &open);
+    enum sp_verdict verdict = fitting(&work->node, share, share->beside >= 0 ? devices[share->beside] : allowed, &open);
     if (verdict != SP_FITS)
       return verdict;
+    extras(work, share, extra);
     devices[i] = 0;
-    for (int32_t n = 0; n < share->devices; n++) {
-      int32_t device = cheapest(policy, node, share, open);
-      open &= (uint16_t)~(1U << device);
-      devices[i] |= (uint16_t)(1U << device);
-      take_on(node, share, device, 1);
+    if (share->devices > 1 && work->node.known & SP_LINKS_KNOWN) {
+      devices[i] = take_set(work, share, step, open, extra);
+      continue;
     }
+    for (int32_t n = 0; n < share->devices; n++)
+      devices[i] |= (uint16_t)(1U << take_cheapest(work, step, (uint16_t)(open & ~devices[i]), extra));
   }
   return SP_FITS;
 }
@@ -236,22 +201,26 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
   if (i == search->ask->shares)
     return 1;
   const struct sp_share *share = &search->ask->share[i];
+  struct sp_node *node = search->node;
   uint16_t open = 0;
   if (placed == share->devices) {
     if (i + 1 < search->ask->shares)
       search->devices[i + 1] = 0;
     return place_rest(search, i + 1, 0, 0);
   }
-  fitting(search->node, share, share->beside >= 0 ? search->devices[share->beside] : search->allowed, &open);
-  for (int32_t device = from; device < search->node->devices && search->steps > 0; device++) {
+  int32_t mib = share_mib(node, share);
+  fitting(node, share, share->beside >= 0 ? search->devices[share->beside] : search->allowed, &open);
+  for (int32_t device = from; device < node->devices && search->steps > 0; device++) {
     if (!(open >> device & 1))
       continue;
     search->steps--;
     search->devices[i] |= (uint16_t)(1U << device);
-    take_on(search->node, share, device, 1);
+    node->free_milli[device] -= share->milli;
+    node->free_mib[device] -= mib;
     if (place_rest(search, i, placed + 1, device + 1))
       return 1;
-    take_on(search->node, share, device, -1);
+    node->free_milli[device] += share->milli;
+    node->free_mib[device] += mib;
     search->devices[i] &= (uint16_t)~(1U << device);
   }
   return 0;
@@ -259,52 +228,126 @@ static int place_rest(struct search *search, int32_t i, int32_t placed, int32_t 
 
 /* One share after the other may leave no room for a later one where another order does: then any way that fits is
  * taken. */
-static enum sp_verdict choose_or_search(const struct sp_policy *policy, struct sp_node *node, const struct sp_ask *ask,
-                                        uint16_t allowed, uint16_t *devices) {
-  struct sp_node before = *node;
-  enum sp_verdict verdict = choose(policy, node, ask, allowed, devices);
+static enum sp_verdict choose_or_search(struct sp_work *work, const struct sp_ask *ask, uint16_t allowed,
+                                        uint16_t *devices) {
+  if (ask->shares < 2)
+    return choose(work, ask, allowed, devices);
+  struct sp_node before = work->node;
+  enum sp_verdict verdict = choose(work, ask, allowed, devices);
   if (verdict == SP_FITS)
     return verdict;
   memset(devices, 0, sizeof(uint16_t) * SP_ASK_SHARES);
-  if (ask->shares < 2)
+  work->node = before;
+  struct search search = {ask, &work->node, allowed, devices, SEARCH_STEPS};
+  if (!place_rest(&search, 0, 0, 0))
     return verdict;
-  *node = before;
-  struct search search = {ask, node, allowed, devices, SEARCH_STEPS};
-  return place_rest(&search, 0, 0, 0) ? SP_FITS : verdict;
+  sp_settle(&work->node);
+  work->potential = NAN;
+  if (work->policy->rule == SP_WORTH)
+    sp_worth_begin(work);
+  return SP_FITS;
 }
 
-static void judge(const struct sp_node *node, const struct sp_ask *ask, const struct sp_policy *policy,
-                  uint16_t allowed, struct sp_choice *choice) {
-  memset(choice, 0, sizeof *choice);
+/* What a place costs beside what is taken: for what is measured and promised there, and for links that are missing. */
+static double extra_of(const struct sp_work *work, const struct sp_ask *ask, const uint16_t *devices) {
+  double sum = 0;
+  for (int32_t i = 0; i < ask->shares && work->node.known; i++) {
+    for (int32_t device = 0; work->node.known & SP_USE_KNOWN && device < work->node.devices; device++)
+      if (devices[i] >> device & 1)
+        sum += sp_device_extra(work->policy, &work->site->use[device], &ask->share[i]);
+    if (work->node.known & SP_LINKS_KNOWN)
+      sum += sp_pairs_extra(work->policy, work->site, devices[i], ask->share[i].devices);
+  }
+  return sum;
+}
+
+/* What can be told without placing anything: most nodes of a full cluster are. */
+static enum sp_verdict at_first_sight(const struct sp_node *node, const struct sp_ask *ask, uint16_t allowed) {
+  uint16_t open;
+  if (!node->there)
+    return SP_NO_NODE;
   if (node->cpu_milli < ask->cpu_milli)
-    choice->verdict = SP_NO_CPU;
-  else if (node->memory_mib < ask->memory_mib)
-    choice->verdict = SP_NO_MEMORY;
-  else if (ask->shares > 0 && !(ask->models >> node->model & 1))
-    choice->verdict = SP_NO_MODEL;
+    return SP_NO_CPU;
+  if (node->memory_mib < ask->memory_mib)
+    return SP_NO_MEMORY;
+  if (ask->shares > 0 && !(ask->models >> node->model & 1))
+    return SP_NO_MODEL;
+  return ask->shares > 0 ? fitting(node, &ask->share[0], allowed, &open) : SP_FITS;
+}
+
+static void judge(const struct sp_node *node, const struct sp_site *site, const struct sp_ask *ask,
+                  const struct sp_policy *policy, uint16_t allowed, struct sp_choice *choice) {
+  memset(choice, 0, sizeof *choice);
+  choice->verdict = at_first_sight(node, ask, allowed);
   if (choice->verdict != SP_FITS)
     return;
-  struct sp_node after = *node;
-  after.cpu_milli -= ask->cpu_milli;
-  after.memory_mib -= ask->memory_mib;
-  choice->verdict = choose_or_search(policy, &after, ask, allowed, choice->devices);
+  struct sp_work work;
+  work.policy = policy;
+  work.site = site;
+  work.node = *node;
+  if (policy->rule == SP_WORTH)
+    sp_worth_begin(&work);
+  double before = sp_potential(&work);
+  work.potential = NAN;
+  work.node.cpu_milli -= ask->cpu_milli;
+  work.node.memory_mib -= ask->memory_mib;
+  if (policy->rule == SP_WORTH)
+    sp_worth_processors(&work);
+  choice->verdict = choose_or_search(&work, ask, allowed, choice->devices);
   if (choice->verdict != SP_FITS)
     return;
-  choice->cost = cost_of(policy, node, potential(policy, node), potential(policy, &after), &after);
+  double extra = extra_of(&work, ask, choice->devices);
+  double after = isnan(work.potential) ? sp_potential(&work) : work.potential;
+  choice->cost = sp_cost(policy, node, &work.node, before, after, extra);
+}
+
+/* Candidates come in any order: what the processor would not foresee is on its way when it is needed. */
+static const struct sp_node *candidate(const struct sp_node *nodes, const int32_t *candidates, int32_t i,
+                                       int32_t count) {
+  if (i + AHEAD < count)
+    for (size_t at = 0; at < sizeof *nodes; at += 64)
+      __builtin_prefetch((const char *)&nodes[candidates[i + AHEAD]] + at);
+  return &nodes[candidates[i]];
 }
 
 /* Judges nodes[candidates[i]] for each i; `allowed` has a bit for each device that the pod may have, NULL: all. */
-void sp_rank(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
-             const struct sp_ask *ask, const struct sp_policy *policy, struct sp_choice *choices) {
-  for (int32_t i = 0; i < count; i++)
-    judge(&nodes[candidates[i]], ask, policy, allowed ? allowed[i] : UINT16_MAX, &choices[i]);
+void sp_rank(const struct sp_node *nodes, const struct sp_site *sites, const int32_t *candidates,
+             const uint16_t *allowed, int32_t count, const struct sp_ask *ask, const struct sp_policy *policy,
+             struct sp_choice *choices) {
+  for (int32_t i = 0; i < count; i++) {
+    const struct sp_node *node = candidate(nodes, candidates, i, count);
+    judge(node, &sites[candidates[i]], ask, policy, allowed ? allowed[i] : UINT16_MAX, &choices[i]);
+  }
 }
 
-/* The first of the least cost, -1: none fits. */
-int32_t sp_best(const struct sp_choice *choices, int32_t count) {
+/* The verdicts of sp_rank alone. They are the same under every rule, so the one that costs least to follow is. */
+void sp_fit(const struct sp_node *nodes, const int32_t *candidates, const uint16_t *allowed, int32_t count,
+            const struct sp_ask *ask, int32_t *verdicts) {
+  static const struct sp_policy any = {.rule = SP_BINPACK};
+  for (int32_t i = 0; i < count; i++) {
+    const struct sp_node *node = candidate(nodes, candidates, i, count);
+    uint16_t mask = allowed ? allowed[i] : UINT16_MAX, devices[SP_ASK_SHARES];
+    verdicts[i] = at_first_sight(node, ask, mask);
+    if (verdicts[i] != SP_FITS || ask->shares < 2)
+      continue;
+    struct sp_work work;
+    work.policy = &any;
+    work.node = *node;
+    work.node.known = 0;
+    verdicts[i] = choose_or_search(&work, ask, mask, devices);
+  }
+}
+
+/* The position of the least cost, of equal ones that of the earliest node, whatever the order of the candidates; -1:
+ * none fits. */
+int32_t sp_best(const struct sp_choice *choices, const int32_t *candidates, int32_t count) {
   int32_t best = -1;
-  for (int32_t i = 0; i < count; i++)
-    if (choices[i].verdict == SP_FITS && (best < 0 || choices[i].cost < choices[best].cost))
+  for (int32_t i = 0; i < count; i++) {
+    if (choices[i].verdict != SP_FITS)
+      continue;
+    if (best < 0 || choices[i].cost < choices[best].cost ||
+        (choices[i].cost == choices[best].cost && candidates[i] < candidates[best]))
       best = i;
+  }
   return best;
 }

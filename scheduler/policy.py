@@ -11,15 +11,20 @@ power of how scarce a thing is: room for pods that take several devices, and dev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
 
 from sharepod.scheduler.ask import DEVICE_MILLI
 from sharepod.scheduler.errors import PlacementError
-from sharepod.scheduler.native import PRICES, NativePolicy, Rule
+from sharepod.scheduler.models import Models
 from sharepod.scheduler.sizes import effective_sizes
+from sharepod.scheduler.tables import PRICES, NativePolicy, Rule, worth_tables
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.mix import Mix
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sharepod.scheduler.mix import Kind, Mix
     from sharepod.scheduler.native import Board
 
 OFFERS: Final = 60
@@ -40,6 +45,24 @@ PRICE_STEP: Final = 0.8
 _ROOM_LEAST: Final = DEVICE_MILLI
 """Nothing is infinitely scarce."""
 
+WEIGHTS: Final = {
+    "busy": 0.5,
+    "waited_latency": 0.5,
+    "waited": 0.25,
+    "latency": 0.5,
+    "promised": 0.01,
+    "promised_most": 2000.0,
+    "apart": 100.0,
+    "numa": 30.0,
+}
+"""What a place costs for what is measured and promised there, in milli of a device (`struct sp_weights`).
+
+A share that breaks an empty device loses some 100 to 300 milli of worth. A latency share is worth that much to keep off
+a device that works half of its time or more, and where others wait already: `busy`, `waited_latency`. Others wait
+without harm, so half of that: `waited`. A share that may use all of a device beside latency shares that hold half of
+it costs as much: `latency`. Limits are promised to be over-promised, so they decide among equals only, a grain at
+most: `promised`. Without links a device does some tenth less of a job that is spread over several, and less still over
+two memory nodes: `apart`, `numa`."""
 
 ROWS: Final = {
     "worth": Rule.WORTH,
@@ -51,28 +74,78 @@ ROWS: Final = {
 DEFAULT: Final = "worth"
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What of a board a policy's numbers depend on: a value, so that they may be made elsewhere."""
+
+    models: tuple[str, ...]
+    devices: int
+    cpu_milli: int
+    """Of the nodes that have devices."""
+
+    @classmethod
+    def of(cls, board: Board) -> Self:
+        """Return the outline of the nodes that are there."""
+        nodes = [node for node in board.nodes if node.devices]
+        return cls(board.models.names, sum(node.devices for node in nodes), sum(node.cpu_milli for node in nodes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """What takes long to make of a policy: values alone, made of values alone, in any thread or process."""
+
+    name: str
+    models: tuple[str, ...]
+    kinds: tuple[tuple[Kind, float, float], ...]
+    """With their part of the mix and what each is worth in milli."""
+    prices: tuple[float, ...]
+    tables: NDArray[np.float32] | None
+    """None for a rule that needs none."""
+
+    @classmethod
+    def of(cls, name: str, outline: Outline, mix: Mix) -> Self:
+        """Raises PlacementError for a name that is not there."""
+        if name not in ROWS:
+            raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
+        if ROWS[name] is not Rule.WORTH:
+            kinds = tuple((kind, part, 0.0) for kind, part in mix.most_frequent(TYPICAL).parts)
+            return cls(name, outline.models, kinds, (), None)
+        counted = mix.with_devices()
+        sizes = effective_sizes(counted.demand())
+        kinds = tuple((kind, part, DEVICE_MILLI * sizes.get(kind.milli, 0.0)) for kind, part in counted.parts)
+        prices = _prices(outline)
+        return cls(name, outline.models, kinds, prices, worth_tables(Models(outline.models), kinds, prices, OFFERS))
+
+
 class Policy:
     """One of ROWS for one board and one mix."""
 
     def __init__(self, name: str, board: Board, mix: Mix) -> None:
         """Raises PlacementError for a name that is not there."""
-        if name not in ROWS:
-            raise PlacementError(f"policy {name!r} is not known: choose one of {', '.join(ROWS)}")
-        self.name = name
+        self._adopt(Numbers.of(name, Outline.of(board), mix), board)
+
+    @classmethod
+    def made_of(cls, numbers: Numbers, board: Board) -> Self:
+        """Return the policy of numbers that were made elsewhere. Raises PlacementError for another board's."""
+        policy = cls.__new__(cls)
+        policy._adopt(numbers, board)  # noqa: SLF001 - its own
+        return policy
+
+    def _adopt(self, numbers: Numbers, board: Board) -> None:
+        if numbers.models != board.models.names:
+            raise PlacementError("the numbers are another board's: make them of this board's outline")
+        self.name = numbers.name
         self._board = board
-        rule = ROWS[name]
-        counted = mix.with_devices() if rule is Rule.WORTH else mix.most_frequent(TYPICAL)
-        worth = effective_sizes(counted.demand()) if rule is Rule.WORTH else {}
-        self._kinds = [kind for kind, _ in counted.parts]
-        self._loads = [part * kind.milli * kind.devices for kind, part in counted.parts]
-        self.native = NativePolicy(
-            rule,
-            board.models,
-            [(kind, part, DEVICE_MILLI * worth.get(kind.milli, 0.0)) for kind, part in counted.parts],
-            GRAIN_MILLI,
-        )
-        if rule is Rule.WORTH:
-            self.native.fill_worth(_prices(board), OFFERS)
+        self._kinds = [kind for kind, _, _ in numbers.kinds]
+        self._loads = [part * kind.milli * kind.devices for kind, part, _ in numbers.kinds]
+        self._as_wide = [
+            sum(load for other, load in zip(self._kinds, self._loads, strict=True) if other.devices >= devices)
+            for devices in range(1 + max((kind.devices for kind in self._kinds), default=0))
+        ]
+        """By a number of devices: the load of all kinds that take so many or more."""
+        self.native = NativePolicy(ROWS[self.name], board.models, numbers.kinds, GRAIN_MILLI, WEIGHTS)
+        if numbers.tables is not None:
+            self.native.set_worth(numbers.prices, numbers.tables)
         self.refresh()
 
     def refresh(self) -> None:
@@ -80,8 +153,7 @@ class Policy:
         if ROWS[self.name] is not Rule.WORTH:
             return
         self.native.set_crowding(self._crowding())
-        for index, scarcity in self._scarcities().items():
-            self.native.set_wanted(index, WIDE_WEIGHT * scarcity)
+        self.native.set_wanted({index: WIDE_WEIGHT * scarcity for index, scarcity in self._scarcities().items()})
 
     def _crowding(self) -> dict[str, float]:
         """Return for each model what a milli of it costs those who insist on it: the more, the surer they need it.
@@ -89,14 +161,14 @@ class Policy:
         Their load comes evenly to all that is left of the models that each takes; where it is as much as that, whoever
         could go elsewhere takes the place of one who cannot.
         """
-        free = self._board.free_milli
+        free, there = self._board.free_milli, self._board.devices
         load_on = dict.fromkeys(free, 0.0)
         total = sum(self._loads)
         left = sum(free.values())
         for kind, load in zip(self._kinds, self._loads, strict=True):
             models = [model for model in kind.models if model in free]
             room = sum(free[model] for model in models) + _ROOM_LEAST
-            for model in models if len(models) < len(free) else ():
+            for model in models if any(devices and name not in models for name, devices in there.items()) else ():
                 load_on[model] += load / total * left / room
         return {model: CROWDING_WEIGHT * min(1.0, load) ** CROWDING_POWER for model, load in load_on.items()}
 
@@ -108,21 +180,18 @@ class Policy:
         """
         total = sum(self._loads)
         left = sum(self._board.free_milli.values())
+        rooms = self._board.rooms(self.native)
         scarcities = {}
         for index, kind in enumerate(self._kinds):
             if kind.devices < 2:
                 continue
-            as_wide = sum(
-                load for other, load in zip(self._kinds, self._loads, strict=True) if other.devices >= kind.devices
-            )
-            room = self._board.room(self.native, index) * kind.devices * kind.milli + _ROOM_LEAST
+            as_wide = self._as_wide[kind.devices]
+            room = rooms[index] * kind.devices * kind.milli + _ROOM_LEAST
             scarcities[index] = (as_wide / total * left / room) ** 2 * self._loads[index] / as_wide
         return scarcities
 
 
-def _prices(board: Board) -> list[float]:
+def _prices(outline: Outline) -> tuple[float, ...]:
     """Return prices of a milli of a processor in milli of a device: none, then up to DEAREST, in equal ratios."""
-    devices = sum(node.devices for node in board.nodes) * DEVICE_MILLI
-    processors = sum(node.cpu_milli for node in board.nodes if node.devices)
-    even = devices / processors if processors else 0.0
-    return [0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1))]
+    even = outline.devices * DEVICE_MILLI / outline.cpu_milli if outline.cpu_milli else 0.0
+    return (0.0, *(even * DEAREST * PRICE_STEP ** (PRICES - 2 - step) for step in range(PRICES - 1)))

@@ -31,11 +31,12 @@ REFRESH: Final = 50
 PODS_MAX: Final = 5_000_000
 POINTS: Final = 100
 """Of a curve, for each time that the whole cluster is asked for."""
+_INSISTING: Final = "insisting"
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What became of one pod."""
+    """What became of one share of a pod, of the whole pod where it has none or failed."""
 
     pod: str
     node: str
@@ -57,6 +58,8 @@ class Point:
     """What is left and the most frequent pods of the list could not use, as a part of all devices."""
     failed: tuple[tuple[str, int, int], ...]
     """Of each size: how many failed, and how many came."""
+    insisting: tuple[int, int] = (0, 0)
+    """Of those that insist on models, of whatever size: how many failed, and how many came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +76,24 @@ class Outcome:
         return next((point for point in self.points if point.arrived >= arrived), self.points[-1])
 
 
-def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: float) -> None:
+def check_lists(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod], arrive: float | None) -> None:
     """Raise PlacementError when nothing can be placed, or it would never end."""
-    if not any(node.devices for node in nodes):
-        raise PlacementError("no node of the list has a device: there is nothing to place on")
+    check_nodes(nodes)
     if not any(pod.ask.milli for pod in pods):
         raise PlacementError("no pod of the list asks for a device: there is nothing to place")
-    Board(nodes)
+    if arrive is None:
+        return
     wanted = arrive * DEVICE_MILLI * sum(node.devices for node in nodes)
     needed = round(wanted * len(pods) / sum(pod.ask.milli for pod in pods))
     if needed > PODS_MAX:
         raise PlacementError(f"about {needed} pods would have to come, {PODS_MAX} are the limit: lower --arrive")
+
+
+def check_nodes(nodes: Sequence[NodeSpec]) -> None:
+    """Raise PlacementError when nothing can be placed on them."""
+    if not any(node.devices for node in nodes):
+        raise PlacementError("no node of the list has a device: there is nothing to place on")
+    Board(nodes)
 
 
 def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[str]:
@@ -92,11 +102,14 @@ def unknown_models(nodes: Sequence[NodeSpec], pods: Sequence[NamedPod]) -> list[
     return sorted({model for pod in pods for model in pod.ask.models} - there)
 
 
-def arrivals(pods: Sequence[NamedPod], wanted_milli: float, seed: int) -> Iterator[NamedPod]:
-    """Yield pods until so much has been asked for."""
+def arrivals(pods: Sequence[NamedPod], wanted_milli: float | None, seed: int) -> Iterator[NamedPod]:
+    """Yield pods until so much has been asked for; None: each of them once."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     order = list(pods)
     chance.shuffle(order)
+    if wanted_milli is None:
+        yield from reversed(order)
+        return
     asked = 0
     while asked < wanted_milli:
         pod = order.pop() if order else chance.choice(pods)
@@ -109,11 +122,14 @@ def replay(
     pods: Sequence[NamedPod],
     policy_name: str,
     *,
-    arrive: float,
+    arrive: float | None,
     seed: int,
     tell: Callable[[Placed], None] = lambda _: None,
 ) -> Outcome:
-    """Replay lists that were checked; `tell` hears of every pod in turn. Raises PlacementError for the policy."""
+    """Replay lists that were checked; `tell` hears of every pod in turn, share by share.
+
+    `arrive` is a part of all devices; None: each pod of the list comes once. Raises PlacementError for the policy.
+    """
     order = list(nodes)
     random.Random(f"nodes {seed}").shuffle(order)  # noqa: S311 - no secret
     board = Board(order)
@@ -127,24 +143,29 @@ def replay(
     points: list[Point] = []
 
     def point() -> Point:
-        counts = tuple((size, failed[size], came[size]) for size in sorted(came))
+        counts = tuple((size, failed[size], came[size]) for size in sorted(came.keys() - {_INSISTING}))
         fragmented = board.fragmentation(yardstick.native)
-        return Point(asked / capacity, given / capacity, fragmented / capacity, counts)
+        insisting = failed[_INSISTING], came[_INSISTING]
+        return Point(asked / capacity, given / capacity, fragmented / capacity, counts, insisting)
 
-    for number, pod in enumerate(arrivals(pods, arrive * capacity, seed)):
+    for number, pod in enumerate(arrivals(pods, None if arrive is None else arrive * capacity, seed)):
         if number % REFRESH == 0:
             policy.refresh()
         place = _place(board, policy, pod)
-        came[pod.ask.size] += 1
+        classes = [pod.ask.size, _INSISTING] if pod.ask.shares and pod.ask.models else [pod.ask.size]
+        came.update(classes)
         asked += pod.ask.milli
         if place is None:
-            failed[pod.ask.size] += 1
+            failed.update(classes)
         else:
             given += pod.ask.milli
-        tell(_placed(pod, place, order))
+        for one in _placed(pod, place, order):
+            tell(one)
         if asked * POINTS >= (len(points) + 1) * capacity:
             points += [point()] * (asked * POINTS // capacity - len(points))
-    return Outcome(policy_name, seed, tuple(points or [point()]))
+    if arrive is None or not points:
+        points.append(point())
+    return Outcome(policy_name, seed, tuple(points))
 
 
 def _place(board: Board, policy: Policy, pod: NamedPod) -> Place | None:
@@ -154,8 +175,9 @@ def _place(board: Board, policy: Policy, pod: NamedPod) -> Place | None:
     return place
 
 
-def _placed(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> Placed:
+def _placed(pod: NamedPod, place: Place | None, nodes: Sequence[NodeSpec]) -> list[Placed]:
     if place is None:
-        return Placed(pod.name, "", (), 0)
-    devices = place.devices[0] if place.devices else ()
-    return Placed(pod.name, nodes[place.node].name, devices, pod.ask.shares[0].milli if pod.ask.shares else 0)
+        return [Placed(pod.name, "", (), 0)]
+    name = nodes[place.node].name
+    shares = [(devices, share.milli) for share, devices in zip(pod.ask.shares, place.devices, strict=True)]
+    return [Placed(pod.name, name, devices, milli) for devices, milli in shares or [((), 0)]]

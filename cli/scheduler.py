@@ -1,0 +1,50 @@
+"""Asks the cluster's scheduler, which listens on its own pod's loopback."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from sharepod.cli.errors import EXIT_USAGE, CliError
+
+URL: Final = "http://127.0.0.1:9467"
+"""Where it listens unless it is told otherwise."""
+STRANGER: Final = "what answers at {url} is no extender of this version: give its address with --scheduler"
+PATIENCE_S: Final = 10.0
+_ANSWER_MAX: Final = 16 * 2**20
+_ERROR_MAX: Final = 1000
+_INSIDE: Final = "kubectl -n sharepod exec deploy/sharepod-scheduler -c extender -- sharepod {command}"
+
+
+def get(url: str, path: str, command: str) -> dict[str, Any]:
+    """Return what the scheduler at `url` says; `command` is what to run in its pod instead. Raises CliError."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise CliError(f"--scheduler {url} is no address: give {URL}", EXIT_USAGE)
+    # No proxy of the environment: it is the loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url.rstrip("/") + path, timeout=PATIENCE_S) as response:
+            found = json.loads(response.read(_ANSWER_MAX))
+    except urllib.error.HTTPError as error:
+        said = error.read(_ERROR_MAX).decode("utf-8", "replace").strip()
+        if error.code not in (404, 503) or not said or said == "404: Not Found":
+            raise CliError(STRANGER.format(url=url)) from None
+        raise CliError(said) from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        inside = _INSIDE.format(command=command)
+        raise CliError(f"no scheduler answers at {url} ({reason}): from outside its pod: {inside}") from None
+    except ValueError:
+        raise CliError(STRANGER.format(url=url)) from None
+    if not isinstance(found, dict):
+        raise CliError(STRANGER.format(url=url))
+    return found

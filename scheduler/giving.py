@@ -1,0 +1,121 @@
+"""Who has to yield on one node so that a pod, or several of a gang, fit there, and what that costs. Pure.
+
+Pausing frees the time of devices. Evicting frees all, and loses work: it is for where memory, processors or the units
+that kubelet counts are short. Of few holders every set is tried (victims.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.victims import Room, least_set
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from sharepod.scheduler.cluster import Cluster
+    from sharepod.scheduler.holders import Holder
+    from sharepod.scheduler.pod import Pod
+    from sharepod.scheduler.victims import Rest, Running
+
+LOOKS: Final = 300
+"""Sets of holders that are tried for one site: some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Giving:
+    """Who yields on a node."""
+
+    node: str
+    paused: tuple[Holder, ...]
+    evicted: tuple[Holder, ...]
+    cost: tuple[int, int]
+    """Milliseconds of whole devices' work that are lost, then milli of devices that are paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node, or one device of it, with those there who would have to yield."""
+
+    node: str
+    units: int
+    """That kubelet has left."""
+    rest: Rest
+    lower: tuple[Holder, ...]
+    there: dict[str, Running]
+    """By uid, the pods of the node."""
+    short_milli: int
+    """Time of devices that is missing at least."""
+    lost_ms: int
+    """Work that is lost at least where somebody is evicted."""
+
+
+def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[Holder], now_s: float) -> Site | None:
+    """Return a node as a site for a pod; None: it takes no shares."""
+    found, row = cluster.rest(pod, node), cluster.row(node)
+    if found is None or row is None:
+        return None
+    rest, running = found
+    lost_ms = sum(holder.lost_ms(now_s) for holder in lower)
+    return Site(node, row.units, rest, tuple(lower), {one.uid: one for one in running}, DEVICE_MILLI, lost_ms)
+
+
+def devices_of(site: Site, pod: Pod, now_s: float) -> list[Site]:
+    """Return each device of a node as a site for a pod that needs one; none: it needs several."""
+    if [share.devices for share in pod.ask.shares] != [1]:
+        return []
+    found = []
+    for device, free_milli in enumerate(site.rest.free_milli):
+        on_it = tuple(
+            holder
+            for holder in site.lower
+            if any(
+                device in held for one in holder.pods if one.uid in site.there for held in site.there[one.uid].devices
+            )
+        )
+        if on_it and site.rest.allowed >> device & 1:
+            alone = replace(site.rest, allowed=1 << device)
+            short = max(0, pod.ask.shares[0].milli - free_milli)
+            lost_ms = min(holder.lost_ms(now_s) for holder in on_it)
+            found.append(replace(site, rest=alone, lower=on_it, short_milli=short, lost_ms=lost_ms))
+    return found
+
+
+def least_giving(
+    cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], now_s: float, *, evict: bool, copies: int = 1
+) -> Giving | None:
+    """Return the least that has to yield on a site so that pods fit, alike and as many as `copies`; None: they do not.
+
+    Without `evict` nobody is evicted; with it those who are `spared` (uids) are not.
+    """
+    room, lower, there = Room(site.rest, pod.ask, copies), site.lower, site.there
+
+    def here(holders: Sequence[Holder], but: Sequence[Holder] = ()) -> list[Running]:
+        others = {one.uid for holder in but for one in holder.pods}
+        uids = {one.uid: None for holder in holders for one in holder.pods}
+        return [there[uid] for uid in uids if uid in there and uid not in others]
+
+    may_pause = [holder for holder in lower if holder.may_pause and cluster.yields(holder.pods[0]) != "pause"]
+    units = pod.units * copies
+    gone: list[Holder] = []
+    if evict:
+
+        def enough(chosen: Sequence[Holder]) -> bool:
+            freed = sum(one.ask.milli * 100 // DEVICE_MILLI for one in here(chosen))
+            return site.units + freed >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
+
+        may_go = [holder for holder in lower if not any(one.uid in spared for one in holder.pods)]
+        if not enough(may_go):
+            return None
+        gone = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
+    elif site.units < units:
+        return None
+    rest = [holder for holder in may_pause if holder not in gone]
+    if not room.is_made_by(here(gone), here(rest, gone)):
+        return None
+    weights = [holder.milli for holder in rest]
+    paused = least_set(lambda chosen: room.is_made_by(here(gone), here(chosen, gone)), rest, weights, LOOKS)
+    cost = sum(one.lost_ms(now_s) for one in gone), sum(one.milli for one in paused)
+    return Giving(site.node, tuple(paused), tuple(gone), cost)

@@ -1,0 +1,341 @@
+"""What the agents of the nodes have told: devices, the shares on them, what they really use. Pure: `now_s` is given.
+
+The values are frozen and replaced whole, so that who holds one sees no change under its hands. What is rare (facts,
+terms) is apart from what changes every second (numbers): a report of ten thousand nodes a second makes few new objects,
+and who places pods need not look at a node of which only the numbers have changed. A report counts whole or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.scheduler.errors import UsageRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sharepod.agent.share import ShareClass
+
+SILENT_S: Final = 30.0
+"""Three heartbeats. A node that is silent for longer is avoided."""
+FORGOTTEN_S: Final = 3600.0
+DEVICES_MAX: Final = 128
+"""Devices of a node: 16 GPUs in seven instances each are 112."""
+SHARES_MAX: Final = 4096
+"""Shares of a node, one on several devices counted for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTerms:
+    """What a share holds of one device, and for whom. The texts are empty where it is for no pod."""
+
+    id: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    share_class: ShareClass
+    request_millipercent: int
+    limit_millipercent: int
+    memory_limit_bytes: int
+    """0: no cap."""
+    paused: bool
+    yielding: bool = False
+    """It is paused to make room: its time is not promised to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareUse:
+    """A share on one device, with what it did in the last minute (1/1000 % of the time)."""
+
+    terms: ShareTerms
+    used_1m_millipercent: int = 0
+    waited_1m_millipercent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What seldom changes about a device."""
+
+    index: int
+    """Its number on the node."""
+    uuid: str
+    model: str
+    memory_total_bytes: int
+    """0: it does not say."""
+    healthy: bool
+    health_reason: str
+    offered: bool
+    """The device plugin gives it out; False as long as it has not said."""
+    numa_node: int
+    """-1: not known."""
+    nvlink_peers: tuple[int, ...]
+    """Indices of the devices that NVLink joins it with."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNumbers:
+    """What a device does: memory of everybody; time that shares used, in 1/1000 %."""
+
+    memory_used_bytes: int = 0
+    used_1s_millipercent: int = 0
+    used_1m_millipercent: int = 0
+    used_15m_millipercent: int = 0
+    waited_1m_millipercent: int = 0
+    """Contention: time that its shares waited, all together; above 100 % when several wait at once."""
+
+
+NO_NUMBERS: Final = DeviceNumbers()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A device, what it does, and the shares on it."""
+
+    facts: DeviceFacts
+    numbers: DeviceNumbers = NO_NUMBERS
+    shares: tuple[ShareUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Who tells."""
+
+    name: str
+    version: str
+    late: bool | None
+    """Devices are picked when containers start; None: no device plugin has told the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """A node as its agent last told it, by index of the devices."""
+
+    facts: NodeFacts
+    devices: tuple[DeviceUse, ...]
+
+    def device(self, index: int) -> DeviceUse | None:
+        """Return the device with that number."""
+        place = _place(self.devices, index)
+        return self.devices[place] if place >= 0 else None
+
+    def pod_uids(self) -> set[str]:
+        """Return the uids of the pods that hold shares there."""
+        return {share.terms.pod_uid for device in self.devices for share in device.shares}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One message of an agent, each value of it checked. With `node` it is complete, else it tells what has changed."""
+
+    node: NodeFacts | None = None
+    devices: tuple[DeviceFacts, ...] = ()
+    device_numbers: tuple[tuple[int, DeviceNumbers], ...] = ()
+    """Index and numbers."""
+    shares: tuple[tuple[int, ShareTerms], ...] = ()
+    """Index of the device, and terms."""
+    share_numbers: tuple[tuple[str, int, int, int], ...] = ()
+    """Id, index of the device, time used and waited over the last minute."""
+    ended_shares: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether it says only that the agent is there."""
+        return not (self.device_numbers or self.share_numbers or self.changes_facts)
+
+    @property
+    def changes_facts(self) -> bool:
+        """Tell whether it is about more than numbers."""
+        return bool(self.node or self.devices or self.shares or self.ended_shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Names of the nodes about which something is new."""
+
+    facts: frozenset[str]
+    """Devices, health, shares, terms; or the node came, fell silent, is back, is forgotten."""
+    numbers: frozenset[str]
+    """Only what they use."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    node: NodeUse
+    heard_s: float
+    silent: bool = False
+
+
+class UsageBook:
+    """The nodes by name. Invariant: a node is what its last complete report and all changes after it say."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._facts: set[str] = set()
+        self._numbers: set[str] = set()
+
+    def __len__(self) -> int:
+        """Return how many nodes are known, silent ones too."""
+        return len(self._entries)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the known nodes."""
+        return tuple(self._entries)
+
+    def node(self, name: str) -> NodeUse | None:
+        """Return what a node last told, however long ago; None: it has told nothing, or is forgotten."""
+        entry = self._entries.get(name)
+        return entry.node if entry else None
+
+    def silent_s(self, name: str, now_s: float) -> float | None:
+        """Return for how long a node has told nothing; None: it is not known."""
+        entry = self._entries.get(name)
+        return max(0.0, now_s - entry.heard_s) if entry else None
+
+    def is_fresh(self, name: str, now_s: float) -> bool:
+        """Tell whether a node is known and not silent."""
+        silent_s = self.silent_s(name, now_s)
+        return silent_s is not None and silent_s <= SILENT_S
+
+    def apply(self, name: str, report: Report, now_s: float) -> None:
+        """Take what a node told. Raises UsageRefused when it does not fit what is known, and changes nothing."""
+        entry = self._entries.get(name)
+        if report.node is not None:
+            if report.node.name != name:
+                raise UsageRefused(f"the report is of node {report.node.name}, the stream of {name}: connect again")
+            node = _complete(report.node, report)
+            if entry is None:
+                self._entries[name] = _Entry(node, now_s)
+            else:
+                entry.node = node
+            self._facts.add(name)
+        elif entry is None:
+            raise UsageRefused("changes of a node that has told nothing yet: begin with a complete message")
+        elif not report.is_empty:
+            entry.node = NodeUse(entry.node.facts, _changed(entry.node.devices, report))
+            (self._facts if report.changes_facts else self._numbers).add(name)
+        self._hear(name, now_s)
+
+    def age(self, now_s: float) -> None:
+        """Find the nodes that have fallen silent, and forget those that are for too long; every second or so."""
+        for name, entry in list(self._entries.items()):
+            silent_s = now_s - entry.heard_s
+            if silent_s > FORGOTTEN_S:
+                del self._entries[name]
+                self._facts.add(name)
+            elif silent_s > SILENT_S and not entry.silent:
+                entry.silent = True
+                self._facts.add(name)
+
+    def forget(self, name: str) -> None:
+        """Drop a node that has left the cluster. One that is not known is no error."""
+        if self._entries.pop(name, None):
+            self._facts.add(name)
+
+    def take_changes(self) -> Changes:
+        """Return what has changed since the last call."""
+        changes = Changes(frozenset(self._facts), frozenset(self._numbers - self._facts))
+        self._facts.clear()
+        self._numbers.clear()
+        return changes
+
+    def validate(self) -> None:
+        """Assert the invariants (for tests)."""
+        for name, entry in self._entries.items():
+            indices = [device.facts.index for device in entry.node.devices]
+            if entry.node.facts.name != name or indices != sorted(set(indices)):
+                raise AssertionError(f"{name}: {entry.node}")
+            for device in entry.node.devices:
+                ids = [share.terms.id for share in device.shares]
+                if len(ids) != len(set(ids)):
+                    raise AssertionError(f"{name}: shares {ids} on device {device.facts.index}")
+
+    def _hear(self, name: str, now_s: float) -> None:
+        entry = self._entries[name]
+        entry.heard_s = now_s
+        if entry.silent:
+            entry.silent = False
+            self._facts.add(name)
+
+
+def _complete(facts: NodeFacts, report: Report) -> NodeUse:
+    if report.ended_shares:
+        raise UsageRefused("a complete report has shares that ended: tell only those that are there")
+    return NodeUse(facts, _changed((), report))
+
+
+def _changed(before: tuple[DeviceUse, ...], report: Report) -> tuple[DeviceUse, ...]:
+    """Return the devices after a report. Raises UsageRefused. The cost grows with the report and what it touches."""
+    devices = list(before)
+    if report.devices:
+        devices = _with_facts(devices, report.devices)
+    for index, numbers in report.device_numbers:
+        place = _known(devices, index)
+        devices[place] = DeviceUse(devices[place].facts, numbers, devices[place].shares)
+    if report.ended_shares:
+        ended = frozenset(report.ended_shares)
+        devices = [_without(device, ended) for device in devices]
+    if report.shares or report.share_numbers:
+        _change_shares(devices, report)
+    return tuple(devices)
+
+
+def _with_facts(devices: Iterable[DeviceUse], told: Iterable[DeviceFacts]) -> list[DeviceUse]:
+    """Return the devices with new facts, in the order of their indices."""
+    known = {device.facts.index: device for device in devices}
+    for facts in told:
+        old = known.get(facts.index)
+        known[facts.index] = replace(old, facts=facts) if old else DeviceUse(facts)
+    if len(known) > DEVICES_MAX:
+        raise UsageRefused(f"a node with more than {DEVICES_MAX} devices: tell fewer")
+    if len({device.facts.uuid for device in known.values()}) != len(known):
+        raise UsageRefused("two devices of a node with one UUID: tell each once")
+    return [known[index] for index in sorted(known)]
+
+
+def _change_shares(devices: list[DeviceUse], report: Report) -> None:
+    """Put new terms and numbers of shares into the devices."""
+    edited: dict[int, dict[str, ShareUse]] = {}
+    for index, terms in report.shares:
+        shares = _edited(edited, devices, index)
+        old = shares.get(terms.id)
+        shares[terms.id] = replace(old, terms=terms) if old else ShareUse(terms)
+    for share, index, used, waited in report.share_numbers:
+        shares = _edited(edited, devices, index)
+        old = shares.get(share)
+        if old is None:
+            raise UsageRefused(f"numbers of share {share}, which is not on device {index}: tell its terms first")
+        shares[share] = ShareUse(old.terms, used, waited)
+    for place, shares in edited.items():
+        devices[place] = DeviceUse(devices[place].facts, devices[place].numbers, tuple(shares.values()))
+    if report.shares and sum(len(device.shares) for device in devices) > SHARES_MAX:
+        raise UsageRefused(f"a node with more than {SHARES_MAX} shares: tell fewer")
+
+
+def _edited(edited: dict[int, dict[str, ShareUse]], devices: list[DeviceUse], index: int) -> dict[str, ShareUse]:
+    """Return the shares of a device by id, to be changed."""
+    place = _known(devices, index)
+    shares = edited.get(place)
+    if shares is None:
+        shares = edited[place] = {share.terms.id: share for share in devices[place].shares}
+    return shares
+
+
+def _without(device: DeviceUse, ended: frozenset[str]) -> DeviceUse:
+    left = tuple(share for share in device.shares if share.terms.id not in ended)
+    return device if len(left) == len(device.shares) else replace(device, shares=left)
+
+
+def _place(devices: Sequence[DeviceUse], index: int) -> int:
+    """Return where the device with that number is; -1: nowhere."""
+    if index < len(devices) and devices[index].facts.index == index:  # nearly always: they are numbered from 0
+        return index
+    return next((place for place, device in enumerate(devices) if device.facts.index == index), -1)
+
+
+def _known(devices: Sequence[DeviceUse], index: int) -> int:
+    place = _place(devices, index)
+    if place < 0:
+        raise UsageRefused(f"numbers or shares of device {index}, which the node does not have: tell the device first")
+    return place

@@ -1,0 +1,165 @@
+"""Whose token it is: asks the API server with a TokenReview, and remembers the answer for a few minutes.
+
+The token of a pod says on which node the pod runs: as an extra of the review from Kubernetes 1.30 on, before that by
+the name of the pod, which is looked up. Tokens are neither kept nor logged: what is remembered goes by their hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+AUDIENCE: Final = "sharepod-scheduler"
+AGENT_USER: Final = "system:serviceaccount:sharepod:sharepod-node"
+REMEMBER_S: Final = 300.0
+REMEMBER_REFUSAL_S: Final = 10.0
+REMEMBER_MAX: Final = 32_768
+AT_ONCE: Final = 32
+"""Reviews under way: those of a whole cluster that connects again must not flood the API server."""
+REVIEW_S: Final = 5.0
+TOKEN_MAX: Final = 8192
+_PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+_NODE: Final = "authentication.kubernetes.io/node-name"
+_POD: Final = "authentication.kubernetes.io/pod-name"
+_POD_UID: Final = "authentication.kubernetes.io/pod-uid"
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+
+Object = dict[str, object]
+
+
+class Answer(Protocol):
+    """What the API server said."""
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+
+    @property
+    def body(self) -> Object:
+        """The object."""
+
+
+class ApiServer(Protocol):
+    """The API server: `deviceplugin.api.Api`, or a double."""
+
+    async def call(self, method: str, path: str, *, body: Object | None = None, timeout_s: float) -> Answer:
+        """Return the answer to one request; raise what `Identities` was told to expect when there is none."""
+
+
+class NotAnAgent(Exception):
+    """The token is not that of the agent on a node; the text says why. Asking again soon would not help."""
+
+
+class Unanswered(Exception):
+    """The API server has not said whose token it is; the text says why. It may be asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    until_s: float
+    node: str
+    """Empty: refused."""
+    reason: str = ""
+
+
+class Identities:
+    """Says of which node's agent a token is."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        unavailable: type[Exception],
+        clock: Callable[[], float],
+        *,
+        user: str = AGENT_USER,
+        audience: str = AUDIENCE,
+    ) -> None:
+        """Ask `api`, which raises `unavailable`; `clock` is monotonic, in seconds."""
+        self._api = api
+        self._unavailable = unavailable
+        self._clock = clock
+        self._user = user
+        self._audience = audience
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    async def node_of(self, token: str) -> str:
+        """Return the name of the node whose agent has the token. Raises NotAnAgent or Unanswered."""
+        if len(token) > TOKEN_MAX or not _TOKEN.fullmatch(token):
+            raise NotAnAgent(f"no token, or one that is none: send one of audience {self._audience}")
+        key = hashlib.sha256(token.encode("ascii")).digest()
+        known = self._known.get(key)
+        if known is None or known.until_s <= self._clock():
+            async with self._turn:
+                known = await self._ask(token)
+            self._known[key] = known
+            self._known.move_to_end(key)
+            while len(self._known) > REMEMBER_MAX:
+                self._known.popitem(last=False)
+        if not known.node:
+            raise NotAnAgent(known.reason)
+        return known.node
+
+    async def _ask(self, token: str) -> _Known:
+        try:
+            node = await self._node(await self._reviewed(token))
+        except self._unavailable as error:
+            raise Unanswered(f"the token cannot be checked now ({' '.join(str(error).split())}): try again") from None
+        except NotAnAgent as error:
+            return _Known(self._clock() + REMEMBER_REFUSAL_S, "", str(error))
+        return _Known(self._clock() + REMEMBER_S, node)
+
+    async def _reviewed(self, token: str) -> Object:
+        """Return the extras of the agent that has the token. Raises NotAnAgent."""
+        body: Object = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [self._audience]},
+        }
+        answer = await self._api.call("POST", _PATH, body=body, timeout_s=REVIEW_S)
+        if not 200 <= answer.status < 300:
+            raise Unanswered(f"the token cannot be checked: the API server says {answer.status}: see its log")
+        status = _object(answer.body, "status")
+        audiences = status.get("audiences")
+        if status.get("authenticated") is not True:
+            raise NotAnAgent(f"the API server does not know the token: send a live one of audience {self._audience}")
+        if not isinstance(audiences, list) or self._audience not in audiences:
+            raise NotAnAgent(f"the token is not for us: send one of audience {self._audience}")
+        user = _object(status, "user")
+        if user.get("username") != self._user:
+            raise NotAnAgent(f"the token is of {str(user.get('username'))[:253]!r}: only {self._user} reports usage")
+        return _object(user, "extra")
+
+    async def _node(self, extra: Object) -> str:
+        """Return the node that the token is bound to. Raises NotAnAgent."""
+        if node := _first(extra, _NODE):
+            return node
+        pod, uid = _first(extra, _POD), _first(extra, _POD_UID)
+        namespace = self._user.split(":")[2]
+        if not _NAME.fullmatch(pod):
+            raise NotAnAgent("the token is bound to no pod: send a projected one, as daemonset/overlays/scheduler")
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}"
+        answer = await self._api.call("GET", path, timeout_s=REVIEW_S)
+        found = _object(answer.body, "spec").get("nodeName") if answer.status == 200 else None
+        if not isinstance(found, str) or not found or (uid and _object(answer.body, "metadata").get("uid") != uid):
+            raise NotAnAgent(f"the token is of pod {namespace}/{pod}, which is gone or on no node: send a live one")
+        return found
+
+
+def _object(body: Object, key: str) -> Object:
+    value = body.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _first(extra: Object, key: str) -> str:
+    values = extra.get(key)
+    return values[0] if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) else ""

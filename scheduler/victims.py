@@ -1,0 +1,162 @@
+"""Which pods of a node have to go so that one of higher priority fits on its devices. Values in, values out.
+
+kube-scheduler proposes victims by sums and does not see on which device room comes to be. Here the devices are known:
+of its victims those stay that need not go, and where they do not help, others go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.native import Board, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from sharepod.scheduler.ask import NodeSpec, PodAsk
+
+One = TypeVar("One")
+EXACT: Final = 12
+"""Of so many pods every set is looked at, the least first; of more, none goes that could stay beside the others."""
+LOOKS_MAX: Final = 2_000
+"""Sets that are looked at: some tens of milliseconds. Then the best that was found is good enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A node and what is left of it; below 0 where it is over-booked."""
+
+    spec: NodeSpec
+    cpu_milli: int
+    memory_mib: int
+    free_milli: tuple[int, ...]
+    free_mib: tuple[int, ...]
+    allowed: int = 0xFFFF
+    """A bit for each device that the pod may have."""
+
+    def __post_init__(self) -> None:
+        if not len(self.free_milli) == len(self.free_mib) == self.spec.devices:
+            raise PlacementError(f"{self.spec.name} has {self.spec.devices} devices: say of each what is left")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A pod on the node."""
+
+    uid: str
+    priority: int
+    started_s: float
+    """When it was bound or created: of equals the youngest goes."""
+    ask: PodAsk
+    devices: tuple[tuple[int, ...], ...]
+    """Of each share, those that it has."""
+    paused: bool = False
+    """Its time of devices is others' already."""
+
+
+def least_victims(
+    rest: Rest, ask: PodAsk, priority: int, running: Sequence[Running], proposed: Collection[str] = ()
+) -> tuple[str, ...] | None:
+    """Return the pods that have to go, sorted: of those proposed if they suffice, else of all; None: nothing helps.
+
+    Only pods of lower priority go. Of all sets that make room that one goes in which the fewest pods have the highest
+    priority, then the fewest the next; then that which holds the least time of devices; then the younger pods. It is
+    empty where the pod fits as it is. Raises PlacementError for devices that the node has not.
+    """
+    for pod in running:
+        if not all(0 <= device < rest.spec.devices for devices in pod.devices for device in devices):
+            raise PlacementError(f"pod {pod.uid} is on {pod.devices}: {rest.spec.name} has {rest.spec.devices} devices")
+        if len(pod.devices) != len(pod.ask.shares):
+            raise PlacementError(f"pod {pod.uid} has {len(pod.ask.shares)} shares: say of each on which devices it is")
+    lower = [pod for pod in running if pod.priority < priority]
+    named = [pod for pod in lower if pod.uid in proposed]
+    room = Room(rest, ask)
+    for candidates in (named, lower):
+        if room.is_made_by(candidates):
+            found = least_set(room.is_made_by, candidates, _weights(candidates))
+            return tuple(sorted(pod.uid for pod in found))
+    return None
+
+
+class Room:
+    """Whether a pod, or so many of a pod with one share, fits on a node without some others."""
+
+    def __init__(self, rest: Rest, ask: PodAsk, copies: int = 1) -> None:
+        self._rest, self._ask, self._copies = rest, ask, copies
+        self._board = Board([rest.spec])
+
+    def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
+        """Tell whether it fits once some pods have gone and others hold no time of devices any more."""
+        rest, spec = self._rest, self._rest.spec
+        cpu_milli = rest.cpu_milli + sum(pod.ask.cpu_milli for pod in gone)
+        memory_mib = rest.memory_mib + sum(pod.ask.memory_mib for pod in gone)
+        milli, mib = list(rest.free_milli), list(rest.free_mib)
+        for pod in gone:
+            for share, devices in zip(pod.ask.shares, pod.devices, strict=True):
+                own_mib = spec.device_mib * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+                for device in devices:
+                    milli[device] += 0 if pod.paused else share.milli
+                    mib[device] += own_mib
+        for pod in paused:
+            for share, devices in zip(pod.ask.shares, pod.devices, strict=True):
+                for device in devices:
+                    milli[device] += share.milli
+        self._board.set_left(0, cpu_milli, memory_mib, milli, mib)
+        if self._copies > 1:
+            return int(self._board.copies_array(self._ask, [0], [rest.allowed])[0]) >= self._copies
+        return bool(self._board.fit_array(self._ask, [0], [rest.allowed])[0] == Verdict.FITS)
+
+
+def least_set(
+    suffices: Callable[[Sequence[One]], bool],
+    candidates: Sequence[One],
+    weights: Sequence[int],
+    looks_max: int = LOOKS_MAX,
+) -> list[One]:
+    """Return the set of least weight that suffices; all candidates together do."""
+    looks = 0
+
+    def look(chosen: Sequence[One]) -> bool:
+        nonlocal looks
+        looks += 1
+        return suffices(chosen)
+
+    order = sorted(range(len(candidates)), key=lambda index: -weights[index])
+    kept = set(range(len(candidates)))
+    for index in order:  # the dearest is spared first
+        if look([candidates[other] for other in sorted(kept - {index})]):
+            kept.remove(index)
+    spared = [candidates[index] for index in sorted(kept)]
+    if len(candidates) > EXACT:
+        return spared
+    sums = [0]
+    for weight in weights:
+        sums += [total + weight for total in sums]
+    most = sum(weights[index] for index in kept)
+    for bits in sorted((bits for bits, total in enumerate(sums) if total < most), key=sums.__getitem__):
+        if looks >= looks_max:
+            break
+        chosen = [one for index, one in enumerate(candidates) if bits >> index & 1]
+        if look(chosen):
+            return chosen
+    return spared
+
+
+def _weights(candidates: Sequence[Running]) -> list[int]:
+    """Return what it costs that each pod goes; the sum of a set's is less exactly if the set is less.
+
+    The digits of a number: how many of each priority go, the highest first, then their time of devices, then a bit for
+    each pod, the oldest first.
+    """
+    priorities = sorted({pod.priority for pod in candidates})
+    by_age = sorted(candidates, key=lambda pod: (-pod.started_s, pod.uid))
+    digit = 1 + len(candidates)
+    most_milli = 1 + sum(pod.ask.milli for pod in candidates)
+    ages = {pod.uid: 1 << place for place, pod in enumerate(by_age)}
+    return [
+        (digit ** priorities.index(pod.priority) * most_milli + pod.ask.milli) * (1 << len(candidates)) + ages[pod.uid]
+        for pod in candidates
+    ]
