@@ -1,7 +1,8 @@
 #!/usr/bin/python3 -IS
-"""Asks a gRPC service on a unix socket something without arguments; ends with 0 when it answers that all is well.
+"""Asks a service something without arguments; ends with 0 when it answers that all is well.
 
-    sharepod-probe SOCKET METHOD [SECONDS]
+    sharepod-probe SOCKET METHOD [SECONDS]        gRPC on a unix socket
+    sharepod-probe HOST:PORT PATH [SECONDS]       HTTP, of a port that only the pod itself reaches
 
 Kubelet's own gRPC probe speaks TCP alone, and importing gRPC costs more CPU than what is looked at: here HTTP/2 is
 spoken by hand, in a few milliseconds. The answer comes from the service's event loop: one that hangs fails the probe.
@@ -73,15 +74,29 @@ def ask(path: str, method: str, seconds: float) -> str:
                 return "it refused the call"
 
 
+def get(address: str, path: str, seconds: float) -> str:
+    """Return what is wrong; empty: the service answered with 200."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + seconds
+    with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+        status = receive(connection, 12, deadline)  # "HTTP/1.1 200"
+        if status.endswith(b" 200"):
+            return ""
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        return "it answered " + " ".join((status + connection.recv(4096)).decode("ascii", "replace").split()[1:])
+
+
 def main() -> int:
     """Probe; return the exit code."""
     if len(sys.argv) not in (3, 4):
-        sys.stderr.write("usage: sharepod-probe SOCKET METHOD [SECONDS]\n")
+        sys.stderr.write("usage: sharepod-probe SOCKET METHOD [SECONDS], or HOST:PORT PATH [SECONDS]\n")
         return 2
     path, method = sys.argv[1:3]
+    probe = ask if path.startswith("/") else get
     try:
-        wrong = ask(path, method, float(sys.argv[3]) if len(sys.argv) == 4 else 2.0)
-    except OSError as error:
+        wrong = probe(path, method, float(sys.argv[3]) if len(sys.argv) == 4 else 2.0)
+    except (OSError, ValueError) as error:
         wrong = str(error)
     if wrong:
         sys.stderr.write(f"{path} {method}: {wrong}\n")
