@@ -33,7 +33,7 @@ from sharepod.cli.launch import program_environment
 from sharepod.cli.scratch import Scratch
 from sharepod.proto import v1_pb2, v1_pb2_grpc
 
-DOUBLES = Path(__file__).resolve().parent.parent / "tests" / "deviceplugin"
+TESTS = Path(__file__).resolve().parent.parent / "tests"
 DEVICES = "8xH200"
 PODS = 100
 SIZES = (4, 6, 8, 10)
@@ -48,11 +48,12 @@ TOKEN = "of-the-bench-and-no-other"  # noqa: S105
 PATIENCE_S = 30.0
 
 
-def _double(name: str) -> Any:
+def double(name: str) -> Any:
     """Import one of the doubles; they are no package."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    if str(DOUBLES) not in sys.path:
-        sys.path.append(str(DOUBLES))
+    for place in (TESTS, TESTS / "deviceplugin", TESTS / "scheduler"):
+        if str(place) not in sys.path:
+            sys.path.append(str(place))
     return importlib.import_module(name)
 
 
@@ -187,7 +188,7 @@ class _Busy:
     async def programs(self, seconds: float) -> Line:
         """Run a program in one share of each of the devices; each uses all of its device."""
         chosen = {share.devices[0].device_uuid: share for share in (await self.node.shares()).values()}
-        view = await asyncio.to_thread(_node, self.node.runtime / "agent.sock")
+        view = await asyncio.to_thread(node_of, self.node.runtime / "agent.sock")
         running: list[Program] = []
         try:
             for uuid, share in chosen.items():
@@ -226,7 +227,8 @@ def _rss_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _node(socket: Path) -> v1_pb2.GetNodeResponse:
+def node_of(socket: Path) -> v1_pb2.GetNodeResponse:
+    """Return what an agent says of its node."""
     with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         answer: v1_pb2.GetNodeResponse = v1_pb2_grpc.NodeServiceStub(channel).GetNode(
             v1_pb2.GetNodeRequest(), timeout=10
@@ -238,7 +240,7 @@ class _Scraper:
     """Scrapes an agent as daemonset/monitoring lets Prometheus: TLS, and a token."""
 
     def __init__(self, directory: Path) -> None:
-        api_server = _double("api_server")
+        api_server = double("apiserver")
         certificate, key, token = (directory / name for name in ("tls.crt", "tls.key", "token"))
         api_server.SERVER.cert_chain_pems[0].write_to_path(str(certificate))
         api_server.SERVER.private_key_pem.write_to_path(str(key))
@@ -261,7 +263,7 @@ class _Scraper:
 
 async def _measure(scale: Scale, binding: str, scraper: _Scraper) -> list[Line]:
     seconds = SCRAPE_S if scale.short_s < FULL.short_s else 2 * SCRAPE_S
-    plugin_node = _double("plugin_node").plugin_node
+    plugin_node = double("plugin_node").plugin_node
     async with plugin_node(binding, DEVICES, scraper.flags) as node:
         busy = _Busy(node, binding)
         lines = await busy.starts()

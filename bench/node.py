@@ -40,6 +40,7 @@ class Terms:
     share_class: str = "standard"
     memory_bytes: int = 0
     devices: tuple[str, ...] = ("0",)
+    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Node:
             memory_limit_bytes=terms.memory_bytes,
             share_class=terms.share_class,
             owner_pid=0,
+            gang=terms.gang,
         )
         registration = self.client.register(ask)
         hook = self._preload or registration.hook_path

@@ -75,6 +75,12 @@ class Result:
                 came[size] = came.get(size, 0) + all_of_it
         return {size: 100 * failed[size] / came[size] for size in sorted(came)}
 
+    def insisting(self, mark: float) -> float | None:
+        """Return the percentage that failed of those that insist on models; None: none came."""
+        counts = [outcome.at(mark).insisting for outcome in self.outcomes]
+        came = sum(came for _, came in counts)
+        return 100 * sum(failed for failed, _ in counts) / came if came else None
+
 
 def _one(task: tuple[Path, str, str, int]) -> Outcome:
     folder, workload, policy, seed = task
@@ -123,17 +129,23 @@ def table(results: dict[tuple[str, str], Result], workloads: Sequence[str]) -> s
 
 
 def failures(results: dict[tuple[str, str], Result], workloads: Sequence[str], mark: float) -> str:
-    """Return the Markdown table of what failed, by size: ours beside FGD's."""
+    """Return the Markdown table of what failed, by size, and of all that insist on models: ours beside FGD's."""
     sizes = ("CPU", "share", "1 GPU", "2 GPU", "4 GPU", "8 GPU")
     lines = [
-        f"| failed at {100 * mark:.0f} %, worth / FGD | " + " | ".join(sizes) + " |",
-        "|---" * (len(sizes) + 1) + "|",
+        f"| failed at {100 * mark:.0f} %, worth / FGD | " + " | ".join(sizes) + " | insist on models |",
+        "|---" * (len(sizes) + 2) + "|",
     ]
     for workload in workloads:
-        ours, theirs = (results[workload, policy].failed(mark) for policy in (OURS, "fgd"))
-        cells = (f"{ours[size]:.2f} / {theirs[size]:.2f} %" if size in ours else "–" for size in sizes)
+        pair = [results[workload, policy] for policy in (OURS, "fgd")]
+        ours, theirs = (result.failed(mark) for result in pair)
+        cells = [_beside(ours.get(size), theirs.get(size)) for size in sizes]
+        cells.append(_beside(*(result.insisting(mark) for result in pair)))
         lines.append(f"| {workload} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _beside(ours: float | None, theirs: float | None) -> str:
+    return "–" if ours is None or theirs is None else f"{ours:.2f} / {theirs:.2f} %"
 
 
 def bars(results: dict[tuple[str, str], Result], workloads: Sequence[str]) -> list[tuple[str, str, bool]]:
@@ -184,6 +196,7 @@ def _plain(point: Point) -> dict[str, object]:
         "allocated": round(point.allocated, 6),
         "fragmented": round(point.fragmented, 6),
         "failed": {size: [lost, came] for size, lost, came in point.failed},
+        "insisting": list(point.insisting),
     }
 
 

@@ -9,7 +9,25 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench import costs, density, memory, neighbours, pauses, replay, rivals, shares, streams, table
+from bench import (
+    chosen,
+    costs,
+    decisions,
+    density,
+    extender,
+    feed,
+    memory,
+    neighbours,
+    pauses,
+    queues,
+    replay,
+    rivals,
+    rounds,
+    shares,
+    streams,
+    table,
+    yielding,
+)
 from bench.entry import Parser
 from bench.programs import machine
 from bench.scale import FULL, QUICK, Scale
@@ -26,9 +44,16 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "throughput": shares.throughput,
     "latency": neighbours.latency,
     "duty": neighbours.trainer,
+    "chosen": chosen.measure,
+    "yields": yielding.measure,
     "arbiter": costs.arbiter,
     "memory": memory.caps,
     "density": density.density,
+    "scale": decisions.measure,
+    "rounds": rounds.measure,
+    "queues": queues.measure,
+    "feed": feed.feed,
+    "extender": extender.extender,
     "traces": replay.traces,
     "rivals": rivals.rivals,
 }

@@ -19,10 +19,12 @@ class Scale:
     """The latency bar is the median of so many runs."""
     cost_pairs: int = 7
     """Pairs of runs with and without the hook, interleaved."""
+    agents: int = 10_000
+    """Nodes that tell the scheduler what they use."""
     baselines: bool = True
     """Run the same cases without the hook too."""
 
 
 FULL = Scale()
-QUICK = Scale(short_s=4, long_s=12, alone_s=3, requests=250, latency_runs=3, cost_pairs=3)
-TEST = Scale(short_s=3, long_s=4, alone_s=2, requests=100, latency_runs=1, cost_pairs=3, baselines=False)
+QUICK = Scale(short_s=4, long_s=12, alone_s=3, requests=250, latency_runs=3, cost_pairs=3, agents=2000)
+TEST = Scale(short_s=3, long_s=4, alone_s=2, requests=100, latency_runs=1, cost_pairs=3, agents=40, baselines=False)

@@ -1,0 +1,217 @@
+"""How long placement takes to decide in a large cluster: 10,000 nodes of eight devices, 100,000 pods on them.
+
+A decision is what kube-scheduler asks about a pod: which of the candidates fit (filter), and which of those is best
+(prioritise): the board is asked twice, and then the pod is taken as placed. Between decisions pods end, devices are
+measured anew, and the policy looks at what is scarce. HTTP and names are not in it. One thread: its processor time is
+shown beside the time that passed.
+"""
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.scale import Scale
+from bench.table import Line
+from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.mix import Mix
+from sharepod.scheduler.native import Board, Place, Verdict
+from sharepod.scheduler.policy import DEFAULT, Numbers, Outline, Policy
+from sharepod.scheduler.tables import NativePolicy
+
+NODES = 10_000
+DEVICES = 8
+PODS = 100_000
+FEWER_PODS = 50_000
+MODELS = ("A100", "H100", "H200", "L40S")
+BARS_MS = {1_000: 5.0, 10_000: 30.0}
+REFRESH_BAR_MS = 2.0
+SLOPE = (500, 10_000)
+REFRESH = 50
+SEED = 5
+Asks = Sequence[PodAsk]
+
+
+def _asks(chance: random.Random) -> list[PodAsk]:
+    """Return what pods ask for: mostly shares, some whole devices, some several; a third of the shares are latency."""
+    asks = []
+    for _ in range(2_000):
+        kind = chance.random()
+        models = frozenset(chance.sample(MODELS, 2)) if chance.random() < 0.1 else frozenset[str]()
+        share_class = chance.choice(("latency", "standard", "batch"))
+        milli = 10 * chance.choice((5, 10, 15, 20, 25, 30, 35, 40, 47, 50, 60, 70, 81))
+        if kind < 0.72:
+            shares: tuple[ShareAsk, ...] = (ShareAsk(milli, share_class=share_class, limit_milli=1000),)
+        elif kind < 0.82:
+            first = ShareAsk(min(milli, 500), share_class="latency", limit_milli=1000)
+            shares = (first, ShareAsk(200, share_class="batch", limit_milli=400))
+        elif kind < 0.94:
+            shares = (ShareAsk(1000),)
+        else:
+            shares = (ShareAsk(1000, chance.choice((2, 2, 4, 8))),)
+        devices = sum(share.milli * share.devices for share in shares) / 1000
+        cpu_milli = int(500 * chance.randint(1, 24) * devices)
+        asks.append(PodAsk(cpu_milli, int(8_192 * devices), shares, models))
+    return asks
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The snapshot, and the pods on it."""
+
+    board: Board
+    policy: Policy
+    asks: Asks
+    running: list[tuple[PodAsk, Place]]
+
+
+def cluster(nodes: int = NODES, pods: int = PODS) -> tuple[Cluster, float]:
+    """Return a full cluster, and how long its policy took to make, in seconds."""
+    chance = random.Random(SEED)
+    specs = [
+        NodeSpec(f"node-{n}", 128_000, 1_048_576, DEVICES, chance.choice(MODELS), chance.choice((49_152, 81_920)))
+        for n in range(nodes)
+    ]
+    board = Board(specs, capacity=nodes + nodes // 10)
+    asks = _asks(chance)
+    began = time.perf_counter()
+    numbers = Numbers.of(DEFAULT, Outline.of(board), Mix.of(asks))
+    took = time.perf_counter() - began
+    made = Cluster(board, Policy.made_of(numbers, board), asks, [])
+    for _ in range(pods):
+        ask = chance.choice(asks)
+        for window in (8, 64, 512):
+            ranking = board.rank_array(ask, made.policy.native, chance.sample(range(nodes), min(window, nodes)))
+            if ranking.best() >= 0:
+                break
+        if ranking.best() >= 0:
+            place = ranking.place(ranking.best())
+            board.take(ask, place)
+            made.running.append((ask, place))
+    linked = [0xFF & ~(1 << device) for device in range(DEVICES)]
+    for index, spec in enumerate(specs):
+        board.set_links(index, linked if spec.model != "L40S" else [0] * DEVICES, [0, 0, 0, 0, 1, 1, 1, 1])
+        for device in range(DEVICES):
+            _measure(board, chance, index, device)
+    return made, took
+
+
+def _measure(board: Board, chance: random.Random, index: int, device: int) -> None:
+    board.set_use(
+        index,
+        device,
+        busy_milli=chance.randrange(1001),
+        waited_milli=chance.randrange(300),
+        latency_milli=chance.choice((0, 0, 200, 400)),
+        limits_milli=1000 * chance.randrange(6),
+    )
+
+
+def decide(board: Board, policy: NativePolicy, ask: PodAsk, candidates: NDArray[np.int32]) -> Place | None:
+    """Filter, then prioritise."""
+    fitting = candidates[board.fit_array(ask, candidates) == Verdict.FITS]
+    ranking = board.rank_array(ask, policy, fitting)
+    best = ranking.best()
+    return ranking.place(best) if best >= 0 else None
+
+
+@dataclass(slots=True)
+class Times:
+    """What each decision took, in milliseconds: what passed, and what the processor worked."""
+
+    passed_ms: list[float]
+    worked_ms: list[float]
+
+    def told(self) -> str:
+        """Return p99 and median, and p99 of the processor's time."""
+        median = statistics.median(self.passed_ms)
+        return f"{_p99(self.passed_ms):.2f} ms (median {median:.2f}, p99 of processor time {_p99(self.worked_ms):.2f})"
+
+
+def decisions(made: Cluster, candidates: int, count: int) -> Times:
+    """Decide about so many pods."""
+    chance, board = random.Random(candidates), made.board
+    numbers = np.random.default_rng(candidates)
+    nodes = len(board.nodes)
+    times = Times([], [])
+    gc.collect()
+    gc.freeze()  # the pods that run would be looked through again and again
+    for number in range(count):
+        ask = chance.choice(made.asks)
+        among = numbers.choice(nodes, candidates, replace=False).astype(np.int32)
+        began, worked = time.perf_counter(), time.thread_time()
+        place = decide(board, made.policy.native, ask, among)
+        times.worked_ms.append((time.thread_time() - worked) * 1e3)
+        times.passed_ms.append((time.perf_counter() - began) * 1e3)
+        if place is not None:
+            board.take(ask, place)
+            made.running.append((ask, place))
+        board.give_back(*made.running.pop(chance.randrange(len(made.running))))
+        _measure(board, chance, chance.randrange(nodes), chance.randrange(DEVICES))
+        if number % REFRESH == 0:
+            made.policy.refresh()
+    gc.unfreeze()
+    return times
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def _each(count: int, act: Callable[[], object]) -> list[float]:
+    took = []
+    for _ in range(count):
+        began = time.perf_counter()
+        act()
+        took.append((time.perf_counter() - began) * 1e3)
+    return took
+
+
+def _described(made: Cluster) -> str:
+    full = 1 - sum(made.board.free_milli.values()) / (len(made.board.nodes) * DEVICES * 1000)
+    return f"{len(made.board.nodes):,} nodes, {len(made.running):,} pods, {full:.0%} full"
+
+
+def _judged(made: Cluster, count: int) -> list[Line]:
+    lines = []
+    for candidates, bar_ms in BARS_MS.items():
+        where = _described(made)
+        times = decisions(made, candidates, count)
+        met = _p99(times.passed_ms) <= bar_ms
+        what = f"a decision among {candidates:,} candidates, p99: {where}"
+        lines.append(Line("scale", what, f"≤ {bar_ms:g} ms", times.told(), met))
+    return lines
+
+
+def _slope(made: Cluster, count: int) -> Line:
+    few, many = (statistics.median(decisions(made, candidates, count).worked_ms) for candidates in SLOPE)
+    most = SLOPE[1] / SLOPE[0]
+    return Line(
+        "scale",
+        f"a decision among {SLOPE[1]:,} candidates ÷ one among {SLOPE[0]:,}, medians of processor time",
+        f"≤ {most:g}",
+        f"{many / few:.1f} ({many:.2f} / {few:.3f} ms)",
+        many / few <= most,
+    )
+
+
+def measure(scale: Scale) -> list[Line]:
+    """Decide about pods in a cluster that is nearly full, and in one where nearly every node has room."""
+    count = max(200, scale.requests // 3)
+    made, numbers_s = cluster()
+    lines = [*_judged(made, count), _slope(made, count)]
+    refresh = statistics.median(_each(50, made.policy.refresh))
+    what, bar = f"a look at what is scarce: {NODES:,} nodes", f"≤ {REFRESH_BAR_MS:g} ms"
+    lines.append(Line("scale", what, bar, f"{refresh:.2f} ms", refresh <= REFRESH_BAR_MS))
+    row = statistics.median(_each(1000, lambda: made.board.set_left(0, 1, 1, [500] * DEVICES, [500] * DEVICES)))
+    lines.append(Line("scale", "what is left of a node set anew", "", f"{row * 1e3:.1f} µs", None))
+    kinds = len(Mix.of(made.asks).parts)
+    lines.append(
+        Line("scale", f"the numbers of a policy, for a mix of {kinds:,} kinds", "", f"{numbers_s:.2f} s", None)
+    )
+    return lines + _judged(cluster(pods=FEWER_PODS)[0], count)

@@ -1,0 +1,130 @@
+"""The usage feed at the size of a large cluster: what ten thousand agents that tell every second cost the scheduler.
+
+Server and agents are processes of their own on the loopback, with TLS. The server is the real one; its own processor
+time and memory are judged, not what the agents take of the same processors. Each node has eight devices and ten shares.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import trustme
+
+from bench import figures
+from bench.costs import cpu_s
+from bench.density import _rss_mib
+from bench.programs import ProgramFailed
+from bench.scale import FULL, Scale
+from bench.table import Line, milli
+from sharepod.cli.scratch import Scratch
+
+MEMORY_MIB = 1024
+WARM_UP_S = 20
+CONNECT_S = 120
+LOADS = ((1, 2, True), (8, 10, False))
+"""Devices and shares with new numbers in each message; and whether the bar is for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A process that answers a line with a line."""
+
+    process: subprocess.Popen[str]
+    output: IO[str]
+
+    def line(self) -> str:
+        """Return what it says next. Raises ProgramFailed."""
+        text = self.output.readline()
+        if not text:
+            raise ProgramFailed(f"{self.process.args!r} has ended with {self.process.wait(10)}")
+        return text.strip()
+
+    def ask(self) -> dict[str, Any]:
+        """Ask for its figures."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.line())
+        return answer
+
+
+@contextmanager
+def _child(module: str, *arguments: str) -> Iterator[_Child]:
+    """Run a module of the bench, and end it."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield _Child(process, process.stdout)
+        finally:
+            process.kill()
+
+
+def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged: bool) -> list[Line]:
+    seconds = 3 * scale.short_s if scale.agents >= FULL.agents else scale.short_s
+    certificate, key = str(directory / "tls.crt"), str(directory / "tls.key")
+    with _child("bench.feed_server", certificate, key) as server:
+        port, pid = server.line(), server.process.pid
+        arguments = (port, str(directory / "ca.crt"), str(scale.agents), str(devices), str(shares))
+        with _child("bench.feed_clients", *arguments) as clients:
+            began = time.monotonic()
+            clients.line()
+            connected_s, connected_cpu_s = time.monotonic() - began, cpu_s(pid)
+            time.sleep(WARM_UP_S if scale.agents >= FULL.agents else 2)
+            before, cpu_before, at = server.ask(), cpu_s(pid), time.monotonic()
+            time.sleep(seconds)
+            passed, cores = time.monotonic() - at, cpu_s(pid) - cpu_before
+            cores /= passed
+            after, mib = server.ask(), _rss_mib(pid)
+            sent, _ = clients.process.communicate("\n", timeout=30)
+    rate = (after["messages"] - before["messages"]) / passed
+    us_each = cores / rate * 1e6
+    whole = after["nodes"] == scale.agents and not any(after["ended"].values()) and rate > 0.98 * scale.agents
+    detail: dict[str, object] = {
+        "agents": scale.agents, "cores": cores, "mib": mib, "messages_per_s": rate, "ended": after["ended"],
+        "us_per_message": us_each, "clients": json.loads(sent), "connected_s": connected_s,
+        "connected_cpu_s": connected_cpu_s, "whole": whole,
+    }  # fmt: skip
+    what = f"{scale.agents:,} agents that tell {devices} device(s) and {shares} shares each second"
+    judge = judged and scale.agents >= FULL.agents
+    told = f"{rate:,.0f} messages/s" + ("" if whole else ", NOT ALL of them")
+    pauses = [pause * 1e9 for pause in after["pauses_s"]]
+    at_99, longest = milli(figures.percentile(pauses, 99)), milli(max(pauses))
+    return [
+        Line(
+            "feed", f"{what}: of a core", "≤ 1" if judge else "", f"{cores:.2f} ({told}, {us_each:.0f} µs each)",
+            (whole and cores <= 1) if judge else None, detail=detail,
+        ),
+        Line(
+            "feed", f"{what}: memory", f"≤ {MEMORY_MIB} MiB" if judge else "", f"{mib:.0f} MiB",
+            (whole and mib <= MEMORY_MIB) if judge else None,
+        ),
+        Line("feed", f"{what}: how late the server's loop is, p99 / longest", "", f"{at_99} / {longest}", None),
+        Line(
+            "feed", f"{what}: all connect again", "",
+            f"{connected_s:.0f} s, {connected_cpu_s / scale.agents * 1e3:.1f} ms of a core each", None,
+        ),
+    ]  # fmt: skip
+
+
+def feed(scale: Scale) -> list[Line]:
+    """Let so many agents tell, and measure the server."""
+    scratch = Scratch("sharepod-bench")
+    try:
+        authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
+        served = authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA)
+        authority.cert_pem.write_to_path(str(scratch.path / "ca.crt"))
+        served.private_key_pem.write_to_path(str(scratch.path / "tls.key"))
+        served.cert_chain_pems[0].write_to_path(str(scratch.path / "tls.crt"))
+        lines: list[Line] = []
+        for devices, shares, judged in LOADS:
+            lines += _measure(scale, scratch.path, devices, shares, judged=judged)
+        return lines
+    finally:
+        scratch.remove()

@@ -1,0 +1,86 @@
+"""The usage server of the scheduler in a process of its own, with an API server that knows every token at once.
+
+`python -m bench.feed_server CERTIFICATE KEY` prints its port, then a line of JSON for each line of standard input, and
+ends with it. Like the scheduler it takes note of what has changed every second.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from dataclasses import dataclass
+from typing import Any
+
+from sharepod.scheduler import process
+from sharepod.scheduler.usage import UsageBook
+from sharepod.scheduler.usage_certificate import Certificate
+from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
+from sharepod.scheduler.usage_server import UsageServer
+
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    body: dict[str, Any]
+
+
+class _ApiServer:
+    """Believes every token: it names the node."""
+
+    async def call(self, method: str, path: str, *, body: Any = None, timeout_s: float) -> _Answer:
+        _ = method, path, timeout_s
+        node = body["spec"]["token"].removeprefix("of-")
+        user = {"username": AGENT_USER, "extra": {"authentication.kubernetes.io/node-name": [node]}}
+        return _Answer(201, {"status": {"authenticated": True, "audiences": [AUDIENCE], "user": user}})
+
+
+async def _look_for_ever(pauses: list[float], book: UsageBook, seen: list[int]) -> None:
+    """Keep how late the loop came back each time, and take the changes once a second."""
+    due = 0.0
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(LOOK_S)
+        pauses.append(time.monotonic() - began - LOOK_S)
+        if began > due:
+            due = began + 1
+            changes = book.take_changes()
+            seen[0] += len(changes.facts) + len(changes.numbers)
+
+
+async def _serve(certificate: str, key: str) -> None:
+    book = UsageBook()
+    server = UsageServer(book, Identities(_ApiServer(), OSError, time.monotonic).node_of)
+    port = await server.start("127.0.0.1:0", Certificate(certificate, key))
+    print(port, flush=True)
+    pauses: list[float] = []
+    seen = [0]
+    looking = asyncio.create_task(_look_for_ever(pauses, book, seen))
+    while await asyncio.to_thread(sys.stdin.readline):
+        found = {
+            "nodes": len(book),
+            "messages": server.tally.messages,
+            "ended": server.tally.ended,
+            "pauses_s": sorted(pauses),
+            "changed_nodes": seen[0],
+        }
+        print(json.dumps(found), flush=True)
+        pauses.clear()
+    looking.cancel()
+    await server.stop()
+
+
+def main() -> int:
+    """Serve until the standard input ends."""
+    process.prepare()
+    asyncio.run(_serve(*sys.argv[1:]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""How long a decision round takes in a large cluster, and how soon many gangs are released. Virtual time, no I/O.
+
+10,000 pods wait where 1,000 nodes of eight devices are full; before each round some end, and it decides who goes there.
+The first round takes all of them over, as when the controller starts: it is shown beside the others. 100 gangs of 64
+come to an empty cluster, and rounds follow each other until all are released: what is counted is the time of the
+rounds. One thread.
+"""
+
+import gc
+import random
+import time
+from dataclasses import replace
+
+from bench import figures
+from bench.scale import FULL, Scale
+from bench.table import Line
+from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.queues import Queues
+from sharepod.scheduler.timeline import Task, Timeline
+
+NODES = 1_000
+DEVICES = 8
+WAITING = 10_000
+GANGS, SIZE = 100, 64
+ROUNDS = 40
+ROUND_MS = 200
+GANGS_S = 10
+SEED = 3
+
+
+def _nodes(count: int) -> list[NodeSpec]:
+    return [NodeSpec(f"node-{number:04d}", 192_000, 2_000_000, DEVICES, "H200", 144_384) for number in range(count)]
+
+
+def _ask(milli: int) -> PodAsk:
+    return PodAsk(500 + 10 * milli, 1_000 + 100 * milli, (ShareAsk(milli, 1, 50 * milli),))
+
+
+def _full(waiting: int, nodes: int) -> Timeline:
+    """Return a full cluster in which so many pods wait."""
+    chance = random.Random(SEED)
+    line = Timeline(_nodes(nodes), Queues())
+    for number in range(nodes * DEVICES):
+        line.come(Task(f"r{number}", f"user{number % 40}", 100, _ask(1000), 0.0, 1e9))
+    while line.step():
+        line.now_s += 1
+    for number in range(waiting):
+        milli = chance.choice((100, 200, 250, 300, 470, 500, 700, 810, 1000))
+        priority = chance.choice((0, 0, 100))
+        line.come(Task(f"w{number}", f"user{chance.randrange(40)}", priority, _ask(milli), line.now_s, 1e9))
+    return line
+
+
+def rounds(waiting: int, nodes: int, count: int) -> list[float]:
+    """Return how long each round took in ms: the first one, and those after some pods have ended."""
+    line, took = _full(waiting, nodes), []
+    gc.collect()
+    gc.freeze()  # as the scheduler does
+    chance = random.Random(SEED)
+    running = [name for name, course in line.courses.items() if course.pace]
+    for _ in range(count):
+        began = time.perf_counter()
+        line.step()
+        took.append((time.perf_counter() - began) * 1e3)
+        line.now_s += 1
+        for name in chance.sample(running, nodes * DEVICES // 50 // 10):
+            running.remove(name)
+            line.end(name)
+    gc.unfreeze()
+    return took
+
+
+def gangs(count: int, size: int, nodes: int) -> float:
+    """Return how long it took to release so many gangs, in seconds of rounds."""
+    line = Timeline(_nodes(nodes), Queues())
+    for number in range(count):
+        line.come(Task(f"g{number}", f"user{number % 10}", 0, _ask(1000), 0.0, 1e9, size, size))
+    took = 0.0
+    for _ in range(10 * count):
+        began = time.perf_counter()
+        line.step()
+        took += time.perf_counter() - began
+        line.now_s += 1
+        if all(course.started_s is not None for course in line.courses.values()):
+            return took
+    raise RuntimeError("not all gangs were released into a cluster that has room for them")
+
+
+def measure(scale: Scale) -> list[Line]:
+    """Measure a round and the release of many gangs."""
+    small = scale.agents < FULL.agents and scale.agents < 1000  # the tests' scale
+    waiting, nodes = (WAITING // 20, NODES // 20) if small else (WAITING, NODES)
+    first, *took = rounds(waiting, nodes, 1 + ROUNDS)
+    p50, p95 = (figures.percentile([round(value * 1e6) for value in took], percent) / 1e6 for percent in (50, 95))
+    number, size = (GANGS // 20, SIZE // 8) if small else (GANGS, SIZE)
+    gangs_s = gangs(number, size, nodes)
+    what = f"a decision round: {waiting} pods wait, {nodes} nodes, p50 / p95 of {ROUNDS}"
+    line = Line(
+        "rounds", what, f"p95 ≤ {ROUND_MS} ms",
+        f"{p50:.0f} / {p95:.0f} ms (the first one {first:.0f})", p95 <= ROUND_MS, detail={"ms": took},
+    )  # fmt: skip
+    what = f"{number} gangs of {size} are released into {nodes} empty nodes after"
+    return [
+        line,
+        replace(line, what=what, bar=f"≤ {GANGS_S} s", result=f"{gangs_s:.1f} s", met=gangs_s <= GANGS_S, detail={}),
+    ]
