@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
 
+pytest.register_assert_rewrite("contract")  # promises are asserted in modules that are imported
+
 if str(REPO_ROOT) not in sys.path:  # for `bench`; appended: the tree's `proto/` must not shadow an installed package
     sys.path.append(str(REPO_ROOT))
 

@@ -46,6 +46,7 @@ class MemoryArbiter:
         self.terms: dict[Handle, list[tuple[Handle, Terms]]] = {}
         self.classes: dict[Handle, ShareClass] = {}
         self.paused: dict[Handle, bool] = {}
+        self.gangs: dict[Handle, int] = {}
         self.usages: dict[Handle, list[Usage]] = {}
         self.turn_times: dict[tuple[Handle, int], tuple[Histogram, Histogram]] = {}
         self.hand_offs = NOTHING_YET
@@ -89,6 +90,9 @@ class MemoryArbiter:
 
     def pause_share(self, share: Handle, paused: bool) -> None:
         self.paused[share] = paused
+
+    def join_gang(self, share: Handle, key: int) -> None:
+        self.gangs[share] = key
 
     def remove_share(self, share: Handle) -> None:
         del self.terms[share]

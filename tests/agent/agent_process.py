@@ -23,7 +23,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 PROGRAM = Path(__file__).with_name("gpu_program.py")
 
 
-def wait_until(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(what: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Return when `what()` is true; fail after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not what():

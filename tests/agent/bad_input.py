@@ -80,7 +80,7 @@ class Worker:
     def error(self) -> int:
         return self.count(2)
 
-    def goes_on(self, rounds: int = 3, timeout_s: float = 10.0, because: str = "") -> None:
+    def goes_on(self, rounds: int = 3, timeout_s: float = 30.0, because: str = "") -> None:
         """Return when it has made more rounds; fail when it has died or stands still."""
         wanted, end = self.made + rounds, time.monotonic() + timeout_s
         while self.made < wanted:

@@ -3,14 +3,15 @@
  * bill.c, lead.c, policy*.c) on simulated devices, with simulated processes behind their gates (gang_rank.c), whose
  * grants and slots are in no region (gang_region.c).
  *
- *     gang_program FIRST_SEED SCHEDULES [apart]
+ *     gang_program FIRST_SEED SCHEDULES [apart | joined]
  *
  * A schedule is 2 to 4 devices and random shares: gangs on two or more of them, some of which work in lock step (every
  * collective is a kernel on each of its devices, and none gets more than a step ahead of the others) and some on each
  * device for itself; shares of one device; with limits, of every class. They come, pause, go, are paused, and die; the
  * agent is replaced by another. A device slices between the work of different shares.
  *
- * `apart`: the devices of a share are shares of their own for the arbiter, as if there were no gangs.
+ * `apart`: the devices of a share are shares of their own for the arbiter, as if there were no gangs. `joined`: so they
+ * are, and are one gang; a pause is that of one of them.
  *
  * Prints one JSON object: see main.
  */
@@ -28,6 +29,7 @@ struct world *world;
 uint64_t clock_ns;
 static uint64_t state;
 static struct sp_turn *turns;
+static bool apart, joined;
 
 uint32_t draw(uint32_t below) {
   state ^= state >> 12;
@@ -41,7 +43,7 @@ uint32_t draw(uint32_t below) {
 static void join(struct rank *rank, struct sp_share *share, const struct sp_terms *terms) {
   struct sp_member *member = &share->members[share->member_count - 1];
   struct sp_node_device *device = &world->arbiter.devices[rank->device];
-  *member = (struct sp_member){.share = share, .device = device, .grant = &rank->grant, .terms = *terms};
+  *member = (struct sp_member){.device = device, .grant = &rank->grant, .terms = *terms};
   member->index = share->member_count - 1;
   sp_lead_init_member(member);
   member->policy = sp_policy_add(&device->policy, terms->request_millipercent, terms->limit_millipercent,
@@ -65,9 +67,21 @@ static void open_devices(void) {
   }
 }
 
-static void count_gang_members(struct sp_share *share) {
+/* The share has all of its members. */
+static void enter(const struct gang *gang, struct sp_share *share) {
+  share->own.count = 0;
+  sp_gang_init(share);
   for (uint32_t index = 0; index < share->member_count; index++)
     share->members[index].device->gang_members += share->member_count > 1;
+  if (joined)
+    sp_gang_join(&world->arbiter, share, (uint32_t)(gang - world->gangs) + 1, clock_ns);
+}
+
+static void forget_joint(void) {
+  for (struct sp_gang *gang = world->arbiter.joint, *next; gang; gang = next) {
+    next = gang->next;
+    free(gang);
+  }
 }
 
 static struct sp_share *new_share(void) {
@@ -86,6 +100,7 @@ static struct sp_share *new_share(void) {
 static void restart(void) {
   struct sp_share *shares[SP_SHARES_MAX];
   memcpy(shares, world->arbiter.shares, sizeof shares);
+  forget_joint();
   memset(&world->arbiter, 0, sizeof world->arbiter);
   memcpy(world->arbiter.shares, shares, sizeof shares);
   world->arbiter.turns = turns;
@@ -93,32 +108,32 @@ static void restart(void) {
   for (uint32_t index = 0; index < world->gang_count; index++) {
     struct gang *gang = &world->gangs[index];
     for (uint32_t rank = 0; rank < gang->count; rank++)
-      gang->ranks[rank].member->share->member_count = 0;
+      gang->ranks[rank].share->member_count = 0;
     for (uint32_t rank = 0; rank < gang->count; rank++) {
-      struct sp_share *share = gang->ranks[rank].member->share;
+      struct sp_share *share = gang->ranks[rank].share;
       struct sp_terms terms = gang->ranks[rank].member->terms;
       uint32_t word = gang->ranks[rank].grant.word;
       share->member_count++;
       join(&gang->ranks[rank], share, &terms);
       gang->ranks[rank].grant.word = word;
-      if (word & 1)
-        sp_turn_adopt(gang->ranks[rank].member, clock_ns);
-      if (share->paused)
-        sp_policy_pause(&gang->ranks[rank].member->device->policy, gang->ranks[rank].member->policy, true, clock_ns);
     }
     for (uint32_t rank = 0; rank < gang->count; rank++)
-      if (rank == 0 || gang->ranks[rank].member->share != gang->ranks[rank - 1].member->share)
-        count_gang_members(gang->ranks[rank].member->share);
+      if (rank == 0 || gang->ranks[rank].share != gang->ranks[rank - 1].share)
+        enter(gang, gang->ranks[rank].share);
+    for (uint32_t rank = 0; rank < gang->count; rank++) {
+      if (gang->ranks[rank].grant.word & 1)
+        sp_turn_adopt(gang->ranks[rank].member, clock_ns);
+      sp_gang_pause(&world->arbiter, gang->ranks[rank].share->gang, clock_ns);
+    }
     gang->rung = true;
   }
 }
 
 static void pause_gang(struct gang *gang, bool paused) {
   for (uint32_t rank = 0; rank < gang->count; rank++) {
-    struct sp_member *member = gang->ranks[rank].member;
-    member->share->paused = paused;
-    sp_policy_pause(&member->device->policy, member->policy, paused, clock_ns);
-    sp_member_count(member, true);
+    struct sp_share *share = gang->ranks[rank].share;
+    share->paused = paused && (rank == 0 || !joined);
+    sp_gang_pause(&world->arbiter, share->gang, clock_ns);
   }
   gang->rung = true;
 }
@@ -128,8 +143,8 @@ static void die(struct gang *gang) {
   for (uint32_t rank = 0; rank < gang->count; rank++) {
     gang->ranks[rank].head = gang->ranks[rank].tail;
     gang->ranks[rank].predicted_ns = 0;
-    if (gang->ranks[rank].member->share->claimed)
-      sp_slots_died(&world->arbiter, gang->ranks[rank].member->share, 0, clock_ns);
+    if (gang->ranks[rank].share->claimed)
+      sp_slots_died(&world->arbiter, gang->ranks[rank].share, 0, clock_ns);
   }
   gang->began_ns = 0;
   gang->rung = true;
@@ -156,7 +171,7 @@ struct plan {
   bool steady; /* nothing but saturating shares without limits: everybody gets its target */
 };
 
-static void add_gang(bool apart, struct plan plan, uint32_t mask, uint32_t request, bool lock_step) {
+static void add_gang(struct plan plan, uint32_t mask, uint32_t request, bool lock_step) {
   struct gang *gang = &world->gangs[world->gang_count++];
   struct sp_share *share = NULL;
   gang->lock_step = lock_step;
@@ -181,13 +196,14 @@ static void add_gang(bool apart, struct plan plan, uint32_t mask, uint32_t reque
   for (uint32_t device = 0; device < world->device_count; device++) {
     if (!(mask >> device & 1))
       continue;
-    if (!share || apart) {
+    if (!share || apart || joined) {
       if (share)
-        count_gang_members(share);
+        enter(gang, share);
       share = new_share();
     }
     struct rank *rank = &gang->ranks[gang->count++];
     rank->gang = gang;
+    rank->share = share;
     rank->device = device;
     rank->unit_ns = units_ns[draw(plan.steady ? 3 : 5)];
     rank->burst = plan.steady || draw(2) ? 1u << 30 : 1 + draw(40);
@@ -196,11 +212,10 @@ static void add_gang(bool apart, struct plan plan, uint32_t mask, uint32_t reque
     share->member_count++;
     join(rank, share, &terms);
   }
-  count_gang_members(share);
-  gang->share = share;
+  enter(gang, share);
 }
 
-static void open_world(bool apart, struct plan plan) {
+static void open_world(struct plan plan) {
   world->device_count = 2 + draw(DEVICES - 1);
   open_devices();
   uint32_t gangs = 1 + draw(3), all = (1u << world->device_count) - 1;
@@ -208,11 +223,11 @@ static void open_world(bool apart, struct plan plan) {
     uint32_t mask = draw(all) + 1;
     while (!(mask & (mask - 1))) /* of two devices at least */
       mask |= 1u << draw(world->device_count);
-    add_gang(apart, plan, mask, 5000 + draw(20) * 1000, plan.steady || draw(3));
+    add_gang(plan, mask, 5000 + draw(20) * 1000, plan.steady || draw(3));
   }
   for (uint32_t device = 0; device < world->device_count; device++)
     for (uint32_t index = plan.steady ? 1 : draw(3); index-- > 0 && world->gang_count < SHARES;)
-      add_gang(apart, plan, 1u << device, plan.steady ? 30000 : 5000 + draw(15) * 1000, false);
+      add_gang(plan, 1u << device, plan.steady ? 30000 : 5000 + draw(15) * 1000, false);
 }
 
 static void tick(void) {
@@ -232,7 +247,7 @@ static void tick(void) {
     gang->rung = false;
     struct sp_share *last = NULL;
     for (uint32_t rank = 0; rank < gang->count; rank++) {
-      struct sp_share *share = gang->ranks[rank].member->share;
+      struct sp_share *share = gang->ranks[rank].share;
       if (share == last)
         continue;
       sp_slots_hear(share, UINT64_MAX);
@@ -273,14 +288,14 @@ static void judge(struct sums *sums, struct plan plan) {
   }
 }
 
-static void run_schedule(struct sums *sums, uint64_t seed, bool apart) {
+static void run_schedule(struct sums *sums, uint64_t seed) {
   state = (seed * 0x9e3779b97f4a7c15u) | 1u;
   draw(2);
   struct plan plan = {.steady = seed % 2};
   clock_ns = 1000000000;
   memset(world, 0, sizeof *world);
   world->arbiter.turns = turns;
-  open_world(apart, plan);
+  open_world(plan);
   uint64_t end_ns = clock_ns + RUN_NS;
   uint64_t restart_ns = plan.steady || draw(4) ? 0 : clock_ns + draw(RUN_NS);
   while (clock_ns < end_ns) {
@@ -308,6 +323,7 @@ static void run_schedule(struct sums *sums, uint64_t seed, bool apart) {
       fprintf(stderr, "seed %" PRIu64 ": gang %u hangs\n", seed, index);
     }
   sums->schedules++;
+  forget_joint();
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
     if (!world->arbiter.shares[handle])
       continue;
@@ -319,6 +335,8 @@ static void run_schedule(struct sums *sums, uint64_t seed, bool apart) {
 int main(int count, char **arguments) {
   if (count < 3)
     return 2;
+  apart = count > 3 && !strcmp(arguments[3], "apart");
+  joined = count > 3 && !strcmp(arguments[3], "joined");
   world = aligned_alloc(_Alignof(struct world), (sizeof *world + 63) / 64 * 64);
   if (!world)
     return 2;
@@ -327,7 +345,7 @@ int main(int count, char **arguments) {
   struct sums sums = {.worst_part = 1e9};
   uint64_t first = strtoull(arguments[1], NULL, 10), last = first + strtoull(arguments[2], NULL, 10);
   for (uint64_t seed = first; seed < last; seed++) {
-    run_schedule(&sums, seed, count > 3);
+    run_schedule(&sums, seed);
   }
   printf("{\"schedules\": %" PRIu64 ", \"collectives\": %" PRIu64 ", \"hangs\": %" PRIu64 ", \"longest_ms\": %.1f, "
          "\"steady_collectives\": %" PRIu64

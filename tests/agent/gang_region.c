@@ -36,7 +36,7 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
 static const struct gang *gang_of(const struct sp_region_owner *owner) {
   for (uint32_t index = 0; index < world->gang_count; index++)
     for (uint32_t rank = 0; rank < world->gangs[index].count; rank++)
-      if (&world->gangs[index].ranks[rank].member->share->region == owner)
+      if (&world->gangs[index].ranks[rank].share->region == owner)
         return &world->gangs[index];
   abort();
 }
@@ -44,7 +44,7 @@ int sp_slot_read(const struct sp_region_owner *owner, uint32_t slot, uint32_t de
   (void)slot;
   const struct gang *gang = gang_of(owner);
   for (uint32_t rank = 0; rank < gang->count; rank++)
-    if (&gang->ranks[rank].member->share->region == owner && gang->ranks[rank].member->index == device)
+    if (&gang->ranks[rank].share->region == owner && gang->ranks[rank].member->index == device)
       *out = gang->ranks[rank].said;
   return 0;
 }

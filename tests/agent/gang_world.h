@@ -23,6 +23,7 @@
 
 /* What one share does on one device: one process, one thread, one stream. */
 struct rank {
+  struct sp_share *share;
   struct sp_member *member;
   struct sp_grant grant;
   struct sp_slot_device said;
@@ -41,7 +42,6 @@ struct rank {
 };
 
 struct gang {
-  struct sp_share *share;
   struct rank ranks[DEVICES];
   uint32_t count;
   bool lock_step, dead, rung;

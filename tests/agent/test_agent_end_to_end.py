@@ -96,6 +96,39 @@ def test_terms_change_live_and_a_share_pauses_and_resumes(agent: RunningAgent) -
     assert "request 30 %, limit 80 %" in explained.facts
 
 
+def test_a_share_yields_its_time_over_a_crash_of_the_agent_and_has_it_back_when_it_fits(agent: RunningAgent) -> None:
+    def resume() -> pb.Share:
+        return agent.stub.ResumeShare(pb.ResumeShareRequest(share="batch")).share
+
+    agent.register(100, device="0", name="batch")
+    share = agent.stub.PauseShare(pb.PauseShareRequest(share="batch", yielding=True)).share
+    assert (share.paused, share.yielding) == (True, True)
+    agent.register(60, device="0", name="serve")
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    batch, serve = agent.shares()
+    assert (batch.paused, batch.yielding, serve.paused) == (True, True, False)
+    [device, *_] = agent.stub.GetNode(pb.GetNodeRequest()).devices
+    assert (device.requested_millipercent, device.yielded_millipercent) == (60_000, 100_000)
+    [explained] = agent.stub.ExplainShare(pb.ExplainShareRequest(share="batch")).devices
+    assert explained.reason.startswith(
+        "yields: it is paused to make room, and its request 100 % counts as not promised"
+    )
+    assert "device 0: 60 % of its time is promised, and 100 % is yielded" in explained.facts
+    for call in (resume, lambda: agent.stub.PauseShare(pb.PauseShareRequest(share="batch"))):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == (
+            "share batch stays paused: its request 100 % does not fit on device 0 again, 40 % of its time is free: "
+            "wait until others end there, or lower a request"
+        )
+    assert agent.shares()[0].yielding
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="serve"))
+    share = resume()
+    assert (share.paused, share.yielding) == (False, False)
+
+
 BAD_REGISTRATIONS = {
     "above 100": ({"request": 101}, "INVALID_ARGUMENT", "request 101 % is outside 1–100 %: give a percentage"),
     "below 0": ({"request": -1}, "INVALID_ARGUMENT", "request -1 % is outside 1–100 %: give a percentage"),

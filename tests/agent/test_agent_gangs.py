@@ -27,7 +27,7 @@ MS = 1_000_000
 BOTH = ("0", "1")
 SOURCES = [
     *(f"tests/agent/gang_{name}.c" for name in ("program", "rank", "region")),
-    *(f"agent/{name}.c" for name in ("step", "gang", "turn", "slots", "copies", "pressure", "bill", "lead")),
+    *(f"agent/{name}.c" for name in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "bill", "lead")),
     *(f"agent/{name}.c" for name in ("policy", "policy_accounts", "policy_rates")),
 ]
 
@@ -70,8 +70,23 @@ def test_gangs_make_three_times_the_collectives_of_devices_that_know_nothing_of_
     assert together["steady_collectives"] > 3 * apart["steady_collectives"]
 
 
-def test_the_schedules_touch_no_foreign_memory(tmp_path: Path) -> None:
-    _schedules(_built(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover"), 7001, 100)
+def test_shares_that_were_joined_are_as_one_share_on_their_devices(tmp_path: Path) -> None:
+    program = _built(tmp_path)
+    together, joined = _schedules(program, 1, 1500), _schedules(program, 1, 1500, "joined")
+    assert joined["collectives"] == pytest.approx(together["collectives"], rel=0.01)
+    assert joined["longest_ms"] < 1000
+    assert joined["steady_longest_ms"] < 250
+    assert joined["least_part"] > 0.98
+    assert joined["longest_wait_ms"] < 100
+
+
+def test_a_device_that_is_kept_for_two_gangs_lets_in_whom_another_device_spins_for(tmp_path: Path) -> None:
+    _schedules(_built(tmp_path), 16286, 1)  # one saw no step there until the next tick
+
+
+@pytest.mark.parametrize("how", [(), ("joined",)], ids=["one share", "joined"])
+def test_the_schedules_touch_no_foreign_memory(tmp_path: Path, how: tuple[str, ...]) -> None:
+    _schedules(_built(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover"), 7001, 100, *how)
 
 
 @contextmanager
@@ -230,8 +245,8 @@ def test_a_program_that_uses_one_device_of_its_share_is_not_held_up_by_the_other
     load = Load(Terms(50, devices=BOTH), "saturate", {"unit": "500us"})
     cast = {"gang": (load.terms, load_command(load.mode, load.options)), "two": _single(1, 50), "one": _single(0, 50)}
     with _node(cast) as (node, programs):
-        start_ns = _go(programs, 3)
-        samples = node.samples(start_ns + 1_000_000_000, 2)
+        start_ns = _go(programs, 7)
+        samples = node.samples(start_ns + 1_000_000_000, 6)
         span_ns = samples[-1].now_ns - samples[0].now_ns
         used = {name: (samples[-1].busy_ns[name] - samples[0].busy_ns[name]) / span_ns for name in cast}
     assert used["gang"] > 0.46

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -14,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from agent_doubles import H200, MemoryArbiter, ask
-from agent_process import free_port, metered, program, scrape, wait_until
+from agent_process import free_port, metered, program, scrape, usage, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from sharepod.agent import exposition
 from sharepod.agent.device import DeviceStatus, NodeStatus
+from sharepod.agent.feed_metrics import ROWS as FEED_ROWS
 from sharepod.agent.metrics import (
     DEVICE_HISTOGRAMS,
     DEVICE_LABELS,
@@ -54,7 +57,7 @@ from sharepod.agent.share import (
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent
+    from agent_process import MakeAgent, RunningAgent
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
@@ -88,10 +91,11 @@ def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent
     families = set(re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE))
     tables = (SHARE_ROWS, SHARE_HISTOGRAMS, DEVICE_ROWS, DEVICE_HISTOGRAMS, NODE_ROWS)
     rows = [row.name for table in tables for row in table] + [ENFORCEMENT_NAME, INFO_NAME]
-    assert families == {*rows, REPORTING_NAME}  # no device plugin tells of itself here
+    of_feed = {row.name for row in FEED_ROWS}
+    assert families == {*rows, *of_feed, REPORTING_NAME}  # no device plugin tells of itself here
     of_plugin = {row[0] for row in (*PLUGIN_ROWS, *PLUGIN_LABELLED, *PLUGIN_HISTOGRAMS)}
     documented = re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    assert set(documented) == {*rows, REPORTING_NAME, *of_plugin}
+    assert set(documented) == {*rows, *of_feed, REPORTING_NAME, *of_plugin}
 
     share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
     text = scrape(address)
@@ -226,6 +230,19 @@ def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_
     assert hand_offs.value > 0
 
 
+def test_the_launches_of_a_turn_that_does_not_end_are_counted_meanwhile(agent: RunningAgent) -> None:
+    # Work is always queued behind the one that runs, and nobody else wants the device: the turn has no end.
+    command = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "60", "--kernel-us", "2000"]
+    with subprocess.Popen(command, env=metered(agent.register(50, name="steady")), stdout=subprocess.DEVNULL) as busy:
+        try:
+            wait_until(lambda: usage(agent, "steady").launches > 100)
+            before, turns = usage(agent, "steady").launches, usage(agent, "steady").turns
+            wait_until(lambda: usage(agent, "steady").launches > before + 200)
+            assert usage(agent, "steady").turns == turns
+        finally:
+            busy.kill()
+
+
 def _of_histogram(samples: list[Sample], count: float) -> float:
     """Return the sum of a histogram that has counted so often."""
     buckets = [s.value for s in samples if s.name.endswith("_bucket")]
@@ -303,8 +320,9 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
         "passed_launches_total": 9, "cogrants_total": 10, "faults_total": 11, "memory_refusals": 15,
         "request_ratio": 0.3, "limit_ratio": 0.6, "memory_used_bytes": 12, "memory_limit_bytes": 2**30,
         "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
-        "paused": 0, "enforcement_info": 1, "host_to_device_bytes_total": 17, "device_to_host_bytes_total": 18,
-        "host_to_device_copies_total": 19, "device_to_host_copies_total": 20, "memory_driver_limited": 0,
+        "paused": 0, "yielding": 0, "enforcement_info": 1, "host_to_device_bytes_total": 17,
+        "device_to_host_bytes_total": 18, "host_to_device_copies_total": 19, "device_to_host_copies_total": 20,
+        "memory_driver_limited": 0,
     }  # fmt: skip
 
 

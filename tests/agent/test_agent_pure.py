@@ -189,10 +189,11 @@ def held(
     limit: int = 100,
     share_class: ShareClass = ShareClass.STANDARD,
     paused: bool = False,
+    yielding: bool = False,
     processes: int = 1,
 ) -> ShareStatus:
     terms = DeviceTerms(H200.uuid, Terms(request * 1000, limit * 1000, 0))
-    share = Share(ShareId(name), (terms,), share_class, "/x", 0, name=name, paused=paused)
+    share = Share(ShareId(name), (terms,), share_class, "/x", 0, name=name, paused=paused, yielding=yielding)
     usage = DeviceUsage(H200.uuid, Usage(state=state), used * 1000, used * 1000)
     return ShareStatus(share, (usage,), tuple(Process(n, n, 0, 0) for n in range(processes)))
 
@@ -223,6 +224,10 @@ HOLDER = held("trainer", ShareState.HOLDING, 70)
         (held("a", ShareState.IDLE, 0), "idle: its processes have submitted no work"),
         (held("a", ShareState.IDLE, 0, processes=0), "idle: no process has attached; start the program with the hook"),
         (held("a", ShareState.PAUSED, 0, paused=True), "paused by an operator: `sharepod resume a` lets it run"),
+        (
+            held("a", ShareState.PAUSED, 0, paused=True, yielding=True),
+            "yields: it is paused to make room, and its request 30 % counts as not promised",
+        ),
     ],
 )
 def test_explain_says_why(status: ShareStatus, expected: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,59 @@ def test_a_paused_share_says_so(tmp_path: Path) -> None:
     assert not arbiter.paused[Handle(1)]
 
 
+def test_a_share_that_yields_leaves_its_time_to_others_and_keeps_its_memory(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(100, 100, 100 * GIB, device="0", name="batch"), unix_ns=1, now_ns=0)
+    registry.pause("batch", paused=True)
+    with pytest.raises(DoesNotFit, match="0 % of its time is free"):  # a plain pause keeps its promise
+        registry.register(ask(60, device="0"), unix_ns=1, now_ns=0)
+    assert registry.pause("batch", paused=True, yielding=True).yielding
+    assert arbiter.paused[Handle(1)]
+    room = registry.rooms()[H200.uuid]
+    assert (room.free_millipercent, room.yielded_millipercent) == (100_000, 100_000)
+    assert room.memory_promised_bytes == 100 * GIB
+    registry.register(ask(60, device="0", name="serve"), unix_ns=1, now_ns=0)
+    with pytest.raises(DoesNotFit, match="request 50 % does not fit on device 0: 40 % of its time is free"):
+        registry.register(ask(50, device="0"), unix_ns=1, now_ns=0)
+    with pytest.raises(DoesNotFit, match=r"memory 100 GiB does not fit on device 0: .* not promised"):
+        registry.register(ask(10, memory=100 * GIB, device="0"), unix_ns=1, now_ns=0)
+    registry.validate()
+
+
+def test_a_share_that_yields_stays_paused_until_its_request_fits_again(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(100, device="0", name="batch"), unix_ns=1, now_ns=0)
+    registry.pause("batch", paused=True, yielding=True)
+    registry.register(ask(60, device="0", name="serve"), unix_ns=1, now_ns=0)
+    text = (
+        "share batch stays paused: its request 100 % does not fit on device 0 again, 40 % of its time is free: "
+        "wait until others end there, or lower a request"
+    )
+    for paused in (True, False):  # a plain pause would promise its time twice, too
+        with pytest.raises(DoesNotFit, match=f"^{re.escape(text)}$"):
+            registry.pause("batch", paused=paused)
+        assert (registry.find("batch").paused, registry.find("batch").yielding) == (True, True)
+        assert arbiter.paused[Handle(1)]
+    registry.update("batch", [TermsChange(request_millipercent=40_000)], None)
+    share = registry.pause("batch", paused=False, yielding=True)  # who runs does not yield
+    assert (share.paused, share.yielding) == (False, False)
+    assert not arbiter.paused[Handle(1)]
+    registry.validate()
+
+
+def test_the_request_of_a_share_that_yields_is_looked_at_when_it_wants_its_time_back(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(10, device="0", name="batch"), unix_ns=1, now_ns=0)
+    registry.pause("batch", paused=True, yielding=True)
+    registry.register(ask(100, device="0", name="serve"), unix_ns=1, now_ns=0)
+    registry.update("batch", [TermsChange(request_millipercent=20_000)], None)
+    with pytest.raises(DoesNotFit, match="its request 20 % does not fit on device 0 again, 0 % of its time is free"):
+        registry.pause("batch", paused=False)
+    registry.release("serve", 0)
+    registry.pause("batch", paused=False)
+    registry.validate()
+
+
 def test_an_unhealthy_device_takes_no_new_share(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     registry.set_health(H200.uuid, "Xid 79")
@@ -213,6 +267,47 @@ def test_a_checkpoint_of_an_agent_that_did_not_count_host_copies_is_read(tmp_pat
     assert record.usages == (Usage(),)
 
 
+def test_shares_of_one_gang_have_one_key_and_others_have_another(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    for name, gang in (("a", "team/job"), ("b", "team/job"), ("c", "other/job"), ("d", "")):
+        registry.register(replace(ask(10, name=name), gang=gang), unix_ns=1, now_ns=0)
+    a, b, c, d = (arbiter.gangs[Handle(handle)] for handle in (1, 2, 3, 4))
+    assert a == b != 0
+    assert c not in (0, a)
+    assert d == 0
+    assert registry.update("d", [], None, gang="other/job").gang == "other/job"
+    assert arbiter.gangs[Handle(4)] == c
+    registry.update("d", [TermsChange(limit_millipercent=80_000)], None)
+    assert arbiter.gangs[Handle(4)] == c, "not given: as it was"
+    assert registry.update("d", [], None, gang="").gang == ""
+    assert arbiter.gangs[Handle(4)] == 0
+    for name in ("a", "b"):
+        registry.release(name, 0)
+    registry.register(replace(ask(10, name="e"), gang="third"), unix_ns=1, now_ns=0)
+    assert arbiter.gangs[Handle(5)] not in (0, a, c), "a key is not given out again"
+
+
+def test_a_gang_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(10, name="a"), unix_ns=1, now_ns=0)
+    with pytest.raises(InvalidInput, match="gang 'a gang' is no gang's name: use 1–253 letters"):
+        registry.update("a", [TermsChange(limit_millipercent=50_000)], None, gang="a gang")
+    assert registry.find("a").devices[0].terms.limit_millipercent == 100_000
+    assert arbiter.gangs[Handle(1)] == 0
+
+
+def test_a_gang_is_adopted_and_its_name_is_written_only_where_there_is_one(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(10, name="a"), unix_ns=5, now_ns=0)
+    assert '"gang"' not in checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+    registry.register(replace(ask(10, name="b"), gang="job"), unix_ns=5, now_ns=0)
+    fresh, arbiter = make(tmp_path)
+    for record in checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records:
+        fresh.adopt(record, 0)
+    assert fresh.shares() == registry.shares()
+    assert arbiter.gangs == {Handle(1): 0, Handle(2): 1}
+
+
 def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(30, 60, GIB, name="a"), unix_ns=5, now_ns=0)
@@ -228,6 +323,31 @@ def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> No
     assert fresh.statuses((), 0)[0].usages[0].usage.used_ns == 7 * SECOND
     assert other.paused[Handle(1)]
     assert fresh.remove_orphans() == []
+
+
+def test_a_share_that_yields_is_adopted_beside_the_one_it_made_room_for(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(100, device="0", name="batch"), unix_ns=5, now_ns=0)
+    registry.pause("batch", paused=True, yielding=True)
+    registry.register(ask(60, device="0", name="serve"), unix_ns=5, now_ns=0)
+    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+    fresh, arbiter = make(tmp_path)
+    for record in checkpoint.parse(text, "boot").records:
+        fresh.adopt(record, 0)
+    assert fresh.shares() == registry.shares()
+    assert arbiter.paused[Handle(1)]
+    with pytest.raises(DoesNotFit, match="share batch stays paused"):
+        fresh.pause("batch", paused=False)
+
+
+def test_a_checkpoint_in_which_nobody_yields_is_as_agents_before_wrote_it(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    registry.pause("a", paused=True)
+    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+    assert "yielding" not in text
+    (record,) = checkpoint.parse(text, "boot").records
+    assert (record.share.paused, record.share.yielding) == (True, False)
 
 
 def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) -> None:
@@ -305,6 +425,15 @@ class Lives(RuleBasedStateMachine):
     def update(self, share: str, request: int) -> None:
         with contextlib.suppress(ShareError):
             self.registry.update(share, [TermsChange(request_millipercent=request * 1000)], None)
+
+    @rule(share=shares, paused=st.booleans(), yielding=st.booleans())
+    def pause(self, share: str, paused: bool, yielding: bool) -> None:
+        before = self.registry.shares()
+        try:
+            after = self.registry.pause(share, paused=paused, yielding=yielding)
+            assert (after.paused, after.yielding) == (paused, paused and yielding)
+        except ShareError:
+            assert self.registry.shares() == before
 
     @rule(share=consumes(shares))
     def release(self, share: str) -> None:

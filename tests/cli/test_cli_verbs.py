@@ -40,6 +40,15 @@ def test_ps_shows_whose_shares_of_pods_are(sharepod: Sharepod, agent: Agent) -> 
     assert "/" not in other
 
 
+def test_ps_tells_who_is_paused_and_who_yields(sharepod: Sharepod, agent: Agent) -> None:
+    agent.shares[0].paused = True
+    assert re.split(r"\s{2,}", sharepod("ps").out.splitlines()[2].strip())[-2] == "paused"
+    agent.shares[0].yielding = True
+    assert re.split(r"\s{2,}", sharepod("ps").out.splitlines()[2].strip())[-2] == "yielding"
+    share = json.loads(sharepod("ps", "-o", "json").out)["shares"][0]
+    assert (share["paused"], share["yielding"]) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("width", "columns"),
     [

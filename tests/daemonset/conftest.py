@@ -10,7 +10,19 @@ from simulated_gpu import REPO_ROOT
 DAEMONSET = REPO_ROOT / "daemonset"
 INSTALLS = {"default": DAEMONSET, **{path.name: path for path in sorted((DAEMONSET / "overlays").iterdir())}}
 """What `kubectl apply -k` may be given to install SharePod."""
-ADDITIONS = {name: DAEMONSET / name for name in ("policy", "monitoring", "compatibility", "compatibility/cert-manager")}
+ADDITIONS = {
+    name: DAEMONSET / name
+    for name in (
+        "policy",
+        "monitoring",
+        "scheduler",
+        "scheduler/cert-manager",
+        "compatibility",
+        "compatibility/cert-manager",
+        "kueue",
+        "kueue/example",
+    )
+}
 """What may be applied beside one of these."""
 
 

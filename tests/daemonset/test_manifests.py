@@ -2,23 +2,26 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import kueue_api
 import pytest
 import yaml
 from conftest import ADDITIONS, DAEMONSET, INSTALLS
 from kustomize import KEYS, render
 
 from sharepod.agent.settings import load_settings
+from sharepod.scheduler.usage_identity import AUDIENCE
 
 OLDEST, NEWEST = "1.28", "1.37"
 POLICIES_SINCE = "1.30"
-FOREIGN = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate"}
-"""Kinds of the Prometheus operator and of cert-manager, of which Kubernetes has no schema."""
+FOREIGN = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate", *kueue_api.PLURALS}
+"""Kinds of the Prometheus operator, of cert-manager and of Kueue, of which Kubernetes has no schema."""
 Object = dict[str, Any]
 
 
@@ -72,7 +75,8 @@ def normal(objects: list[Object]) -> list[Any]:
     def sort(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
             name = value.get("name", "")
-            plain = {"name": "sharepod-agent"} if str(name).startswith("sharepod-agent-") else {}
+            hashed = re.fullmatch("(sharepod-(?:agent|scheduler-settings))-[a-z0-9]{10}", str(name))
+            plain = {"name": hashed[1]} if hashed else {}
             return {inner: sort(item, inner) for inner, item in {**value, **plain}.items()}
         if isinstance(value, list):
             items = [sort(item) for item in value]
@@ -109,6 +113,35 @@ def test_the_plugin_alone_has_the_token(pod: Object) -> None:
     assert pod["automountServiceAccountToken"] is False
     places = [item["name"] for item in containers(pod) if "token" in {mount["name"] for mount in item["volumeMounts"]}]
     assert places == ["device-plugin"]
+
+
+def test_the_agent_has_a_token_that_the_scheduler_takes_and_no_api_server(pod: Object) -> None:
+    tokens = [
+        (volume["name"], source["serviceAccountToken"].get("audience"))
+        for volume in pod["volumes"]
+        for source in volume.get("projected", {}).get("sources", ())
+        if "serviceAccountToken" in source
+    ]
+    assert tokens == [("scheduler", AUDIENCE), ("token", None)]
+    places = [item["name"] for item in containers(pod) if "scheduler" in {m["name"] for m in item["volumeMounts"]}]
+    assert places == ["agent"]
+
+
+def test_the_settings_of_the_feed_are_ones_that_the_agent_takes(pod: Object) -> None:
+    found_maps = [item for item in render(ADDITIONS["scheduler"]) if item["kind"] == "ConfigMap"]
+    [settings] = [item for item in found_maps if item["metadata"]["name"].endswith("-feed")]
+    agent = named(pod, "agent")
+    assert {"name": settings["metadata"]["name"], "optional": True} in [
+        item["configMapRef"] for item in agent["envFrom"]
+    ]
+    found = load_settings({}, settings["data"], None)
+    [mount] = [item for item in agent["volumeMounts"] if item["name"] == "scheduler"]
+    [volume] = [item for item in pod["volumes"] if item["name"] == "scheduler"]
+    token, secret = volume["projected"]["sources"]
+    assert found.scheduler_token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
+    assert found.scheduler_ca == f"{mount['mountPath']}/{secret['secret']['items'][0]['path']}"
+    assert secret["secret"]["optional"] is True
+    assert found.scheduler_address.partition(".")[2].startswith(f"{settings['metadata']['namespace']}.svc:")
 
 
 def test_nobody_has_a_capability_without_need(pod: Object, request: pytest.FixtureRequest) -> None:

@@ -13,6 +13,8 @@ from conftest import ADDITIONS, INSTALLS
 from kustomize import render
 from simulated_gpu import REPO_ROOT
 
+from sharepod.scheduler.settings import parse_settings
+
 FOLDER = ADDITIONS["monitoring"]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 ENDS = {"histogram": ("_bucket", "_sum", "_count")}
@@ -27,6 +29,12 @@ def documented() -> dict[str, set[str]]:
         if line.startswith("Labels: "):
             labels = set(re.findall(r"`(\w+)`", line))
         elif row := re.match(r"\| `(\w+)` \| (\w+) \|", line):
+            for end in ENDS.get(row[2], ("",)):
+                found[row[1] + end] = labels | ({"le"} if end == "_bucket" else set())
+    # Of the scheduler, with the label of the replica that the PodMonitor adds.
+    for line in (REPO_ROOT / "docs" / "scheduler-metrics.md").read_text().splitlines():
+        if row := re.match(r"\| `(\w+)` \| (\w+) \| (.*?) \|", line):
+            labels = {"pod", *re.findall(r"`(\w+)`", row[3])}
             for end in ENDS.get(row[2], ("",)):
                 found[row[1] + end] = labels | ({"le"} if end == "_bucket" else set())
     return found
@@ -114,7 +122,7 @@ def test_every_alert_says_how_bad_it_is_and_what_to_look_at() -> None:
 
 
 def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
-    objects = {item["kind"]: item for item in render(FOLDER)}
+    objects = {item["kind"]: item for item in render(FOLDER) if "scheduler" not in item["metadata"]["name"]}
     [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True
     assert endpoint["scheme"] == "https"
@@ -127,8 +135,31 @@ def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
     assert port["name"] == endpoint["port"]
     [settings] = [item for item in render(FOLDER) if item["metadata"]["name"] == "sharepod-metrics"]
     assert settings["data"]["SHAREPOD_METRICS_LISTEN"].endswith(f":{port['containerPort']}")
-    [source] = agent["envFrom"]
-    assert source["configMapRef"] == {"name": "sharepod-metrics", "optional": True}
+    maps = [source["configMapRef"] for source in agent["envFrom"]]
+    assert {"name": "sharepod-metrics", "optional": True} in maps
     mounted = {Path(mount["mountPath"]) for mount in agent["volumeMounts"]}
     for key in ("TLS_CERTIFICATE", "TLS_KEY", "TOKEN_FILE"):
         assert Path(settings["data"][f"SHAREPOD_METRICS_{key}"]).parent in mounted
+
+
+def test_the_extenders_port_is_scraped_with_tls_and_a_token() -> None:
+    objects = {item["kind"]: item for item in render(FOLDER) if "scheduler" in item["metadata"]["name"]}
+    [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    [deployment] = [item for item in render(ADDITIONS["scheduler"]) if item["kind"] == "Deployment"]
+    template = deployment["spec"]["template"]
+    selected = objects["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
+    assert selected <= template["metadata"]["labels"].items()
+    [extender] = [item for item in template["spec"]["containers"] if item["name"] == "extender"]
+    [port] = [item for item in extender["ports"] if item["name"] == endpoint["port"]]
+    assert endpoint["scheme"] == "https"
+    settings = objects["ConfigMap"]
+    assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in extender["envFrom"]
+    given = {item["name"]: item["value"] for item in extender["env"]}
+    found = parse_settings([], {**given, **settings["data"]})
+    assert found.metrics_listen.endswith(f":{port['containerPort']}")
+    [mount] = [item for item in extender["volumeMounts"] if item["name"] == "metrics"]
+    [volume] = [item for item in template["spec"]["volumes"] if item["name"] == "metrics"]
+    assert volume["secret"]["optional"] is True
+    assert {Path(name).parent for name in (found.metrics_tls_certificate, found.metrics_token_file)} == {
+        Path(mount["mountPath"])
+    }

@@ -8,6 +8,8 @@ import pytest
 from conftest import ADDITIONS
 from kustomize import render
 
+from sharepod.deviceplugin.terms import ELSEWHERE, KEYS, POD_KEYS
+
 Object = dict[str, Any]
 POLICIES = {
     item["metadata"]["name"].removeprefix("sharepod-"): item["spec"]
@@ -60,6 +62,7 @@ RIGHT: list[tuple[tuple[object, ...], dict[str, str]]] = [
     (("30", "40"), {"same-device": "true", "b.class": "batch", "a.paused": "true"}),
     (("30", None), {"memory": "1.5G"}),
     (("30",), {"gang": "x", "gang-size": "4", "gang-min": "2"}),
+    (("30",), {"yield": "pause"}),
     ((None,), {"example.com/limit": "2000", "sharepod.example.com/x": "y"}),
 ]
 WRONG: list[tuple[tuple[object, ...], dict[str, str], str]] = [
@@ -82,6 +85,8 @@ WRONG: list[tuple[tuple[object, ...], dict[str, str], str]] = [
     (("150",), {}, "above 100 is whole devices"),
     (("30",), {"paused": "yes"}, '"true" or "false"'),
     (("30",), {"same-device": "True"}, '"true" or "false"'),
+    (("30",), {"yield": "true"}, "sharepod.io/yield is limit or pause"),
+    (("30",), {"a.yield": "pause"}, "unknown annotation sharepod.io/a.yield"),
 ]
 
 
@@ -103,6 +108,15 @@ def test_a_pod_without_annotations_is_no_concern() -> None:
     assert refusals("chosen-device", pod("30")) == []
 
 
+def test_every_annotation_that_shares_or_the_scheduler_know_is_known() -> None:
+    for key in ELSEWHERE:
+        assert refusals("annotations", pod("30", annotations={key: "x"})) == [], key
+    for key in KEYS + POD_KEYS:  # the value may be wrong, the key is not
+        for name in (key, f"a.{key}") if key in KEYS else (key,):
+            said = refusals("annotations", pod("30", annotations={name: "x"}))
+            assert not any("unknown annotation" in text for text in said), name
+
+
 def test_a_quantity_that_is_no_plain_number_is_left_to_the_plugin() -> None:
     assert refusals("annotations", pod("1k")) == []
 
@@ -122,8 +136,17 @@ def test_the_scheduler_alone_writes_the_chosen_device() -> None:
     assert refusals("chosen-device", chosen, plain, user=SCHEDULER) == []
     for new, old in ((chosen, None), (chosen, plain), (other, None), (plain, chosen), (other, chosen)):
         [said] = refusals("chosen-device", new, old)
-        assert "written by the scheduler alone" in said
+        assert "are written by the scheduler alone" in said
     assert refusals("chosen-device", chosen, chosen, user="kubelet") == []
+
+
+@pytest.mark.parametrize("given", [{"yield": "pause"}, {"node": "n1"}])
+def test_the_scheduler_alone_writes_and_removes_what_it_decides(given: dict[str, str]) -> None:
+    plain, yields = pod("30", annotations={}), pod("30", annotations=given)
+    assert refusals("chosen-device", yields, plain, user=SCHEDULER) == []
+    for new, old in ((yields, None), (yields, plain), (plain, yields)):
+        [said] = refusals("chosen-device", new, old)
+        assert "are written by the scheduler alone" in said
 
 
 def test_the_share_says_which_devices_a_container_sees() -> None:

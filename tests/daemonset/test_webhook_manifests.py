@@ -142,7 +142,9 @@ def test_what_is_written_passes_the_policies(item: Object) -> None:
     item=st.sampled_from(
         [kai(gpu_fraction="0.5"), hami({"gpumem": 10, "gpu": 2}), kubeshare(gpu_limit="1", gpu_request="1")]
     ),
-    key=st.sampled_from(["class", "a.class", "paused", "same-device", "gang", "a.gang", "clas", "Limit", "z.paused"]),
+    key=st.sampled_from(
+        ["class", "a.class", "paused", "same-device", "gang", "yield", "a.yield", "a.gang", "clas", "Limit", "z.paused"]
+    ),
     text=st.sampled_from(["true", "batch", "fast", "", "60"]),
 )
 @settings(max_examples=150, deadline=None)

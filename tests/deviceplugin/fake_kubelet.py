@@ -202,11 +202,12 @@ class FakeKubelet:
         *,
         init: Mapping[str, int] | None = None,
         sidecars: Mapping[str, int] | None = None,
+        uid: str = "",
     ) -> FakePod:
         """Admit a pod whose containers ask for units: Allocate for each. Raises AdmissionFailed."""
         kinds = (("init", init), ("sidecar", sidecars), ("app", containers))
         made = {key: FakeContainer(key, kind, size) for kind, some in kinds for key, size in (some or {}).items()}
-        pod = FakePod(namespace, name, str(UUID(int=self._random.getrandbits(128))), made)
+        pod = FakePod(namespace, name, uid or str(UUID(int=self._random.getrandbits(128))), made)
         self.pods[pod.uid] = pod
         try:
             for container in made.values():

@@ -75,7 +75,8 @@ class Plugin:
         self.binder = Binder(
             Policy(late=True), self.record, *sides, cdi, lambda _: place, node.no_view, placement  # type: ignore[arg-type]
         )  # fmt: skip
-        self.tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(self.sweeper.sweep_for_ever())]
+        work = follower.follow(), follower.resume_for_ever(), self.sweeper.sweep_for_ever()
+        self.tasks = [asyncio.create_task(one) for one in work]
 
     async def stop(self) -> None:
         for task in self.tasks:
@@ -250,6 +251,13 @@ class ModelNode:
         main = pod.containers[-1]
         main.created = main.lives = False
         pod.task = asyncio.create_task(self._start(pod, main))
+
+    def make_yield(self, number: int, how: str) -> None:
+        """The scheduler has a pod make room: by `limit`, by `pause`, or no longer."""
+        if not (pods := [pod for pod in self.pods if pod.pod.name in self.api.pods]):
+            return
+        shown = self.api.pods[pods[number % len(pods)].pod.name]
+        self.api.put(replace(shown, annotations={"sharepod.io/yield": how} if how else {}))
 
     def delete(self, number: int, how: str) -> None:
         """Delete a pod: `calm`, in the usual order; `forced`, from the API server first; `early`, units first."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from sharepod.deviceplugin.agent import HeldShare, NodeDevice, NodeView, NoRoom
+from sharepod.deviceplugin.agent import HeldShare, NodeDevice, NodeView, NoRoom, StaysPaused
 from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
@@ -134,7 +134,8 @@ class ModelAgent:
 
     async def node(self) -> NodeView:
         await self._answer()
-        devices = tuple(NodeDevice(uuid, index, 1 << 37, True, "") for index, uuid in enumerate(DEVICES))
+        free = 0 if self.full else 100_000
+        devices = tuple(NodeDevice(uuid, index, 1 << 37, True, "", free) for index, uuid in enumerate(DEVICES))
         return NodeView(devices, "/hook", "/run/shares", closed=False, environment={})
 
     async def shares(self) -> dict[str, HeldShare]:
@@ -165,6 +166,10 @@ class ModelAgent:
         self.terms[share.id] = terms
         if labels is not None:
             self.held[share.id] = replace(self.held[share.id], labels=labels)
+        yielding = terms.yields == "pause"
+        if self.full and self.held[share.id].yielding and not yielding:
+            raise StaysPaused("no room to go on")
+        self.held[share.id] = replace(self.held[share.id], paused=terms.paused or yielding, yielding=yielding)
         await self._lag()
 
     async def release(self, share_id: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from api_server import AUTHORITY, ApiServer, pod
+from apiserver import AUTHORITY, ApiServer, pod
 from fake_kubelet import FakeKubelet
 
 from sharepod.proto import v1_pb2 as pb
@@ -44,10 +44,12 @@ class PluginNode:
         """More variables, for the simulated devices."""
         self.flags: list[str] = []
         """More flags of the plugin."""
+        self.spare_percent = 0
         self.offer: list[str] = []
         """UUIDs, where not all devices are offered."""
         self.api = ApiServer()
-        self.api.nodes["n1"] = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": container_runtime}
+        info = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": container_runtime}
+        self.api.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
         self.kubelet = FakeKubelet(directory / "kubelet", version="1.20" if binding == "early" else "1.36")
         self.agent: asyncio.subprocess.Process | None = None
         self.plugin: asyncio.subprocess.Process | None = None
@@ -74,6 +76,7 @@ class PluginNode:
             "node-name": "n1", "agent-socket": self.runtime / "agent.sock", "state-directory": self.state,
             "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi, "binding": self.binding,
             "kubeconfig": kubeconfig, "log-format": "text", "offer": ",".join(self.offer),
+            "spare-percent": self.spare_percent,
         }  # fmt: skip
         return [word for name, value in given.items() for word in (f"--{name}", str(value))] + self.flags
 
@@ -81,7 +84,7 @@ class PluginNode:
         self.plugin = await self._spawn("sharepod.deviceplugin.main", self.plugin_arguments(), "plugin.log")
         await self.kubelet.registered()
         if units is None:
-            units = 100 * sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
+            units = (100 + self.spare_percent) * sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
         await until(lambda: self.kubelet.allocatable == units, self.log)
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
@@ -177,12 +180,13 @@ async def plugin_node(
     container_runtime: str = "containerd://2.1.9+unknown",
     environment: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
+    spare_percent: int = 0,
 ) -> AsyncIterator[PluginNode]:
     """Start a node with simulated devices; at the end nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     (directory / "gpus").mkdir()
     node = PluginNode(directory, binding, devices, metrics, container_runtime)
-    node.environment, node.flags = dict(environment or {}), list(flags)
+    node.environment, node.flags, node.spare_percent = dict(environment or {}), list(flags), spare_percent
     try:
         async with node.api, node.kubelet:
             try:

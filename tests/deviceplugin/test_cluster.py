@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from api_server import AUTHORITY, DEVELOPER, ApiServer, pod
+from apiserver import AUTHORITY, DEVELOPER, ApiServer, pod
 
 from sharepod.deviceplugin import pods as module
 from sharepod.deviceplugin.api import ApiUnavailable

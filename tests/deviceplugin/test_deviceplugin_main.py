@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from sharepod.deviceplugin.main import for_ever
+from sharepod.deviceplugin.loop import for_ever
 
 
 async def returns() -> None:

@@ -226,6 +226,38 @@ async def test_sixteen_devices_with_the_longest_ids_keep_far_below_what_kubelet_
         assert endpoint.largest_bytes < RECEIVE_LIMIT_BYTES / 10
 
 
+@pytest.mark.parametrize("late", [True, False])
+async def test_as_many_units_as_may_be_spared_with_the_longest_ids_are_below_what_kubelet_receives(
+    directory: Path, late: bool
+) -> None:
+    devices = [(f"MIG-{A}/{index}/0", False) for index in range(112)]
+    units = Units(devices, late=late, spare_percent=400)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
+        endpoint = await kubelet.registered()
+        service.show(units, {} if late else {uuid: index for index, (uuid, _) in enumerate(devices)})
+        await wait_until(lambda: late or endpoint.memory_nodes)
+        assert 39_900 < kubelet.capacity <= 40_000
+        assert endpoint.largest_bytes < RECEIVE_LIMIT_BYTES
+
+
+async def test_units_bound_early_are_packed_on_the_device_whose_share_yields(directory: Path) -> None:
+    units = Units([(A, True), (B, True)], late=False, spare_percent=100)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
+        await kubelet.registered()
+
+        async def admitted(name: str, size: int) -> set[str | None]:
+            pod = await kubelet.admit("default", name, {"main": size})
+            return {units.device_of(UnitId(unit)) for unit in pod.containers["main"].ids}
+
+        assert await admitted("batch", 100) == {A}
+        assert await admitted("other", 30) == {B}, "that there are units of the first says nothing"
+        service.yielded = lambda: {A: 100}
+        assert await admitted("serve", 60) == {B}, "what is left of the second is less"
+        assert await admitted("next", 60) == {A}
+        assert await admitted("small", 30) == {A}
+        assert kubelet.allocatable == 400
+
+
 async def test_more_ids_than_fit_into_a_message_elsewhere_are_received(directory: Path) -> None:
     async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins):
         stub = (await kubelet.registered()).stub

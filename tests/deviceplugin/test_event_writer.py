@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from api_server import ApiServer, pod, unused_port
+from apiserver import ApiServer, pod, unused_port
 from watching import FAST, until, with_server
 
 from sharepod.deviceplugin.cluster import Cluster
@@ -53,11 +53,11 @@ def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once
         async with Pods(server.cluster(account), "n1", FAST) as pods:
             await pods.event(some(), "NoRoom", "none")
             await until(lambda: len(server.events) == 1, "the event")
-            server.events.clear()
+            server.expire_events()
             await pods.event(some(), "NoRoom", "none")
             await until(lambda: len(server.events) == 1, "the event again")
             assert next(iter(server.events.values()))["count"] == 2
-            server.terminating.add("default")
+            server.put_namespace("default", "Terminating")
             await pods.event(some(), "Other", "none")
         assert [record.message for record in caplog.records] == ["event not written"]
 
@@ -67,7 +67,7 @@ def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once
 def test_an_event_is_tried_again_and_not_written_twice_when_the_answer_was_lost() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         async with Pods(server.cluster(account), "n1", FAST) as pods:
-            server.events_heard = False
+            server.faults.lose("post events")
             await pods.event(some(), "First", "none")
             await until(lambda: server.requests["post events"] == 2, "the second try")
             server.refuse(503, 2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_node import ModelNode
+from model_node import Container, ModelNode, NodePod
 from virtual_time import run_virtually
 
 from sharepod.deviceplugin.errors import PluginError
@@ -20,6 +20,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("create"), st.integers(1, 5), st.integers(0, 5)),
     st.tuples(st.just("delete"), st.integers(0, 5), st.sampled_from(["calm", "forced", "early"])),
     st.tuples(st.just("crash"), st.integers(0, 5)),
+    st.tuples(st.just("yield"), st.integers(0, 5), st.sampled_from(["limit", "pause", ""])),
     st.tuples(st.just("wait"), st.sampled_from([0.01, 0.5, 5.0, 12.0, 70.0, 200.0])),
     st.tuples(st.just("restart kubelet"), st.sampled_from([0.0, 8.0, 90.0])),
     st.tuples(st.just("reboot"), st.sampled_from([0.0, 8.0, 90.0])),
@@ -38,6 +39,8 @@ async def do(node: ModelNode, event: tuple[Any, ...]) -> None:
         node.delete(*rest)
     elif kind == "crash":
         node.crash(*rest)
+    elif kind == "yield":
+        node.make_yield(*rest)
     elif kind == "wait":
         await asyncio.sleep(rest[0])
     elif kind == "restart kubelet":
@@ -67,6 +70,8 @@ async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> Non
         for pod in node.pods:
             main = pod.containers[-1]
             assert main.lives or pod.failed or pod.doomed, f"{pod.pod.name} does not start: {node.api.events[-3:]}"
+            if main.lives and not pod.doomed:
+                check_yields(node, pod, main)
         while any(not pod.doomed and pod.containers[-1].token for pod in node.pods):
             node.delete(0, "calm")
         for pod in node.pods:
@@ -90,6 +95,14 @@ def check(node: ModelNode) -> None:
     shares = [item.token for pod in [*node.pods, *node.leaving] for item in pod.containers if item.created]
     assert len(shares) == len(set(shares)), "two live containers have one share"
     assert set(shares) <= set(node.agent.held), "a live container has no share"
+
+
+def check_yields(node: ModelNode, pod: NodePod, container: Container) -> None:
+    """See that a live container's share makes room as its pod says, and otherwise runs."""
+    says = node.api.pods[pod.pod.name].annotations.get("sharepod.io/yield", "")
+    share, terms = node.agent.held[container.token], node.agent.terms[container.token]
+    assert (terms.yields, share.yielding, share.paused) == (says, says == "pause", says == "pause"), pod.pod.name
+    assert terms.limit_now_millipercent == (terms.request_millipercent if says == "limit" else 100_000)
 
 
 def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
@@ -136,6 +149,52 @@ def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(t
         assert await slow(node, 30) == (
             "25 s were not enough, kubelet to say who holds the units was waited for: it is tried again"
         )
+        await node.end()
+
+    run_virtually(test())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_owner_is_told(
+    directory: Path, seed: int
+) -> None:
+    async def test() -> None:
+        node = ModelNode(directory, seed)
+
+        def events() -> list[tuple[str, str]]:
+            return [(reason, text) for _, reason, text in node.api.events if not reason.endswith("Ready")]
+
+        await node.start_plugin()
+        node.create(3, 0)
+        await asyncio.sleep(200)
+        (pod,) = node.pods
+        token = pod.containers[-1].token
+        node.make_yield(0, "pause")
+        await asyncio.sleep(30)
+        assert node.agent.held[token].yielding
+        node.agent.full = True
+        node.make_yield(0, "")
+        await asyncio.sleep(60)
+        assert node.agent.held[token].yielding
+        assert events() == [("ShareStaysPaused", "container main: no room to go on")]  # once
+        node.crash(0)  # its container may start meanwhile, and waits
+        await asyncio.sleep(60)
+        assert pod.containers[-1].lives
+        assert node.agent.held[token].yielding
+
+        async def at_once() -> None:
+            """Nothing."""
+
+        for side in (node.api, node.agent, node.listing, node.processes):
+            side._lag = at_once  # type: ignore[attr-defined]
+        await asyncio.sleep(20)
+        node.agent.full = False
+        await asyncio.sleep(1.5)
+        share = node.agent.held[token]
+        assert not share.paused
+        assert not share.yielding
+        await asyncio.sleep(60)
+        assert [reason for reason, _ in events()] == ["ShareStaysPaused", "ShareResumed"]
         await node.end()
 
     run_virtually(test())

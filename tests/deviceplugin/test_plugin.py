@@ -14,8 +14,12 @@ import sys
 import urllib.request
 
 import pytest
+from apiserver import pod as api_pod
 from fake_pods import AdmissionFailed, StartFailed
-from plugin_node import plugin_node, until
+from plugin_node import PluginNode, plugin_node, until
+
+from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
+from sharepod.scheduler.usage_server import UsageServer
 
 pytestmark = pytest.mark.timeout(240)
 GIB = 1 << 30
@@ -337,6 +341,34 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         await until(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)
 
 
+@pytest.mark.parametrize("binding", ["late", "early"])
+async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_shares_are(binding: str) -> None:
+    book = UsageBook()
+    server = UsageServer(book, None)
+    port = await server.start("127.0.0.1:0", None)
+
+    def told() -> NodeUse:
+        return book.node("n1") or NodeUse(NodeFacts("n1", "", None), ())
+
+    feed = ("--scheduler-address", f"127.0.0.1:{port}", "--node-name", "n1")
+    try:
+        async with plugin_node(binding, "2xH200", feed) as node:
+            await until(lambda: told().facts.late is (binding == "late"), node.log)
+            assert [device.facts.offered for device in told().devices] == [True, True]
+            pod = await node.admit("train", {"main": 70})
+            await node.kubelet.start(pod, "main")
+            await until(lambda: any(device.shares for device in told().devices), node.log)
+            (share,) = [share.terms for device in told().devices for share in device.shares]
+            assert (share.pod_uid, share.namespace, share.pod) == (pod.uid, "default", "train")
+            assert (share.container, share.request_millipercent) == ("main", 70_000)
+            await node.end(node.plugin)
+            node.offer = [told().devices[1].facts.uuid]
+            await node.start_plugin(100)
+            await until(lambda: [device.facts.offered for device in told().devices] == [False, True], node.log)
+    finally:
+        await server.stop()
+
+
 async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> None:
     async with plugin_node() as node:
         before = await node.admit("before", {"main": 10})
@@ -435,3 +467,61 @@ async def test_kubelet_is_told_the_memory_node_of_each_device_only_when_asked_fo
             ]
             assert len(units) == 100
             assert all(found.get(unit, []) == nodes for unit in units)
+
+
+def chosen_pod(node: PluginNode, name: str, units: int, device: str | None, created: str = "2026-01-01") -> None:
+    """Let the API server show a pod that is bound to the node, as SharePod's scheduler leaves it."""
+    annotations = {} if device is None else {"sharepod.io/device": device}
+    body = api_pod(name, f"uid-{name}", annotations=annotations, phase="Pending")
+    body["metadata"]["creationTimestamp"] = f"{created}T00:00:00Z"
+    body["spec"]["schedulerName"] = "sharepod-scheduler"
+    body["spec"]["containers"] = [{"name": "main", "resources": {"limits": {"sharepod.io/gpu": str(units)}}}]
+    node.api.put(body)
+
+
+async def test_without_cdi_a_pod_gets_units_of_the_device_that_the_scheduler_chose_for_it() -> None:
+    async with plugin_node("early") as node:
+        first, second = await node.devices()
+        for number, device in enumerate((second, first, second, second)):
+            name = f"pod{number}"
+            chosen_pod(node, name, 30, device, created=f"2026-01-0{number + 1}")
+            pod = await node.kubelet.admit("default", name, {"main": 30}, uid=f"uid-{name}")
+            await node.kubelet.start(pod, "main")
+            [held] = (await node.shares())[f"{name}/main"].devices
+            assert held.device_uuid == device
+        chosen_pod(node, "late", 20, first, created="2026-01-09")
+        chosen_pod(node, "early", 20, first, created="2026-01-08")
+        for name in ("late", "early"):
+            pod = await node.kubelet.admit("default", name, {"main": 20}, uid=f"uid-{name}")
+            await node.kubelet.start(pod, "main")
+        shares = await node.shares()
+        assert {shares[f"{name}/main"].devices[0].device_uuid for name in ("late", "early")} == {first}
+
+
+async def test_without_cdi_a_pod_that_nobody_chose_a_device_for_waits_for_no_one() -> None:
+    async with plugin_node("early") as node:
+        body = api_pod("other", "uid-other", phase="Pending")
+        body["spec"]["schedulerName"] = "default-scheduler"
+        body["spec"]["containers"] = [{"name": "main", "resources": {"limits": {"sharepod.io/gpu": "30"}}}]
+        node.api.put(body)
+        pod = await node.kubelet.admit("default", "other", {"main": 30}, uid="uid-other")
+        await node.kubelet.start(pod, "main")
+        assert "other/main" in await node.shares()
+
+
+async def test_a_pod_of_sharepods_scheduler_waits_a_moment_for_its_device() -> None:
+    async with plugin_node("late") as node:
+        first, second = await node.devices()
+        chosen_pod(node, "slow", 30, None)
+        pod = await node.kubelet.admit("default", "slow", {"main": 30}, uid="uid-slow")
+        start = asyncio.create_task(node.kubelet.start(pod, "main"))
+        await asyncio.sleep(0.7)
+        assert not start.done(), "it did not wait"
+        chosen_pod(node, "slow", 30, second)
+        await start
+        assert (await node.shares())["slow/main"].devices[0].device_uuid == second
+        chosen_pod(node, "alone", 30, None)
+        pod = await node.kubelet.admit("default", "alone", {"main": 30}, uid="uid-alone")
+        await node.kubelet.start(pod, "main")  # its scheduler is away: the agent picks, the fullest that fits
+        assert (await node.shares())["alone/main"].devices[0].device_uuid == second
+        assert first != second

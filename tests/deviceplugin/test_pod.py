@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api_server import pod
+from apiserver import pod
 
 from sharepod.deviceplugin.pod import read_pod
 

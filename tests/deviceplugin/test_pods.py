@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import ApiServer, pod
+from apiserver import ApiServer, pod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from watching import FAST, until, watched, with_server
@@ -18,8 +18,9 @@ from sharepod.deviceplugin import pods as module
 from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cluster import Cluster
 from sharepod.deviceplugin.pod import Pod
-from sharepod.deviceplugin.pods import Pace, Pods
+from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.runtime import Runtime
+from sharepod.deviceplugin.watch import Pace
 
 
 def test_a_pod_is_read_as_it_is_now() -> None:
@@ -56,7 +57,6 @@ def test_a_404_of_something_that_is_no_api_server_is_not_a_pod_that_is_gone(monk
 
     async def test(server: ApiServer, account: Path) -> None:
         async with Pods(server.cluster(account), "n1", FAST) as pods:
-            server.refuse(404)
             assert await pods.get("default", "a") is None, "a Status about pods is the API server's"
         async with Pods(Cluster(f"https://127.0.0.1:{server.port}/elsewhere", account / "ca.crt"), "n1") as pods:
             with pytest.raises(ApiUnavailable, match="no JSON object"):
@@ -82,11 +82,11 @@ def test_an_api_server_that_does_not_answer_is_unavailable_in_time(monkeypatch: 
 
     async def test(server: ApiServer, account: Path) -> None:
         async with Pods(server.cluster(account), "n1", FAST) as pods:
-            server.lag_s = 3
+            server.faults.lag_s = 3
             started = time.monotonic()
             with pytest.raises(ApiUnavailable, match=r"no answer within .* s: see that it runs"):
                 await pods.get("default", "a")
-            server.lag_s = 0
+            server.faults.lag_s = 0
             await server.stop()
             with pytest.raises(ApiUnavailable, match="see that it runs"):
                 await pods.get("default", "a")
@@ -108,7 +108,8 @@ def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again()
 
 def test_a_node_tells_what_runs_its_containers() -> None:
     async def test(server: ApiServer, account: Path) -> None:
-        server.nodes["n1"] = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "containerd://2.1.9+unknown"}
+        info = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "containerd://2.1.9+unknown"}
+        server.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
         async with Pods(server.cluster(account), "n1", FAST) as pods:
             assert await pods.runtime() == Runtime("v1.36.2", "containerd://2.1.9+unknown")
             server.refuse(403)
@@ -198,7 +199,7 @@ def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
 @pytest.mark.parametrize("by_status", [False, True])
 def test_a_version_that_is_gone_makes_a_new_list(by_status: bool) -> None:
     async def test(server: ApiServer, account: Path) -> None:
-        server.gone_by_status = by_status
+        server.watches.gone_by_status = by_status
         server.put(pod("a"))
         server.put(pod("b"))
         async with watched(server, account) as (_, view):
@@ -216,12 +217,12 @@ def test_a_version_that_is_gone_makes_a_new_list(by_status: bool) -> None:
 
 def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
     async def test(server: ApiServer, account: Path) -> None:
-        server.version = 5000
+        server.restore(5000)
         server.put(pod("a"))
         async with watched(server, account, Pace(first_s=0.01, last_s=0.1, watch_s=1)) as (_, view):
             await until(lambda: view.equals(server), "the list")
             await server.stop()
-            server.version, server.history, server.pods = 10, [], {}  # restored from an old backup
+            server.restore(10)  # from an old backup
             server.put(pod("b"))
             await server.start()
             await until(lambda: view.equals(server), "the restored state")
@@ -237,7 +238,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for_and_said_once(caplog: 
             async with watched(server, account) as (_, view):
                 await asyncio.sleep(0.7)
                 assert view.changes == []
-                server.lag_s = 0.1
+                server.faults.lag_s = 0.1
                 await server.start()
                 await until(lambda: view.equals(server), "the list")
                 await asyncio.sleep(0)

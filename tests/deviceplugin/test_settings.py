@@ -18,6 +18,8 @@ def test_a_flag_beats_the_environment() -> None:
         ["--binding", "late"], {**NODE, f"{PREFIX}BINDING": "early", f"{PREFIX}LIMIT_PERCENT": "60"}
     )
     assert (settings.node_name, settings.binding, settings.limit_percent) == ("n1", "late", 60)
+    assert settings.spare_percent == 0
+    assert parse_settings([], {**NODE, f"{PREFIX}SPARE_PERCENT": "400"}).spare_percent == 400
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,12 @@ def test_a_flag_beats_the_environment() -> None:
     [
         (["--binding", "lat"], NODE, r"--binding is 'lat': give auto, late, early"),
         (["--limit-percent", "101"], NODE, r"--limit-percent is '101': give a percentage from 1 to 100"),
+        (["--spare-percent", "401"], NODE, r"--spare-percent is '401': give a percentage from 0 to 400"),
+        (
+            [],
+            {**NODE, f"{PREFIX}SPARE_PERCENT": "-1"},
+            r"SHAREPOD_PLUGIN_SPARE_PERCENT is '-1': give a percentage from",
+        ),
         (["--state-directory", "state"], NODE, r"--state-directory is 'state': give an absolute path"),
         ([], {**NODE, f"{PREFIX}DEVICE": "cdi"}, r"unknown environment variable SHAREPOD_PLUGIN_DEVICE: known are .*"),
         ([], {**NODE, f"{PREFIX}DEVICES": "mig"}, r"SHAREPOD_PLUGIN_DEVICES is 'mig': give nvidia-runtime, cdi"),

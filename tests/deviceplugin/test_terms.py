@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -242,7 +243,7 @@ def test_an_annotation_for_a_container_that_is_not_there_is_refused_where_the_co
 def test_other_annotations_and_those_of_other_parts_are_let_be() -> None:
     others = {"example.org/limit": "no", "notsharepod.io/limit": "no", "sharepod.io": "no"}
     others |= {f"sharepod.io/{key}": "anything" for key in ELSEWHERE}
-    assert read_terms(others, "c", 30) == read_terms({}, "c", 30)
+    assert replace(read_terms(others, "c", 30), gang="") == read_terms({}, "c", 30)
 
 
 def test_the_schedulers_choice_names_as_many_devices_as_are_asked_for() -> None:
@@ -299,3 +300,36 @@ def test_whatever_a_tenant_writes_gives_terms_or_one_printable_line(annotations:
 def test_what_is_shown_of_a_tenants_text_is_short_and_ascii(text: str) -> None:
     assert len(shown(text)) <= 48 * 10 + 4
     assert shown(text).removesuffix("…").isascii()
+
+
+def test_a_pod_that_yields_by_limit_is_limited_to_its_request_whatever_its_own_limit_is() -> None:
+    for more in ({}, {"limit": "80"}, {"train__limit": "80"}):
+        held = terms(30, **{"yield": "limit"}, **more)
+        assert (held.yields, held.request_millipercent, held.limit_now_millipercent) == ("limit", 30_000, 30_000)
+        assert held.limit_millipercent == (80_000 if more else 100_000), "for when it goes on"
+    assert terms(60, devices="2", **{"yield": "limit"}).limit_now_millipercent == 30_000
+    assert "below the request" in refusal(30, limit="20", **{"yield": "limit"})
+
+
+def test_a_pod_that_yields_by_pausing_keeps_its_own_terms_for_when_it_goes_on() -> None:
+    held = terms(30, limit="80", **{"yield": "pause"})
+    assert (held.yields, held.limit_now_millipercent, held.paused) == ("pause", 80_000, False)
+    assert terms(30, paused="true", **{"yield": "pause"}).paused
+    assert terms(30).yields == ""
+
+
+def test_the_members_of_a_gang_run_in_step_unless_they_may_come_and_go() -> None:
+    size = {"gang_size": "4"}
+    assert terms(30, gang="train-7", **size).gang == "train-7"
+    assert terms(30, gang="train-7", gang_min="4", **size).gang == "train-7"
+    assert terms(30, gang="train-7", gang_min="2", **size).gang == "", "elastic"
+    assert terms(30, gang="../../x", **size).gang == "", "the scheduler tells"
+    assert terms(30).gang == ""
+
+
+def test_to_yield_is_for_the_whole_pod_and_one_of_two_words() -> None:
+    for value in ("", "true", "Pause", "limit "):
+        assert "neither limit nor pause: the scheduler writes it, leave it out" in refusal(**{"yield": value})
+    told = "annotation 'sharepod.io/train.yield' is for one container: write sharepod.io/yield, for the whole pod"
+    assert refusal(train__yield="pause") == told
+    assert "did you mean yield?" in refusal(yields="pause")

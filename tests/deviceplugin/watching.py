@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api_server import ApiServer
+from apiserver import ApiServer
 
 from sharepod.deviceplugin.pod import Pod, read_pod
-from sharepod.deviceplugin.pods import Pace, Pods
+from sharepod.deviceplugin.pods import Pods
+from sharepod.deviceplugin.watch import Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -47,7 +48,7 @@ class View:
         self.changes: list[tuple[str, str]] = []
 
     async def follow(self, pods: Pods) -> None:
-        async with contextlib.aclosing(pods.watch()) as changes:  # type: ignore[type-var]
+        async with contextlib.aclosing(pods.watch()) as changes:
             async for kind, found in changes:
                 self.changes.append((kind, found.name))
                 if kind == "gone":

@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from certificates import Authority
-from node_init import BRIDGE, NODE_ADDRESS, SERVICE_ADDRESS
+from node_init import (
+    BRIDGE,
+    NAME_SERVER_ADDRESS,
+    NETWORK,
+    NODE_ADDRESS,
+    SERVICE_ADDRESS,
+    SERVICE_RANGE,
+    node_address,
+)
 
 API_SERVER = f"https://{SERVICE_ADDRESS}:443"
-SERVICE_RANGE = "10.96.0.0/24"
-POD_NETWORK = "10.99.0.0/24"  # the node's own: its bridge is the pods'
-POD_RANGE = ("10.99.0.10", "10.99.0.250")
 ETCD = "http://127.0.0.1:2379"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-NODE_NAME = "node1"
+NODE_NAME = "node1"  # the first
 PAUSE_IMAGE = "docker.io/library/pause:e2e"
 STATIC_PODS = "/var/lib/kubelet/static-pods"
 CNI_PLUGINS = "/usr/lib/cni"
@@ -30,6 +35,10 @@ class Component:
 
     name: str
     command: tuple[str | Path, ...]
+
+
+def node_name(number: int) -> str:
+    return f"node{number}"
 
 
 def kubeconfig(path: Path, authority: Authority, name: str, subject: str) -> Path:
@@ -99,8 +108,8 @@ def api_server(binaries: Path, authority: Authority) -> Component:
     return Component("kube-apiserver", (binaries / "kube-apiserver", *(f"--{k}={v}" for k, v in flags.items())))
 
 
-def controller_manager(binaries: Path, authority: Authority, access: Path) -> Component:
-    flags = {
+def controller_manager(binaries: Path, authority: Authority, access: Path, nodes: int) -> Component:
+    flags: dict[str, object] = {
         "kubeconfig": access,
         "leader-elect": "false",
         "bind-address": "127.0.0.1",
@@ -110,6 +119,9 @@ def controller_manager(binaries: Path, authority: Authority, access: Path) -> Co
         "use-service-account-credentials": "true",
         "service-cluster-ip-range": SERVICE_RANGE,
     }
+    if nodes > 1:
+        # Half of the default: tests wait for it. Each kubelet here says every two seconds that it is there.
+        flags["node-monitor-grace-period"] = "20s"
     name = "kube-controller-manager"
     return Component(name, (binaries / name, *(f"--{k}={v}" for k, v in flags.items())))
 
@@ -119,8 +131,19 @@ def scheduler(binaries: Path, access: Path) -> Component:
     return Component("kube-scheduler", (binaries / "kube-scheduler", *(f"--{k}={v}" for k, v in flags.items())))
 
 
-def kubelet(binaries: Path, authority: Authority, access: Path, configuration: Path) -> Component:
-    certificate, key = authority.issue("kubelet-server", f"/CN={NODE_NAME}", (NODE_ADDRESS, NODE_NAME))
+def name_server(program: Path, authority: Authority) -> Component:
+    """Return the name server; it needs the keys of `admin`."""
+    return Component("name-server", ("python3", "-I", program, NAME_SERVER_ADDRESS, API_SERVER, authority.folder))
+
+
+def reaper(program: Path, authority: Authority) -> Component:
+    """Return the reaper; it needs the keys of `admin`."""
+    return Component("reaper", ("python3", "-I", program, API_SERVER, authority.folder))
+
+
+def kubelet(binaries: Path, authority: Authority, access: Path, configuration: Path, number: int) -> Component:
+    name, address = node_name(number), node_address(number)
+    certificate, key = authority.issue(f"kubelet-server-{name}", f"/CN={name}", (address, name))
     configuration.write_text(
         json.dumps(
             {
@@ -133,18 +156,22 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
                 "authorization": {"mode": "Webhook"},
                 "tlsCertFile": str(certificate),
                 "tlsPrivateKeyFile": str(key),
-                "address": NODE_ADDRESS,
+                "address": address,
                 "healthzBindAddress": "127.0.0.1",
                 "readOnlyPort": 0,
                 "cgroupDriver": "cgroupfs",
                 "oomScoreAdj": 0,
                 "failSwapOn": False,
                 "resolvConf": "",
+                "clusterDNS": [NAME_SERVER_ADDRESS],
+                "clusterDomain": "cluster.local",
                 "makeIPTablesUtilChains": False,
                 "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
                 "imageGCHighThresholdPercent": 100,
                 "containerLogMaxSize": "50Mi",
                 "nodeStatusUpdateFrequency": "2s",
+                # Not a minute: what 1.20 fails to see at once, that a container is ready or has ended, it sees then.
+                "syncFrequency": "5s",
                 "shutdownGracePeriod": "0s",
                 "staticPodPath": STATIC_PODS,
                 "fileCheckFrequency": "1s",
@@ -154,8 +181,8 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
     flags = {
         "config": configuration,
         "kubeconfig": access,
-        "hostname-override": NODE_NAME,
-        "node-ip": NODE_ADDRESS,
+        "hostname-override": name,
+        "node-ip": address,
         "container-runtime": "remote",
         "container-runtime-endpoint": f"unix://{CONTAINERD_SOCKET}",
         "pod-infra-container-image": PAUSE_IMAGE,
@@ -164,10 +191,12 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
     return Component("kubelet", (binaries / "kubelet", *(f"--{k}={v}" for k, v in flags.items())))
 
 
-def containerd(configuration: Path, networks: Path) -> Component:
+def containerd(configuration: Path, networks: Path, number: int) -> Component:
     networks.mkdir()
-    first, last = POD_RANGE
-    ranges = [[{"subnet": POD_NETWORK, "rangeStart": first, "rangeEnd": last, "gateway": NODE_ADDRESS}]]
+    own = node_address(number).rpartition(".")[0]
+    # What is on no wire is a service's address, and all of these are the first node's.
+    place = {"subnet": NETWORK, "rangeStart": f"{own}.10", "rangeEnd": f"{own}.250", "gateway": NODE_ADDRESS}
+    ranges = [[place]]
     addresses = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni"}
     # The bridge has its address already; a plugin that is to be the gateway would turn on forwarding for that.
     bridge = {"type": "bridge", "bridge": BRIDGE, "ipam": addresses}

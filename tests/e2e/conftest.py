@@ -11,6 +11,7 @@ from kubectl import Kubectl
 from leftovers import leftovers
 from node import why_not
 from sharepod_cluster import SharePod, sharepod_on
+from sharepod_nodes import SharePodNodes, sharepod_nodes
 
 # Set by `make e2e KUBECONFIG=…` only: the variable of that name in a developer's shell may lead to a cluster in use.
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
@@ -20,10 +21,14 @@ FOLDER = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound what a test does itself: servers to be compiled take their time, and all else in a fixture has a bound."""
+    """Bound what a test does itself: servers to be compiled take their time, and all else in a fixture has a bound.
+
+    What needs a second node comes last: two more nodes would take from the others' tests what these measure.
+    """
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.timeout(600, func_only=True))
+    items.sort(key=lambda item: "two_node_cluster" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +55,16 @@ def own_cluster(servers: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def two_node_cluster(servers: Path) -> Iterator[Cluster]:
+    """Start a cluster of two nodes beside the other one, for the tests that need a second."""
+    with Cluster(servers, nodes=2) as cluster:
+        namespaces = [member.node.namespaces() for member in cluster.members]
+        yield cluster
+    for member, own in zip(cluster.members, namespaces, strict=True):
+        assert leftovers(member.node, own) == []
+
+
+@pytest.fixture(scope="session")
 def kubectl(request: pytest.FixtureRequest) -> Kubectl:
     """Return the cluster as any user of it sees it: ours, or the one that was given."""
     if OTHER_CLUSTER:
@@ -63,3 +78,9 @@ def sharepod(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[Share
     """Return the installation that the tests share, made as a user makes it."""
     with sharepod_on(kubectl, None if OTHER_CLUSTER else request.getfixturevalue("own_cluster")) as installed:
         yield installed
+
+
+@pytest.fixture(scope="session")
+def two_nodes(two_node_cluster: Cluster) -> SharePodNodes:
+    """Return the installation on both nodes, with two devices each, that the tests of a second node share."""
+    return sharepod_nodes(two_node_cluster)

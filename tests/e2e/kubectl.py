@@ -70,6 +70,11 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", kind, name, f"--namespace={namespace}", "--output=json"))
         return found
 
+    def get_pods(self, *names: str) -> list[dict[str, Any]]:
+        """Return pods by their names, in one request."""
+        found: dict[str, Any] = json.loads(self("get", "pod", *names, "--output=json"))
+        return found["items"] if len(names) > 1 else [found]
+
     def apply(self, place: Path) -> None:
         """Apply a manifest file, a folder of them, or a folder with a kustomization, as it is."""
         flag = "-k" if (place / "kustomization.yaml").exists() else "-f"
@@ -89,7 +94,7 @@ class Kubectl:
         wait: bool = True,
         timeout_seconds: float = READY_SECONDS,
     ) -> None:
-        """Delete an object and return once it is gone, or at once: a kubelet of 1.20 takes ten seconds over a pod."""
+        """Delete an object and return once it is gone, or at once."""
         how = [f"--wait={str(wait).lower()}", f"--timeout={timeout_seconds:.0f}s"]
         with self._explained(namespace):
             self("delete", kind, name, f"--namespace={namespace}", *how, timeout_seconds=timeout_seconds + 30)

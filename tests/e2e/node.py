@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from node_init import BRIDGE
 from node_keeper import CGROUPS, NAMESPACES, own_groups
 
 STOP_SECONDS = 60.0
@@ -55,9 +56,13 @@ def why_not() -> str | None:
 
 
 class Node:
-    """One node, from ``with Node() as node`` to its end. It sees the visible folders as they are on the machine."""
+    """One node, from ``with Node() as node`` to its end. It sees the visible folders as they are on the machine.
 
-    def __init__(self, visible: Sequence[Path] = ()) -> None:
+    Its number is its place among those that are joined: it says which address it has.
+    """
+
+    def __init__(self, visible: Sequence[Path] = (), number: int = 1) -> None:
+        self.number = number
         self.visible = [folder.resolve() for folder in visible]
         self.name = f"sharepod-e2e-{secrets.token_hex(4)}"
         self.state = Path(tempfile.gettempdir()) / self.name
@@ -81,6 +86,7 @@ class Node:
                     "state": str(self.state),
                     "socket": theirs.fileno(),
                     "visible": [str(folder) for folder in self.visible],
+                    "number": self.number,
                 }
                 self._keeper = subprocess.Popen(
                     [*keeper, json.dumps(asked)],
@@ -149,6 +155,20 @@ class Node:
             command, input=stdin, capture_output=True, env=environment, timeout=timeout_seconds, check=False
         )
 
+    def join(self, other: Self) -> None:
+        """Join two nodes' networks. Their ends of the cable go with them: no interface is ever the machine's."""
+        ends = [(self, f"to-node{other.number}"), (other, f"to-node{self.number}")]
+        (_, near), (_, far) = ends
+        cable = ["add", near, "type", "veth", "peer", "name", far, "netns", str(other.pid)]
+        self._link(cable)
+        for node, end in ends:
+            node._link(["set", end, "master", BRIDGE, "up"])
+
+    def _link(self, words: Sequence[str]) -> None:
+        done = self.run(["ip", "link", *words], namespaces=["--net"])
+        if done.returncode:
+            raise NodeError(f"ip link {' '.join(words)}: {done.stderr.decode(errors='replace').strip()}")
+
     def stop(self) -> None:
         """End everything in the node and wait until nothing of it is left. A second call does nothing."""
         if self._socket:
@@ -156,13 +176,22 @@ class Node:
             self._socket = None
         if self._keeper:
             keeper, self._keeper = self._keeper, None
+            self._see_first_process_out(keeper)
+            # Before the keeper has tidied up: the numbers of the namespaces are others' from now on.
+            self.ended_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             if code := keeper.wait(timeout=STOP_SECONDS):
                 log = self.state / "keeper.log"
                 words = log.read_text().strip() if log.exists() else ""
                 raise NodeError(f"the node's keeper ended with {code}: {words}")
-            self.ended_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         elif self.state.exists():
             shutil.rmtree(self.state)
+
+    def _see_first_process_out(self, keeper: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + STOP_SECONDS
+        while self.pid and Path(f"/proc/{self.pid}").exists() and time.monotonic() < deadline:
+            if keeper.poll() is not None:
+                return
+            time.sleep(0.002)
 
     def _find_first_process(self) -> int:
         assert self._keeper

@@ -3,7 +3,7 @@
 Starts in fresh namespaces. The node's root is the machine's, read through an overlay in memory: whatever is written in
 the node is the node's own. Its control groups are the roots of what it sees. Takes requests, one JSON line each, from
 its socket; when that closes it ends, and the kernel ends the node's other processes with it. It knows nothing of
-Kubernetes but its addresses.
+Kubernetes but its addresses. Nodes are numbered from 1; the first carries what all of a cluster ask.
 """
 
 import json
@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 NODE_ADDRESS = "10.99.0.1"
+NETWORK = "10.99.0.0/16"  # of all nodes and all pods: one wire, so that nothing need be forwarded
 SERVICE_ADDRESS = "10.96.0.1"
+NAME_SERVER_ADDRESS = "10.96.0.10"
+SERVICE_RANGE = "10.96.0.0/24"
 BRIDGE = "node0"
 DEVICES = ("full", "kmsg", "null", "random", "tty", "urandom", "zero")
 # What a kubelet wants of the machine's memory and panic settings. It finds them so, and changes nothing: each is a file
@@ -30,6 +33,11 @@ WANTED_SETTINGS = {
     "kernel/keys/root_maxkeys": 1000000,
     "kernel/keys/root_maxbytes": 25000000,
 }
+
+
+def node_address(number: int) -> str:
+    """Return the address of a node; its pods have the rest of the 256 around it."""
+    return f"10.99.{number - 1}.1"
 
 
 def run(*command: str | Path) -> None:
@@ -106,13 +114,19 @@ def enter_root(root: Path) -> None:
     run("mount", "--make-rshared", "/")
 
 
-def make_network() -> None:
-    """One bridge for the node and its pods; the API server answers at the service's address itself, with no proxy."""
+def make_network(number: int) -> None:
+    """One bridge for the node and its pods; API and name server answer at services' addresses, with no proxy."""
     run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", BRIDGE, "type", "bridge")
-    run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", BRIDGE)
-    run("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", BRIDGE)
+    # An address of its own: a bridge has otherwise the lowest of its ports, and with a pod that goes another one, while
+    # those that speak to the node go on for seconds with the one that they know.
+    run("ip", "link", "add", BRIDGE, "address", f"02:00:0a:63:{number - 1:02x}:01", "type", "bridge")
+    run("ip", "address", "add", f"{node_address(number)}/{NETWORK.partition('/')[2]}", "dev", BRIDGE)
+    if number == 1:
+        for address in (SERVICE_ADDRESS, NAME_SERVER_ADDRESS):
+            run("ip", "address", "add", f"{address}/32", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
+    if number > 1:
+        run("ip", "route", "add", SERVICE_RANGE, "via", NODE_ADDRESS)
 
 
 class Processes:
@@ -205,7 +219,7 @@ def main() -> int:
         make_devices(root)
         make_kernel_files(state, root, asked["hierarchies"])
         enter_root(root)
-        make_network()
+        make_network(asked["number"])
         client.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
         serve(client)
     return 0

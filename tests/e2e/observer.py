@@ -12,7 +12,6 @@ from typing import Any, Self
 from kubectl import Kubectl
 from sharepod_image import NAME as IMAGE
 
-POD = "observer"
 NAMESPACE = "sharepod-e2e"
 LOOK_S = 0.05
 SECOND_NS = 1_000_000_000
@@ -118,10 +117,12 @@ class Looks:
 
 
 class Observer:
-    """The observer's pod."""
+    """The observer's pod, on a node that is named or on whichever it comes to."""
 
-    def __init__(self, kubectl: Kubectl) -> None:
+    def __init__(self, kubectl: Kubectl, node: str | None = None) -> None:
         self._kubectl = kubectl
+        self._node = node
+        self.pod = f"observer-{node}" if node else "observer"
 
     def start(self) -> None:
         container = {
@@ -140,15 +141,15 @@ class Observer:
         ]
         spec = {
             "hostPID": True, "containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 1,
-            "tolerations": [{"operator": "Exists"}],
+            "tolerations": [{"operator": "Exists"}], **({"nodeName": self._node} if self._node else {}),
         }  # fmt: skip
-        metadata = {"name": POD, "namespace": NAMESPACE}
+        metadata = {"name": self.pod, "namespace": NAMESPACE}
         self._kubectl.apply_objects(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
         )
-        self._kubectl.wait_for("condition=Ready", f"pod/{POD}", namespace=NAMESPACE)
+        self._kubectl.wait_for("condition=Ready", f"pod/{self.pod}", namespace=NAMESPACE)
 
     def looks(self, seconds: float) -> Looks:
         """Return the looks of the last seconds."""
-        return Looks.read(self._kubectl.logs(POD, f"--since={max(1, round(seconds))}s", namespace=NAMESPACE))
+        return Looks.read(self._kubectl.logs(self.pod, f"--since={max(1, round(seconds))}s", namespace=NAMESPACE))

@@ -1,16 +1,17 @@
 """SharePod on a cluster of simulated devices, as the tests see it: install, pods with shares, what is left of them."""
 
 import json
+import signal
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from cluster import Cluster
 from kubectl import ClusterError, Kubectl, wait_until
-from observer import NAMESPACE, POD, Looks, Observer
+from observer import NAMESPACE, Looks, Observer
 from sharepod_image import NAME as IMAGE
 from sharepod_image import sharepod_image
 from simulated_gpu import REPO_ROOT
@@ -48,16 +49,18 @@ class Share:
 
 
 class SharePod:
-    """An installation."""
+    """An installation, seen from one node: the one that is named, or the only one that counts."""
 
-    def __init__(self, kubectl: Kubectl) -> None:
+    def __init__(self, kubectl: Kubectl, node: str | None = None) -> None:
         self.kubectl = kubectl
-        self.observer = Observer(kubectl)
+        self.name = node
+        self.observer = Observer(kubectl, node)
 
     def node(self) -> dict[str, Any]:
-        """Return the first node that offers devices."""
+        """Return the node, or where none is named the first that offers devices. Raises StopIteration."""
         nodes: list[dict[str, Any]] = json.loads(self.kubectl("get", "nodes", "--output=json"))["items"]
-        return next(node for node in nodes if "sharepod.io/gpu" in node["status"]["allocatable"])
+        offering = [node for node in nodes if "sharepod.io/gpu" in node["status"]["allocatable"]]
+        return next(node for node in offering if self.name in (None, node["metadata"]["name"]))
 
     def offers(self, units: int) -> bool:
         """Tell whether a node offers so many units."""
@@ -79,8 +82,11 @@ class SharePod:
         return log.count("registered with kubelet")
 
     def own_pod(self) -> str:
-        """Return the name of the DaemonSet's pod."""
-        return self.kubectl("get", "pods", f"--namespace={OURS}", "--output=jsonpath={.items[0].metadata.name}")
+        """Return the name of the DaemonSet's pod on the node."""
+        chosen = [f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node"]
+        if self.name:
+            chosen.append(f"--field-selector=spec.nodeName={self.name}")
+        return self.kubectl("get", "pods", *chosen, "--output=jsonpath={.items[0].metadata.name}")
 
     def agent(self, *command: str) -> str:
         """Run a command in the agent's container and return what it prints."""
@@ -106,7 +112,7 @@ class SharePod:
         try:
             self.kubectl.apply_objects(*pods)
             self.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
-            yield [self.kubectl.get("pod", name) for name in names]
+            yield self.kubectl.get_pods(*names)
         finally:
             self.delete(*names)
 
@@ -127,7 +133,20 @@ class SharePod:
 
     def kill_processes(self, container: str) -> None:
         """Kill every process of a container, given its id."""
-        self.kubectl.execute(POD, PYTHON, "-c", KILL, container, namespace=NAMESPACE)
+        self._send(container, signal.SIGKILL)
+
+    @contextmanager
+    def hung_agent(self) -> Iterator[None]:
+        """Hold the agent as one that hangs: its processes are there and do nothing. At the end it goes on."""
+        agent = identity(container_of(self.kubectl.get("pod", self.own_pod(), OURS), "agent"))
+        self._send(agent, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._send(agent, signal.SIGCONT)
+
+    def _send(self, container: str, number: signal.Signals) -> None:
+        self.kubectl.execute(self.observer.pod, PYTHON, "-c", SEND, container, str(number.value), namespace=NAMESPACE)
 
     def looks(self, seconds: float) -> Looks:
         """Return what the devices did in the last seconds."""
@@ -164,13 +183,13 @@ class SharePod:
         return [f"{event['reason']}: {event['message']}" for event in found["items"]]
 
 
-KILL = r"""
-import os, signal, sys
+SEND = r"""
+import os, sys
 from pathlib import Path
 for path in Path("/proc").glob("[0-9]*/cgroup"):
     try:
         if sys.argv[1] in path.read_text():
-            os.kill(int(path.parent.name), signal.SIGKILL)
+            os.kill(int(path.parent.name), int(sys.argv[2]))
     except OSError:
         pass
 """
@@ -235,15 +254,26 @@ class Pair:
 @contextmanager
 def sharepod_on(kubectl: Kubectl, cluster: Cluster | None) -> Iterator[SharePod]:
     """Install SharePod as it is shipped, and take it away again. On another cluster its image is there already."""
-    if cluster:
-        cluster.import_archive(sharepod_image())
-    kubectl.apply(OVERLAY)
     try:
-        kubectl("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
-        installed = SharePod(kubectl)
-        wait_until("a node offers devices", lambda: installed.offers(200))
-        installed.observer.start()
+        [installed] = install(kubectl, cluster, [None])
         yield installed
     finally:
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
-        kubectl("delete", "-k", str(OVERLAY), timeout_seconds=200)
+        # Of another cluster the next run may ask at once for all that has these names.
+        wait = f"--wait={str(cluster is None).lower()}"
+        kubectl("delete", "-k", str(OVERLAY), "--ignore-not-found", wait, timeout_seconds=200)
+        left = ("get", "pods", f"--namespace={OURS}", "--output=name")
+        wait_until("the installation is gone", lambda: kubectl(*left) == "")
+
+
+def install(kubectl: Kubectl, cluster: Cluster | None, nodes: Sequence[str | None]) -> list[SharePod]:
+    """Install SharePod and return it as it is seen from each of the nodes."""
+    if cluster:
+        cluster.import_archive(sharepod_image())
+    kubectl.apply(OVERLAY)
+    kubectl("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
+    installed = [SharePod(kubectl, node) for node in nodes]
+    for one in installed:
+        wait_until("a node offers devices", lambda one=one: one.offers(200))
+        one.observer.start()
+    return installed

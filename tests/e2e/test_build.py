@@ -5,7 +5,7 @@ from pathlib import Path
 
 import build_kubernetes
 import pytest
-from build_kubernetes import SERVERS, BuildError, build, version_flags
+from build_kubernetes import SERVERS, BuildError, build, let_extenders_preempt, version_flags
 
 
 def test_a_missing_package_is_one_line_with_the_remedy(
@@ -29,6 +29,23 @@ def test_a_build_that_fails_leaves_nothing_that_looks_built(monkeypatch: pytest.
     with pytest.raises(BuildError, match="no source"):
         build()
     assert [path.name for path in build_kubernetes.cache_root().iterdir()] == ["lock"]
+
+
+FACTORY = "NewMap(a,\n\t\tframeworkruntime.WithPodNominator(nominator),\n\t\tframeworkruntime.WithProfile(b),\n\t)\n"
+
+
+def test_extenders_are_handed_to_preemption_once(tmp_path: Path) -> None:
+    (factory := tmp_path / "factory.go").write_text(FACTORY)
+    for _ in range(2):
+        let_extenders_preempt(factory)
+        assert factory.read_text().count("\t\tframeworkruntime.WithExtenders(extenders),\n") == 1
+        assert factory.read_text().count("frameworkruntime") == 3
+
+
+def test_a_source_in_which_extenders_cannot_be_handed_on_is_said(tmp_path: Path) -> None:
+    (factory := tmp_path / "factory.go").write_text("package scheduler\n")
+    with pytest.raises(BuildError, match="102971"):
+        let_extenders_preempt(factory)
 
 
 def test_servers_that_are_built_are_there_at_once(servers: Path) -> None:

@@ -67,9 +67,12 @@ def test_a_pod_of_a_made_image_runs_is_heard_and_is_entered(cluster: Cluster, sl
 
 
 def test_a_deleted_pod_is_gone(cluster: Cluster) -> None:
-    cluster.kubectl.apply_objects(pod("short", "exec sleep 600"))
-    cluster.kubectl.wait_for("condition=Ready", "pod/short")
-    cluster.kubectl.delete("pod", "short")
+    names = ("short", "shorter")
+    cluster.kubectl.apply_objects(*(pod(name, "exec sleep 600") for name in names))
+    cluster.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
+    cluster.kubectl.delete("pod", "shorter", timeout_seconds=8)
+    with cluster.without("reaper"):
+        cluster.kubectl.delete("pod", "short")
     with pytest.raises(ClusterError, match="not found"):
         cluster.kubectl.get("pod", "short")
 

@@ -29,7 +29,8 @@ def test_an_example_prints_what_its_readme_shows(sharepod: SharePod, folder: Pat
         try:
             wait_until("the refusal", lambda: any("ShareNotReady" in event for event in sharepod.events("wide")))
         finally:
-            sharepod.delete("wide")
+            # Kubelet tries to start it for half a minute before it looks up.
+            sharepod.kubectl("delete", "pod", "wide", "--force", "--grace-period=0")
         return
     wait_until("no share of another test", lambda: sharepod.listed() == [])
     # All in one request: one by one the events of a long run take a minute.

@@ -31,6 +31,8 @@ def test_nothing_is_left_of_pods_that_are_gone(own_cluster: Cluster, sharepod: S
     with sharepod.pods(gpu_pod("one", 20), gpu_pod("two", 30)) as pods:
         ids = [share.id for share in sharepod.shares(*pods)]
         assert len(ids) == 2
+        with own_cluster.without("reaper"):
+            sharepod.delete("one")
     sharepod.wait_released(*ids)
     assert_no_trace(own_cluster, *ids)
 

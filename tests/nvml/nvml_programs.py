@@ -27,7 +27,7 @@ def talking(command: list[str], env: dict[str, str]) -> Iterator["subprocess.Pop
                 process.kill()
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for a condition that must come true soon."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -187,6 +187,37 @@ def test_a_share_held_to_its_request_gets_all_of_it_among_others(driver: Driver)
     assert part[shares[0]] == pytest.approx(30, abs=0.2)
 
 
+def test_paused_shares_of_any_request_take_nothing_from_what_others_are_guaranteed(driver: Driver) -> None:
+    yielding = [driver.policy.add(0, request) for request in (100, 100, 60)]
+    for share in yielding:
+        driver.policy.pause(0, share, paused=True)
+    waiting(driver, *yielding)
+    latency, standard = driver.policy.add(0, 60, share_class=LATENCY), driver.policy.add(0, 20)
+    part = driver.saturate([latency, standard], 5 * S)
+    assert [part[s] for s in (latency, standard)] == pytest.approx([75, 25], abs=0.2)
+    assert all(driver.policy.share(share).target_mp == 0 for share in yielding)
+
+
+def test_a_share_that_is_paused_in_its_turn_takes_nothing_from_others_while_its_last_work_runs(driver: Driver) -> None:
+    batch, serve = driver.policy.add(0, 100), driver.policy.add(0, 60)
+    waiting(driver, batch)
+    assert driver.policy.next(0).share == batch
+    driver.policy.pause(0, batch, paused=True)
+    waiting(driver, serve)
+    driver.now_ns = 10 * MS
+    assert driver.policy.next(driver.now_ns).share == serve  # co-granted
+    held = driver.policy.share(serve)
+    assert (held.guarantee_mp, held.target_mp) == (60_000, 100_000)
+    assert driver.policy.share(batch).target_mp == 0
+    driver.policy.charge(driver.now_ns, batch, 10 * MS)
+    driver.policy.end(driver.now_ns, batch)
+    driver.policy.end(driver.now_ns, serve)
+    driver.policy.pause(driver.now_ns, batch, paused=False)
+    driver.policy.update(driver.now_ns, batch, 40, 100)
+    part = driver.saturate([batch, serve], 5 * S)
+    assert [part[s] for s in (batch, serve)] == pytest.approx([40, 60], abs=0.5)
+
+
 def test_a_paused_share_is_never_chosen_and_saves_nothing(driver: Driver) -> None:
     paused, other = driver.policy.add(0, 50), driver.policy.add(0, 50)
     driver.policy.pause(0, paused, paused=True)

@@ -71,7 +71,7 @@ def test_all_of_the_list_comes_once_before_any_comes_again() -> None:
 
 
 def test_the_points_tell_what_happened() -> None:
-    placed, outcome = run("fgd", arrive=1.0)
+    placed, outcome = run("fgd")
     capacity = 1000 * sum(node.devices for node in NODES)
     last = outcome.points[-1]
     given = sum(one.milli * len(one.devices) for one in placed)
@@ -81,6 +81,8 @@ def test_the_points_tell_what_happened() -> None:
     assert sum(came for _, came in failed.values()) == len(placed)
     assert sum(lost for lost, _ in failed.values()) == sum(not one.node for one in placed)
     assert set(failed) == {"CPU", "share", "1 GPU", "4 GPU"}
+    halves = [one for one in placed if one.pod.startswith("half")]  # all that insist on a model
+    assert last.insisting == (sum(not one.node for one in halves), len(halves))
     assert 0 <= last.fragmented <= 1 - last.allocated + 1e-9
 
 

@@ -1,11 +1,19 @@
 """The tables of `worth` are what their definition says, and the policy does what they are for."""
 
+import pickle
+from functools import cache
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.mix import Kind, Mix
-from sharepod.scheduler.native import PRICES, STEPS, Board, Models, NativePolicy, Place, Rule
-from sharepod.scheduler.policy import Policy
+from sharepod.scheduler.models import Models
+from sharepod.scheduler.native import Board, Place, Verdict
+from sharepod.scheduler.policy import Numbers, Outline, Policy
+from sharepod.scheduler.tables import PRICES, STEPS, worth_tables
 
 KINDS = [
     (Kind(1, 300, 1000, ()), 0.5, 333.0),
@@ -32,13 +40,11 @@ def expected(model: str, price: float, offers: int) -> list[float]:
 
 
 def test_the_tables_are_their_definition() -> None:
-    policy = NativePolicy(Rule.WORTH, Models("AB"), KINDS, 1.0)
     prices = [0.0, *(0.01 * step for step in range(1, PRICES))]
-    policy.fill_worth(prices, 7)
+    tables = worth_tables(Models("AB"), KINDS, prices, 7)
     for index, model in enumerate("AB"):
         for at in (0, 1, 7, PRICES - 1):
-            first = (index * PRICES + at) * STEPS
-            found = list(policy._tables[first : first + STEPS])
+            found = [float(value) for value in tables[index, :, at]]
             assert found == pytest.approx(expected(model, prices[at], 7), rel=1e-5, abs=1e-3)
 
 
@@ -95,3 +101,83 @@ def test_devices_that_some_insist_on_are_left_to_them() -> None:
 def test_without_an_expectation_every_pod_finds_its_place() -> None:
     board = Board([NodeSpec("n", 1000, 0, 1)])
     assert place(board, [], share(400)) == Place(0, ((0,),))
+
+
+WIDE = [share(1000, cpu, devices) for devices in (2, 3, 4, 8) for cpu in (0, 3000, 9000, 20_000)]
+WIDE += [share(400, 2000, 2), share(700, 5000, 2), share(1000, 1000, 2, "A")]
+
+
+PAIR = [NodeSpec("a", 40_000, 0, 8, "A"), NodeSpec("b", 40_000, 0, 8, "B")]
+
+
+@cache
+def numbers_of_pair() -> Numbers:
+    return Numbers.of("worth", Outline.of(Board(PAIR)), Mix.of([*WIDE, share(300, 1000), share(650, 500)]))
+
+
+def copies(left: list[int], cpu_milli: int, ask: PodAsk, model: str) -> int:
+    """Return how many of a pod that takes several devices fit, were they alone and each on devices of its own."""
+    [one] = ask.shares
+    if ask.models and model not in ask.models:
+        return 0
+    by_devices = sum(milli >= one.milli for milli in left) // one.devices
+    return min(by_devices, cpu_milli // ask.cpu_milli) if ask.cpu_milli else by_devices
+
+
+@given(
+    st.lists(st.integers(0, 100).map(lambda step: 10 * step), min_size=8, max_size=8),
+    st.lists(st.integers(0, 100).map(lambda step: 10 * step), min_size=8, max_size=8),
+    st.integers(0, 40_000),
+    st.sampled_from([share(300), share(650, 2000), share(1000, 1000)]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_cost_of_a_place_is_the_worth_that_the_node_loses(
+    left: list[int], other: list[int], cpu_milli: int, ask: PodAsk
+) -> None:
+    board = Board(PAIR)
+    board.set_left(0, cpu_milli, 0, left, [0] * 8)
+    board.set_left(1, 40_000, 0, other, [0] * 8)
+    numbers = numbers_of_pair()
+    policy = Policy.made_of(numbers, board)
+    native = policy.native.native
+    native.grain_milli = 1e-6
+    kinds = [(kind, native.kind[index].wanted) for index, (kind, _, _) in enumerate(numbers.kinds)]
+
+    rooms = board.rooms(policy.native)
+    for index, (kind, _) in enumerate(kinds):
+        pod = share(kind.milli, kind.cpu_milli, max(1, kind.devices), " ".join(kind.models))
+        expected_room = copies(left, cpu_milli, pod, "A") + copies(other, 40_000, pod, "B")
+        assert rooms[index] == (expected_room if kind.devices > 1 else 0)
+
+    def worth(left: list[int], cpu_milli: int) -> float:
+        assert numbers.tables is not None
+        singles = min(
+            price * cpu_milli + sum(float(numbers.tables[0, milli // 10, at]) for milli in left)
+            for at, price in enumerate(numbers.prices)
+        )
+        wide = sum(
+            wanted * kind.milli * kind.devices
+            * copies(left, cpu_milli, share(kind.milli, kind.cpu_milli, kind.devices, " ".join(kind.models)), "A")
+            for kind, wanted in kinds
+            if kind.devices > 1
+        )  # fmt: skip
+        return singles + wide
+
+    [one] = ask.shares
+    for device in range(8):
+        [judged] = board.rank(ask, policy.native, [0], allowed=[1 << device])
+        if judged.verdict is not Verdict.FITS:
+            continue
+        after = [milli - one.milli * (at == device) for at, milli in enumerate(left)]
+        loss = worth(left, cpu_milli) - worth(after, cpu_milli - ask.cpu_milli)
+        assert judged.cost * 1e-6 == pytest.approx(loss + native.crowding[0] * one.milli, abs=1e-3)
+
+
+def test_numbers_made_elsewhere_make_the_same_policy() -> None:
+    board = Board([NodeSpec("n", 64_000, 0, 4, "A")])
+    mix = Mix.of([share(300, 1000), share(1000, 2000, 2)])
+    numbers = pickle.loads(pickle.dumps(Numbers.of("worth", Outline.of(board), mix)))  # noqa: S301 - ours
+    ours, theirs = Policy("worth", board, mix), Policy.made_of(numbers, board)
+    assert board.rank(share(300), ours.native, [0]) == board.rank(share(300), theirs.native, [0])
+    with pytest.raises(PlacementError, match="another board's"):
+        Policy.made_of(numbers, Board([NodeSpec("n", 1, 0, 1, "B")]))

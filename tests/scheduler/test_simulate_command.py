@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster_world import node_body, pod_body
 from reference import check_placements
 
 from sharepod.cli.simulate import POLICIES
@@ -59,6 +60,7 @@ def test_everything_is_there_for_machines(lists: list[str], tmp_path: Path) -> N
     points = told["outcomes"][0]["points"]
     assert points[-1]["arrived"] >= 1.1
     assert set(points[-1]["failed"]) == {"1 GPU", "CPU", "share"}
+    assert points[-1]["insisting"] == {"failed": 0, "arrived": 0}
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["seed", "pod", "node", "device_indices", "milli"]
@@ -94,6 +96,7 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(lists: list[str]) -> N
         (("--seeds", "0"), 2, "--seeds 0 cannot be: 1 to 1000"),
         (("--jobs", "-1"), 2, "--jobs -1 cannot be"),
         (("--seed", "3"), 2, "No such option"),
+        (("--once", "--arrive", "1"), 2, "--once and --arrive exclude each other: give one of them"),
         (("--picture", "curve.svg"), 2, "is no PNG"),
         (("--placements", "/nowhere/out.csv"), 1, "cannot write /nowhere/out.csv: /nowhere is not there"),
         (("--policy", "worth,fgd", "--placements", "out.csv"), 2, "--placements is for one policy, --policy names 2"),
@@ -114,6 +117,72 @@ def test_a_line_that_cannot_be_is_named(lists: list[str], tmp_path: Path) -> Non
     done = simulate(*lists)
     assert (done.returncode, done.stdout) == (1, "")
     assert "pods.csv: line 9: cpu_milli is 'lots': a whole number from 0 is needed" in done.stderr
+
+
+def live(tmp_path: Path) -> list[str]:
+    """Write a cluster of three nodes with two devices each, and pods for four devices and a half; one cannot be."""
+    nodes = [{**node_body(f"n{number}", 2), "kind": "Node"} for number in range(3)]
+    pods = [{**pod_body(f"p{number}", 60 if number % 2 else 40), "kind": "Pod"} for number in range(6)]
+    both = pod_body("both", 30)
+    both["spec"]["containers"].append({"name": "whole", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
+    wrong = [pod_body(f"wrong{number}", 30, {"sharepod.io/limit": "10"}) for number in range(3)]
+    plain = [pod_body(f"plain{number}", 0) for number in range(5)]
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": [*pods, both, *wrong, *plain]}))
+    return ["--nodes", str(tmp_path / "nodes.json"), "--pods", str(tmp_path / "pods.json")]
+
+
+def test_a_live_cluster_is_asked_whether_its_pods_fit_each_of_them_once(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    done = simulate(*live(tmp_path), "--once", "--seeds", "3", "--placements", str(out))
+    assert done.returncode == 0, done.stderr
+    totals, failures = (part.splitlines() for part in done.stdout.split("\n\n"))
+    assert totals[2].split() == ["worth", "71.67", "%", "71.67", "%", "±", "0.00", *totals[2].split()[7:]]
+    assert failures[3].split() == ["worth", "71.67", "%", "0.00", "%", "0.00", "%"], "CPU pods and shares: none failed"
+    left_out = [line for line in done.stderr.splitlines() if "left out" in line]
+    assert len(left_out) == 1
+    assert left_out[0].startswith("sharepod: left out, as it can be placed nowhere: default/wrong0: sharepod.io/limit")
+    assert left_out[0].endswith("; and 2 more pods")
+    with out.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["seed"] == "2"]
+    names = [row["pod"] for row in rows]
+    assert len(set(names)) == 12, "each of them came"
+    assert sorted(names) == sorted([*set(names), "default/both"]), "a pod with two shares has two lines"
+    both = [(row["node"], row["milli"], row["device_indices"]) for row in rows if row["pod"] == "default/both"]
+    assert [milli for _, milli, _ in both] == ["300", "1000"]
+    assert both[0][0] == both[1][0]
+    assert both[0][2] != both[1][2]
+    taken: dict[tuple[str, str], int] = {}
+    for row in rows:
+        for index in filter(None, row["device_indices"].split("|")):
+            taken[row["node"], index] = taken.get((row["node"], index), 0) + int(row["milli"])
+    assert sum(taken.values()) == 4300
+    assert max(taken.values()) <= 1000
+
+
+def test_a_live_cluster_is_asked_for_more_than_it_has(tmp_path: Path) -> None:
+    done = simulate(*live(tmp_path), "--arrive", "1.2", "--seeds", "2", "--policy", "worth,binpack", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["arrive"] == 1.2
+    assert min(one["points"][-1]["arrived"] for one in told["outcomes"]) >= 1.2
+    once = json.loads(simulate(*live(tmp_path), "--once", "--seeds", "1", "-o", "json").stdout)
+    assert once["arrive"] is None
+    last = once["outcomes"][0]["points"][-1]
+    assert last["arrived"] == pytest.approx(4.3 / 6)
+    assert sum(size["arrived"] for size in last["failed"].values()) == 12
+
+
+def test_files_of_a_cluster_that_are_mixed_up_or_cut_off_are_one_line(tmp_path: Path) -> None:
+    nodes, pods = live(tmp_path)[1::2]
+    done = simulate("--nodes", pods, "--pods", nodes)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {pods}: it has a Pod, Nodes are needed: were the files mixed up?\n"
+    Path(pods).write_text(Path(pods).read_text()[:-100])
+    done = simulate("--nodes", nodes, "--pods", pods)
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {pods}: ")
+    assert line.endswith("it is cut off, or no JSON: get it again with kubectl get pods -A -o json")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -137,7 +206,9 @@ def test_nothing_is_left_when_a_signal_ends_it(lists: list[str], number: signal.
                 os.kill(child, number)
     running.send_signal(number)
     _, errors = running.communicate(timeout=30)
-    assert running.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    # A signal that comes before the command has read its arguments ends it as it would any program.
+    early = {-number} if wait_s is not None or number == signal.SIGKILL else set()
+    assert running.returncode in {128 + number} | early
     assert "Traceback" not in errors
     deadline = time.monotonic() + 10
     while children(running.pid) and time.monotonic() < deadline:

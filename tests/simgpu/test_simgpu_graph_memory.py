@@ -109,6 +109,7 @@ executable = instantiate(graph)
 run(executable, stream)
 print(cuda.cuGraphLaunch(executable, stream), taken(), amounts()[0])
 ok(cuda.cuMemsetD8_v2(c_uint64(address), 1, c_size_t(100 * MIB)))
+ok(cuda.cuCtxSynchronize())  # the stream of the free does not wait for it
 if {outlives}:
     ok(cuda.cuGraphExecDestroy(executable))
     ok(cuda.cuGraphDestroy(graph))

@@ -37,6 +37,7 @@ SOURCES = [
         for name in (
             "arbiter",
             "gang",
+            "join",
             "holdings",
             "mend",
             "mishaps",

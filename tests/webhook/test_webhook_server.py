@@ -10,7 +10,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 import pytest
-from foreign_pods import hami, kai, patched, pod, review, shares
+from foreign_pods import Object, hami, kai, patched, pod, response, review, shares
 from webhook_process import NAME, Webhook, webhook
 
 from sharepod.webhook.review import Decision
@@ -95,6 +95,43 @@ def test_what_is_no_review_gets_a_status_and_a_line(running: Webhook) -> None:
     assert running.post(b"", "/elsewhere")[0] == 404
     assert running.post(b"", "/compatibility", "GET")[0] == 405
     assert running.admit(pod({}))["allowed"] is True
+
+
+def asked_for_gates(running: Webhook, item: Object, **more: object) -> tuple[int, bytes]:
+    return running.post(json.dumps(review(item, **more)).encode(), "/gate")
+
+
+def test_a_pod_with_a_share_gets_its_gate_and_a_gang_that_cannot_be_is_refused(running: Webhook) -> None:
+    item = pod({"sharepod.io/gpu": "30"})
+    status, body = asked_for_gates(running, item)
+    said = response(body)
+    assert (status, said["allowed"]) == (200, True)
+    gated = patched(item, Decision(patch=tuple(said["patch"])))
+    assert gated["spec"]["schedulingGates"] == [{"name": "sharepod.io/gate"}]
+    assert response(asked_for_gates(running, pod({}))[1])["allowed"] is True
+    wrong = pod({"sharepod.io/gpu": "30"}, annotations={"sharepod.io/gang": "g", "sharepod.io/gang-size": "0"})
+    said = response(asked_for_gates(running, wrong)[1])
+    cause = "sharepod.io/gang-size is '0': give a whole number from 1 to 4096"
+    assert (said["allowed"], said["status"]["message"]) == (False, f"sharepod: {cause}")
+    assert running.event("pod refused")["cause"] == cause
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (b"", "it is no JSON"),
+        (b"[]", "it is no JSON object"),
+        (b"{}", "it is no AdmissionReview of admission.k8s.io/v1"),
+        (json.dumps(review(pod({}), uid=7)).encode(), "request.uid is no text of its kind"),
+        (
+            json.dumps(review({"spec": {**pod({"sharepod.io/gpu": "30"})["spec"], "schedulingGates": "all"}})).encode(),
+            "spec.schedulingGates is no list of objects",
+        ),
+    ],
+)
+def test_what_is_no_review_gets_no_gate_but_a_status_and_a_line(running: Webhook, body: bytes, cause: str) -> None:
+    assert running.post(body, "/gate") == (400, f"{cause}\n".encode())
+    assert running.event("request not understood", status=400)["cause"] == cause
 
 
 def test_a_body_that_is_longer_than_it_says_is_not_kept(running: Webhook) -> None:

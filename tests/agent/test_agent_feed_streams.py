@@ -1,0 +1,228 @@
+"""The agent's streams against schedulers that hang, vanish or multiply: in one loop, with short times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from agent_doubles import H200, H200_B
+
+from sharepod.agent import feed as feed_module
+from sharepod.agent.device import DeviceStatus, NodeStatus
+from sharepod.agent.feed import Feed, Target
+from sharepod.agent.feed_metrics import Tally
+from sharepod.proto import v1_pb2 as pb
+
+Serve = Callable[["Double", Any], Awaitable[None]]
+TARGET = Target("schedulers", 1)
+
+
+class Double:
+    """A scheduler that keeps what it is told; `serve` says how it behaves."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.told: list[pb.ReportUsageRequest] = []
+        self.streams = 0
+        self._serve = serve
+
+    async def handle(self, _: object, context: Any) -> None:
+        self.streams += 1
+        await self._serve(self, context)
+
+    async def take(self, context: Any) -> bool:
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            return False
+        self.told.append(pb.ReportUsageRequest.FromString(data))
+        return True
+
+
+async def answer_all(double: Double, context: Any) -> None:
+    while await double.take(context):
+        await context.write(pb.ReportUsageResponse(taken=len(double.told)).SerializeToString())
+
+
+async def answer_none(double: Double, context: Any) -> None:
+    while await double.take(context):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def listening(serve: Serve, port: int = 0) -> AsyncIterator[tuple[Double, int]]:
+    double = Double(serve)
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.http2.bdp_probe", 0)))
+    handler: Any = grpc.stream_stream_rpc_method_handler(double.handle)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("sharepod.v1.UsageService", {"ReportUsage": handler}),)
+    )
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield double, port
+    finally:
+        await server.stop(None)
+
+
+def status(second: int, *, memory: int = 0) -> NodeStatus:
+    devices = (DeviceStatus(H200, memory_used_bytes=memory), DeviceStatus(H200_B))
+    return NodeStatus(second * 1_000_000_000, (), devices)
+
+
+async def until(what: Callable[[], object], timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def feeding(
+    monkeypatch: pytest.MonkeyPatch, ports: Callable[[], set[int]], *, answer_s: float = 40.0, tick_s: float = 0.02
+) -> AsyncIterator[tuple[Feed, Tally]]:
+    """A feed that is told ten times as often, with changing numbers, and that looks for its schedulers all the time."""
+
+    def addresses(host: str, port: int) -> frozenset[tuple[str, int]]:
+        assert (host, port) == ("schedulers", 1)
+        found = ports()
+        if not found:
+            raise OSError(2, "Name or service not known")
+        return frozenset(("127.0.0.1", port) for port in found)
+
+    monkeypatch.setattr(feed_module, "_addresses", addresses)
+    monkeypatch.setattr(feed_module, "RESOLVE_S", 0.1)
+    monkeypatch.setattr(feed_module, "BACKOFF_S", (0.05, 0.2))
+    monkeypatch.setattr(feed_module, "ANSWER_S", answer_s)
+    tally = Tally()
+    feed = Feed(TARGET, "n1", "0.1.0", tally)
+
+    async def tick() -> None:
+        second = 0
+        while True:
+            second += 1
+            feed.tell(status(second, memory=second * 2**30))
+            await asyncio.sleep(tick_s)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield feed, tally
+    finally:
+        ticking.cancel()
+        await feed.close()
+
+
+def test_every_scheduler_that_the_name_stands_for_is_told_and_none_that_it_no_longer_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        async with listening(answer_all) as (one, first), listening(answer_all) as (other, second):
+            ports = {first}
+            async with feeding(monkeypatch, lambda: ports) as (_, tally):
+                await until(lambda: one.told)
+                assert not other.told
+                ports.add(second)
+                await until(lambda: len(other.told) > 1 and len(tally.answered_ns) == 2)
+                assert tally.schedulers == 2
+                assert other.told[0].HasField("node")
+                assert not other.told[1].HasField("node")
+                ports.clear()  # the name is not known for a moment: both stay
+                before = len(other.told)
+                await until(lambda: len(other.told) > before + 20)
+                assert len(tally.answered_ns) == 2
+                ports.add(second)
+                await until(lambda: len(tally.answered_ns) == 1)
+                assert one.streams == other.streams == 1
+
+    asyncio.run(check())
+
+
+def test_a_scheduler_that_does_not_answer_is_tried_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with (
+            listening(answer_none) as (double, port),
+            feeding(monkeypatch, lambda: {port}, answer_s=0.3) as (_, tally),
+        ):
+            await until(lambda: double.streams >= 3)
+            assert tally.failures >= 2
+            assert not tally.answered_ns
+
+    asyncio.run(check())
+    ours = [record for record in caplog.records if record.name.startswith("sharepod.")]  # gRPC tells of its ends, too
+    assert [getattr(record, "cause", "") for record in ours] == ["no answer for 0.3 s"]  # the same is not said again
+
+
+def test_a_scheduler_that_answers_no_longer_is_not_called_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer_once(double: Double, context: Any) -> None:
+        if double.streams == 1:
+            await double.take(context)
+            await context.write(b"")
+        await answer_none(double, context)
+
+    async def check() -> None:
+        async with (
+            listening(answer_once) as (double, port),
+            feeding(monkeypatch, lambda: {port}, answer_s=0.3) as (_, tally),
+        ):
+            await until(lambda: tally.answered_ns)
+            await until(lambda: double.streams > 1)
+            assert not tally.answered_ns
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x08\x01" * 40])
+def test_what_a_scheduler_answers_cannot_harm_the_agent(monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
+    async def answer_garbage(double: Double, context: Any) -> None:
+        while await double.take(context):
+            await context.write(garbage)
+
+    async def check() -> None:
+        async with listening(answer_garbage) as (double, port), feeding(monkeypatch, lambda: {port}):
+            await until(lambda: len(double.told) > 3 or double.streams > 3)
+
+    asyncio.run(check())
+
+
+def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: Double, context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full: try again")
+
+    async def check() -> None:
+        async with listening(refuse) as (double, port), feeding(monkeypatch, lambda: {port}) as (_, tally):
+            await until(lambda: double.streams >= 3)
+            before, began = double.streams, asyncio.get_running_loop().time()
+            await until(lambda: double.streams >= before + 5)
+            assert asyncio.get_running_loop().time() - began >= 5 * 0.2 / 2
+            assert tally.failures >= before + 4
+
+    asyncio.run(check())
+
+
+def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a scheduler does not pile up in the agent."""
+    resume = asyncio.Event()
+
+    async def read_late(double: Double, context: Any) -> None:
+        await double.take(context)
+        await context.write(b"")
+        await resume.wait()
+        await answer_all(double, context)
+
+    async def check() -> None:
+        async with (
+            listening(read_late) as (double, port),
+            feeding(monkeypatch, lambda: {port}, tick_s=0.0002) as (feed, tally),
+        ):
+            await until(lambda: tally.answered_ns)
+            await until(lambda: feed._painter._last.device_numbers[0].memory_used_bytes > 12_000 * 2**30, 60)
+            sent = tally.messages
+            assert sent < 8000  # what flow control lets through, and no more
+            resume.set()
+            last = feed._painter._last.device_numbers[0].memory_used_bytes
+            await until(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)
+
+    asyncio.run(check())

@@ -1,0 +1,184 @@
+"""What the scheduler is told: pictures of the node, in virtual time. Noise is no change, and nothing else is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from agent_doubles import H200, H200_B
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
+from sharepod.agent.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
+from sharepod.agent.plugin import PluginOffer, PluginReport
+from sharepod.agent.reported import MEMORY_STEP_BYTES, Painter, difference, settled
+from sharepod.agent.share import (
+    DeviceTerms,
+    DeviceUsage,
+    DeviceUuid,
+    Share,
+    ShareClass,
+    ShareId,
+    ShareStatus,
+    Terms,
+    Usage,
+)
+
+GIB = 2**30
+
+
+def held(share: str = "a", device: DeviceInfo = H200, *, used_s: float = 0, **rates: int) -> ShareStatus:
+    terms = DeviceTerms(device.uuid, Terms(30_000, 60_000, GIB))
+    labels = {"namespace": "team", "pod": f"pod-{share}", "pod_uid": "u", "container": "main", "other": "x"}
+    value = Share(ShareId(share), (terms,), ShareClass.LATENCY, "/d", 1, labels=labels)
+    usage = DeviceUsage(device.uuid, Usage(used_ns=round(used_s * SECOND_NS)), **rates)
+    return ShareStatus(value, (usage,), ())
+
+
+def status(second: float, *shares: ShareStatus, memory: int = 0, plugin: PluginReport | None = None) -> NodeStatus:
+    devices = (DeviceStatus(H200, memory_used_bytes=memory), DeviceStatus(H200_B))
+    return NodeStatus(round(second * SECOND_NS), shares, devices, plugin)
+
+
+def test_numbers_move_by_steps_and_come_to_rest_at_zero() -> None:
+    assert settled(0, 999, 1000) == 0
+    assert settled(0, 1000, 1000) == 1000
+    assert settled(0, 1600, 1000) == 2000
+    assert settled(50_000, 50_999, 1000) == 50_000
+    assert settled(50_000, 49_001, 1000) == 50_000
+    assert settled(50_000, 51_200, 1000) == 51_000
+    assert settled(1000, 0, 1000) == 0
+    assert settled(1000, 1, 1000) == 1000
+
+
+@given(st.lists(st.integers(0, 100_000), min_size=1))
+def test_what_is_told_is_never_off_by_more_than_a_step(values: list[int]) -> None:
+    told = 0
+    for value in values:
+        told = settled(told, value, 1000)
+        assert abs(told - value) < 1000
+        assert told % 1000 == 0
+        assert 0 <= told <= 100_000
+
+
+def test_a_picture_has_what_there_is_of_devices_and_shares() -> None:
+    plugin = PluginReport(offer=PluginOffer(frozenset({H200_B.uuid}), late=False))
+    painter = Painter()
+    share = held(used_1m_millipercent=20_300, waited_1m_millipercent=5000)
+    second = held("b", used_1m_millipercent=0, waited_1m_millipercent=97_000)
+    picture = painter.paint(status(1, share, second, memory=3 * GIB, plugin=plugin))
+    assert picture.late is False
+    assert [device.offered for device in picture.devices.values()] == [False, True]
+    assert picture.devices[0].uuid == H200.uuid
+    assert picture.device_numbers[0].waited_1m_millipercent == 102_000
+    assert abs(picture.device_numbers[0].memory_used_bytes - 3 * GIB) < H200.memory_total_bytes // 1000
+    told = picture.shares["a", 0]
+    assert (told.pod_uid, told.namespace, told.pod, told.container) == ("u", "team", "pod-a", "main")
+    assert (told.request_millipercent, told.limit_millipercent, told.memory_limit_bytes) == (30_000, 60_000, GIB)
+    assert picture.share_numbers["a", 0].used_1m_millipercent == 20_000
+    assert painter.paint(status(2)).late is None
+
+
+def test_noise_is_no_difference_and_an_idle_node_has_none() -> None:
+    painter = Painter()
+    before = painter.paint(status(1, held(used_1m_millipercent=20_000), memory=3 * GIB))
+    after = painter.paint(status(2, held(used_1m_millipercent=20_900), memory=3 * GIB + 2**20))
+    told = difference(before, after)
+    assert told is not None
+    assert not told
+    assert difference(None, after) is None
+
+
+def test_what_differs_is_told_and_nothing_else() -> None:
+    painter = Painter()
+    before = painter.paint(status(1, held("a"), held("b")))
+    told = difference(before, painter.paint(status(2, held("a", used_1m_millipercent=50_000), held("c"))))
+    assert told is not None
+    assert (set(told.shares), told.ended, not told.devices) == ({("c", 0)}, ("b",), True)
+    assert set(told.share_numbers) == {("a", 0), ("c", 0)}
+
+
+def test_a_share_that_comes_back_on_another_device_ends_and_is_told_anew() -> None:
+    painter = Painter()
+    before = painter.paint(status(1, held("a")))
+    told = difference(before, painter.paint(status(2, held("a", H200_B))))
+    assert told is not None
+    assert (told.ended, set(told.shares), set(told.share_numbers)) == (("a",), {("a", 1)}, {("a", 1)})
+
+
+def test_a_plugin_that_comes_or_goes_means_that_all_is_told() -> None:
+    painter = Painter()
+    plugin = PluginReport(offer=PluginOffer(frozenset(), late=True))
+    before, after = painter.paint(status(1)), painter.paint(status(2, plugin=plugin))
+    assert difference(before, after) is None
+    assert difference(after, painter.paint(status(3))) is None
+
+
+def test_what_the_driver_and_labels_say_is_made_fit_to_be_told() -> None:
+    share = held()
+    share = replace(share, share=replace(share.share, labels={"pod": "p" * 400, "namespace": "a\nb"}))
+    device = DeviceStatus(replace(H200, name="H200\x00"), health_reason="r" * 1000)
+    picture = Painter().paint(NodeStatus(SECOND_NS, (share,), (device,)))
+    assert picture.devices[0].model == "H200?"
+    assert len(picture.devices[0].health_reason) == 253
+    told = picture.shares["a", 0]
+    assert (len(told.pod), told.namespace, told.pod_uid) == (253, "a?b", "")
+
+
+def test_a_device_that_does_not_tell_its_memory_has_steps_too() -> None:
+    unified = DeviceInfo(DeviceUuid("GPU-x"), 0, "GB10", 0)
+    device = DeviceStatus(unified, memory_used_bytes=MEMORY_STEP_BYTES * 5 // 2)
+    picture = Painter().paint(NodeStatus(SECOND_NS, (), (device,)))
+    assert picture.device_numbers[0].memory_used_bytes == 3 * MEMORY_STEP_BYTES
+
+
+def test_a_device_keeps_what_shares_used_that_have_ended() -> None:
+    painter = Painter()
+    for second in range(61):  # half of the time, after five hours that were before this agent's
+        picture = painter.paint(status(second, held(used_s=18_000 + second / 2)))
+    assert picture.device_numbers[0].used_1s_millipercent == 50_000
+    for second in range(61, 91):
+        picture = painter.paint(status(second))
+    numbers = picture.device_numbers[0]
+    assert numbers.used_1s_millipercent == 0
+    assert abs(numbers.used_1m_millipercent - 25_000) <= 2000
+    assert abs(numbers.used_15m_millipercent - 33_000) <= 2000
+    assert picture.device_numbers[1].used_15m_millipercent == 0
+
+
+def test_a_share_that_is_new_counts_from_its_first_nanosecond() -> None:
+    account = DeviceAccount()
+    account.add(0, {})
+    account.add(SECOND_NS, {"a": SECOND_NS // 2})
+    account.add(2 * SECOND_NS, {"a": SECOND_NS, "b": SECOND_NS // 4})
+    assert account.rate_millipercent(2 * SECOND_NS, SECOND_NS) == 75_000
+    account.add(3 * SECOND_NS, {"a": 0})  # a counter that falls is none
+    assert account.rate_millipercent(3 * SECOND_NS, SECOND_NS) == 0
+
+
+def test_a_quarter_of_an_hour_is_a_window_too_and_so_is_the_time_waited() -> None:
+    account = Account()
+    used = waited = 0
+    for second in range(2400):  # 20 min at 10 %, then 20 min at 70 %; waiting all the time but for the last two minutes
+        account.add(second * SECOND_NS, used, waited)
+        account.validate()
+        used += SECOND_NS * (1 if second < 1200 else 7) // 10
+        waited += SECOND_NS * (second < 2280)
+    now = 2400 * SECOND_NS
+    assert account.rate_millipercent(now, used, QUARTER_NS) == 70_000
+    assert account.waited_millipercent(now, waited, MINUTE_NS) == 0
+    assert abs(account.waited_millipercent(now, waited, QUARTER_NS) - 86_700) < 2000
+    for second in range(2400, 2850):  # half of the window
+        account.add(second * SECOND_NS, used, waited)
+    error = 100_000 * OLD_NS // QUARTER_NS
+    assert abs(account.rate_millipercent(2850 * SECOND_NS, used, QUARTER_NS) - 35_000) <= error
+
+
+@pytest.mark.parametrize("seconds", [3, 100, 500])
+def test_a_young_account_has_its_own_age_for_a_quarter_of_an_hour(seconds: int) -> None:
+    account = Account()
+    for second in range(seconds):
+        account.add(second * SECOND_NS, second * SECOND_NS // 4)
+    now = (seconds - 1) * SECOND_NS
+    assert account.rate_millipercent(now, now // 4, QUARTER_NS) == 25_000

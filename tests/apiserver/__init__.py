@@ -1,0 +1,21 @@
+"""A double of the API server, for tests: HTTPS, tokens, versions, watches that break, webhooks, the rules of pods.
+
+What it refuses, and with which status, is what Kubernetes does: `tests/contract` holds the promises that our code leans
+on, and passes here and on a real API server. `server` is the way in; each other module says what it owns.
+"""
+
+import socket
+
+from .hand import pod
+from .keys import AUTHORITY, DEVELOPER, SERVER
+from .refusal import Body, Refusal
+from .server import ApiServer
+
+__all__ = ["AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "unused_port"]
+
+
+def unused_port() -> int:
+    """Return a port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,21 @@
+"""Certificates of the double: one authority for a run, its server's, and a developer's."""
+
+from __future__ import annotations
+
+import ssl
+
+import trustme
+
+AUTHORITY = trustme.CA()
+SERVER = AUTHORITY.issue_cert("127.0.0.1", "localhost")
+DEVELOPER = AUTHORITY.issue_cert("developer@example.org")
+
+
+def server_context(*, clients: bool) -> ssl.SSLContext:
+    """Return the context of a server under our authority; `clients`: it believes their certificates, too."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    SERVER.configure_cert(context)
+    if clients:
+        AUTHORITY.configure_trust(context)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context

@@ -1,0 +1,109 @@
+"""What is served: kinds of objects, their paths, and since which release. A kind more is a row more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NEWEST = 36
+"""The minor release that is played where no other is asked for."""
+GATES_SINCE = 27
+"""Scheduling gates are on by default; before, the field is dropped as any unknown one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object at one version of its group."""
+
+    kind: str
+    plural: str
+    version: str = "v1"
+    group: str = ""
+    namespaced: bool = True
+    subresources: tuple[str, ...] = ()
+    needs_version: bool = False
+    """PUT is refused without a resourceVersion."""
+    stored: bool = True
+    """False: it can only be created, and is the question to an answer."""
+    since: int = 0
+    until: int = 999
+    """Minor releases that serve it."""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+_PDB = {"group": "policy", "subresources": ("status",), "needs_version": True}
+_HOOK = {"group": "admissionregistration.k8s.io", "namespaced": False, "needs_version": True}
+
+KINDS: tuple[Kind, ...] = (
+    Kind("Pod", "pods", subresources=("status", "binding", "eviction")),
+    Kind("Node", "nodes", namespaced=False, subresources=("status",)),
+    Kind("Namespace", "namespaces", namespaced=False, subresources=("status",)),
+    Kind("Event", "events"),
+    Kind("ConfigMap", "configmaps"),
+    Kind("Secret", "secrets"),
+    Kind("ServiceAccount", "serviceaccounts"),
+    Kind("Lease", "leases", group="coordination.k8s.io", needs_version=True),
+    Kind("PodDisruptionBudget", "poddisruptionbudgets", since=21, **_PDB),  # type: ignore[arg-type]
+    Kind("PodDisruptionBudget", "poddisruptionbudgets", version="v1beta1", until=24, **_PDB),  # type: ignore[arg-type]
+    Kind("PriorityClass", "priorityclasses", group="scheduling.k8s.io", namespaced=False),
+    Kind("MutatingWebhookConfiguration", "mutatingwebhookconfigurations", **_HOOK),  # type: ignore[arg-type]
+    Kind("ValidatingWebhookConfiguration", "validatingwebhookconfigurations", **_HOOK),  # type: ignore[arg-type]
+    Kind("TokenReview", "tokenreviews", group="authentication.k8s.io", namespaced=False, stored=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a path leads to."""
+
+    kind: Kind
+    namespace: str = ""
+    """Empty: of no namespace, or a list over all of them."""
+    name: str = ""
+    """Empty: all of them."""
+    subresource: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.name
+
+    @property
+    def what(self) -> str:
+        return f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
+
+
+def place_of(path: str, minor: int) -> Place | None:
+    """Return what a path leads to at a minor release; None: nothing."""
+    words = path.strip("/").split("/")
+    if words[:2] == ["api", "v1"]:
+        group, version, rest = "", "v1", words[2:]
+    elif words[0] == "apis" and len(words) > 3:
+        group, version, rest = words[1], words[2], words[3:]
+    else:
+        return None
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] != "status":
+        namespace, rest = rest[1], rest[2:]
+    if not 1 <= len(rest) <= 3 or not all(rest):
+        return None
+    plural, name, subresource = [*rest, "", ""][:3]
+    for kind in KINDS:
+        if (kind.group, kind.version, kind.plural) == (group, version, plural) and kind.since <= minor <= kind.until:
+            if subresource and subresource not in kind.subresources:
+                return None
+            if (bool(namespace) and not kind.namespaced) or (kind.namespaced and name and not namespace):
+                return None
+            return Place(kind, namespace, name, subresource)
+    return None
+
+
+def kind_named(plural: str, minor: int = NEWEST) -> Kind:
+    """Return the kind of a plural, at the newest version that is served."""
+    return next(kind for kind in KINDS if kind.plural == plural and kind.since <= minor <= kind.until)

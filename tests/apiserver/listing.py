@@ -1,0 +1,119 @@
+"""Lists: of which version, which objects of it, in which pieces. What is sent is made of what the store has as text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from .refusal import Refusal, bad_request, expired, invalid
+from .selector import field_selector, label_selector
+from .store import Compacted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .kinds import Place
+    from .store import Kept, Key, Store
+
+_TOO_OLD = (
+    "The provided continue parameter is too old to display a consistent list result. You must start a new list without "
+    "the continue parameter."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Where a list is to begin and of which version it is."""
+
+    version: int
+    after: Key
+
+
+def matcher(place: Place, query: Mapping[str, str]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return what tells whether an object is asked for. Raises Refusal."""
+    fields = field_selector(place.kind.plural, query.get("fieldSelector", ""))
+    labels = label_selector(query.get("labelSelector", ""))
+    name, namespace = place.name, place.namespace
+
+    def matches(body: Mapping[str, Any]) -> bool:
+        metadata = body["metadata"]
+        if (name and metadata.get("name") != name) or (namespace and metadata.get("namespace", "") != namespace):
+            return False
+        return fields(body) and labels(body)
+
+    return matches
+
+
+def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) -> bytes:
+    """Return a list as JSON. Raises Refusal.
+
+    `behind`: how many versions the cache lacks, from which a list at version 0 comes.
+    """
+    matches = matcher(place, query)
+    limit, wanted = number(query, "limit"), query.get("resourceVersion", "")
+    page = _page(query.get("continue", ""))
+    version = _version(store, query, behind) if page is None else page.version
+    if page is not None and wanted not in ("", "0"):
+        raise bad_request("specifying resource version is not allowed when using continue")
+    try:
+        objects = store.all_at(place.kind.plural, version, place.namespace)
+        chosen: list[tuple[Key, Kept]] = [
+            (key, kept) for key, kept in objects if (page is None or key > page.after) and matches(kept.body)
+        ]
+    except Compacted:
+        raise expired(_TOO_OLD if page is not None else f"The resourceVersion {version} is too old.") from None
+    metadata: dict[str, object] = {"resourceVersion": str(version)}
+    from_cache = page is None and wanted == "0"  # in one piece, whatever the limit
+    if limit and len(chosen) > limit and not from_cache:
+        metadata["continue"] = _token(version, chosen[limit - 1][0])
+        metadata["remainingItemCount"] = len(chosen) - limit
+        chosen = chosen[:limit]
+    head = {"kind": f"{place.kind.kind}List", "apiVersion": place.kind.api_version, "metadata": metadata}
+    return orjson.dumps(head)[:-1] + b',"items":[' + b",".join(kept.text for _, kept in chosen) + b"]}"
+
+
+def _version(store: Store, query: Mapping[str, str], behind: int) -> int:
+    wanted, match = number(query, "resourceVersion"), query.get("resourceVersionMatch", "")
+    if match and not query.get("resourceVersion"):
+        why = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
+        raise invalid("ListOptions.meta.k8s.io", "", [("resourceVersionMatch", why)])
+    if wanted > store.version:
+        why = f"Too large resource version: {wanted}, current: {store.version}"
+        raise Refusal(
+            504, "Timeout", why, causes=[{"reason": "ResourceVersionTooLarge", "message": why}], retry_after_s=1
+        )
+    if match == "Exact":
+        if wanted < store.floor:
+            raise expired(f"The resourceVersion for the provided list is too old: {wanted} ({store.floor})")
+        return wanted
+    if query.get("resourceVersion") == "0":
+        return max(store.floor, store.version - behind)
+    return store.version
+
+
+def number(query: Mapping[str, str], name: str) -> int:
+    """Return a number of a query, 0 where it is not given. Raises Refusal."""
+    text = query.get(name) or "0"
+    if not text.isdecimal():
+        why = f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        raise bad_request(f"{name}: {why}")
+    return int(text)
+
+
+def _token(version: int, after: Key) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps({"rv": version, "start": list(after)})).decode("ascii").rstrip("=")
+
+
+def _page(token: str) -> Page | None:
+    if not token:
+        return None
+    try:
+        found = orjson.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        return Page(int(found["rv"]), (str(found["start"][0]), str(found["start"][1])))
+    except (binascii.Error, ValueError, KeyError, TypeError, IndexError):
+        raise bad_request("continue key is not valid") from None

@@ -1,0 +1,334 @@
+"""The verbs that write: create, replace, patch, apply, bind, evict; each with its checks, webhooks and rules.
+
+Owns the order of these, and what is retried when another write came between. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import evict, rules
+from .admission import MUTATING, VALIDATING, Admission, Write, check_configuration
+from .apply import applied, note_applied, note_update
+from .deletion import Deletion
+from .events import check_event
+from .kinds import Place, kind_named
+from .objects import check_changed, check_name, made, same_but_version, time_of
+from .patch import json_patch, merge_patch, strategic_merge_patch
+from .refusal import Refusal, already_exists, bad_request, conflict, forbidden, invalid, not_found
+from .store import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .store import Kept, Store
+
+Body = dict[str, Any]
+
+JSON, MERGE, STRATEGIC, APPLY = (
+    f"application/{kind}" for kind in ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json",
+                                       "apply-patch+yaml")
+)  # fmt: skip
+_TRIES = 5
+_GENERATIONS = ("poddisruptionbudgets", MUTATING, VALIDATING)
+
+
+@dataclass(slots=True)
+class Ask:
+    """How something is to be written."""
+
+    manager: str = "test"
+    force: bool = False
+    dry_run: bool = False
+    warnings: list[str] = field(default_factory=list)
+    """What the answer's headers are to say."""
+
+
+class Registry:
+    """What may be written to one store, and how."""
+
+    def __init__(self, store: Store, admission: Admission, minor: int, unix: Callable[[], float]) -> None:
+        """`unix` is the wall clock."""
+        self.store, self._admission, self._minor, self._unix = store, admission, minor, unix
+        self.reviews: dict[str, Body] = {}
+        """What a TokenReview of a token answers as its status; others are not authenticated."""
+        self.deletion = Deletion(store, admission, minor, unix)
+        self.knows_eviction_v1 = minor >= 22
+        self.evicted: list[str] = []
+        """Names of pods, as they were evicted."""
+
+    def get(self, place: Place) -> Kept:
+        """Return an object. Raises Refusal."""
+        if place.kind.plural == "poddisruptionbudgets":
+            self.settle_budgets(place.namespace)
+        kept = self.store.get(place.kind.plural, place.key)
+        if kept is None:
+            raise not_found(place.kind.title, place.name)
+        return kept
+
+    async def create(self, place: Place, body: Body, ask: Ask, applied_as: Body | None = None) -> Body:
+        """Make an object; `applied_as`: what its manager applies. Raises Refusal."""
+        kind = place.kind
+        _check_kind(place, body)
+        if not kind.stored:
+            return self._reviewed(body)
+        self._check_namespace(place)
+        self._fill(place, body)
+        mutated = await self._admission.mutate(
+            Write(place, body.get("metadata", {}).get("name", ""), "CREATE", body, None, ask.dry_run), ask.warnings
+        )
+        if mutated is None:
+            raise bad_request("the request is no object")
+        body = mutated
+        self._fill(place, body)
+        made(place, body, self._unix())
+        if kind.plural in _GENERATIONS:
+            body["metadata"]["generation"] = 1
+        key = place.namespace, body["metadata"]["name"]
+        self._check_new(place, body)
+        await self._admission.validate(Write(place, key[1], "CREATE", body, None, ask.dry_run), ask.warnings)
+        if self.store.get(kind.plural, key) is not None:
+            raise already_exists(kind.title, key[1])
+        self._check_namespace(place)
+        body["metadata"].pop("managedFields", None)
+        if applied_as is None:
+            note_update({"metadata": {}}, body, ask.manager, "", kind.api_version, self._now())
+        else:
+            note_applied(body, applied_as, ask.manager, kind.api_version, self._now())
+        if ask.dry_run:
+            return body
+        kept = self.store.put(kind.plural, key, body)
+        if kind.plural == "namespaces":
+            self.begin_namespace(key[1])
+        return kept.body
+
+    def begin_namespace(self, name: str) -> None:
+        """Put what controllers put into every namespace."""
+        account = {"metadata": {"name": "default", "namespace": name, "uid": f"uid-{name}-default"}}
+        self.store.put("serviceaccounts", (name, "default"), account)
+
+    async def update(self, place: Place, body: Body, ask: Ask) -> Body:
+        """Replace an object. Raises Refusal."""
+        _check_kind(place, body)
+        kept = self.get(place)
+        metadata = body.get("metadata") or {}
+        check_name(place, metadata)
+        if metadata.get("uid") not in (None, "", kept.body["metadata"].get("uid")):
+            uid = kept.body["metadata"].get("uid")
+            why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {uid}"
+            raise conflict(place.kind.title, place.name, why)
+        if place.kind.needs_version and not metadata.get("resourceVersion"):
+            why = "Invalid value: 0x0: must be specified for an update"
+            raise invalid(place.kind.kind, place.name, [("metadata.resourceVersion", why)])
+
+        def change(_: Body) -> Body:
+            return copied(body)
+
+        return await self._change(place, change, ask)
+
+    async def patch(self, place: Place, media: str, patch: Any, ask: Ask) -> Body:
+        """Change an object by a patch. Raises Refusal."""
+        if media != JSON and not isinstance(patch, dict):
+            raise bad_request("the patch is no object")
+        change: dict[str, Callable[[Body], Body]] = {
+            JSON: lambda body: json_patch(body, copied({"": patch})[""]),
+            MERGE: lambda body: merge_patch(body, copied(patch)),
+            STRATEGIC: lambda body: strategic_merge_patch(body, copied(patch)),
+        }
+        if media not in change:
+            raise Refusal(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {media}")
+        return await self._change(place, change[media], ask)
+
+    async def apply(self, place: Place, wanted: Body, ask: Ask) -> tuple[Body, bool]:
+        """Apply what a manager wants; return the object, and whether it was made. Raises Refusal."""
+        if not ask.manager:
+            why = "Required value: is required for apply patch"
+            raise invalid("PatchOptions.meta.k8s.io", "", [("fieldManager", why)])
+        _check_kind(place, wanted, required=True)
+        if wanted.get("metadata", {}).get("managedFields"):
+            raise bad_request("metadata.managedFields must be nil")
+        ignored = "spec" if place.subresource == "status" else "status"
+        if "status" in place.kind.subresources:
+            wanted.pop(ignored, None)
+
+        def change(body: Body) -> Body:
+            return applied(
+                body, copied(wanted), ask.manager, place.subresource, place.kind.api_version, self._now(),
+                force=ask.force,
+            )  # fmt: skip
+
+        if self.store.get(place.kind.plural, place.key) is None and not place.subresource:
+            if wanted.get("metadata", {}).get("uid"):
+                raise conflict(place.kind.title, place.name, "uid mismatch: the object is not there")
+            wanted.setdefault("metadata", {})["name"] = place.name
+            everything = Place(place.kind, place.namespace)
+            return await self.create(everything, copied(wanted), ask, applied_as=wanted), True
+        return await self._change(place, change, ask, notes=False), False
+
+    async def bind(self, place: Place, binding: Body, ask: Ask) -> None:
+        """Bind a pod to a node. Raises Refusal."""
+        pod = self.get(place)
+        if binding.get("metadata", {}).get("name", place.name) != place.name:
+            raise bad_request("name in URL does not match name in Binding object")
+        rules.bound(pod.copy(), binding, self._now())
+        write = Write(place, place.name, "CREATE", {"metadata": {"name": place.name}, **binding}, None, ask.dry_run)
+        await self._admission.mutate(write, ask.warnings)
+        await self._admission.validate(write, ask.warnings)
+        bound = rules.bound(self.get(place).copy(), binding, self._now())
+        if not ask.dry_run:
+            self.store.put("pods", place.key, bound)
+
+    async def evict(self, place: Place, eviction: Body, ask: Ask) -> None:
+        """Delete a pod if its budgets allow it. Raises Refusal."""
+        version = eviction.get("apiVersion")
+        if version not in ("policy/v1", "policy/v1beta1") or (version == "policy/v1" and not self.knows_eviction_v1):
+            raise bad_request(f'no kind "Eviction" is registered for version "{version}"')
+        if eviction.get("metadata", {}).get("name") != place.name:
+            raise bad_request("name in URL does not match name in Eviction object")
+        pod = self.get(place).body
+        options = eviction.get("deleteOptions") or {}
+        if evict.is_guarded(pod):
+            self.settle_budgets(place.namespace)
+            budgets = [kept.body for _, kept in self.store.all("poddisruptionbudgets", place.namespace)]
+            evict.check(pod, evict.budgets_of(pod, budgets, empty=self._minor >= 21))
+        alone = Place(kind_named("pods"), place.namespace, place.name)
+        await self.deletion.delete(
+            alone, options, dry_run=ask.dry_run or bool(options.get("dryRun")), warnings=ask.warnings
+        )
+        self.evicted.append(place.name)
+
+    def settle_budgets(self, namespace: str) -> None:
+        """Do a disruption controller's work, whenever somebody looks at what it does."""
+        for key, kept in list(self.store.all("poddisruptionbudgets", namespace)):
+            pods = (found.body for _, found in self.store.all("pods", key[0]))
+            status = evict.status_of(kept.body, pods, empty=self._minor >= 21)
+            if status != kept.body.get("status"):
+                self.store.put("poddisruptionbudgets", key, {**kept.body, "status": status})
+
+    async def _change(self, place: Place, change: Callable[[Body], Body], ask: Ask, *, notes: bool = True) -> Body:
+        """Change an object; anew where another write came between, unless the change names a version."""
+        for _ in range(_TRIES):
+            kept = self.get(place)
+            body = await self._changed(place, kept.body, change, ask, notes=notes)
+            now = self.store.get(place.kind.plural, place.key)
+            if now is None:
+                raise not_found(place.kind.title, place.name)
+            if now.version != kept.version:
+                continue
+            if ask.dry_run:
+                return body
+            if same_but_version(kept.body, body):
+                return kept.body
+            kept = self.store.put(place.kind.plural, place.key, body)
+            metadata = kept.body["metadata"]
+            going = metadata.get("deletionTimestamp") and not metadata.get("deletionGracePeriodSeconds")
+            if going and not metadata.get("finalizers"):
+                self.deletion.remove(place)
+            return kept.body
+        raise conflict(place.kind.title, place.name, "it is changed all the time; try again")
+
+    async def _changed(
+        self, place: Place, before: Body, change: Callable[[Body], Body], ask: Ask, *, notes: bool
+    ) -> Body:
+        head = {"apiVersion": place.kind.api_version, "kind": place.kind.kind}
+        body = change(head | copied(before))
+        _check_kind(place, body)
+        check_changed(place, before, body)
+        self._keep_other_part(place, before, body)
+        self._refill(place, body)
+        write = Write(place, place.name, "UPDATE", body, before, ask.dry_run)
+        body = await self._admission.mutate(write, ask.warnings) or body
+        check_changed(place, before, body)
+        self._keep_other_part(place, before, body)
+        self._refill(place, body)
+        if place.kind.plural == "pods":
+            (rules.check_status if place.subresource else rules.check_changed)(before, body)
+        elif place.kind.plural == "events":
+            check_event(body, place.namespace)
+        elif place.kind.plural in (MUTATING, VALIDATING):
+            check_configuration(body)
+        if place.kind.plural in _GENERATIONS and _but_status(before) != _but_status(body):
+            body["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
+        if notes:
+            note_update(before, body, ask.manager, place.subresource, place.kind.api_version, self._now())
+        write = Write(place, place.name, "UPDATE", body, before, ask.dry_run)
+        await self._admission.validate(write, ask.warnings)
+        return body
+
+    def _keep_other_part(self, place: Place, before: Body, body: Body) -> None:
+        """Keep what is not written through this path: the status, or all but it."""
+        if "status" not in place.kind.subresources:
+            return
+        if place.subresource == "status":
+            for key in {*before, *body} - {"status", "metadata"}:
+                body.pop(key, None)
+                if key in before:
+                    body[key] = copied({"": before[key]})[""]
+        else:
+            body.pop("status", None)
+            if "status" in before:
+                body["status"] = copied(before["status"])
+
+    def _fill(self, place: Place, body: Body) -> None:
+        if not isinstance(body.setdefault("metadata", {}), dict):
+            raise bad_request("metadata is no object")
+        if place.kind.plural == "pods":
+            rules.fill(body, self._minor, self._priority_class)
+        elif place.kind.plural == "namespaces":
+            body["status"] = {"phase": "Active"}
+        elif place.kind.plural == "poddisruptionbudgets":
+            body.pop("status", None)
+
+    def _refill(self, place: Place, body: Body) -> None:
+        if place.kind.plural == "pods":
+            rules.drop_unknown(body, self._minor)
+
+    def _check_new(self, place: Place, body: Body) -> None:
+        if place.kind.plural == "pods":
+            rules.check_new(body)
+        elif place.kind.plural == "events":
+            check_event(body, place.namespace)
+        elif place.kind.plural in (MUTATING, VALIDATING):
+            check_configuration(body)
+
+    def _check_namespace(self, place: Place) -> None:
+        if not place.kind.namespaced:
+            return
+        if not place.namespace:
+            raise bad_request("an object needs a namespace")
+        found = self.store.get("namespaces", ("", place.namespace))
+        if found is None:
+            raise not_found("namespaces", place.namespace)
+        if found.body.get("status", {}).get("phase") == "Terminating":
+            why = f"unable to create new content in namespace {place.namespace} because it is being terminated"
+            raise forbidden(place.kind.title, "", why)
+
+    def _priority_class(self, name: str) -> Body | None:
+        for _, kept in self.store.all("priorityclasses"):
+            if kept.body["metadata"]["name"] == name or (not name and kept.body.get("globalDefault")):
+                return kept.body
+        built_in = {"system-node-critical": 2000001000, "system-cluster-critical": 2000000000}
+        return {"metadata": {"name": name}, "value": built_in[name]} if name in built_in else None
+
+    def _reviewed(self, body: Body) -> Body:
+        token = body.get("spec", {}).get("token", "")
+        status = self.reviews.get(token, {"authenticated": False, "error": "the token is not known"})
+        return body | {"status": status}
+
+    def _now(self) -> str:
+        return time_of(self._unix())
+
+
+def _check_kind(place: Place, body: Body, *, required: bool = False) -> None:
+    """Take the kind and its version off a body: what is stored has neither. Raises Refusal for another's."""
+    kind, version = body.pop("kind", None), body.pop("apiVersion", None)
+    if required and not (kind and version):
+        raise bad_request("Object 'Kind' is missing")
+    if (kind or place.kind.kind) != place.kind.kind or (version or place.kind.api_version) != place.kind.api_version:
+        why = f"the API version in the data ({version}, {kind}) does not match the expected API version"
+        raise bad_request(f"{why} ({place.kind.api_version}, {place.kind.kind})")
+
+
+def _but_status(body: Body) -> Body:
+    return {key: value for key, value in body.items() if key not in ("status", "metadata")}

@@ -1,0 +1,292 @@
+"""The server: HTTPS on loopback, who may ask, which verb a request is; it stops, and comes back at the same port.
+
+It runs in the test's loop. What a verb does is in the other modules; so are the bad days, in `faults`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Self
+
+import orjson
+import yaml
+from aiohttp import web
+
+from sharepod.deviceplugin.cluster import Cluster, in_cluster
+
+from .admission import Admission
+from .faults import Faults
+from .hand import Hand
+from .keys import AUTHORITY, server_context
+from .kinds import NEWEST, Place, place_of
+from .listing import listed, matcher
+from .refusal import Refusal, bad_request
+from .registry import APPLY, JSON, MERGE, STRATEGIC, Ask, Registry
+from .store import Store
+from .watch import Watches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .watch import Break
+
+Body = dict[str, Any]
+
+_BODY_MAX = 3 * 2**20
+_PATCHES = (JSON, MERGE, STRATEGIC, APPLY)
+
+
+class ApiServer(Hand):
+    """Start with `async with`; `stop` and `start` make it go and come back at the same address."""
+
+    def __init__(self, minor: int = NEWEST, unix: Callable[[], float] = time.time) -> None:
+        """`minor`: which release of Kubernetes 1 is played; `unix`: its wall clock."""
+        super().__init__(Store())
+        self.minor = minor
+        self.token = "first"  # noqa: S105
+        self.faults = Faults()
+        self.services: dict[tuple[str, str], int] = {}
+        """Ports on this machine where webhooks' Services lead, by namespace and name."""
+        self.requests: Counter[str] = Counter()
+        """How often it was asked, by `verb resource`."""
+        self.stale = 0
+        """How many versions the cache is behind, from which a list at version 0 is answered."""
+        self.port = 0
+        self._admission = Admission(self.store, self.services)
+        self.registry = Registry(self.store, self._admission, minor, unix)
+        self.watches = Watches(self.store)
+        self._runner: web.AppRunner | None = None
+        self._connections: set[asyncio.Transport] = set()
+        """Held until the end: asyncio forgets one whose other end closes while it is paused, and never closes it."""
+        for name in ("default", "kube-system"):
+            self.put_namespace(name)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+        self.registry.deletion.close()
+        # Connections that were shaking hands or had paused are nobody's now. Those of the client are left alone: if it
+        # forgets one, the test is to fail.
+        for connection in self._connections:
+            connection.abort()
+        loop: Any = asyncio.get_running_loop()
+        quiet = 0
+        of_clients: list[Any] = []
+        for _ in range(200):
+            await asyncio.sleep(0.005)
+            open_ones = [item for item in loop._transports.values() if item._sock is not None]
+            of_clients = [item for item in open_ones if item.get_extra_info("sockname")[1] != self.port]
+            for item in open_ones:
+                if item.get_extra_info("sockname")[1] == self.port:
+                    item.abort()
+            quiet = 0 if open_ones or len(asyncio.all_tasks()) > 1 else quiet + 1
+            if quiet == 3:
+                break
+        assert not of_clients, "a client left a connection open"
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=_BODY_MAX)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
+        await self._runner.setup()
+        server: Any = self._runner.server
+        begin = server.connection_made
+
+        def connection_made(handler: Any, transport: asyncio.Transport) -> None:
+            self._connections.add(transport)
+            begin(handler, transport)
+
+        server.connection_made = connection_made
+        context = server_context(clients=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=context, reuse_address=True)
+        await site.start()
+        self.port = int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        self.cut("cut")
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+        await self._admission.close()
+
+    def account(self, directory: Path) -> Path:
+        """Write a service account as kubelet mounts it; again after `token` has changed."""
+        directory.mkdir(exist_ok=True)
+        (directory / "token").write_text(self.token + "\n", encoding="ascii")
+        AUTHORITY.cert_pem.write_to_path(str(directory / "ca.crt"))
+        return directory
+
+    def cluster(self, directory: Path) -> Cluster:
+        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
+        return in_cluster(environment, self.account(directory))
+
+    @property
+    def watching(self) -> int:
+        """How many watches are open."""
+        return self.watches.open
+
+    @property
+    def bookmarked(self) -> bool:
+        """Every watch was sent its bookmark."""
+        return self.watches.bookmarked
+
+    def bookmark(self) -> None:
+        self.watches.bookmark()
+
+    def cut(self, how: Break, coming: int = 0) -> None:
+        """End all watches, and as many of those to come as soon as they begin."""
+        self.watches.cut(how, coming)
+
+    def compact(self) -> None:
+        """Forget the history: whoever is behind must list again."""
+        self.store.compact()
+
+    def refuse(self, code: int, times: int = 1, after: str | None = None, only: str = "") -> None:
+        """Answer the next requests with a status; `only` those of a verb and resource such as `patch pods`."""
+        self.faults.refuse(code, times, after, only)
+
+    def restore(self, version: int) -> None:
+        """Forget everything, and count versions from here: a backup was restored."""
+        self.store.reset(version)
+        self.put_namespace("default")
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in ("/healthz", "/livez", "/readyz"):
+            return web.Response(text="ok")
+        if not request.path.startswith(("/api/", "/apis/", "/version")):
+            return web.Response(text="404 page not found", status=404)
+        place = place_of(request.path, self.minor)
+        watches = place is not None and request.method == "GET" and request.query.get("watch") in ("true", "1")
+        verb = "watch" if watches else request.method.lower()
+        what = f"{verb} {place.what if place is not None else request.path}"
+        self.requests[what] += 1
+        await asyncio.sleep(self.faults.lag_of(what))
+        try:
+            self._authenticate(request)
+            self.faults.check(what)
+            if request.path == "/version":
+                return _json({"major": "1", "minor": str(self.minor), "gitVersion": f"v1.{self.minor}.0"})
+            if watches and place is not None:
+                return await self.watches.serve(request, place)
+            response = await self._do(request, place)
+        except Refusal as refusal:
+            return _json(refusal.status, refusal.code, refusal.headers)
+        if self.faults.loses(what) and request.transport is not None:
+            request.transport.abort()
+        return response
+
+    def _authenticate(self, request: web.Request) -> None:
+        transport = request.transport
+        certified = transport is not None and bool(transport.get_extra_info("peercert"))
+        if not certified and request.headers.get("Authorization") != f"Bearer {self.token}":
+            raise Refusal(401, "Unauthorized", "Unauthorized")
+
+    async def _do(self, request: web.Request, place: Place | None) -> web.Response:
+        """Do what a request asks that is no watch. Raises Refusal."""
+        if place is None:
+            raise Refusal(404, "NotFound", "the server could not find the requested resource")
+        method, ask = request.method, _ask(request)
+        if method == "GET" and place.kind.stored and place.subresource in ("", "status"):
+            if place.name:
+                return _json(_with_kind(place, self.registry.get(place).body))
+            if place.kind.plural == "poddisruptionbudgets":
+                self.registry.settle_budgets(place.namespace)
+            return web.Response(
+                body=listed(self.store, place, request.query, self.stale), content_type="application/json"
+            )
+        if method == "POST" and (not place.name or place.subresource in ("binding", "eviction")):
+            return await self._post(request, place, ask)
+        changes = place.name and place.kind.stored and place.subresource in ("", "status")
+        if method == "PUT" and changes:
+            done = await self.registry.update(place, await _body(request, "application/json"), ask)
+            return _json(_with_kind(place, done), 200, _warned(ask))
+        if method == "PATCH" and changes:
+            return await self._patch(request, place, ask)
+        if method == "DELETE" and place.kind.stored and not place.subresource:
+            return await self._delete(request, place, ask)
+        raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+    async def _post(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
+        body = await _body(request, "application/json")
+        if place.subresource == "binding":
+            await self.registry.bind(place, body, ask)
+        elif place.subresource == "eviction":
+            await self.registry.evict(place, body, ask)
+        else:
+            return _json(_with_kind(place, await self.registry.create(place, body, ask)), 201, _warned(ask))
+        return _json(_success(), 201, _warned(ask))
+
+    async def _patch(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
+        patch = await _body(request, *_PATCHES, lists=True)
+        if request.content_type == APPLY:
+            ask.manager = request.query.get("fieldManager", "")
+            done, is_new = await self.registry.apply(place, patch, ask)
+            return _json(_with_kind(place, done), 201 if is_new else 200, _warned(ask))
+        done = await self.registry.patch(place, request.content_type, patch, ask)
+        return _json(_with_kind(place, done), 200, _warned(ask))
+
+    async def _delete(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
+        options = await _body(request, "application/json", "application/octet-stream") if request.can_read_body else {}
+        if grace := request.query.get("gracePeriodSeconds"):
+            options["gracePeriodSeconds"] = int(grace)
+        if place.name:
+            before = self.registry.get(place).body
+            dry_run = ask.dry_run or bool(options.get("dryRun"))
+            left = await self.registry.deletion.delete(place, options, dry_run=dry_run, warnings=ask.warnings)
+            if left is None and place.kind.plural != "pods":
+                details = {"name": place.name, "kind": place.kind.plural, "uid": before["metadata"].get("uid", "")}
+                return _json(_success() | {"details": details}, 200, _warned(ask))
+            return _json(_with_kind(place, before if left is None else left), 200, _warned(ask))
+        matches = matcher(place, request.query)
+        for key, kept in list(self.store.all(place.kind.plural, place.namespace)):
+            if matches(kept.body):
+                await self.registry.deletion.delete(Place(place.kind, *key), options, warnings=ask.warnings)
+        return _json(_success())
+
+
+def _ask(request: web.Request) -> Ask:
+    agent = request.headers.get("User-Agent", "unknown").partition("/")[0]
+    manager = request.query.get("fieldManager") or agent
+    dry = request.query.get("dryRun", "")
+    if dry not in ("", "All"):
+        raise bad_request(f'dryRun: Unsupported value: "{dry}": supported values: "All"')
+    return Ask(manager[:128], force=request.query.get("force") == "true", dry_run=bool(dry))
+
+
+async def _body(request: web.Request, *media: str, lists: bool = False) -> Any:
+    if request.content_type not in media:
+        why = f"the body of the request was in an unknown format - accepted media types include: {', '.join(media)}"
+        raise Refusal(415, "UnsupportedMediaType", why)
+    try:
+        text = await request.read()
+        body = yaml.safe_load(text) if request.content_type == APPLY else orjson.loads(text)
+    except (ValueError, yaml.YAMLError):
+        raise bad_request("couldn't get version/kind; json parse error: the body is no JSON") from None
+    if not isinstance(body, (dict, list) if lists else dict):
+        raise bad_request("the body is no object")
+    return body
+
+
+def _with_kind(place: Place, body: Body) -> Body:
+    return {"kind": place.kind.kind, "apiVersion": place.kind.api_version, **body}
+
+
+def _success() -> Body:
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+
+def _warned(ask: Ask) -> dict[str, str] | None:
+    if not ask.warnings:
+        return None
+    quoted = (warning.replace("\\", "\\\\").replace('"', '\\"') for warning in ask.warnings)
+    return {"Warning": ", ".join(f'299 - "{warning}"' for warning in quoted)}
+
+
+def _json(body: Body, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")

@@ -1,0 +1,160 @@
+"""What is kept: objects by kind and name, a version for every change, and a bounded history of changes.
+
+Knows no rule, no clock and no HTTP. What is handed out is never changed afterwards: bodies are copied when they come
+in, and whoever wants to change one makes a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Body = dict[str, Any]
+Key = tuple[str, str]
+"""Namespace, empty where there is none, and name."""
+
+HISTORY_MAX = 100_000
+"""Changes that are remembered; older ones are compacted away."""
+
+
+def copied(body: Body) -> Body:
+    copy: Body = orjson.loads(orjson.dumps(body))
+    return copy
+
+
+class Kept:
+    """An object at one version; it does not change."""
+
+    __slots__ = ("_text", "body", "version")
+
+    def __init__(self, body: Body, version: int) -> None:
+        self.body = body
+        self.version = version
+        self._text: bytes | None = None
+
+    @property
+    def text(self) -> bytes:
+        """Its JSON, made once: lists and watches of thousands of objects are sums of these."""
+        if self._text is None:
+            self._text = orjson.dumps(self.body)
+        return self._text
+
+    def copy(self) -> Body:
+        body: Body = orjson.loads(self.text)
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has happened to one object."""
+
+    version: int
+    plural: str
+    key: Key
+    before: Kept | None
+    after: Kept
+    there: bool
+    """False: it has gone; `after` is how it was last."""
+
+
+class Compacted(Exception):
+    """A version is older than what is remembered."""
+
+
+class Store:
+    """All objects."""
+
+    def __init__(self, version: int = 100, history_max: int = HISTORY_MAX) -> None:
+        self.version = version
+        self.floor = 0
+        """Versions below are compacted away."""
+        self.changed: set[Callable[[], None]] = set()
+        """Called after every change."""
+        self._history_max = history_max
+        self._objects: dict[str, dict[Key, Kept]] = {}
+        self._history: list[Change] = []
+        """One for every version. Those below `floor` stay: a watch that is open reads on across a compaction."""
+        self._dropped = 0
+        """The version up to which changes are not in memory any more."""
+
+    def reset(self, version: int) -> None:
+        """Forget everything, and count from this version."""
+        self.version, self.floor, self._dropped = version, 0, 0
+        self._objects, self._history = {}, []
+
+    def get(self, plural: str, key: Key) -> Kept | None:
+        return self._objects.get(plural, {}).get(key)
+
+    def all(self, plural: str, namespace: str = "") -> Iterator[tuple[Key, Kept]]:
+        """Yield the objects of a kind, of one namespace or of all, in the order of their names."""
+        return _in_order(self._objects.get(plural, {}), namespace)
+
+    def all_at(self, plural: str, version: int, namespace: str = "") -> Iterator[tuple[Key, Kept]]:
+        """Yield the objects as they were at a version. Raises Compacted."""
+        if version < self.floor:
+            raise Compacted
+        there = self._objects.get(plural, {})
+        later = self.since(version)
+        if any(change.plural == plural for change in later):
+            there = dict(there)
+            for change in reversed(later):
+                if change.plural == plural:
+                    there.pop(change.key, None)
+                    if change.before is not None:
+                        there[change.key] = change.before
+        return _in_order(there, namespace)
+
+    def put(self, plural: str, key: Key, body: Body) -> Kept:
+        """Keep a copy of an object, under the next version."""
+        kept = self._next(body)
+        objects = self._objects.setdefault(plural, {})
+        before = objects.get(key)
+        objects[key] = kept
+        self._remember(Change(kept.version, plural, key, before, kept, there=True))
+        return kept
+
+    def delete(self, plural: str, key: Key) -> Kept:
+        """Forget an object; it says at which version it went."""
+        before = self._objects[plural].pop(key)
+        gone = self._next(before.body)
+        self._remember(Change(gone.version, plural, key, before, gone, there=False))
+        return gone
+
+    def since(self, version: int) -> list[Change]:
+        """Return the changes after a version. Raises Compacted where some of them are forgotten."""
+        if not self._history or version >= self.version:
+            return []
+        if version < self._dropped:
+            raise Compacted
+        return self._history[max(0, version - self._history[0].version + 1) :]
+
+    def compact(self) -> None:
+        """Refuse whoever asks for a version before this one; watches that are open go on."""
+        self.floor = self.version
+
+    def _next(self, body: Body) -> Kept:
+        self.version += 1
+        kept = copied(body)
+        kept.setdefault("metadata", {})["resourceVersion"] = str(self.version)
+        return Kept(kept, self.version)
+
+    def _remember(self, change: Change) -> None:
+        self._history.append(change)
+        if len(self._history) > self._history_max:
+            half = self._history_max // 2
+            self._dropped = self._history[-half - 1].version
+            self.floor = max(self.floor, self._dropped)
+            del self._history[:-half]
+        for told in list(self.changed):
+            told()
+
+
+def _in_order(objects: dict[Key, Kept], namespace: str) -> Iterator[tuple[Key, Kept]]:
+    for key in sorted(objects):
+        if not namespace or key[0] == namespace:
+            yield key, objects[key]

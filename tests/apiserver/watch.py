@@ -1,0 +1,199 @@
+"""Watches: what changes, line by line; bookmarks; and how a watch ends, well or not.
+
+One watch reads the store's history from where it is, so that it is never told less than happened, however slow it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+from aiohttp import web
+
+from .listing import matcher, number
+from .refusal import expired, invalid
+from .store import Compacted, Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .kinds import Place
+    from .store import Change, Store
+
+Break = Literal["end", "cut", "half"]
+
+_LONG_S = 1800.0
+_HALF = b'{"type":"MODIFIED","object":{"kind":"Po'
+_BOOKMARK_BEFORE_END_S = 2.0
+
+
+@dataclass(eq=False)
+class Watcher:
+    """One watch; `broken` says how it is to end."""
+
+    place: Place
+    matches: Callable[[Mapping[str, Any]], bool]
+    bookmarks: bool
+    at: int
+    """The version up to which everything was sent."""
+    since: int
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    broken: Break | None = None
+    bookmark_due: bool = False
+
+
+class Watches:
+    """All open watches of one server."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: list[Watcher] = []
+        self._cuts = 0
+        self.gone_by_status = False
+        """A version that is gone is told by the status of the answer; else by an error in the stream."""
+        store.changed.add(self._wake)
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    @property
+    def bookmarked(self) -> bool:
+        """Every watch was sent its bookmark."""
+        return not any(watcher.bookmark_due for watcher in self._open)
+
+    def bookmark(self) -> None:
+        """Send a bookmark to every watch that takes them."""
+        for watcher in self._open:
+            watcher.bookmark_due = True
+            watcher.wake.set()
+
+    def cut(self, how: Break, coming: int = 0) -> None:
+        """End all watches, and as many of those to come as soon as they begin."""
+        for watcher in self._open:
+            watcher.broken = how
+            watcher.wake.set()
+        self._cuts = coming
+
+    def _wake(self) -> None:
+        for watcher in self._open:
+            watcher.wake.set()
+
+    async def serve(self, request: web.Request, place: Place) -> web.StreamResponse:
+        """Answer a watch until it ends. Raises Refusal."""
+        query = request.query
+        matches = matcher(place, query)
+        if "sendInitialEvents" in query:
+            why = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+            raise invalid("ListOptions.meta.k8s.io", "", [("sendInitialEvents", why)])
+        since, there = number(query, "resourceVersion"), []
+        gone = 0 < since < self._store.floor
+        refusal = expired(f"too old resource version: {since} ({self._store.floor})")
+        if gone and self.gone_by_status:
+            raise refusal
+        if not since:
+            since = self._store.version
+            there = [kept for _, kept in self._store.all(place.kind.plural, place.namespace) if matches(kept.body)]
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        try:
+            await response.prepare(request)
+        except ConnectionError:  # it has gone again
+            return response
+        if gone:
+            await response.write(_line(b"ERROR", orjson.dumps(refusal.status)))
+            return response
+        watcher = Watcher(place, matches, query.get("allowWatchBookmarks") in ("true", "1"), since, since)
+        if self._cuts:
+            self._cuts -= 1
+            watcher.broken = "cut"
+        self._open.append(watcher)
+        try:
+            with contextlib.suppress(ConnectionError):
+                for kept in there:
+                    await response.write(self._said(watcher, b"ADDED", kept))
+                await self._follow(watcher, request, response, number(query, "timeoutSeconds") or _LONG_S)
+        finally:
+            self._open.remove(watcher)
+        return response
+
+    async def _follow(
+        self, watcher: Watcher, request: web.Request, response: web.StreamResponse, seconds: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        last_word = end - min(_BOOKMARK_BEFORE_END_S, seconds / 2)
+        while loop.time() < end:
+            watcher.wake.clear()
+            if not await self._send(watcher, request, response):
+                return
+            until = last_word if loop.time() < last_word else end
+            try:
+                async with asyncio.timeout_at(until):
+                    await watcher.wake.wait()
+            except TimeoutError:
+                # As the real one: only what is newer than where the watch began.
+                if until == last_word and watcher.at > watcher.since:
+                    watcher.bookmark_due = True
+
+    async def _send(self, watcher: Watcher, request: web.Request, response: web.StreamResponse) -> bool:
+        """Send what there is; return whether the watch goes on."""
+        try:
+            changes = self._store.since(watcher.at)
+        except Compacted:
+            refusal = expired(f"too old resource version: {watcher.at}")
+            await response.write(_line(b"ERROR", orjson.dumps(refusal.status)))
+            return False
+        for change in changes:
+            if watcher.broken:
+                break
+            watcher.at = change.version
+            line = self._line_of(watcher, change)
+            if line:
+                await response.write(line)
+        if watcher.bookmark_due and not watcher.broken:
+            watcher.bookmark_due = False
+            if watcher.bookmarks and watcher.at <= self._store.version:
+                await response.write(_line(b"BOOKMARK", orjson.dumps(_bookmark(watcher.place, watcher.at))))
+        if watcher.broken == "half":
+            await response.write(_HALF)
+        if watcher.broken in ("cut", "half") and request.transport is not None:
+            request.transport.abort()
+        return watcher.broken is None
+
+    def _line_of(self, watcher: Watcher, change: Change) -> bytes:
+        """Return what is said of a change: objects appear and vanish, too, that only begin or cease to match."""
+        if change.plural != watcher.place.kind.plural:
+            return b""
+        was = change.before is not None and watcher.matches(change.before.body)
+        now = change.there and watcher.matches(change.after.body)
+        if not was and not now:
+            return b""
+        if now:
+            return self._said(watcher, b"MODIFIED" if was else b"ADDED", change.after)
+        if change.before is not None and change.there:  # to this watch it is as it was when it matched
+            last = change.before.copy()
+            last["metadata"]["resourceVersion"] = str(change.version)
+            return self._said(watcher, b"DELETED", Kept(last, change.version))
+        return self._said(watcher, b"DELETED", change.after)
+
+    def _said(self, watcher: Watcher, what: bytes, kept: Kept) -> bytes:
+        kind = watcher.place.kind
+        head = f'{{"kind":"{kind.kind}","apiVersion":"{kind.api_version}",'.encode()
+        return _line(what, head + kept.text[1:])
+
+
+def _line(what: bytes, body: bytes) -> bytes:
+    return b'{"type":"' + what + b'","object":' + body + b"}\n"
+
+
+def _bookmark(place: Place, version: int) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "kind": place.kind.kind, "apiVersion": place.kind.api_version,
+        "metadata": {"resourceVersion": str(version), "creationTimestamp": None},
+    }  # fmt: skip
+    if place.kind.plural == "pods":
+        body |= {"spec": {"containers": None}, "status": {}}
+    return body

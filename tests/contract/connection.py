@@ -1,0 +1,116 @@
+"""How an API server is reached, and what is asked of it: plain requests and their answers, whatever the status."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from sharepod.deviceplugin.cluster import Cluster
+
+Body = dict[str, Any]
+
+ANSWER_S = 40.0
+MERGE, STRATEGIC, JSON_PATCH, APPLY = (
+    "application/merge-patch+json", "application/strategic-merge-patch+json", "application/json-patch+json",
+    "application/apply-patch+yaml",
+)  # fmt: skip
+
+
+def _listen() -> socket.socket:
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One API server, and what can be done to it from where we are."""
+
+    cluster: Cluster
+    """Its address, authority and our credentials."""
+    open: Callable[[aiohttp.AddrInfoType], socket.socket] | None = None
+    """Makes sockets where its address is reached; None: here."""
+    listen: Callable[[], socket.socket] | None = _listen
+    """Makes a bound socket that it reaches at 127.0.0.1; None: there is no such."""
+    compact: Callable[[], Awaitable[None]] | None = None
+    """Has it forget its history; None: we cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered."""
+
+    status: int
+    body: Body
+    headers: Mapping[str, str]
+
+    @property
+    def reason(self) -> str:
+        return str(self.body.get("reason", ""))
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("message", ""))
+
+
+class Client:
+    """A session with one API server; an asynchronous context manager."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._cluster = connection.cluster
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(socket_factory=self.connection.open)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers={"User-Agent": "contract/1"}, trust_env=False
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    def _request(self, method: str, path: str, parameters: Mapping[str, str], **more: Any) -> Any:
+        headers = {**self._cluster.headers(), **more.pop("headers", {})}
+        return self._session.request(
+            method, self._cluster.server + path, params=parameters, headers=headers, ssl=self._cluster.context(),
+            server_hostname=self._cluster.server_name, timeout=aiohttp.ClientTimeout(total=ANSWER_S), **more,
+        )  # fmt: skip
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        media: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        **parameters: str,
+    ) -> Answer:
+        """Return the answer to a request, whatever its status."""
+        head = dict(headers or {}) | ({"Content-Type": media} if body is not None else {})
+        data = None if body is None else json.dumps(body).encode()
+        async with self._request(method, path, parameters, data=data, headers=head) as response:
+            text = await response.read()
+            return Answer(response.status, json.loads(text), response.headers)
+
+    @contextlib.asynccontextmanager
+    async def watch(self, path: str, **parameters: str) -> AsyncIterator[AsyncIterator[Body]]:
+        """Open a watch; its lines come one by one, and it ends with the stream."""
+        async with self._request("GET", path, {"watch": "true", "timeoutSeconds": "20", **parameters}) as response:
+
+            async def lines() -> AsyncIterator[Body]:
+                if response.status != 200:  # as servers may say, in place of an error in the stream
+                    yield {"type": "ERROR", "object": json.loads(await response.read())}
+                    return
+                async for line in response.content:
+                    yield json.loads(line)
+
+            yield lines()

@@ -1,0 +1,99 @@
+"""Evictions, and the disruption budgets that they respect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .there import There, promise, until
+
+if TYPE_CHECKING:
+    from .connection import Answer, Body
+
+GUARDED = {"guarded": "yes"}
+
+
+async def eviction(there: There, name: str, version: str = "", **options: Body) -> Answer:
+    body = {
+        "apiVersion": version or ("policy/v1" if there.minor >= 22 else "policy/v1beta1"), "kind": "Eviction",
+        "metadata": {"name": name, "namespace": there.namespace}, "deleteOptions": options,
+    }  # fmt: skip
+    return await there.ask("POST", there.path("pods", name) + "/eviction", body)
+
+
+async def budget(there: There, least: int, healthy: int) -> None:
+    """Make a budget for at least so many, and wait until its controller has counted the healthy."""
+    group = "policy/v1" if there.minor >= 21 else "policy/v1beta1"
+    spec = {"minAvailable": least, "selector": {"matchLabels": GUARDED}}
+    body = {"apiVersion": group, "kind": "PodDisruptionBudget", "metadata": {"name": "budget"}, "spec": spec}
+    await there.done("POST", there.path("poddisruptionbudgets", group=group), body)
+    await counted(there, healthy)
+
+
+async def counted(there: There, healthy: int) -> None:
+    group = "policy/v1" if there.minor >= 21 else "policy/v1beta1"
+
+    async def seen() -> bool:
+        found = await there.done("GET", there.path("poddisruptionbudgets", "budget", group))
+        status = found.get("status", {})
+        new = status.get("observedGeneration", 0) >= found["metadata"].get("generation", 1)
+        return bool(new and status.get("currentHealthy") == healthy)
+
+    await until(seen, f"{healthy} are healthy")
+
+
+class TestEvictions:
+    """As order_writer.py asks for them."""
+
+    @promise
+    async def test_a_pod_without_a_budget_is_evicted(self, there: There) -> None:
+        made = await there.running_pod("a")
+        answer = await eviction(there, "a", preconditions={"uid": made["metadata"]["uid"]})
+        assert (answer.status, answer.body["status"]) == (201, "Success")
+        assert (await there.done("GET", there.path("pods", "a")))["metadata"]["deletionTimestamp"]
+
+    @promise
+    async def test_a_budget_refuses_with_429_and_its_name(self, there: There) -> None:
+        await there.running_pod("a", labels=GUARDED)
+        await budget(there, 1, 1)
+        answer = await eviction(there, "a")
+        assert (answer.status, answer.reason) == (429, "TooManyRequests")
+        assert "disruption budget" in answer.message
+        [cause] = answer.body["details"]["causes"]
+        assert cause["reason"] == "DisruptionBudget"
+        assert "needs 1 healthy pods and has 1 currently" in cause["message"]
+        found = await there.done("GET", there.path("pods", "a"))
+        assert "deletionTimestamp" not in found["metadata"]
+
+    @promise
+    async def test_a_budget_lets_those_go_whom_it_can_spare(self, there: There) -> None:
+        for name in ("a", "b"):
+            await there.running_pod(name, labels=GUARDED)
+        await budget(there, 1, 2)
+        assert (await eviction(there, "a")).status == 201
+        await counted(there, 1)
+        assert (await eviction(there, "b")).status == 429
+
+    @promise
+    async def test_a_pod_that_has_not_started_is_evicted_whatever_its_budget(self, there: There) -> None:
+        await there.running_pod("a", labels=GUARDED)
+        await there.pod("b", labels=GUARDED)
+        await budget(there, 1, 1)
+        assert (await eviction(there, "b")).status == 201
+        assert (await there.ask("GET", there.path("pods", "b"))).status == 404
+
+    @promise
+    async def test_an_eviction_of_another_uid_is_refused(self, there: There) -> None:
+        await there.running_pod("a")
+        answer = await eviction(there, "a", preconditions={"uid": "00000000-0000-0000-0000-000000000000"})
+        assert (answer.status, answer.reason) == (409, "Conflict")
+        found = await there.done("GET", there.path("pods", "a"))
+        assert "deletionTimestamp" not in found["metadata"]
+
+    @promise
+    async def test_an_eviction_of_nobody_is_not_found(self, there: There) -> None:
+        assert (await eviction(there, "nobody")).status == 404
+
+    @promise
+    async def test_an_eviction_of_an_unknown_version_is_a_bad_request(self, there: There) -> None:
+        await there.running_pod("a")
+        assert (await eviction(there, "a", "policy/v9")).status == 400

@@ -1,0 +1,118 @@
+"""Scheduling gates, and what may be tightened behind them: Kubernetes 1.27 and later, KEP-3521 and KEP-3838."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .connection import STRATEGIC, Answer, Body
+from .there import There, promise
+
+GATE = "sharepod.io/gate"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+async def gated(there: There, spec: Body | None = None, *more: str) -> Body:
+    gates = [{"name": name} for name in (GATE, *more)]
+    return await there.pod("a", {"schedulingGates": gates, **(spec or {})})
+
+
+async def patch(there: There, spec: Body, **metadata: Any) -> Answer:
+    body = {"metadata": metadata, "spec": spec}
+    return await there.ask("PATCH", there.path("pods", "a"), body, media=STRATEGIC)
+
+
+def affinity(*terms: Body) -> Body:
+    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}}
+
+
+def among(*values: str) -> Body:
+    return {"key": "kubernetes.io/hostname", "operator": "In", "values": list(values)}
+
+
+class TestGates:
+    """What the controller of gates leans on."""
+
+    @promise
+    async def test_a_gated_pod_says_that_it_is(self, there: There) -> None:
+        made = await gated(there, None, "other/gate")
+        assert [gate["name"] for gate in made["spec"]["schedulingGates"]] == [GATE, "other/gate"]
+        [condition] = [one for one in made["status"]["conditions"] if one["type"] == "PodScheduled"]
+        assert (condition["status"], condition["reason"]) == ("False", "SchedulingGated")
+
+    @promise
+    async def test_a_pod_is_released_by_one_patch_and_once_more_does_no_harm(self, there: There) -> None:
+        made = await gated(there, {"nodeSelector": {"a": "b"}}, "other/gate")
+        spec = {
+            "nodeSelector": {"kubernetes.io/hostname": "n1"}, "schedulingGates": [{"$patch": "delete", "name": GATE}],
+        }  # fmt: skip
+        for _ in range(2):
+            answer = await patch(there, spec, uid=made["metadata"]["uid"], annotations={"sharepod.io/node": "n1"})
+            assert answer.status == 200, answer
+            assert answer.body["spec"]["schedulingGates"] == [{"name": "other/gate"}]
+            assert answer.body["spec"]["nodeSelector"] == {"a": "b", "kubernetes.io/hostname": "n1"}
+            assert answer.body["metadata"]["annotations"]["sharepod.io/node"] == "n1"
+
+    @promise
+    async def test_a_gate_is_never_added(self, there: There) -> None:
+        await gated(there)
+        answer = await patch(there, {"schedulingGates": [{"name": "late/gate"}]})
+        assert (answer.status, answer.reason) == (422, "Invalid")
+        assert "only deletion is allowed" in answer.message
+        answer = await there.merge(there.path("pods", "a"), {"spec": {"schedulingGates": None}})
+        assert answer.status == 200
+        answer = await patch(there, {"schedulingGates": [{"name": GATE}]})
+        assert answer.status == 422
+
+    @promise
+    async def test_a_gated_pod_is_not_bound(self, there: There) -> None:
+        await gated(there)
+        answer = await there.bind("a")
+        assert (answer.status, answer.reason) == (409, "Conflict")
+        assert "non-empty .spec.schedulingGates" in answer.message
+        await there.merge(there.path("pods", "a"), {"spec": {"schedulingGates": None}})
+        assert (await there.bind("a")).status == 201
+
+    @promise
+    async def test_a_gated_pod_has_no_node_from_the_start(self, there: There) -> None:
+        body = there.pod_body("a", {"schedulingGates": [{"name": GATE}], "nodeName": "n1"})
+        answer = await there.ask("POST", there.path("pods"), body)
+        assert answer.status == 422
+        assert "cannot be set until all schedulingGates have been cleared" in answer.message
+
+    @promise
+    async def test_two_gates_of_one_name_are_refused(self, there: There) -> None:
+        body = there.pod_body("a", {"schedulingGates": [{"name": GATE}, {"name": GATE}]})
+        assert (await there.ask("POST", there.path("pods"), body)).status == 422
+
+    @promise
+    async def test_a_node_selector_is_only_added_to_and_only_behind_a_gate(self, there: There) -> None:
+        await gated(there, {"nodeSelector": {"a": "b"}})
+        path = there.path("pods", "a")
+        for selector in ({"a": "c"}, {"a": None}):
+            answer = await there.merge(path, {"spec": {"nodeSelector": selector}})
+            assert answer.status == 422
+            assert "only additions to spec.nodeSelector are allowed" in answer.message
+        assert (await there.merge(path, {"spec": {"nodeSelector": {"c": "d"}}})).status == 200
+        together = {"nodeSelector": {"e": "f"}, "schedulingGates": None}
+        assert (await there.merge(path, {"spec": together})).status == 200, "with the last gate in one write"
+        assert (await there.merge(path, {"spec": {"nodeSelector": {"g": "h"}}})).status == 422
+
+    @promise
+    async def test_a_node_affinity_is_only_tightened(self, there: There) -> None:
+        await gated(there, affinity({"matchExpressions": [among("n1", "n2")]}))
+        both = {"matchExpressions": [among("n1", "n2"), among("n1")]}
+        assert (await patch(there, affinity(both))).status == 200
+        assert (await patch(there, affinity({"matchExpressions": [among("n1")]}))).status == 422, "one is gone"
+        assert (await patch(there, affinity(both, {"matchExpressions": [among("n3")]}))).status == 422, "a choice more"
+
+    @promise
+    async def test_a_node_affinity_comes_where_there_was_none(self, there: There) -> None:
+        await gated(there)
+        assert (await patch(there, affinity({"matchExpressions": [among("n1")]}))).status == 200
+
+    @promise
+    async def test_nothing_else_changes_behind_a_gate(self, there: There) -> None:
+        await gated(there)
+        for spec in ({"nodeName": "n1"}, {"schedulerName": "other"}, {"priority": 7}):
+            answer = await there.merge(there.path("pods", "a"), {"spec": spec})
+            assert answer.status in (403, 422), spec

@@ -1,0 +1,67 @@
+"""Leases, and what lets two that want one not both have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .there import There, promise
+
+if TYPE_CHECKING:
+    from .connection import Body
+
+GROUP = "coordination.k8s.io/v1"
+WRITTEN = "2026-01-02T03:04:05.678901Z"
+
+
+def lease(holder: str, **metadata: str) -> Body:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": WRITTEN, "leaseTransitions": 0}
+    return {"apiVersion": GROUP, "kind": "Lease", "metadata": {"name": "leader", **metadata}, "spec": spec}
+
+
+class TestLeases:
+    """As lease.py reads and writes them."""
+
+    @promise
+    async def test_a_lease_is_as_it_was_written(self, there: There) -> None:
+        made = await there.done("POST", there.path("leases", group=GROUP), lease("one"))
+        found = await there.done("GET", there.path("leases", "leader", GROUP))
+        assert found["spec"] == made["spec"] == lease("one")["spec"]
+
+    @promise
+    async def test_what_is_there_is_not_made_again(self, there: There) -> None:
+        await there.done("POST", there.path("leases", group=GROUP), lease("one"))
+        answer = await there.ask("POST", there.path("leases", group=GROUP), lease("two"))
+        assert (answer.status, answer.reason) == (409, "AlreadyExists")
+
+    @promise
+    async def test_of_two_that_replace_what_they_read_alike_the_second_is_refused(self, there: There) -> None:
+        read = await there.done("POST", there.path("leases", group=GROUP), lease("one"))
+        path = there.path("leases", "leader", GROUP)
+        first = await there.ask("PUT", path, {**read, "spec": lease("two")["spec"]})
+        second = await there.ask("PUT", path, {**read, "spec": lease("three")["spec"]})
+        assert first.status == 200
+        assert first.body["metadata"]["resourceVersion"] != read["metadata"]["resourceVersion"]
+        assert (second.status, second.reason) == (409, "Conflict")
+        assert "the object has been modified" in second.message
+        assert (await there.done("GET", path))["spec"]["holderIdentity"] == "two"
+
+    @promise
+    async def test_a_lease_is_not_replaced_without_a_version(self, there: There) -> None:
+        await there.done("POST", there.path("leases", group=GROUP), lease("one"))
+        answer = await there.ask("PUT", there.path("leases", "leader", GROUP), lease("two"))
+        assert (answer.status, answer.reason) == (422, "Invalid")
+
+    @promise
+    async def test_a_replacement_of_another_uid_or_name_is_refused(self, there: There) -> None:
+        await there.done("POST", there.path("leases", group=GROUP), lease("one"))
+        path = there.path("leases", "leader", GROUP)
+        answer = await there.ask("PUT", path, lease("two", uid="00000000-0000-0000-0000-000000000000"))
+        assert answer.status in (409, 422)
+        answer = await there.ask("PUT", path, lease("two", name="other"))
+        assert answer.status == 400
+
+    @promise
+    async def test_a_replacement_that_changes_nothing_leaves_the_version(self, there: There) -> None:
+        read = await there.done("POST", there.path("leases", group=GROUP), lease("one"))
+        answer = await there.ask("PUT", there.path("leases", "leader", GROUP), read)
+        assert answer.body["metadata"]["resourceVersion"] == read["metadata"]["resourceVersion"]

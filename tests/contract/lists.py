@@ -1,0 +1,118 @@
+"""What a list is."""
+
+from __future__ import annotations
+
+import pytest
+
+from .there import NODE, There, promise
+
+CLUSTERS_OWN = ("kube-root-ca.crt", "openshift-service-ca.crt")
+"""Config maps that controllers put into every namespace."""
+
+
+class TestLists:
+    """Lists and single objects."""
+
+    @promise
+    async def test_a_list_has_a_version_and_its_items_no_kind(self, there: There) -> None:
+        made = await there.pod("a")
+        listed = await there.done("GET", there.path("pods"))
+        assert listed["kind"] == "PodList"
+        assert int(listed["metadata"]["resourceVersion"]) >= int(made["metadata"]["resourceVersion"])
+        [item] = listed["items"]
+        assert item["metadata"]["uid"] == made["metadata"]["uid"]
+        assert "kind" not in item
+
+    @promise
+    async def test_the_pages_of_a_list_are_of_one_version_whatever_happens_between(self, there: There) -> None:
+        for name in ("a", "b", "c", "d", "e"):
+            await there.config_map(f"map-{name}", {})
+        only = {"fieldSelector": ",".join(f"metadata.name!={name}" for name in CLUSTERS_OWN), "limit": "2"}
+        first = await there.done("GET", there.path("configmaps"), **only)
+        await there.config_map("map-bb", {})
+        await there.done("DELETE", there.path("configmaps", "map-e"))
+        pages, version = [first], first["metadata"]["resourceVersion"]
+        while token := pages[-1]["metadata"].get("continue"):
+            pages.append(await there.done("GET", there.path("configmaps"), **only, **{"continue": token}))
+        assert {page["metadata"]["resourceVersion"] for page in pages} == {version}
+        names = [item["metadata"]["name"] for page in pages for item in page["items"]]
+        assert names == ["map-a", "map-b", "map-c", "map-d", "map-e"]
+
+    @promise
+    async def test_a_page_of_a_version_that_is_compacted_is_gone(self, there: There) -> None:
+        if there.connection.compact is None:
+            pytest.skip("this API server's history cannot be compacted from here")
+        for name in ("a", "b", "c"):
+            await there.config_map(f"map-{name}", {})
+        first = await there.done("GET", there.path("configmaps"), limit="1")
+        await there.config_map("later", {})
+        await there.connection.compact()
+        token = first["metadata"]["continue"]
+        answer = await there.ask("GET", there.path("configmaps"), limit="1", **{"continue": token})
+        assert (answer.status, answer.reason) == (410, "Expired")
+
+    @promise
+    async def test_a_list_at_version_0_comes_in_one_piece(self, there: There) -> None:
+        for name in ("a", "b", "c"):
+            await there.pod(name)
+        version = await there.version("pods")
+        answer = await there.ask("GET", there.path("pods"), resourceVersion=version)
+        for _ in range(5):  # until the cache has caught up; on a busy server that may take longer than it waits
+            if answer.status == 504:
+                answer = await there.ask("GET", there.path("pods"), resourceVersion=version)
+        assert len(answer.body["items"]) == 3
+        listed = await there.done("GET", there.path("pods"), resourceVersion="0", limit="1")
+        assert len(listed["items"]) == 3
+        assert not listed["metadata"].get("continue")
+
+    @promise
+    async def test_a_version_that_is_not_there_yet_is_a_timeout(self, there: There) -> None:
+        ahead = str(int(await there.version("pods")) + 1_000_000)
+        answer = await there.ask("GET", there.path("pods"), resourceVersion=ahead)
+        assert (answer.status, answer.reason) == (504, "Timeout")
+        assert "Too large resource version" in answer.message
+
+    @promise
+    async def test_fields_select_pods(self, there: There) -> None:
+        for name in ("a", "b", "c"):
+            await there.pod(name)
+        assert (await there.bind("a")).status == 201
+        await there.merge(there.path("pods", "b") + "/status", {"status": {"phase": "Succeeded"}})
+
+        async def named(selector: str) -> list[str]:
+            listed = await there.done("GET", there.path("pods"), fieldSelector=selector)
+            return [item["metadata"]["name"] for item in listed["items"]]
+
+        assert await named(f"spec.nodeName={NODE}") == ["a"]
+        assert await named("spec.nodeName=") == ["b", "c"]
+        assert await named("status.phase!=Succeeded,status.phase!=Failed") == ["a", "c"]
+        assert await named("metadata.name=c") == ["c"]
+        assert await named("spec.schedulerName=contract,metadata.name!=c") == ["a", "b"]
+        answer = await there.ask("GET", there.path("pods"), fieldSelector="spec.hostname=a")
+        assert answer.status == 400
+
+    @promise
+    async def test_labels_select(self, there: There) -> None:
+        await there.config_map("a", {}, labels={"app": "x", "tier": "one"})
+        await there.config_map("b", {}, labels={"app": "y"})
+        for selector, names in {
+            "app=x": ["a"], "app!=x": ["b"], "tier": ["a"], "app,!tier": ["b"], "app in (x, y)": ["a", "b"],
+            "app notin (x),app": ["b"], "app=x,tier=two": [],
+        }.items():  # fmt: skip
+            listed = await there.done("GET", there.path("configmaps"), labelSelector=selector)
+            found = [item["metadata"]["name"] for item in listed["items"]]
+            assert [name for name in found if name not in CLUSTERS_OWN] == names, selector
+
+    @promise
+    async def test_what_is_not_there_is_named(self, there: There) -> None:
+        answer = await there.ask("GET", there.path("pods", "nobody"))
+        assert (answer.status, answer.reason) == (404, "NotFound")
+        assert answer.body["details"]["kind"] == "pods"
+        assert answer.body["details"]["name"] == "nobody"
+
+    @promise
+    async def test_a_token_that_is_nobodys_is_not_taken(self, there: There) -> None:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": "nobody's"}}
+        answer = await there.done("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)
+        assert not answer["status"].get("authenticated")
+        assert answer["status"]["error"]

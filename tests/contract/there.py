@@ -1,0 +1,128 @@
+"""What a test of the contract has: an API server, a namespace of its own there, and the objects that it makes in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+from .connection import MERGE, STRATEGIC, Answer, Body, Client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    from .connection import Connection
+
+    Connected = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
+
+PATIENCE_S = 30.0
+NODE = "contract-no-node"
+"""No node has this name: no kubelet takes what is bound to it."""
+SHARE = "sharepod.io/gpu"
+
+
+class There:
+    """A namespace of one API server."""
+
+    def __init__(self, client: Client, namespace: str, minor: int) -> None:
+        self.client, self.namespace, self.minor = client, namespace, minor
+        self.connection = client.connection
+
+    def path(self, plural: str, name: str = "", group: str = "") -> str:
+        """Return the path of a kind, or of one object, in the namespace; `group` such as policy/v1."""
+        root = f"/apis/{group}" if group else "/api/v1"
+        return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    async def ask(self, method: str, path: str, body: object = None, **more: Any) -> Answer:
+        return await self.client.ask(method, path, body, **more)
+
+    async def done(self, method: str, path: str, body: object = None, **more: Any) -> Body:
+        """Return the body of an answer that has to be good."""
+        answer = await self.ask(method, path, body, **more)
+        assert answer.status in (200, 201), (method, path, answer)
+        return answer.body
+
+    def pod_body(self, name: str, spec: Body | None = None, **metadata: Any) -> Body:
+        """Return a pod that no scheduler takes."""
+        container = {"name": "main", "image": "nowhere.invalid/none:1"}
+        return {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata},
+            "spec": {
+                "schedulerName": "contract", "automountServiceAccountToken": False, "containers": [container],
+                **(spec or {}),
+            },
+        }  # fmt: skip
+
+    async def pod(self, name: str, spec: Body | None = None, **metadata: Any) -> Body:
+        return await self.done("POST", self.path("pods"), self.pod_body(name, spec, **metadata))
+
+    async def running_pod(self, name: str, **metadata: Any) -> Body:
+        """Make a pod that is bound and, as its status says, runs and is ready."""
+        await self.pod(name, **metadata)
+        await self.bind(name)
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        path = self.path("pods", name) + "/status"
+        return await self.done("PATCH", path, {"status": status}, media=STRATEGIC)
+
+    async def bind(self, name: str, **metadata: Any) -> Answer:
+        binding = {
+            "apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, **metadata},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+        }  # fmt: skip
+        return await self.ask("POST", self.path("pods", name) + "/binding", binding)
+
+    async def merge(self, path: str, patch: Body, **parameters: str) -> Answer:
+        return await self.ask("PATCH", path, patch, media=MERGE, **parameters)
+
+    async def config_map(self, name: str, data: Body, **metadata: Any) -> Body:
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}, "data": data}
+        return await self.done("POST", self.path("configmaps"), body)
+
+    async def version(self, plural: str) -> str:
+        """Return the version of a list."""
+        return str((await self.done("GET", self.path(plural)))["metadata"]["resourceVersion"])
+
+
+async def until(holds: Callable[[], Awaitable[object]], what: str) -> None:
+    """Wait until something holds: controllers take their time."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await holds():
+            await asyncio.sleep(0.1)
+    assert what
+
+
+def promise(test: Callable[[Any, There], Coroutine[None, None, None]]) -> Callable[[Any, Connected], None]:
+    """Make a test of a coroutine: it runs in a loop of its own, with a namespace of its own."""
+
+    def run(self: object, connected: Connected) -> None:
+        async def here() -> None:
+            async with connected() as connection, _there(connection) as there:
+                await test(self, there)
+
+        asyncio.run(here())
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+@contextlib.asynccontextmanager
+async def _there(connection: Connection) -> AsyncIterator[There]:
+    async with Client(connection) as client:
+        version = await client.ask("GET", "/version")
+        minor = int(version.body["minor"].rstrip("+"))
+        there = There(client, f"contract-{random.getrandbits(40):010x}", minor)
+        labels = {"contract": there.namespace}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": there.namespace, "labels": labels}}
+        await there.done("POST", "/api/v1/namespaces", body)
+
+        async def has_account() -> bool:
+            return (await there.ask("GET", there.path("serviceaccounts", "default"))).status == 200
+
+        try:
+            await until(has_account, "pods can be made")
+            yield there
+        finally:
+            # No kubelet would end what is bound.
+            await there.ask("DELETE", there.path("pods"), gracePeriodSeconds="0")
+            await there.ask("DELETE", f"/api/v1/namespaces/{there.namespace}")

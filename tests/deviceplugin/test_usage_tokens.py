@@ -1,0 +1,63 @@
+"""The scheduler's TokenReviews through the client of the API server that it shares with the device plugin."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from apiserver import ApiServer, Body, pod
+from watching import with_server
+
+from sharepod.deviceplugin.api import Api, ApiUnavailable
+from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities, NotAnAgent, Unanswered
+
+NODE_KEY = "authentication.kubernetes.io/node-name"
+POD_KEY = "authentication.kubernetes.io/pod-name"
+UID_KEY = "authentication.kubernetes.io/pod-uid"
+
+
+def reviewed(extra: dict[str, list[str]]) -> Body:
+    """Return what the API server says of a token that is good for us."""
+    return {"authenticated": True, "audiences": [AUDIENCE], "user": {"username": AGENT_USER, "extra": extra}}
+
+
+def test_a_token_is_reviewed_and_its_pod_looked_up_where_it_does_not_name_the_node() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        agent = "sharepod-x7k2p"
+        server.put(pod(agent, "u1", namespace="sharepod", node="n7"))
+        server.registry.reviews = {
+            "new.one": reviewed({NODE_KEY: ["n1"], POD_KEY: [agent], UID_KEY: ["u1"]}),
+            "old.one": reviewed({POD_KEY: [agent], UID_KEY: ["u1"]}),
+            "of.another": reviewed({POD_KEY: [agent], UID_KEY: ["u0"]}),
+        }
+        async with Api(server.cluster(account)) as api:
+            identities = Identities(api, ApiUnavailable, time.monotonic)
+            assert await identities.node_of("new.one") == "n1"
+            assert server.requests["get pods"] == 0
+            assert await identities.node_of("old.one") == "n7"
+            with pytest.raises(NotAnAgent, match="gone or on no node"):
+                await identities.node_of("of.another")
+            with pytest.raises(NotAnAgent, match="does not know the token"):
+                await identities.node_of("nobodys")
+            assert server.requests["post tokenreviews"] == 4
+
+    with_server(test)
+
+
+@pytest.mark.parametrize("code", [401, 403, 500, 503])
+def test_a_server_that_refuses_to_review_says_nothing_about_the_token(code: int) -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.registry.reviews = {"new.one": reviewed({NODE_KEY: ["n1"]})}
+        async with Api(server.cluster(account)) as api:
+            identities = Identities(api, ApiUnavailable, time.monotonic)
+            server.refuse(code)
+            with pytest.raises(Unanswered, match=rf"cannot be checked now \(API server https://127.0.0.1:\d+: {code}"):
+                await identities.node_of("new.one")
+            assert await identities.node_of("new.one") == "n1"
+            await server.stop()
+            assert await identities.node_of("new.one") == "n1"  # it is remembered
+            with pytest.raises(Unanswered, match="see that it runs and is reached from here"):
+                await identities.node_of("another.one")
+
+    with_server(test)

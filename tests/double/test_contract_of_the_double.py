@@ -1,0 +1,49 @@
+"""The double holds what a new Kubernetes holds."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from apiserver import AUTHORITY, ApiServer
+from contract.applies import TestApplies
+from contract.connection import Connection
+from contract.deletions import TestDeletions
+from contract.events import TestEvents
+from contract.evictions import TestEvictions
+from contract.gates import TestGates
+from contract.leases import TestLeases
+from contract.lists import TestLists
+from contract.patches import TestPatches
+from contract.pods import TestPods
+from contract.watches import TestWatches
+from contract.webhooks import TestWebhooks
+
+from sharepod.deviceplugin.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from contract.there import Connected
+
+__all__ = [
+    "TestApplies", "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
+    "TestPatches", "TestPods", "TestWatches", "TestWebhooks",
+]  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def double(minor: int) -> AsyncIterator[Connection]:
+    async with ApiServer(minor) as server:
+
+        async def compact() -> None:
+            server.compact()
+
+        address = Cluster(f"https://127.0.0.1:{server.port}", AUTHORITY.cert_pem.bytes(), server.token)
+        yield Connection(address, compact=compact)
+
+
+@pytest.fixture
+def connected() -> Connected:
+    return lambda: double(36)

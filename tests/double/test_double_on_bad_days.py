@@ -1,0 +1,211 @@
+"""What a test has the double do wrong, it does, and no more than that; and what only the double can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from apiserver import AUTHORITY, ApiServer, pod
+from contract.connection import MERGE, Client, Connection
+
+from sharepod.deviceplugin.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+PODS = "/api/v1/pods"
+A = "/api/v1/namespaces/default/pods/a"
+
+
+def with_double(test: Callable[[ApiServer, Client], Coroutine[None, None, None]], minor: int = 36) -> None:
+    async def run() -> None:
+        async with ApiServer(minor) as server:
+            address = Cluster(f"https://127.0.0.1:{server.port}", AUTHORITY.cert_pem.bytes(), server.token)
+            async with Client(Connection(address)) as client:
+                await test(server, client)
+
+    asyncio.run(run())
+
+
+def test_it_refuses_as_often_as_it_is_told_and_only_what_it_is_told() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.put(pod("a"))
+        server.refuse(503, 2, after="7", only="get nodes")
+        assert (await client.ask("GET", PODS)).status == 200
+        for _ in range(2):
+            answer = await client.ask("GET", "/api/v1/nodes")
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+        assert (await client.ask("GET", "/api/v1/nodes")).status == 200
+        server.refuse(429)
+        assert (await client.ask("GET", PODS)).status == 429
+        assert (await client.ask("GET", PODS)).status == 200
+
+    with_double(test)
+
+
+def test_a_verb_that_the_role_lacks_is_forbidden_until_it_has_it() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.put(pod("a"))
+        server.faults.forbidden.add("delete pods")
+        for _ in range(2):
+            assert (await client.ask("DELETE", A)).status == 403
+        assert (await client.ask("GET", A)).status == 200
+        server.faults.forbidden.clear()
+        assert (await client.ask("DELETE", A)).status == 200
+
+    with_double(test)
+
+
+def test_an_answer_that_is_lost_was_done() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.put(pod("a"))
+        server.faults.lose("patch pods")
+        patch = {"metadata": {"annotations": {"x": "y"}}}
+        with pytest.raises(aiohttp.ClientError):
+            await client.ask("PATCH", A, patch, media=MERGE)
+        assert (await client.ask("GET", A)).body["metadata"]["annotations"] == {"x": "y"}
+
+    with_double(test)
+
+
+def test_one_kind_of_request_is_late() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.faults.delay(0.4, "get nodes")
+        began_s = time.monotonic()
+        await client.ask("GET", PODS)
+        assert time.monotonic() - began_s < 0.4
+        await client.ask("GET", "/api/v1/nodes")
+        assert time.monotonic() - began_s >= 0.4
+
+    with_double(test)
+
+
+def test_it_goes_and_comes_back_at_the_same_port_with_what_it_knew() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.put(pod("a"))
+        await server.stop()
+        with pytest.raises(aiohttp.ClientError):
+            await client.ask("GET", A)
+        server.put(pod("b"))
+        await server.start()
+        assert len((await client.ask("GET", PODS)).body["items"]) == 2
+
+    with_double(test)
+
+
+def test_watches_are_dropped_and_a_compaction_does_not_end_them() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.put(pod("a"))
+        version = str(server.store.version)
+        async with client.watch(PODS, resourceVersion=version) as lines:
+            server.compact()
+            server.put(pod("b"))
+            assert (await anext(lines))["object"]["metadata"]["name"] == "b"
+            server.cut("cut")
+            with pytest.raises(aiohttp.ClientError):
+                await anext(lines)
+        server.put(pod("c"))
+        server.compact()
+        for by_status in (False, True):
+            server.watches.gone_by_status = by_status
+            async with client.watch(PODS, resourceVersion=version) as lines:
+                line = await anext(lines)
+                assert (line["type"], line["object"]["code"]) == ("ERROR", 410)
+
+    with_double(test)
+
+
+def test_history_is_bounded_and_who_is_behind_it_is_told() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.store._history_max = 100
+        version = str(server.store.version)
+        for number in range(300):
+            server.put(pod(f"p{number}"))
+        async with client.watch(PODS, resourceVersion=version) as lines:
+            assert (await anext(lines))["object"]["code"] == 410
+        assert len(server.store._history) <= 100
+
+    with_double(test)
+
+
+def test_a_kubelet_ends_deleted_pods_after_a_while() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        server.registry.deletion.kubelet_s = 0.3
+        server.put(pod("a"))
+        assert (await client.ask("DELETE", A)).body["metadata"]["deletionTimestamp"]
+        assert (await client.ask("GET", A)).status == 200
+        await asyncio.sleep(0.5)
+        assert (await client.ask("GET", A)).status == 404
+
+    with_double(test)
+
+
+def test_a_namespace_that_ends_takes_what_is_in_it_and_takes_nothing_new() -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        body = pod("a", namespace="other")
+        body["metadata"]["finalizers"] = ["example.org/keeps"]
+        server.put(body)
+        server.put_config_map("other", "b", {})
+        await client.ask("DELETE", "/api/v1/namespaces/other")
+        assert ("other", "b") not in server.seen("configmaps")
+        new = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+        assert (await client.ask("POST", "/api/v1/namespaces/other/configmaps", new)).status == 403
+        patch, path = {"metadata": {"finalizers": None}}, "/api/v1/namespaces/other/pods/a"
+        await client.ask("PATCH", path, patch, media=MERGE)
+        assert (await client.ask("GET", "/api/v1/namespaces/other")).status == 404
+        assert (await client.ask("POST", "/api/v1/namespaces/other/configmaps", new)).status == 404
+
+    with_double(test)
+
+
+@pytest.mark.parametrize(("share", "allowed"), [({"maxUnavailable": 1}, 1), ({"minAvailable": "50%"}, 2)])
+def test_a_budget_in_other_words_counts_from_the_most_pods_that_it_had(share: dict[str, object], allowed: int) -> None:
+    async def test(server: ApiServer, client: Client) -> None:
+        for name in ("a", "b", "c", "d"):
+            body = pod(name)
+            body["metadata"]["labels"] = {"guarded": "yes"}
+            body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+            server.put(body)
+        spec = {"selector": {"matchLabels": {"guarded": "yes"}}, **share}
+        server.put_object("poddisruptionbudgets", {"metadata": {"name": "b", "namespace": "default"}, "spec": spec})
+        statuses = []
+        for name in ("a", "b", "c", "d"):
+            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+            statuses.append(
+                (await client.ask("POST", f"/api/v1/namespaces/default/pods/{name}/eviction", eviction)).status
+            )
+        assert statuses == [201] * allowed + [429] * (4 - allowed)
+        assert server.registry.evicted == ["a", "b"][:allowed]
+
+    with_double(test)
+
+
+def test_a_webhook_that_asks_for_cel_is_refused_not_ignored() -> None:
+    async def test(_: ApiServer, client: Client) -> None:
+        hook = {
+            "name": "a.example.org", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "clientConfig": {"url": "https://127.0.0.1:1/"}, "matchConditions": [{"name": "x", "expression": "true"}],
+        }  # fmt: skip
+        kind = "MutatingWebhookConfiguration"
+        body = {"kind": kind, "metadata": {"name": "a"}, "webhooks": [hook]}
+        path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+        answer = await client.ask("POST", path, body)
+        assert (answer.status, "knows no CEL" in answer.message) == (422, True)
+
+    with_double(test)
+
+
+def test_paths_of_other_kinds_releases_and_verbs_are_not_found_or_not_allowed() -> None:
+    async def test(_: ApiServer, client: Client) -> None:
+        for method, path, status in (
+            ("GET", "/api/v1/gizmos", 404), ("GET", "/api/v1/pods/a", 404),
+            ("GET", "/api/v1/namespaces/default/nodes", 404),
+            ("GET", "/apis/policy/v1/poddisruptionbudgets", 404), ("PUT", PODS, 405), ("GET", f"{A}/eviction", 405),
+            ("GET", "/apis/policy/v1beta1/poddisruptionbudgets", 200),
+        ):  # fmt: skip
+            assert (await client.ask(method, path)).status == status, path
+
+    with_double(test, minor=20)

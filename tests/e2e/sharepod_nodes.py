@@ -1,0 +1,59 @@
+"""SharePod on every node of a cluster of ours, as the tests see it: pods wherever they come to, and their shares."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from cluster import Cluster
+from kubectl import ClusterError, Kubectl, wait_until
+from sharepod_cluster import Share, SharePod, install
+
+
+class SharePodNodes:
+    """An installation on several nodes; `nodes` has what each node's agent and observer say."""
+
+    def __init__(self, cluster: Cluster, nodes: list[SharePod]) -> None:
+        self.cluster = cluster
+        self.kubectl: Kubectl = cluster.kubectl
+        self.nodes = {str(node.name): node for node in nodes}
+
+    def of(self, pod: dict[str, Any]) -> SharePod:
+        """Return the installation as the pod's node sees it."""
+        return self.nodes[pod["spec"]["nodeName"]]
+
+    def pods(self, *pods: dict[str, Any]) -> AbstractContextManager[list[dict[str, Any]]]:
+        """Start pods and yield them as they are once all run; at the end they are gone."""
+        return next(iter(self.nodes.values())).pods(*pods)
+
+    def delete(self, *names: str) -> None:
+        """Delete pods and wait until they are gone."""
+        next(iter(self.nodes.values())).delete(*names)
+
+    def shares(self, *pods: dict[str, Any]) -> list[Share]:
+        """Return the shares of pods, each as its own node's agent has it."""
+        return [share for pod in pods for share in self.of(pod).shares(pod)]
+
+    def listed(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the shares of each node as `sharepod ps` has them."""
+        return {name: node.listed() for name, node in self.nodes.items()}
+
+    def is_empty(self) -> bool:
+        """Tell whether no node has a share."""
+        return not any(self.listed().values())
+
+    def wait_until_empty(self) -> None:
+        """Wait until no node has a share of what was before."""
+        wait_until("no other share", self.is_empty)
+
+    def refusal(self, pod: str) -> str:
+        """Return why a pod is not scheduled, in the words of its condition; empty while nobody has said."""
+        try:
+            conditions = self.kubectl.get("pod", pod)["status"].get("conditions", [])
+        except ClusterError:
+            return ""
+        told = [one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"]
+        return str(told[0].get("message", "")) if told else ""
+
+
+def sharepod_nodes(cluster: Cluster) -> SharePodNodes:
+    """Install SharePod on all nodes of a cluster, to stay there until that ends."""
+    return SharePodNodes(cluster, install(cluster.kubectl, cluster, [member.name for member in cluster.members]))

@@ -1,0 +1,91 @@
+"""A real API server holds what the double holds (tests/contract).
+
+Excepted on our own cluster, which is Kubernetes 1.20: scheduling gates, which came with 1.27, and policy/v1, with 1.22.
+What it does in their place is in `TestOldRelease`, and evictions are asked of policy/v1beta1. A cluster that is given
+is held to gates. Where it cannot be reached as that needs, it is not held to webhooks and to compaction.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import components
+import pytest
+from cluster import Cluster as OwnCluster
+from contract.applies import TestApplies
+from contract.connection import Connection
+from contract.deletions import TestDeletions
+from contract.events import TestEvents
+from contract.evictions import TestEvictions
+from contract.gates import TestGates
+from contract.leases import TestLeases
+from contract.lists import TestLists
+from contract.old_release import TestOldRelease
+from contract.patches import TestPatches
+from contract.pods import TestPods
+from contract.watches import TestWatches
+from contract.webhooks import TestWebhooks
+from node_sockets import listening, socket_in
+
+from sharepod.deviceplugin.cluster import from_kubeconfig
+
+if TYPE_CHECKING:
+    from contract.there import Connected
+
+OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
+if OTHER_CLUSTER:
+    del TestOldRelease
+else:
+    del TestGates
+
+__all__ = [
+    "TestApplies",
+    "TestDeletions",
+    "TestEvents",
+    "TestEvictions",
+    "TestLeases",
+    "TestLists",
+    "TestPatches",
+    "TestPods",
+    "TestWatches",
+    "TestWebhooks",
+]
+
+
+@pytest.fixture
+def connected(request: pytest.FixtureRequest) -> "Connected":
+    if OTHER_CLUSTER:
+        connection = Connection(from_kubeconfig(Path(OTHER_CLUSTER)), listen=None)
+    else:
+        connection = connection_to(request.getfixturevalue("own_cluster"))
+    return lambda: contextlib.nullcontext(connection)
+
+
+def connection_to(cluster: OwnCluster) -> Connection:
+    """Reach our own cluster's API server from within its node's network."""
+
+    def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        return socket_in(cluster.node, lambda: socket.socket(family, kind, protocol))
+
+    async def compact() -> None:
+        connector = aiohttp.TCPConnector(socket_factory=open_socket)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            key = base64.b64encode(b"/registry").decode()
+            found = await _etcd(session, "range", {"key": key})
+            await _etcd(session, "compaction", {"revision": found["header"]["revision"]})
+
+    access = from_kubeconfig(cluster.node.state / "admin.kubeconfig")
+    return Connection(access, open_socket, lambda: listening(cluster.node), compact)
+
+
+async def _etcd(session: aiohttp.ClientSession, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with session.post(f"{components.ETCD}/v3/kv/{verb}", data=json.dumps(body)) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = json.loads(await response.read())
+        return answer

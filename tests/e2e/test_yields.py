@@ -1,0 +1,150 @@
+"""Pods of low priority make room for others: paused where time is short, evicted where memory is."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubectl import wait_until
+from sharepod_cluster import OURS
+from sharepod_nodes import SharePodNodes
+from shipped_scheduler import ShippedScheduler, shipped_scheduler
+from simulated_gpu import REPO_ROOT
+from test_scheduler_places import assert_none_too_full, ours
+
+YIELDS = REPO_ROOT / "daemonset" / "scheduler" / "yields"
+YIELD = "sharepod.io/yield"
+SPARE = "SHAREPOD_PLUGIN_SPARE_PERCENT"
+HIGH = "sharepod-test-high"
+SOME_MEMORY = {"sharepod.io/memory": "20Gi"}
+DEVICES = 4
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def scheduler(two_nodes: SharePodNodes) -> Iterator[ShippedScheduler]:
+    """Install the scheduler with what has shares yield, on nodes with spare units."""
+    kubectl = two_nodes.kubectl
+    classes = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": HIGH}, "value": 1000}
+    plugin = ("set", "env", "daemonset/sharepod", f"--namespace={OURS}", "--containers=device-plugin")
+    kubectl("apply", "-k", str(YIELDS))
+    kubectl.apply_objects(classes)
+    kubectl(*plugin, f"{SPARE}=100")
+    try:
+        with shipped_scheduler(two_nodes, units=400) as installed:
+            yield installed
+    finally:
+        kubectl(*plugin, f"{SPARE}-")
+        kubectl("delete", "-k", str(YIELDS), "--ignore-not-found")
+        kubectl("delete", "priorityclass", HIGH)
+        nodes = (f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node")
+        kubectl("delete", "pods", *nodes, timeout_seconds=120)
+        wait_until("no spare units", lambda: all(node.offers(200) for node in two_nodes.nodes.values()))
+
+
+@pytest.fixture(autouse=True)
+def _empty(two_nodes: SharePodNodes) -> None:
+    two_nodes.wait_until_empty()
+
+
+def low(number: int, annotations: dict[str, str], **labels: str) -> Object:
+    pod = ours(f"low-{number}", 100, annotations=annotations)
+    pod["metadata"]["labels"] = labels
+    return pod
+
+
+def high(annotations: dict[str, str]) -> Object:
+    return ours("high", 60, annotations=annotations, priorityClassName=HIGH)
+
+
+def yielding(two_nodes: SharePodNodes) -> list[str]:
+    """Return the pods that are told to make room."""
+    pods = json.loads(two_nodes.kubectl("get", "pods", "--output=json"))["items"]
+    return sorted(pod["metadata"]["name"] for pod in pods if pod["metadata"].get("annotations", {}).get(YIELD))
+
+
+def paused(two_nodes: SharePodNodes) -> list[str]:
+    """Return the pods of which the agents say that they are paused."""
+    shares = [share for listed in two_nodes.listed().values() for share in listed]
+    return sorted(share["labels"]["pod"] for share in shares if share["paused"])
+
+
+def test_a_low_pod_is_paused_for_a_high_one_and_goes_on_when_that_has_gone(
+    two_nodes: SharePodNodes, scheduler: ShippedScheduler
+) -> None:
+    kubectl = two_nodes.kubectl
+    with two_nodes.pods(*(low(number, SOME_MEMORY) for number in range(DEVICES))) as before:
+        with two_nodes.pods(high(SOME_MEMORY)):
+            [name] = yielding(two_nodes)
+            wait_until("it is paused", lambda: paused(two_nodes) == [name], 20)
+            assert_none_too_full_but(two_nodes, name)
+        wait_until("it goes on", lambda: not paused(two_nodes) and not yielding(two_nodes), 30)
+        after = kubectl.get_pods(*(pod["metadata"]["name"] for pod in before))
+        assert [started(pod) for pod in after] == [started(pod) for pod in before], "nothing was started again"
+    reasons = {item["reason"] for item in json.loads(kubectl("get", "events", "--output=json"))["items"]}
+    assert {"Paused", "Resumed"} <= reasons
+
+
+def started(pod: Object) -> tuple[str, str, int]:
+    [status] = pod["status"]["containerStatuses"]
+    return pod["metadata"]["uid"], status["containerID"], status["restartCount"]
+
+
+def assert_none_too_full_but(two_nodes: SharePodNodes, name: str) -> None:
+    """No device's time is promised twice, without what the paused pod holds."""
+    for node, shares in two_nodes.listed().items():
+        held: Counter[str] = Counter()
+        for share in shares:
+            if share["labels"]["pod"] != name:
+                for device in share["devices"]:
+                    held[device["device_uuid"]] += device["request_millipercent"]
+        assert all(each <= 100_000 for each in held.values()), (node, held)
+
+
+def test_where_memory_is_short_one_is_evicted_that_no_disruption_budget_keeps(
+    two_nodes: SharePodNodes, scheduler: ShippedScheduler
+) -> None:
+    kubectl = two_nodes.kubectl
+    budget = {
+        "apiVersion": "policy/v1beta1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "guard"},
+        "spec": {"minAvailable": DEVICES - 1, "selector": {"matchLabels": {"guarded": "true"}}},
+    }
+    kubectl.apply_objects(budget)
+    pods = [low(number, {}, guarded="true" if number else "false") for number in range(DEVICES)]
+    try:
+        with two_nodes.pods(*pods) as before:
+            guarded = {pod["metadata"]["uid"] for pod in before[1:]}
+            wait_until("the budget counts", lambda: healthy(two_nodes) == DEVICES - 1, 60)
+            with two_nodes.pods(high({})):
+                there = json.loads(kubectl("get", "pods", "--output=json"))["items"]
+                left = {pod["metadata"]["uid"] for pod in there if not pod["metadata"].get("deletionTimestamp")}
+                assert guarded <= left
+                assert before[0]["metadata"]["uid"] not in left
+                assert_none_too_full(two_nodes)
+    finally:
+        kubectl("delete", "poddisruptionbudget", "guard")
+
+
+def healthy(two_nodes: SharePodNodes) -> int:
+    budget = json.loads(two_nodes.kubectl("get", "poddisruptionbudget", "guard", "--output=json"))
+    return int(budget.get("status", {}).get("currentHealthy", 0))
+
+
+def test_what_waits_is_shown_by_the_replica_that_decides(two_nodes: SharePodNodes, scheduler: ShippedScheduler) -> None:
+    kubectl = two_nodes.kubectl
+    with two_nodes.pods(*(low(number, SOME_MEMORY) for number in range(DEVICES))):
+        kubectl.apply_objects(ours("equal", 60, annotations=SOME_MEMORY))
+        try:
+            wait_until("it is in the queue", lambda: any("equal" in said for said in queues(scheduler)), 30)
+            [said] = [said for said in queues(scheduler) if "equal" in said]
+            assert "no room for 60 percent now" in " ".join(said.split())
+            assert yielding(two_nodes) == [], "equals do not yield"
+        finally:
+            two_nodes.delete("equal")
+
+
+def queues(scheduler: ShippedScheduler) -> list[str]:
+    return [scheduler.ask(pod, "sh", "-c", "sharepod queue 2>&1 || true") for pod in scheduler.pods()]

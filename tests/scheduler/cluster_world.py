@@ -1,0 +1,221 @@
+"""A cluster for the scheduler's view to be right about: API server, kube-scheduler, agents and plugins as values."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sharepod.agent.share import ShareClass
+from sharepod.scheduler.cluster import Cluster
+from sharepod.scheduler.extender import Extender
+from sharepod.scheduler.node import read_node
+from sharepod.scheduler.pod import Pod, device_annotations, read_pod
+from sharepod.scheduler.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.row import Row
+
+DEVICE_BYTES = 80 * 2**30
+OURS = "sharepod-scheduler"
+Body = dict[str, Any]
+
+
+def node_body(name: str, devices: int, cpu: str = "64") -> Body:
+    allocatable = {"cpu": cpu, "memory": "512Gi", "sharepod.io/gpu": str(100 * devices)}
+    return {"metadata": {"name": name}, "status": {"allocatable": allocatable}}
+
+
+def pod_body(name: str, units: int, annotations: dict[str, str] | None = None, cpu: str = "1") -> Body:
+    resources = {"requests": {"cpu": cpu, "memory": "1Gi"}, "limits": {"sharepod.io/gpu": str(units)}}
+    return {
+        "metadata": {
+            "name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": dict(annotations or {}),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"schedulerName": OURS, "containers": [{"name": "main", "resources": resources}]},
+        "status": {"phase": "Pending"},
+    }  # fmt: skip
+
+
+def read(body: Body) -> Pod:
+    pod = read_pod(body)
+    assert pod is not None
+    return pod
+
+
+@dataclass
+class Agent:
+    """A node's agent: it knows its shares, and lets none in that does not fit."""
+
+    name: str
+    devices: int
+    late: bool = True
+    shares: dict[str, tuple[Pod, tuple[str, ...]]] = field(default_factory=dict)
+    """By the pod's uid."""
+    reports: bool = True
+    unhealthy: frozenset[int] = frozenset()
+    yielding: frozenset[str] = frozenset()
+    """Uids of pods whose shares it has paused to make room."""
+
+    def uuid(self, index: int) -> str:
+        return f"GPU-{self.name}-{index}"
+
+    def used_milli(self, uuid: str) -> int:
+        return sum(pod.ask.shares[0].milli for pod, devices in self.shares.values() if uuid in devices)
+
+    def used_mib(self, uuid: str) -> int:
+        return sum(_mib(pod) for pod, devices in self.shares.values() if uuid in devices)
+
+    def has_room(self, pod: Pod, devices: tuple[str, ...]) -> bool:
+        own = self.shares.get(pod.uid)
+        there = own is not None and own[1] == devices
+        milli, mib = pod.ask.shares[0].milli, _mib(pod)
+        return there or all(
+            self.used_milli(uuid) + milli <= 1000 and self.used_mib(uuid) + mib <= DEVICE_BYTES // 2**20
+            for uuid in devices
+        )
+
+    def pick(self, pod: Pod) -> tuple[str, ...]:
+        """Return what it would pick by itself: the fullest device that fits; none when none does."""
+        fitting = [uuid for uuid in map(self.uuid, range(self.devices)) if self.has_room(pod, (uuid,))]
+        fitting.sort(key=lambda uuid: -self.used_milli(uuid))
+        wanted = pod.ask.shares[0].devices
+        return tuple(sorted(fitting[:wanted])) if len(fitting) >= wanted else ()
+
+    def use(self) -> NodeUse | None:
+        if not self.reports:
+            return None
+        devices = []
+        for index in range(self.devices):
+            facts = DeviceFacts(
+                index, self.uuid(index), "H200", DEVICE_BYTES, index not in self.unhealthy, "", True, -1, ()
+            )
+            shares = tuple(
+                ShareUse(_terms(pod, pod.uid in self.yielding))
+                for pod, held in self.shares.values()
+                if self.uuid(index) in held
+            )
+            devices.append(DeviceUse(facts, shares=shares))
+        return NodeUse(NodeFacts(self.name, "0", self.late), tuple(devices))
+
+
+def _mib(pod: Pod) -> int:
+    share = pod.ask.shares[0]
+    return DEVICE_BYTES // 2**20 * share.milli // 1000 if share.mib is None else share.mib
+
+
+def _terms(pod: Pod, yielding: bool) -> ShareTerms:
+    share = pod.ask.shares[0]
+    return ShareTerms(
+        f"share-{pod.uid}", pod.uid, pod.namespace, pod.name, pod.containers[0], ShareClass[share.share_class.upper()],
+        share.milli * 100, (share.limit_milli or 1000) * 100, _mib(pod) * 2**20, paused=yielding, yielding=yielding,
+    )  # fmt: skip
+
+
+class World:
+    """The cluster as it is. A replica hears of it by `tell`, when the test says so."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.nodes = {name: node_body(name, devices) for name, devices in sizes.items()}
+        self.agents = {name: Agent(name, devices) for name, devices in sizes.items()}
+        self.pods: dict[str, Body] = {}
+        self.now_s = 1000.0
+
+    def replica(self, order: random.Random | None = None) -> Extender:
+        """Return a replica that has heard of everything, in some order."""
+        cluster = Cluster()
+        facts: list[Any] = [("node", name) for name in self.nodes]
+        facts += [("use", name) for name in self.agents] + [("pod", uid) for uid in self.pods]
+        (order or random.Random(0)).shuffle(facts)
+        for kind, name in facts:
+            self.tell(cluster, kind, name)
+        cluster.settle(self.now_s)
+        return Extender(cluster)
+
+    def tell(self, cluster: Cluster, kind: str, name: str) -> None:
+        """Tell a replica how one thing is now."""
+        if kind == "node":
+            if name in self.nodes:
+                node = read_node(self.nodes[name])
+                assert node is not None
+                cluster.set_node(node)
+            else:
+                cluster.remove_node(name)
+        elif kind == "use":
+            cluster.set_use(name, self.agents[name].use() if name in self.agents else None)
+        elif name in self.pods:
+            cluster.set_pod(read(self.pods[name]))
+        else:
+            cluster.remove_pod(name)
+
+    def pod(self, uid: str) -> Pod:
+        return read(self.pods[uid])
+
+    def create(self, body: Body) -> str:
+        uid = str(body["metadata"]["uid"])
+        self.pods[uid] = copy.deepcopy(body)
+        return uid
+
+    def units_on(self, node: str) -> int:
+        """Return the units of the pods that are bound to a node, as kube-scheduler counts them."""
+        return sum(
+            int(body["spec"]["containers"][0]["resources"]["limits"]["sharepod.io/gpu"])
+            for body in self.pods.values()
+            if body["spec"].get("nodeName") == node and body["status"]["phase"] in ("Pending", "Running")
+        )
+
+    def schedule(self, extender: Extender, uid: str) -> str:
+        """Schedule a pod as kube-scheduler does, and bind it. Returns its node, empty when none takes it."""
+        pod = self.pod(uid)
+        units = pod.ask.shares[0].milli // 10 * pod.ask.shares[0].devices
+        names = [
+            name for name, agent in self.agents.items()
+            if name in self.nodes and self.units_on(name) + units <= 100 * agent.devices
+        ]  # fmt: skip
+        if not names:
+            return ""
+        fitting = extender.filter(pod, names, self.now_s).fitting
+        if len(fitting) > 1:
+            scores = extender.prioritise(pod, fitting, self.now_s).scores
+            fitting = [fitting[scores.index(max(scores))]]
+        if not fitting:
+            return ""
+        self.pods[uid]["spec"]["nodeName"] = fitting[0]
+        return fitting[0]
+
+    def annotate(self, pod: Pod, devices: tuple[tuple[str, ...], ...]) -> bool:
+        """Write what was chosen, as the API server takes it. Returns whether there is such a pod."""
+        body = self.pods.get(pod.uid)
+        if body is None:
+            return False
+        for key, text in device_annotations(pod, devices).items():
+            body["metadata"]["annotations"].pop(key, None)
+            if text is not None:
+                body["metadata"]["annotations"][key] = text
+        return True
+
+    def start(self, uid: str) -> bool:
+        """Start a bound pod as its device plugin does. Returns False when its agent has no room for it."""
+        pod = self.pod(uid)
+        agent = self.agents[pod.node]
+        chosen = tuple(sorted(pod.chosen[0])) if pod.chosen else ()
+        known = {agent.uuid(index) for index in range(agent.devices)}
+        devices = chosen if chosen and set(chosen) <= known else agent.pick(pod)
+        if not devices or not agent.has_room(pod, devices):
+            return False
+        agent.shares.setdefault(uid, (pod, devices))
+        self.pods[uid]["status"]["phase"] = "Running"
+        return True
+
+    def end(self, uid: str) -> None:
+        """End a pod: its share goes, and then it."""
+        body = self.pods.pop(uid)
+        if (node := body["spec"].get("nodeName")) in self.agents:
+            self.agents[node].shares.pop(uid, None)
+
+
+def rows(cluster: Cluster, names: list[str]) -> dict[str, Row | None]:
+    """Return what is left of nodes, as a replica sees it."""
+    return {name: cluster.row(name) for name in names}

@@ -1,0 +1,96 @@
+"""A cluster in virtual time whose every round is checked against what must hold after each of them."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.job import key_of
+from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.week import HIGH, week_tasks
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.pod import Pod
+
+DEVICE_MIB = 80_000
+DEFAULT = Queues(Queue(longest_wait_s=7200))
+
+
+def nodes(count: int, devices: int = 4) -> list[NodeSpec]:
+    return [NodeSpec(f"n{number:02d}", 64_000, 512_000, devices, "H200", DEVICE_MIB) for number in range(count)]
+
+
+def ask(milli: int = 1000, devices: int = 1, mib: int | None = 1000) -> PodAsk:
+    return PodAsk(1000, 4096, (ShareAsk(milli, devices, mib),))
+
+
+def task(name: str, priority: int = 0, milli: int = 1000, **more: object) -> Task:
+    given: dict[str, object] = {"user": "team", "arrive_s": 0.0, "run_s": 100.0, "ask": ask(milli)} | more
+    return Task(name=name, priority=priority, **given)  # type: ignore[arg-type]
+
+
+def random_tasks(
+    chance: random.Random, count: int, *, gap_s: float, mib: tuple[int | None, ...] = (1000,)
+) -> list[Task]:
+    at_s, found = 0.0, []
+    for number in range(count):
+        at_s += chance.expovariate(1 / gap_s)
+        size = chance.choice((1, 1, 1, 1, 2, 4, 8))
+        least = chance.choice((size, max(1, size // 2))) if size > 1 else 1
+        whole = chance.random() < 0.4
+        milli = 1000 if whole else chance.choice((100, 300, 500, 700))
+        devices = chance.choice((1, 2, 4)) if whole and size == 1 else 1
+        found.append(
+            Task(
+                f"t{number}", f"user{chance.randrange(4)}", chance.choice((0, 0, 0, 100, 1000)),
+                ask(milli, devices, chance.choice(mib)), at_s, chance.expovariate(1 / 600), size, least,
+            )
+        )  # fmt: skip
+    return found
+
+
+def random_order(seed: int) -> tuple[Timeline, list[Task]]:
+    """Return a small cluster, on which jobs soon age, and jobs that come in an order of their own."""
+    chance = random.Random(seed)
+    line = Timeline(nodes(chance.choice((1, 2, 3)), chance.choice((2, 4, 8))), Queues(Queue(longest_wait_s=600)))
+    return line, random_tasks(chance, 14, gap_s=chance.choice((1.0, 60.0, 300.0)), mib=(1000, 30_000, None))
+
+
+def loaded(specs: list[NodeSpec], seed: int, load: str) -> list[Task]:
+    """Return a week's tasks: all, two thirds of the lower ones, all twice, or four times as many of high priority."""
+    own = week_tasks(specs, seed)
+    if load == "light":
+        chance = random.Random(seed)
+        own = [one for one in own if one.priority == HIGH or chance.random() < 0.66]
+    for again in range({"heavy": 1, "crowded": 3}.get(load, 0)):
+        more = week_tasks(specs, seed + 1000 + again)
+        own += [replace(one, name=f"{one.name}+{again}") for one in more if load == "heavy" or one.priority == HIGH]
+    return own
+
+
+def check(line: Timeline) -> None:
+    """Check what must hold after every round."""
+    milli: defaultdict[str, int] = defaultdict(int)
+    mib: defaultdict[str, int] = defaultdict(int)
+    gangs: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)
+    for pod in line.cluster.pods():
+        gangs[key_of(pod)].append(pod)
+        for share, devices in zip(pod.ask.shares, pod.chosen, strict=False):
+            for device in devices:
+                milli[device] += share.milli if pod.yields != "pause" else 0
+                mib[device] += DEVICE_MIB * share.milli // DEVICE_MILLI if share.mib is None else share.mib
+    assert all(value <= DEVICE_MILLI for value in milli.values()), "a device's time is promised twice"
+    assert all(value <= DEVICE_MIB for value in mib.values()), "a device's memory is promised twice"
+    for key, members in gangs.items():
+        released = [pod for pod in members if not pod.gated]
+        least = members[0].gang.least if members[0].gang else 1
+        assert not released or len(released) >= least, f"{key} holds {len(released)} of {least} members"
+        assert len({pod.yields for pod in released}) <= 1, f"{key} is paused in part"
+
+
+def played(line: Timeline, tasks: list[Task], until_s: float = 1e9) -> None:
+    line.play(tasks, until_s, lambda _: check(line))

@@ -1,0 +1,317 @@
+"""Why a pod is where it is, or waits, as the view has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_world import OURS, World, pod_body, read
+
+from sharepod.cli.errors import CliError
+from sharepod.cli.pods import lines
+from sharepod.scheduler.explanation import EXAMPLES, LISTED, Explanation, explain, find
+from sharepod.scheduler.neighbours import LISTED as NEIGHBOURS_LISTED
+from sharepod.scheduler.usage import DeviceNumbers
+from sharepod.scheduler.wire import explanation_answer
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.extender import Extender
+    from sharepod.scheduler.usage import DeviceUse
+
+import json
+
+AGENTLESS = "no SharePod agent reports from it"
+
+
+def explained(world: World, uid: str, extender: Extender | None = None, **more: Any) -> Explanation:
+    extender = extender or world.replica()
+    extender.cluster.settle(world.now_s)
+    pod = extender.cluster.pod(uid)
+    assert pod is not None
+    return explain(extender.cluster, pod, extender.answered(uid), world.now_s, **more)
+
+
+def shown(found: Explanation, width: int = 200) -> str:
+    """Return what the command prints of it, by way of the wire."""
+    return "\n".join(lines(json.loads(explanation_answer(found)), "http://here", width))
+
+
+def started(world: World, name: str, units: int, node: str, annotations: dict[str, str] | None = None) -> str:
+    """Run a pod on a node, on the device that the agent picks."""
+    body = pod_body(name, units, annotations)
+    body["spec"]["nodeName"] = node
+    uid = world.create(body)
+    assert world.start(uid)
+    return uid
+
+
+def busy(world: World, extender: Extender, node: str, numbers: DeviceNumbers) -> None:
+    use = world.agents[node].use()
+    assert use is not None
+
+    def with_numbers(device: DeviceUse) -> DeviceUse:
+        return replace(device, numbers=numbers)
+
+    extender.cluster.set_use(node, replace(use, devices=tuple(map(with_numbers, use.devices))))
+
+
+def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_there() -> None:
+    world = World({"n1": 2, "n2": 2, "n3": 1})
+    started(world, "most", 70, "n2", {"sharepod.io/limit": "70"})
+    started(world, "full", 90, "n3")
+    found = explained(world, world.create(pod_body("waits", 30, {"sharepod.io/limit": "30"})))
+    assert (found.state, found.fitting_nodes) == ("waiting", 2)
+    best, other = found.fitting
+    assert (best.left.node, best.behind, best.devices) == ("n2", 0, ((0,),)), "it fills what is left"
+    assert (other.left.node, other.devices) == ("n1", ((0,),))
+    assert other.behind > 0
+    assert other.behind_milli == 20 * other.behind
+    assert other.behind_use == 0, "nothing runs anywhere: all of it is for the room"
+    assert [(device.left_percent, device.left_mib) for device in best.left.devices] == [(30, 24576), (100, 81920)]
+    [refused] = found.refused
+    assert (refused.reason, refused.nodes) == ("no device with 30 percent left", 1)
+    assert refused.examples[0].devices[0].left_percent == 10
+    assert f"costs {other.behind_milli} milli of a device more (+{other.behind_milli} for the room it takes)" in shown(
+        found
+    )
+
+
+def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
+    world = World({"n1": 1, "n2": 1})
+    uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
+    extender = world.replica()
+    busy(world, extender, "n1", DeviceNumbers(used_1m_millipercent=80_000, waited_1m_millipercent=30_000))
+    best, other = explained(world, uid, extender).fitting
+    assert (best.left.node, other.left.node) == ("n2", "n1")
+    assert other.behind == other.behind_use > 0
+    text = shown(explained(world, uid, extender))
+    assert "0 100 % and 80 GiB (80 % used, 30 % waited)" in text
+    assert "for what runs, is promised or not linked there" in text
+    assert "for the room it takes" not in text
+
+
+def test_an_explanation_changes_no_answer() -> None:
+    world = World({"n1": 2, "n2": 2})
+    uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
+    extender = world.replica()
+    busy(world, extender, "n1", DeviceNumbers(used_1m_millipercent=80_000))
+    first = explained(world, uid, extender)
+    version = extender.cluster.version
+    assert explained(world, uid, extender) == first
+    assert extender.cluster.version == version
+    assert extender.cluster.assumed(uid) is None
+    ranked = extender.prioritise(world.pod(uid), ["n1", "n2"], world.now_s)
+    assert ranked.best == first.fitting[0].left.node == "n2", "what is measured still weighs"
+
+
+def test_nodes_that_are_as_good_are_told_so() -> None:
+    world = World({"n1": 1, "n2": 1})
+    text = shown(explained(world, world.create(pod_body("waits", 30))))
+    assert "1  n1: device 0, the best" in text
+    assert "2  n2: device 0, as good, but later by name" in text
+
+
+def test_why_a_device_is_closed_is_told_of_each() -> None:
+    world = World({"n1": 3})
+    world.agents["n1"].unhealthy = frozenset({1})
+    started(world, "first", 30, "n1", {"sharepod.io/device-anti-affinity": "apart"})
+    uid = world.create(pod_body("waits", 80, {"sharepod.io/device-anti-affinity": "apart"}))
+    extender = world.replica()
+    use = extender.cluster.use("n1")
+    assert use is not None
+    held, bad, spare = use.devices
+    spare = replace(spare, facts=replace(spare.facts, offered=False))
+    bad = replace(bad, facts=replace(bad.facts, health_reason="XID 79"))
+    extender.cluster.set_use("n1", replace(use, devices=(held, bad, spare)))
+    found = explained(world, uid, extender)
+    [refused] = found.refused
+    assert [device.closed for device in refused.examples[0].devices] == [
+        "not allowed by the pod's device affinity", "not healthy: XID 79", "not offered by its device plugin",
+    ]  # fmt: skip
+    assert "n1: 0 not allowed by the pod's device affinity, 1 not healthy: XID 79, 2 not offered" in shown(found)
+
+
+def test_a_node_without_processors_shows_how_few_it_has() -> None:
+    world = World({"n1": 1})
+    found = explained(world, world.create(pod_body("waits", 10, cpu="100")))
+    assert found.refused[0].reason == "not enough processors beside the pods that are to come"
+    assert found.refused[0].examples[0].cpu_milli == 64_000
+    assert "64 processors and 512 GiB of memory" in shown(found)
+
+
+def test_silent_nodes_and_those_without_an_agent_are_told_as_such() -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.agents["n2"].reports = world.agents["n3"].reports = False
+    found = explained(world, world.create(pod_body("waits", 10)))
+    assert [(one.reason, one.nodes) for one in found.refused] == [(AGENTLESS, 2)]
+    assert "its shares fit on 1 of 3 nodes" in found.text
+    assert "n2: nothing is known of it" in shown(found)
+
+
+def test_of_a_large_cluster_no_more_is_told_than_one_can_read() -> None:
+    world = World({f"n{number:03}": 8 for number in range(300)})
+    for number in range(100):
+        world.agents[f"n{number:03}"].unhealthy = frozenset(range(8))
+    found = explained(world, world.create(pod_body("waits", 60)))
+    assert (found.fitting_nodes, len(found.fitting)) == (200, LISTED)
+    assert [(one.nodes, len(one.examples)) for one in found.refused] == [(100, EXAMPLES)]
+    text = shown(found, 80)
+    assert "  and 180 more" in text
+    assert "      and 97 more" in text
+    assert len(text.splitlines()) < 160
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_bound_pod_is_told_with_who_is_beside_it_and_who_says_so() -> None:
+    world = World({"n1": 2})
+    uid = started(world, "mine", 30, "n1")
+    started(world, "other", 40, "n1", {"sharepod.io/class": "latency"})
+    later = pod_body("later", 20, {"sharepod.io/device": world.agents["n1"].uuid(0)})
+    later["spec"]["nodeName"] = "n1"
+    world.create(later)
+    started(world, "elsewhere", 90, "n1")
+    found = explained(world, uid)
+    assert (found.state, found.node, found.known_by) == ("bound", "n1", "agent")
+    assert found.held[0].devices == ((0, "GPU-n1-0"),)
+    [place] = found.there
+    assert [(one.pod, one.share_class, one.asked_percent, one.used_percent) for one in place.shares] == [
+        ("default/other", "latency", 40, 0), ("default/later", "standard", 20, None),
+    ]  # fmt: skip
+    assert found.left is not None
+    assert found.left.devices[0].left_percent == 10
+    text = shown(found)
+    assert "it is bound to n1, and its agent reports its shares" in text
+    assert "device 0 10 % and 8 GiB (40 % latency) left, beside it:" in text
+    assert "default/other main: latency, asked for 40 %, used 0 % of the last minute" in text
+    assert "default/later main: standard, asked for 20 %\n" in text + "\n"
+    assert "elsewhere" not in text
+
+
+def test_who_tells_of_a_bound_pod_that_its_agent_does_not_report() -> None:
+    world = World({"n1": 1})
+    named, silent, wide = (pod_body(name, units) for name, units in (("named", 30), ("silent", 60), ("wide", 90)))
+    named["metadata"]["annotations"]["sharepod.io/device"] = "GPU-n1-0"
+    for age, body in enumerate((named, silent, wide)):
+        body["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:0{age}Z"
+        body["spec"]["nodeName"] = "n1"
+        world.create(body)
+    said = {name: explained(world, f"uid-{name}") for name in ("named", "silent", "wide")}
+    assert {name: one.known_by for name, one in said.items()} == {
+        "named": "annotation", "silent": "presumed", "wide": "homeless",
+    }  # fmt: skip
+    assert "its annotation names its devices" in said["named"].text
+    assert "nobody has told of its devices" in said["silent"].text
+    assert "fit on no device now: it starts when others there end" in said["wide"].text
+    assert said["wide"].held == said["wide"].there == ()
+
+
+def test_many_neighbours_are_counted_not_listed() -> None:
+    world = World({"n1": 1})
+    uids = [started(world, f"p{number:02}", 5, "n1") for number in range(20)]
+    [place] = explained(world, uids[0]).there
+    assert (len(place.shares), place.more) == (NEIGHBOURS_LISTED, 19 - NEIGHBOURS_LISTED)
+
+
+def test_a_pod_that_was_sent_is_told_with_its_answer_and_its_neighbours() -> None:
+    world = World({"n1": 1, "n2": 1})
+    started(world, "most", 70, "n1")
+    uid = world.create(pod_body("sent", 30))
+    extender = world.replica()
+    pod = world.pod(uid)
+    assert extender.filter(pod, ["n1", "n2"], world.now_s).fitting == ["n1", "n2"]
+    extender.prioritise(pod, ["n1", "n2"], world.now_s)
+    world.now_s += 12.5
+    found = explained(world, uid, extender)
+    assert (found.state, found.node, found.known_by) == ("sent", "n1", "assumed")
+    assert found.held[0].devices == ((0, "GPU-n1-0"),)
+    assert [one.pod for one in found.there[0].shares] == ["default/most"]
+    assert found.answer is not None
+    assert (found.answer.ago_s, found.answer.proposed, found.answer.fitting, found.answer.chosen) == (12, 2, 2, "n1")
+    assert "Asked 12 s ago about 2 nodes: 2 fitted; n1 was chosen." in shown(found)
+    world.now_s += 30
+    assert explained(world, uid, extender).state == "waiting", "a choice that nobody has seen bound counts no more"
+
+
+def test_what_kube_scheduler_did_not_ask_about_is_told() -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    started(world, "full", 90, "n3")
+    uid = world.create(pod_body("waits", 50))
+    extender = world.replica()
+    extender.filter(world.pod(uid), ["n2", "n3"], world.now_s)
+    extender.cluster.forget(uid)
+    found = explained(world, uid, extender)
+    assert {fit.left.node: fit.proposed for fit in found.fitting} == {"n1": False, "n2": True}
+    text = shown(found)
+    assert "n1: device 0, the best; kube-scheduler did not ask about it" in text
+    assert "Asked 0 s ago about 2 nodes: 1 fitted; 1 not: no device with 50 percent left; n2 was chosen." in text
+
+
+def test_a_pod_of_another_scheduler_is_told_that_nobody_asks() -> None:
+    world = World({"n1": 1})
+    body = pod_body("theirs", 30)
+    body["spec"]["schedulerName"] = "default-scheduler"
+    found = explained(world, world.create(body), scheduler_name=OURS)
+    assert f"its schedulerName is default-scheduler: {OURS} is never asked about it" in found.text
+    assert "its schedulerName" not in explained(world, world.create(pod_body("ours", 30)), scheduler_name=OURS).text
+    assert "This replica has not been asked about it" in shown(found)
+
+
+def test_what_cannot_be_or_needs_no_device_is_one_sentence() -> None:
+    world = World({"n1": 1})
+    wrong = explained(world, world.create(pod_body("wrong", 30, {"sharepod.io/limit": "10"})))
+    assert (wrong.state, wrong.fitting, wrong.refused) == ("refused", (), ())
+    assert "limit 10 % is below the request 30 %" in wrong.text
+    plain = pod_body("plain", 0)
+    del plain["spec"]["containers"][0]["resources"]["limits"]
+    assert explained(world, world.create(plain)).text == "it asks for no share of a device"
+    gone = pod_body("gone", 30)
+    gone["spec"]["nodeName"] = "n9"
+    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert explained(world, world.create(gone)).text == f"it is on n9: {AGENTLESS}; it is being deleted"
+
+
+def test_a_pod_is_found_by_namespace_and_name() -> None:
+    world = World({"n1": 1})
+    world.create(pod_body("a", 10))
+    cluster = world.replica().cluster
+    assert find(cluster, "default", "a") == read(pod_body("a", 10))
+    assert find(cluster, "other", "a") is None
+
+
+def test_what_another_version_answers_is_one_line_and_no_control_character_reaches_the_terminal() -> None:
+    for answer in ({}, {"pod": "a", "text": "b"}, {"pod": 1, "text": 2, "incomplete": "", "held": 3}):
+        with pytest.raises(CliError, match="http://here is no extender of this version"):
+            lines(answer, "http://here", 80)
+    world = World({"n1": 1})
+    found = replace(explained(world, world.create(pod_body("a", 10))), text="red \x1b[31m\nline")
+    assert shown(found).splitlines()[0] == "default/a: red ?[31m?line"
+
+
+def test_a_pod_that_yields_is_told_with_how_far_its_agent_is_and_so_are_its_neighbours() -> None:
+    world = World({"n1": 1})
+    uid = started(world, "batch", 70, "n1", {"sharepod.io/memory": "16Gi"})
+    annotations = world.pods[uid]["metadata"]["annotations"]
+    other = started(world, "other", 30, "n1", {"sharepod.io/memory": "16Gi"})
+    for how, paused, text, beside in (
+        ("", False, "reports its shares", "asked for 70 %, used"),
+        ("limit", False, "; it yields: its limit is its request for now", "asked for 70 %, limited to that, used"),
+        (
+            "pause",
+            False,
+            "; it is to yield its time, and its agent does not report it paused yet",
+            "paused to make room",
+        ),
+        (
+            "pause",
+            True,
+            "; it yields: it is paused, and its time is others'",
+            "asked for 70 %, paused to make room, used",
+        ),
+        ("", True, "; it has yielded, and stays paused until its time is free again", "paused to make room"),
+    ):
+        annotations.pop("sharepod.io/yield", None)
+        annotations |= {"sharepod.io/yield": how} if how else {}
+        world.agents["n1"].yielding = frozenset({uid} if paused else ())
+        assert shown(explained(world, uid)).splitlines()[0].endswith(text)
+        assert beside in shown(explained(world, other))

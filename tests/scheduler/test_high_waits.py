@@ -1,0 +1,178 @@
+"""A higher priority starts within two seconds of the cluster's time where lower ones can yield, as a witness says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rounds_world import DEFAULT, ask, check, loaded, nodes, played, random_order, task
+
+from sharepod.scheduler.orders import Evict, Release, Yield
+from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.round import PLANS_MOST, decide
+from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.week import DAY_S, HIGH, LOW, MIDDLE, week_nodes
+from sharepod.scheduler.witness import Witness
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.ask import NodeSpec, PodAsk
+    from sharepod.scheduler.timeline import Task
+
+BAR_S = 2.0
+MIB = 80_000
+
+
+def watched(specs: list[NodeSpec], tasks: list[Task], queues: Queues, until_s: float) -> tuple[Timeline, Witness]:
+    line = Timeline(specs, queues)
+    line.expect(tasks)
+    witness = Witness(line, specs, LOW)
+    line.play(tasks, until_s, witness.look)
+    witness.end()
+    return line, witness
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "load", "days"),
+    [
+        (1, 0, "usual", 2.8), (1, 1, "heavy", 1.2), (1, 2, "crowded", 4), (1, 3, "light", 7), (2, 4, "usual", 1.8),
+        (2, 5, "heavy", 0.8), (2, 6, "crowded", 1.8), (4, 7, "usual", 0.8), (4, 8, "light", 1.8), (8, 9, "usual", 0.8),
+        (8, 10, "crowded", 0.6), (16, 11, "usual", 0.6),
+    ],
+)  # fmt: skip
+def test_no_task_waits_while_lower_ones_hold_its_room(count: int, seed: int, load: str, days: float) -> None:
+    specs = week_nodes(count)
+    line, witness = watched(specs, loaded(specs, seed, load), Queues(), days * DAY_S)
+    for priority in (HIGH, MIDDLE):
+        longest = witness.longest(priority)
+        assert longest is None or longest.lasted_s <= BAR_S, longest
+    assert not [denial for denial in witness.denials if denial.kept and denial.priority == HIGH]
+    assert sum(course.paused for course in line.courses.values() if course.task.priority == LOW) > 0, "nobody yielded"
+
+
+@pytest.mark.parametrize(("count", "load", "days"), [(1, "heavy", 0.8), (1, "crowded", 1.4), (2, "crowded", 0.8)])
+def test_batch_that_is_overdue_keeps_nobody_of_higher_priority_waiting(count: int, load: str, days: float) -> None:
+    specs = week_nodes(count)
+    line, witness = watched(specs, loaded(specs, 3, load), Queues(Queue(longest_wait_s=2 * 3600)), days * DAY_S)
+    longest = witness.longest(HIGH)
+    assert longest is None or longest.lasted_s <= BAR_S, longest
+    late = [course for course in line.courses.values() if (course.started_s or 1e9) - course.task.arrive_s > 4 * 3600]
+    assert len(late) > 20, "hardly anybody had waited for twice as long"
+
+
+def whole(milli: int, mib: int) -> PodAsk:
+    return ask(milli, mib=mib)
+
+
+def test_a_job_that_others_were_evicted_for_may_have_more_of_them_paused_on_its_node() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    low = [task("big", run_s=1e6, ask=whole(200, 60_000)), task("small", run_s=1e6, ask=whole(800, 10_000))]
+    played(line, [*low, task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=whole(700, 40_000))], 100.0)
+    assert (line.courses["big"].evicted, line.courses["small"].evicted) == (1, 0)
+    assert line.courses["small"].paused == 1
+    assert line.courses["high"].started_s == pytest.approx(31.0, abs=BAR_S - 1)
+
+
+def test_for_a_burst_onto_one_node_all_room_is_made_at_once() -> None:
+    line = Timeline(nodes(1, 4), DEFAULT)
+    low = [task(f"low{number}", run_s=1e6, ask=whole(500, 35_000)) for number in range(8)]
+    high = [task(f"high{number}", priority=10, arrive_s=30.0, ask=whole(250, 30_000)) for number in range(8)]
+    played(line, [*low, *high], 100.0)
+    waits = [(line.courses[one.name].started_s or 1e9) - 30.0 for one in high]
+    assert max(waits) <= BAR_S
+    assert sum(course.evicted for course in line.courses.values()) == 8
+
+
+def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    line.come(task("low", ask=whole(1000, MIB)))
+    line.step()
+    for name, milli in (("one", 500), ("two", 500)):
+        line.come(task(name, priority=10, ask=whole(milli, 30_000)))
+    orders = decide(line.cluster, line.memory, line.queues, 10.0)
+    assert [order.pod.name for order in orders if isinstance(order, Evict)] == ["low"], "once for both"
+    assert not [order for order in orders if isinstance(order, Release | Yield)]
+    assert not [order for order in decide(line.cluster, line.memory, line.queues, 11.0) if isinstance(order, Release)]
+    [low] = [pod for pod in line.cluster.pods() if pod.name == "low"]
+    line.cluster.remove_pod(low.uid)
+    orders = decide(line.cluster, line.memory, line.queues, 12.0)
+    assert {place.pod.name for order in orders if isinstance(order, Release) for place in order.places} == {
+        "one",
+        "two",
+    }
+
+
+def test_room_that_others_have_yet_to_yield_is_nobodys_though_its_node_is_kept_for_him() -> None:
+    line, tasks = random_order(822)  # a node is kept for a gang, and another job has somebody evicted and paused there
+    played(line, tasks)
+
+
+def test_what_is_free_on_a_node_that_is_kept_stays_so_and_who_runs_there_yields() -> None:
+    line = Timeline(nodes(1, 2), Queues(Queue(longest_wait_s=100.0)))
+    low = [task("half", milli=500, run_s=1e6), task("rest", milli=500, run_s=250.0), task("one", run_s=1e6)]
+    gang = task("gang", size=2, least=2, arrive_s=1.0, run_s=10.0)
+    high = [task("into", priority=10, milli=500, arrive_s=300.0, run_s=500.0)]
+    played(line, [*low, gang, *high], 310.0)
+    assert line.courses["into"].started_s == pytest.approx(300.0, abs=1.0)
+    assert line.courses["half"].paused == 1, "the other half of its device is free, and kept for the gang"
+    assert line.courses["gang"].started_s is None
+
+
+def test_those_for_whom_nobody_can_yield_do_not_keep_others_from_being_looked_at() -> None:
+    line = Timeline(nodes(1, 8), DEFAULT)
+    equal = [task(f"equal{number}", priority=10, run_s=1e6) for number in range(7)]
+    stuck = [
+        task(f"stuck{number}", priority=10, arrive_s=20.0, ask=ask(900, 2, 1000 + number))
+        for number in range(2 * PLANS_MOST)
+    ]
+    last = task("last", priority=10, arrive_s=30.0, run_s=50.0, milli=600)
+    played(line, [*equal, task("low", run_s=1e6, arrive_s=1.0), *stuck, last], 100.0)
+    assert line.courses["low"].paused == 1
+    assert (line.courses["last"].started_s or 1e9) - 30.0 <= 3.0, "two rounds for those before it, and its own"
+
+
+def test_who_may_not_preempt_does_not_speak_for_those_who_ask_for_the_same() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    line.come(task("low"))
+    line.step()
+    for name in ("early", "late"):
+        line.come(task(name, priority=10, user=name))
+    meek = next(pod for pod in line.cluster.pods() if pod.name == "early")
+    line.cluster.set_pod(replace(meek, preempts=False))
+    orders = decide(line.cluster, line.memory, line.queues, 5.0)
+    assert [place.pod.name for order in orders if isinstance(order, Release) for place in order.places] == ["late"]
+
+
+@pytest.mark.parametrize(("holder", "denied"), [(0, True), (10, False), (20, False)])
+def test_a_witness_tells_who_holds_the_room(holder: int, *, denied: bool) -> None:
+    specs = nodes(1, 1)
+    line = Timeline(specs, DEFAULT)
+    witness = Witness(line, specs, 0)
+    line.come(task("first", priority=holder))
+    line.step()
+    line.come(task("second", priority=10))
+    for now_s in (1.0, 5.0, 9.0):  # no round is played: it waits whatever it could
+        line.now_s = now_s
+        witness.look(now_s)
+    witness.end()
+    assert [(denial.task, denial.lasted_s, denial.kept) for denial in witness.denials] == (
+        [("second", 9.0, False)] if denied else []
+    )
+
+
+def test_a_witness_tells_apart_what_may_be_kept_for_who_has_waited_twice() -> None:
+    specs = nodes(1, 2)
+    line = Timeline(specs, Queues(Queue(longest_wait_s=10.0)))
+    witness = Witness(line, specs, 0)
+    line.come(task("low", milli=300))
+    line.step()
+    line.come(task("late", size=2, least=2))
+    line.now_s = 21.0
+    line.come(replace(task("fits", priority=10, milli=300), arrive_s=21.0))
+    line.come(replace(task("wide", priority=10, milli=900), arrive_s=21.0))
+    for now_s in (21.0, 25.0):
+        line.now_s = now_s
+        witness.look(now_s)
+    witness.end()
+    assert {denial.task: denial.kept for denial in witness.denials} == {"fits": False, "wide": True}
+    check(line)

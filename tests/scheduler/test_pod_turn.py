@@ -1,0 +1,299 @@
+"""What `sharepod explain pod/NAME` says of pods that wait for their gates, and of those that make room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from gates_world import RULES, Replica, World, in_world, until
+from rounds_world import ask, nodes, task
+from typer.testing import CliRunner
+
+from sharepod.cli.errors import CliError
+from sharepod.cli.main import app
+from sharepod.cli.pods import lines
+from sharepod.scheduler.annotator import Annotator
+from sharepod.scheduler.demands import Demands
+from sharepod.scheduler.explanation import explain, find
+from sharepod.scheduler.extender import Extender
+from sharepod.scheduler.extender_server import ExtenderServer
+from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.turn import LISTED, NEVER, NOBODY, UNLISTED, turn_of
+from sharepod.scheduler.wire import explanation_answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sharepod.scheduler.pod import Pod
+    from sharepod.scheduler.turn import Turn
+
+
+def pod_named(line: Timeline, name: str) -> Pod:
+    return next(pod for pod in line.cluster.pods() if pod.name == name)
+
+
+def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
+    pod = pod_named(line, name)
+    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides, gates=True)
+    assert found is not None
+    return found
+
+
+def shown(line: Timeline, name: str, *, decides: bool = True, width: int = 300) -> str:
+    """Return what the command prints, by way of the wire."""
+    pod = pod_named(line, name)
+    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides, gates=True)
+    answer = explanation_answer(explain(line.cluster, pod, None, line.now_s, turn=found))
+    return "\n".join(lines(json.loads(answer), "http://here", width))
+
+
+def full(*, queues: Queues | None = None) -> Timeline:
+    """Return a cluster of four devices that are all taken."""
+    line = Timeline(nodes(1, 4), queues or Queues())
+    line.come(task("heavy", user="heavy", size=3, least=3, run_s=1e6))
+    line.come(task("light", user="light", run_s=1e6))
+    line.step()
+    line.now_s = 60.0
+    return line
+
+
+def test_a_pod_that_waits_is_told_who_is_before_it_and_why() -> None:
+    line = full()
+    line.come(task("mine", user="heavy", arrive_s=60.0))
+    line.come(task("urgent", user="heavy", priority=5, arrive_s=60.0, ask=ask(1000, mib=None), size=5, least=5))
+    line.come(task("poorer", user="light", arrive_s=60.0))
+    line.step()
+    line.now_s = 70.0
+    line.come(task("later", user="heavy", arrive_s=70.0))
+    line.step()
+    found = turn(line, "later")
+    assert (found.position, found.in_line, found.in_queue) == (4, 4, 3)
+    assert [(before.job, before.why) for before in found.before] == [
+        ("heavy/urgent", "priority 5 is above 0"),
+        ("light/poorer", "its queue holds 0.250 of the cluster by its weight, this one 0.750"),
+        ("heavy/mine", "it came before"),
+    ]
+    assert found.standing.held_devices == 3.0
+    text = shown(line, "later")
+    assert "heavy/later: its gate is kept: no room for 100 percent now; by devices alone its shares fit on 0" in text
+    assert "its turn: 4 of 4 jobs in the line, 3 of its queue; heavy/later has waited for less than 1 s" in text
+    assert "before it heavy/urgent, 5 devices: priority 5 is above 0" in text
+    assert "kube-scheduler" not in text
+
+
+def test_who_has_waited_for_too_long_or_is_paused_is_told_to_be_before_for_that() -> None:
+    line = Timeline(nodes(1, 1), Queues(Queue(), {"old": Queue(longest_wait_s=30.0)}))
+    line.come(task("low", user="low", run_s=1e6))
+    line.step()
+    line.come(task("high", user="high", priority=9, run_s=1e6))
+    line.step()
+    line.come(task("aged", user="old", priority=-7))
+    line.come(task("equal", user="low"))
+    line.now_s = 40.0
+    line.step()
+    found = turn(line, "equal")
+    assert [(before.job, before.why) for before in found.before] == [
+        ("old/aged", "it has waited for longer than its queue lets anyone wait"),
+        ("low/low", "it is paused: of equals who is paused goes on first"),
+    ]
+
+
+def test_of_many_before_it_the_first_are_told_and_the_others_counted() -> None:
+    line = full()
+    for number in range(12):
+        line.come(task(f"t{number:02}", user="heavy", arrive_s=60.0))
+    line.step()
+    found = turn(line, "t11")
+    assert (found.position, len(found.before)) == (12, LISTED)
+    assert "and 6 more" in shown(line, "t11")
+
+
+def test_of_a_gang_it_is_told_who_is_missing() -> None:
+    line = full()
+    line.come(task("gang", user="heavy", size=6, least=4, arrive_s=60.0))
+    for name in ("gang-3", "gang-4", "gang-5"):
+        line.cluster.remove_pod(pod_named(line, name).uid)
+    line.step()
+    found = turn(line, "gang-1")
+    assert found.gang is not None
+    assert (found.gang.size, found.gang.least, found.gang.waiting, found.gang.missing) == (6, 4, 3, 1)
+    assert found.position is None
+    text = shown(line, "gang-1")
+    assert "its gate is kept: 3 of 4 members of the gang are there" in text
+    assert "gang: 3 of 6 members are there, 0 of them released; 4 start together, and 1 of these have still" in text
+
+
+def test_why_others_do_not_yield_is_told() -> None:
+    line = full()
+    line.come(task("equal", user="heavy", arrive_s=60.0))
+    line.step()
+    assert turn(line, "equal").yields == NOBODY
+    assert f"nobody makes room: {NOBODY}" in shown(line, "equal")
+    line.come(task("polite", user="heavy", priority=5, arrive_s=60.0))
+    line.cluster.set_pod(replace(pod_named(line, "polite"), preempts=False))
+    line.step()
+    assert turn(line, "polite").yields == NEVER
+    line.come(task("huge", user="heavy", priority=5, ask=ask(1000, devices=5), arrive_s=60.0))
+    line.step()
+    assert "not even all would make room for it on one node" in turn(line, "huge").yields
+
+
+def test_who_would_yield_and_what_that_loses_is_told_and_nothing_changes() -> None:
+    line = full()
+    line.come(task("high", user="high", priority=5, arrive_s=60.0))
+    pod = pod_named(line, "high")
+    line.memory.note(pod, since_s=60.0)
+    line.memory.look(line.cluster, (), line.now_s)
+    version = line.cluster.version
+    found = turn(line, "high")
+    assert [(way.node, way.paused, way.evicted) for way in found.ways] == [("n00", ("light/light",), ())]
+    assert found.why == UNLISTED
+    assert line.cluster.version == version
+    assert "on n00 a pod of it would fit if light/light were paused" in shown(line, "high")
+    for name in ("heavy-0", "heavy-1", "heavy-2", "light"):
+        there = pod_named(line, name)
+        line.cluster.set_pod(replace(there, ask=replace(there.ask, shares=(replace(there.ask.shares[0], mib=None),))))
+    line.memory.look(line.cluster, (), line.now_s)
+    line.cluster.settle(line.now_s)
+    [way] = turn(line, "high").ways
+    assert (way.paused, way.evicted) == ((), ("light/light",))
+    assert way.lost_s == pytest.approx(60.0), "it has just been seen to run, and starts anew"
+
+
+def test_nodes_that_are_closed_to_it_are_told_by_why() -> None:
+    line = Timeline(nodes(3, 1), Queues())
+    for name in ("one", "two", "three"):
+        line.come(task(name, run_s=1e6))
+    line.step()
+    line.come(task("mine", user="mine"))
+    pod = replace(pod_named(line, "mine"), demands=Demands((("disk", "fast"),), None, ()))
+    line.cluster.set_pod(pod)
+    line.step()
+    [barred] = turn(line, "mine").barred
+    assert (barred.nodes, barred.examples) == (3, ("n00", "n01", "n02"))
+    assert "3 nodes (n00, n01, n02): its node selector or affinity, a taint or a cordon keeps it away" in shown(
+        line, "mine"
+    )
+    line.come(task("other", user="other"))
+    line.step()
+    line.memory.kept["mine", "pod/mine"] = ("n01",), 1e9
+    node = line.cluster.node("n02")
+    assert node is not None
+    line.cluster.set_node(replace(node, units=100))
+    line.cluster.settle(line.now_s)
+    assert {(one.why.split(",")[0], one.examples) for one in turn(line, "other").barred} == {
+        ("kept free for mine", ("n01",)), ("kubelet has not enough percents of devices left there", ("n02",)),
+    }  # fmt: skip
+
+
+def test_a_pod_that_makes_room_is_told_for_whom_since_when_and_when_it_goes_on() -> None:
+    line = Timeline(nodes(1, 1), Queues())
+    line.come(task("low", run_s=1e6))
+    line.step()
+    line.now_s = 100.0
+    line.come(task("high", priority=9, run_s=1e6, arrive_s=100.0))
+    line.step()
+    line.now_s = 190.0
+    line.step()
+    found = turn(line, "low")
+    assert (found.waits, found.waited_s, found.why) == (False, 90.0, "for team/high of priority 9")
+    text = shown(line, "low")
+    assert "it makes room for 1 min 30 s: for team/high of priority 9" in text
+    assert "to go on: 1 of 1 jobs in the line" in text
+    line.memory.yields.clear()
+    assert "for whom another replica has decided, its Events say" in shown(line, "low")
+    line.end("high")
+    line.step()
+    pod = pod_named(line, "low")
+    assert turn_of(line.cluster, line.memory, line.queues, pod, 191.0, decides=True, gates=True) is None
+
+
+def test_a_replica_that_does_not_decide_says_so() -> None:
+    line = full()
+    line.come(task("mine", user="heavy", arrive_s=60.0))
+    line.step()
+    assert "This replica does not decide" in shown(line, "mine", decides=False)
+
+
+def test_a_pod_that_others_hold_is_told_so() -> None:
+    line = full()
+    line.come(task("mine", user="heavy", arrive_s=60.0))
+    line.cluster.set_pod(replace(pod_named(line, "mine"), withheld=True))
+    line.step()
+    assert "another's scheduling gate holds it, and it takes no room before that has gone" in shown(line, "mine")
+
+
+def test_a_gang_of_which_more_came_than_it_takes_tells_those_so() -> None:
+    line = full()
+    line.come(task("gang", user="heavy", size=2, least=2, arrive_s=60.0))
+    extra = replace(pod_named(line, "gang-1"), uid="extra", name="gang-9", created="9")
+    line.memory.note(extra, since_s=60.0)
+    line.cluster.set_pod(extra)
+    line.step()
+    assert turn(line, "gang-9").why == "its gang has 2 other members already, as many as it takes"
+
+
+@pytest.mark.parametrize("turned", [7, [], {"decides": True}, {"decides": True, "waits": True, "waited_s": "x"}])
+def test_what_is_no_turn_is_one_clear_error(turned: object) -> None:
+    line = full()
+    found = json.loads(explanation_answer(explain(line.cluster, pod_named(line, "light"))))
+    with pytest.raises(CliError, match="no extender of this version"):
+        lines({**found, "turn": turned}, "http://here", 80)
+
+
+async def asked(replica: Replica, *arguments: str) -> tuple[int, str, str]:
+    """Ask a replica's own server, as the command does in its pod."""
+    extender, annotator = Extender(replica.cluster), Annotator(replica.api, "there")
+    answers = ExtenderServer(extender, annotator, resource="sharepod.io/gpu", not_ready=lambda: "")
+    keeper = replica.keeper
+    answers.turn = lambda pod, now_s: turn_of(
+        replica.cluster, keeper.memory, keeper.queues, pod, now_s, decides=replica.lease.is_held(), gates=True
+    )
+    port = await answers.start("127.0.0.1:0", None)
+    try:
+        command = ["explain", "--scheduler", f"http://127.0.0.1:{port}", *arguments]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+        return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
+    finally:
+        await answers.stop()
+        await annotator.stop()
+
+
+def test_the_command_explains_a_gated_pod_and_one_that_yields_and_refuses_bad_names(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        namespace, name = RULES.split("/")
+        world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: 3}"})
+        world.add_node("n1", 1)
+        world.create("low", 100, memory="1Gi")
+        async with world.replica() as replica:
+            await until(lambda: world.is_released("low"), "not released")
+            world.run("low")
+            world.create("high", 100, priority=10, memory="1Gi")
+            await until(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
+            world.run("high")
+            for number in range(2):
+                world.create(f"gang-{number}", 50, gang="gang", gang_size="3")
+            await until(lambda: "GangIncomplete" in world.told("gang-0"), "not told")
+            code, text, why = await asked(replica, "pod/gang-0")
+            assert code == 0, why
+            assert "2 of 3 members of the gang are there" in text
+            assert "it is not in the line" in text
+            code, text, why = await asked(replica, "pod/low")
+            assert code == 0, why
+            flat = " ".join(text.split())
+            assert "it makes room for" in flat
+            assert "for default/high of priority 10" in flat
+            code, text, why = await asked(replica, "pod/low", "-o", "json")
+            assert json.loads(text)["turn"]["waits"] is False
+            assert find(replica.cluster, "default", "low") is not None
+            for wrong, says in (("pod/None such", "is no name"), ("pod/hgih", "did you mean high?")):
+                code, text, why = await asked(replica, wrong)
+                assert code != 0
+                assert says in why
+                assert "\n" not in why.strip()
+
+    in_world(tmp_path, test)

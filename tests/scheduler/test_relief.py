@@ -1,0 +1,150 @@
+"""Lower shares yield step by step where a higher one waits, and go back when it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rounds_world import DEFAULT, nodes
+
+from sharepod.agent.share import ShareClass
+from sharepod.scheduler.ask import PodAsk, ShareAsk
+from sharepod.scheduler.orders import Order, Yield
+from sharepod.scheduler.round import decide
+from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.usage import DeviceNumbers, ShareTerms, ShareUse
+
+WAITS, CALM = 8_000, 200
+
+
+def share(milli: int, share_class: str = "standard") -> PodAsk:
+    return PodAsk(1000, 1024, (ShareAsk(milli, 1, 1000, None, share_class, 1000),))
+
+
+def cluster() -> Timeline:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    line.come(Task("batch-a", "team", 0, share(200, "batch"), 0.0, 1e6))
+    line.come(Task("batch-b", "team", 0, share(300, "batch"), 0.0, 1e6))
+    line.come(Task("serve", "team", 100, share(400, "latency"), 0.0, 1e6))
+    line.step()
+    return line
+
+
+def measure(line: Timeline, waited: int, used: int = 10_000) -> None:
+    """Have the agent report what each share waited and used in the last minute, in 1/1000 %."""
+    use = line.cluster.use("n00")
+    assert use is not None
+    shares = []
+    for pod in line.cluster.pods():
+        one = pod.ask.shares[0]
+        terms = ShareTerms(
+            pod.uid, pod.uid, pod.namespace, pod.name, "main", ShareClass[one.share_class.upper()], one.milli * 100,
+            100_000, 2**30, paused=False,
+        )  # fmt: skip
+        shares.append(ShareUse(terms, used, waited if pod.name == "serve" else WAITS))
+    device = replace(
+        use.devices[0], numbers=DeviceNumbers(waited_1m_millipercent=waited + 2 * WAITS), shares=tuple(shares)
+    )
+    line.cluster.set_use("n00", replace(use, devices=(device,)))
+
+
+def decided(line: Timeline, now_s: float) -> list[tuple[str, str]]:
+    orders: list[Order] = decide(line.cluster, line.memory, line.queues, now_s)
+    for order in orders:
+        pod = line.cluster.pod(order.pod.uid) if isinstance(order, Yield) else None
+        if isinstance(order, Yield) and pod is not None:
+            line.cluster.set_pod(replace(pod, yields=order.how))
+    return [(order.pod.name, order.how) for order in orders if isinstance(order, Yield)]
+
+
+def test_the_lower_ones_are_limited_then_paused_one_by_one_and_come_back_when_nobody_waits() -> None:
+    line = cluster()
+    measure(line, CALM)
+    assert decided(line, 100.0) == []
+    measure(line, WAITS)
+    assert sorted(decided(line, 200.0)) == [("batch-a", "limit"), ("batch-b", "limit")]
+    measure(line, WAITS)
+    assert decided(line, 230.0) == [], "what the first step does is not measured yet"
+    assert decided(line, 265.0) == [("batch-b", "pause")]
+    assert decided(line, 330.0) == [("batch-a", "pause")]
+    measure(line, CALM)
+    assert decided(line, 400.0) == []
+    back = [*decided(line, 460.0), *decided(line, 520.0), *decided(line, 580.0)]
+    assert sorted(back) == [("batch-a", ""), ("batch-b", "")]
+
+
+def test_who_is_limited_goes_back_after_a_calm_time() -> None:
+    line = cluster()
+    measure(line, WAITS)
+    assert len(decided(line, 200.0)) == 2
+    measure(line, CALM)
+    assert decided(line, 310.0) == []
+    assert sorted(decided(line, 325.0)) == [("batch-a", ""), ("batch-b", "")]
+
+
+def test_a_share_that_has_what_it_is_due_presses_nobody() -> None:
+    line = cluster()
+    measure(line, WAITS, used=45_000)
+    assert decided(line, 200.0) == [], "it bursts above its request, and waits for that"
+
+
+def test_equals_do_not_yield_to_who_waits() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    for name in ("one", "serve"):
+        line.come(Task(name, "team", 5, share(400), 0.0, 1e6))
+    line.step()
+    measure(line, WAITS)
+    assert decided(line, 200.0) == []
+
+
+def test_when_the_higher_one_has_gone_they_go_on() -> None:
+    line = cluster()
+    measure(line, WAITS)
+    decided(line, 200.0)
+    decided(line, 265.0)
+    serve = next(pod for pod in line.cluster.pods() if pod.name == "serve")
+    line.cluster.remove_pod(serve.uid)
+    back = [change for at_s in range(270, 600, 10) for change in decided(line, float(at_s))]
+    assert sorted(back) == [("batch-a", ""), ("batch-b", "")]
+
+
+def test_who_makes_room_by_pausing_leaves_the_others_there_limited_at_first() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    for name in ("batch-a", "batch-b"):
+        line.come(Task(name, "team", 0, share(500, "batch"), 0.0, 1e6))
+    line.step()
+    line.come(Task("serve", "team", 100, share(400, "latency"), 0.0, 1e6))
+    changes = decided(line, 10.0)
+    assert sorted(how for _, how in changes) == ["limit", "pause"]
+
+
+def test_who_was_limited_by_another_replica_goes_back_after_a_calm_time() -> None:
+    line = cluster()
+    for pod in list(line.cluster.pods()):
+        line.cluster.set_pod(replace(pod, yields="limit" if pod.name == "batch-a" else ""))
+    measure(line, CALM)
+    assert [decided(line, at_s) for at_s in (10.0, 60.0, 129.0)] == [[], [], []]
+    assert decided(line, 131.0) == [("batch-a", "")]
+
+
+def test_an_order_to_go_on_that_did_not_arrive_is_given_again() -> None:
+    line = cluster()
+    [limited] = [replace(pod, yields="limit") for pod in line.cluster.pods() if pod.name == "batch-a"]
+    line.cluster.set_pod(limited)
+    measure(line, CALM)
+    times = []
+    for at_s in range(10, 400, 10):
+        orders = decide(line.cluster, line.memory, line.queues, float(at_s))
+        times += [at_s for order in orders if isinstance(order, Yield)]
+        line.cluster.set_pod(limited)  # the API server still shows it so
+    assert times == [130, 280]
+
+
+def test_when_the_one_that_waited_has_left_the_others_go_back_at_once() -> None:
+    line = cluster()
+    measure(line, WAITS)
+    assert len(decided(line, 200.0)) == 2
+    assert decided(line, 265.0) == [("batch-b", "pause")]
+    [serve] = [pod for pod in line.cluster.pods() if pod.name == "serve"]
+    line.cluster.remove_pod(serve.uid)
+    measure(line, CALM)
+    assert sorted([*decided(line, 266.0), *decided(line, 267.0)]) == [("batch-a", ""), ("batch-b", "")]

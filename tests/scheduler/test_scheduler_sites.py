@@ -1,0 +1,270 @@
+"""What is measured, promised and linked decides among places that are alike, and never whether a pod fits."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.errors import PlacementError
+from sharepod.scheduler.mix import Mix
+from sharepod.scheduler.native import Board, Place, Verdict
+from sharepod.scheduler.policy import ROWS, WEIGHTS, Policy
+
+NODE = NodeSpec("n", 64_000, 65_536, 4, "A")
+MIX = Mix.of([PodAsk(1000, 0, (ShareAsk(300),)), PodAsk(0, 0, (ShareAsk(470),)), PodAsk(0, 0, (ShareAsk(1000, 2),))])
+FINE = 1e-6
+"""A grain in which costs are told as exactly as they are computed."""
+Use = tuple[int, int, int, int]
+IDLE: Use = (0, 0, 0, 0)
+
+
+def use(board: Board, node: int, device: int, values: Use) -> None:
+    busy, waited, latency, limits = values
+    board.set_use(node, device, busy_milli=busy, waited_milli=waited, latency_milli=latency, limits_milli=limits)
+
+
+def share(milli: int = 300, share_class: str = "standard", limit_milli: int | None = 1000, devices: int = 1) -> PodAsk:
+    return PodAsk(shares=(ShareAsk(milli, devices, share_class=share_class, limit_milli=limit_milli),))
+
+
+def place(board: Board, ask: PodAsk, name: str) -> Place | None:
+    return board.best(ask, Policy(name, board, MIX).native)
+
+
+HARM = [
+    ("latency", (900, 0, 0, 0)),
+    ("latency", (0, 500, 0, 0)),
+    ("standard", (0, 500, 0, 0)),
+    ("standard", (0, 0, 400, 0)),
+    ("batch", (0, 0, 400, 0)),
+    ("batch", (0, 0, 0, 3000)),
+    ("latency", (0, 0, 0, 3000)),
+]
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(("share_class", "harm"), HARM)
+def test_a_place_that_suits_a_share_less_loses_to_one_that_is_equal_else(
+    name: str, share_class: str, harm: Use
+) -> None:
+    board = Board([NODE, NODE])
+    for node in (0, 1):
+        for device in range(4):
+            board.take(share(300), Place(node, ((device,),)))
+    for device in (0, 1, 3):
+        use(board, 0, device, harm)
+    assert place(board, share(300, share_class), name) == Place(0, ((2,),)), "a device of a node"
+    use(board, 0, 2, harm)
+    assert place(board, share(300, share_class), name) == Place(1, ((0,),)), "a node"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_work_that_waits_without_harm_may_go_where_others_work(name: str) -> None:
+    board = Board([NODE])
+    use(board, 0, 0, (1000, 0, 0, 0))
+    assert place(board, share(300, "batch"), name) == Place(0, ((0,),))
+
+
+def test_a_share_that_may_use_less_harms_latency_shares_less() -> None:
+    board = Board([NODE, NODE])
+    rule = Policy("worth", board, MIX)
+    use(board, 0, 0, (0, 0, 400, 0))
+    costs = []
+    for limit in (300, 600, 1000):
+        [judged] = board.rank(share(300, "standard", limit), rule.native, [0], allowed=[1])
+        costs.append(judged.cost)
+    assert costs == sorted(set(costs))
+
+
+USES = st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 9000))
+LEFTS = st.lists(st.integers(0, 100).map(lambda tenth: tenth * 10), min_size=4, max_size=4)
+ASKS = st.builds(
+    share,
+    st.sampled_from([50, 160, 300, 470, 810, 1000]),
+    st.sampled_from(["latency", "standard", "batch"]),
+    st.just(1000),
+)
+
+
+def board_of(lefts: list[list[int]]) -> Board:
+    board = Board([NODE] * len(lefts))
+    for node, left in enumerate(lefts):
+        board.set_left(node, 64_000, 65_536, left, [0] * 4)
+    return board
+
+
+@given(st.lists(LEFTS, min_size=1, max_size=4), USES, ASKS, st.sampled_from(sorted(ROWS)))
+@settings(max_examples=150, deadline=None)
+def test_where_all_devices_are_used_alike_pods_are_packed_as_by_requests(
+    lefts: list[list[int]], values: Use, ask: PodAsk, name: str
+) -> None:
+    plain, used = board_of(lefts), board_of(lefts)
+    for node in range(len(lefts)):
+        for device in range(4):
+            use(used, node, device, values)
+    assert place(plain, ask, name) == place(used, ask, name)
+
+
+def extra_of(values: Use, one: ShareAsk) -> float:
+    """Return what a device costs a share, as docs/placement.md says it."""
+    busy, waited, latency, limits = values
+    limit = one.milli if one.limit_milli is None else one.limit_milli
+    if one.share_class == "latency":
+        extra = WEIGHTS["busy"] * busy + WEIGHTS["waited_latency"] * waited
+    else:
+        extra = WEIGHTS["latency"] * latency * limit / 1000 + WEIGHTS["waited"] * waited
+    return extra + WEIGHTS["promised"] * min(max(0, limits + limit - 1000), WEIGHTS["promised_most"])
+
+
+@given(LEFTS, st.lists(USES, min_size=4, max_size=4), ASKS)
+@settings(max_examples=150, deadline=None)
+def test_the_cost_of_a_device_is_its_loss_and_what_is_measured_there(
+    left: list[int], values: list[Use], ask: PodAsk
+) -> None:
+    plain, used = board_of([left]), board_of([left])
+    rule = Policy("worth", plain, MIX).native
+    rule.native.grain_milli = FINE
+    for device in range(4):
+        use(used, 0, device, values[device])
+    expected = {}
+    for device in range(4):
+        [loss] = plain.rank(ask, rule, [0], allowed=[1 << device])
+        [judged] = used.rank(ask, rule, [0], allowed=[1 << device])
+        assert judged.verdict is loss.verdict
+        if loss.verdict is Verdict.FITS:
+            expected[device] = loss.cost * FINE + extra_of(values[device], ask.shares[0])
+            assert judged.cost * FINE == pytest.approx(expected[device], abs=1e-3)
+    [judged] = used.rank(ask, rule, [0])
+    assert (judged.verdict is Verdict.FITS) == bool(expected)
+    if expected:
+        assert expected[judged.devices[0][0]] == pytest.approx(min(expected.values()), abs=1e-3)
+
+
+@st.composite
+def links(draw: st.DrawFn, devices: int) -> tuple[list[int], list[int]]:
+    masks = [0] * devices
+    for one, other in combinations(range(devices), 2):
+        if draw(st.booleans()):
+            masks[one] |= 1 << other
+            masks[other] |= 1 << one
+    return masks, draw(st.lists(st.integers(0, 1), min_size=devices, max_size=devices))
+
+
+@given(links(6), st.integers(0, 63), st.integers(2, 4), st.sampled_from(sorted(ROWS)), st.data())
+@settings(max_examples=100, deadline=None)
+def test_of_all_sets_of_devices_the_cheapest_is_taken(
+    found: tuple[list[int], list[int]], begun: int, count: int, name: str, data: st.DataObject
+) -> None:
+    board = Board([NodeSpec("n", 64_000, 65_536, 6, "A")])
+    board.set_left(0, 64_000, 65_536, [990 if begun >> device & 1 else 1000 for device in range(6)], [0] * 6)
+    board.set_links(0, *found)
+    for device in range(6):
+        use(board, 0, device, data.draw(USES))
+    ask = share(1000, "latency", 1000, count)
+    rule = Policy(name, board, MIX).native
+    rule.native.grain_milli = FINE
+    [judged] = board.rank(ask, rule, [0])
+    costs = {}
+    for devices in combinations(range(6), count):
+        [forced] = board.rank(ask, rule, [0], allowed=[sum(1 << device for device in devices)])
+        if forced.verdict is Verdict.FITS:
+            assert forced.devices == (devices,)
+            costs[devices] = forced.cost
+    assert (judged.verdict is Verdict.FITS) == bool(costs)
+    if costs:
+        assert judged.cost == costs[judged.devices[0]]
+        assert judged.cost == pytest.approx(min(costs.values()), abs=max(1, 1e-3 / FINE if name == "worth" else 1))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_several_devices_are_linked_ones_and_on_one_memory_node(name: str) -> None:
+    board = Board([NODE])
+    board.set_links(0, [0b0100, 0b1000, 0b0001, 0b0010])
+    assert place(board, share(1000, devices=2), name) == Place(0, ((0, 2),))
+    board.set_links(0, [0b1110, 0b1101, 0b1011, 0b0111], [0, 1, 1, 0])
+    assert place(board, share(1000, devices=2), name) == Place(0, ((0, 3),))
+    board = Board([NODE, NODE])
+    board.set_links(0, [0, 0, 0, 0])
+    board.set_links(1, [0b1110, 0b1101, 0b1011, 0b0111])
+    assert place(board, share(1000, devices=2), name) == Place(1, ((0, 1),))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_on_sixteen_devices_a_group_that_is_linked_is_found(name: str) -> None:
+    board = Board([NodeSpec("n", 64_000, 65_536, 16, "A")])
+    groups = [(0, 5, 10, 15), (1, 4, 11, 14), (2, 7, 8, 13), (3, 6, 9, 12)]
+    masks = [0] * 16
+    for group in groups:
+        for one in group:
+            masks[one] = sum(1 << other for other in group if other != one)
+    board.set_links(0, masks)
+    board.take(share(1000), Place(0, ((5,),)))
+    assert place(board, share(1000, devices=4), name) == Place(0, (groups[1],))
+
+
+@given(
+    st.lists(LEFTS, min_size=1, max_size=3),
+    st.lists(USES, min_size=4, max_size=4),
+    links(4),
+    st.sampled_from([(300, 1), (300, 3), (1000, 2)]),
+    st.sampled_from(sorted(ROWS)),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_known_of_devices_never_decides_whether_a_pod_fits(
+    lefts: list[list[int]],
+    values: list[Use],
+    found: tuple[list[int], list[int]],
+    one: tuple[int, int],
+    name: str,
+) -> None:
+    plain, known = board_of(lefts), board_of(lefts)
+    for node in range(len(lefts)):
+        known.set_links(node, *found)
+        for device in range(4):
+            use(known, node, device, values[device])
+    ask = PodAsk(shares=(ShareAsk(one[0], one[1], limit_milli=1000), ShareAsk(200)))
+    nodes = range(len(lefts))
+    rule = Policy(name, plain, MIX).native
+    verdicts = [judged.verdict for judged in plain.rank(ask, rule, nodes)]
+    assert verdicts == [judged.verdict for judged in known.rank(ask, rule, nodes)]
+    assert verdicts == known.fit_array(ask, nodes).tolist()
+
+
+def test_what_a_feed_may_say_is_bounded() -> None:
+    board = Board([NODE])
+    use(board, 0, 0, (10**12, -5, 2_000, 10**9))
+    found = board._sites[0].use[0]
+    assert (found.busy_milli, found.waited_milli, found.latency_milli, found.limits_milli) == (1000, 0, 1000, 32_000)
+    other = Board([NODE])
+    other.set_uses(0, [(10**12, -5, 2_000, 10**9), IDLE, (1, 2, 3, 4), IDLE])
+    found = other._sites[0].use[0]
+    assert (found.busy_milli, found.waited_milli, found.latency_milli, found.limits_milli) == (1000, 0, 1000, 32_000)
+    found = other._sites[0].use[2]
+    assert (found.busy_milli, found.waited_milli, found.latency_milli, found.limits_milli) == (1, 2, 3, 4)
+    ask = share(300, "latency")
+    assert place(other, ask, "binpack") == Place(0, ((1,),))
+    board.set_node(0, NODE)
+    assert board._sites[0].use[0].busy_milli == 0
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (lambda board: use(board, 0, 4, IDLE), "n has no device 4: it has 4"),
+        (lambda board: use(board, 1, 0, IDLE), "node 1 is not of this board"),
+        (lambda board: board.set_uses(0, [IDLE] * 3), "uses of 3 devices for n, which has 4"),
+        (lambda board: board.set_uses(1, []), "node 1 is not of this board"),
+        (lambda board: board.set_links(0, [0, 0, 0]), "links of 3 devices"),
+        (lambda board: board.set_links(0, [0] * 4, [0]), "memory nodes of 1"),
+        (lambda board: board.set_links(0, [0b0010, 0, 0, 0]), "others have not: give both ends"),
+        (lambda board: board.set_links(0, [0b10000, 0, 0, 0]), "others have not"),
+        (lambda board: ShareAsk(100, share_class="best"), "'best' is not known: choose one of latency, standard"),
+        (lambda board: ShareAsk(100, limit_milli=99), "limit 99 thousandths of a device: 100 to 1000"),
+    ],
+)
+def test_what_cannot_be_said_of_a_device_is_refused(act: object, text: str) -> None:
+    assert callable(act)
+    with pytest.raises(PlacementError, match=text):
+        act(Board([NODE]))
