@@ -115,6 +115,8 @@ class Result:
 
     Where it wanted less than was left, of what it wanted.
     """
+    low_left_s: float
+    """What the lowest priority could have used by that measure, in seconds of whole devices."""
     low_packed: float | None
     """The same, of the most that any packing of its jobs could have used (packing.py): what is left in pieces that none
     of them takes does not count."""
@@ -183,6 +185,7 @@ def judge(
         tuple(_waits(level, [one for one in fitting if one.task.priority == level], end_s) for level in levels),
         used_s / (whole * span_s) if span_s else 0.0,
         low_got / low_could if low_could else None,
+        low_could / DEVICE_MILLI,
         low_got / low_packed if low_packed else None,
         users, jain(rates) if len(rates) > 1 else None,
         max(bounds, key=lambda bound: bound.waited_s),

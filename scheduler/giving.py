@@ -51,6 +51,16 @@ class Site:
     lost_ms: int
     """Work that is lost at least where somebody is evicted."""
 
+    def here(self, holders: Sequence[Holder], but: Sequence[Holder] = ()) -> list[Running]:
+        """Return the pods of holders that are there, without those of some others."""
+        others = {one.uid for holder in but for one in holder.pods}
+        uids = {one.uid: None for holder in holders for one in holder.pods}
+        return [self.there[uid] for uid in uids if uid in self.there and uid not in others]
+
+    def units_without(self, holders: Sequence[Holder]) -> int:
+        """Return the units that kubelet has left once these have gone."""
+        return self.units + sum(one.ask.milli * 100 // DEVICE_MILLI for one in self.here(holders))
+
 
 def site_of(cluster: Cluster, pod: Pod, node: str, lower: Sequence[Holder], now_s: float) -> Site | None:
     """Return a node as a site for a pod; None: it takes no shares."""
@@ -83,6 +93,13 @@ def devices_of(site: Site, pod: Pod, now_s: float) -> list[Site]:
     return found
 
 
+def most_copies(cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], *, evict: bool) -> int:
+    """Return how many such pods with one share fit on a site at most, if everybody yields there who may."""
+    gone = _may_go(site, spared) if evict else []
+    copies = Room(site.rest, pod.ask).copies(site.here(gone), site.here(_may_pause(cluster, site), gone))
+    return min(copies, site.units_without(gone) // pod.units) if pod.units else copies
+
+
 def least_giving(
     cluster: Cluster, site: Site, pod: Pod, spared: Collection[str], now_s: float, *, evict: bool, copies: int = 1
 ) -> Giving | None:
@@ -90,23 +107,16 @@ def least_giving(
 
     Without `evict` nobody is evicted; with it those who are `spared` (uids) are not.
     """
-    room, lower, there = Room(site.rest, pod.ask, copies), site.lower, site.there
-
-    def here(holders: Sequence[Holder], but: Sequence[Holder] = ()) -> list[Running]:
-        others = {one.uid for holder in but for one in holder.pods}
-        uids = {one.uid: None for holder in holders for one in holder.pods}
-        return [there[uid] for uid in uids if uid in there and uid not in others]
-
-    may_pause = [holder for holder in lower if holder.may_pause and cluster.yields(holder.pods[0]) != "pause"]
+    room, here = Room(site.rest, pod.ask, copies), site.here
+    may_pause = _may_pause(cluster, site)
     units = pod.units * copies
     gone: list[Holder] = []
     if evict:
 
         def enough(chosen: Sequence[Holder]) -> bool:
-            freed = sum(one.ask.milli * 100 // DEVICE_MILLI for one in here(chosen))
-            return site.units + freed >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
+            return site.units_without(chosen) >= units and room.is_made_by(here(chosen), here(may_pause, chosen))
 
-        may_go = [holder for holder in lower if not any(one.uid in spared for one in holder.pods)]
+        may_go = _may_go(site, spared)
         if not enough(may_go):
             return None
         gone = least_set(enough, may_go, [holder.lost_ms(now_s) for holder in may_go], LOOKS)
@@ -119,3 +129,11 @@ def least_giving(
     paused = least_set(lambda chosen: room.is_made_by(here(gone), here(chosen, gone)), rest, weights, LOOKS)
     cost = sum(one.lost_ms(now_s) for one in gone), sum(one.milli for one in paused)
     return Giving(site.node, tuple(paused), tuple(gone), cost)
+
+
+def _may_pause(cluster: Cluster, site: Site) -> list[Holder]:
+    return [one for one in site.lower if one.may_pause and cluster.yields(one.pods[0]) != "pause"]
+
+
+def _may_go(site: Site, spared: Collection[str]) -> list[Holder]:
+    return [holder for holder in site.lower if not any(one.uid in spared for one in holder.pods)]

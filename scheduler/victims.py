@@ -90,6 +90,20 @@ class Room:
 
     def is_made_by(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> bool:
         """Tell whether it fits once some pods have gone and others hold no time of devices any more."""
+        self._set(gone, paused)
+        if self._copies > 1:
+            return self._held() >= self._copies
+        return bool(self._board.fit_array(self._ask, [0], [self._rest.allowed])[0] == Verdict.FITS)
+
+    def copies(self, gone: Sequence[Running], paused: Sequence[Running] = ()) -> int:
+        """Return how many such pods with one share fit then."""
+        self._set(gone, paused)
+        return self._held()
+
+    def _held(self) -> int:
+        return int(self._board.copies_array(self._ask, [0], [self._rest.allowed])[0])
+
+    def _set(self, gone: Sequence[Running], paused: Sequence[Running]) -> None:
         rest, spec = self._rest, self._rest.spec
         cpu_milli = rest.cpu_milli + sum(pod.ask.cpu_milli for pod in gone)
         memory_mib = rest.memory_mib + sum(pod.ask.memory_mib for pod in gone)
@@ -105,9 +119,6 @@ class Room:
                 for device in devices:
                     milli[device] += share.milli
         self._board.set_left(0, cpu_milli, memory_mib, milli, mib)
-        if self._copies > 1:
-            return int(self._board.copies_array(self._ask, [0], [rest.allowed])[0]) >= self._copies
-        return bool(self._board.fit_array(self._ask, [0], [rest.allowed])[0] == Verdict.FITS)
 
 
 def least_set(

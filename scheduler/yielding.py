@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.giving import Giving, devices_of, least_giving, site_of
+from sharepod.scheduler.giving import Giving, devices_of, least_giving, most_copies, site_of
 from sharepod.scheduler.row import GONE
 
 if TYPE_CHECKING:
@@ -86,8 +86,11 @@ class Yielding:
         )
         if key in self._vain:
             return None
-        plan = self._try_together(pods, priority) if _are_alike(pods) else None
-        plan = plan or self._try_one_by_one(pods, priority)
+        plan: Plan | None = None
+        if not _are_alike(pods):
+            plan = self._try_one_by_one(pods, priority)
+        elif self._sites_for(pods[0], len(pods), priority, evict=True):
+            plan = self._try_together(pods, priority) or self._try_one_by_one(pods, priority)
         if plan is None:
             self._vain.add(key)
         return plan
@@ -145,6 +148,12 @@ class Yielding:
             if site is not None:
                 yield site
 
+    def _sites_for(self, pod: Pod, wanted: int, priority: int, *, evict: bool) -> list[Site]:
+        """Return the nodes for so many pods with one share; none where all nodes together would not take them."""
+        sites = list(self._sites(pod, priority, evict=evict))
+        most = sum(most_copies(self._cluster, site, pod, self._spared, evict=evict) for site in sites)
+        return sites if most >= wanted else []
+
     def _sites_of(self, pod: Pod, priority: int, *, evict: bool) -> list[Site]:
         """Return these nodes and their devices, where somebody would have to yield."""
         found: list[Site] = []
@@ -180,7 +189,7 @@ class Yielding:
     ) -> list[tuple[Giving, int]] | None:
         """Return who yields on which nodes, and how many pods go there, so that so many fit at the least cost."""
         offers: list[tuple[float, list[tuple[Giving, int]]]] = []
-        for site in self._sites(pod, priority, evict=evict):
+        for site in self._sites_for(pod, wanted, priority, evict=evict):
             if own := self._offers(site, pod, wanted, evict=evict):
                 dearest, most = own[-1]
                 offers.append((sum(dearest.cost) / most, own))
