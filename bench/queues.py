@@ -4,21 +4,26 @@ All of it is the code of a live cluster in virtual time (`sharepod simulate --we
 wait ends when its work begins. A high one that a round has passed over is held up, since it came, while it would fit if
 all lower ones were gone: that follows from where pods are alone (witness.py). What low jobs use is of what the others
 leave of the devices' time, while low jobs want more: processors or memory that are short, and devices that are kept for
-gangs or are in pieces, count against it. Beside it is what it is of the most that low jobs could use if each of them
-could be moved anywhere (packing.py).
+gangs or are in pieces, count against it. Small low jobs may use what is idle on their devices up to their limits, as
+with the arbiter; weeks in which nobody may are there, too. Beside it is what it is of the most that low jobs could use
+if each of them could be moved anywhere (packing.py).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench.density import double
 from bench.scale import FULL, Scale
 from bench.table import Line
 from sharepod.cli.play import listed
+from sharepod.scheduler.ask import PodAsk
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.courses import Result, judge
 from sharepod.scheduler.queues import Queues
-from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.trace import read_nodes
 from sharepod.scheduler.week import HIGH, week_nodes, week_tasks
 from sharepod.scheduler.witness import Witness
@@ -95,7 +100,6 @@ def _starving(what: str, result: Result) -> Line:
 def weeks(cases: Sequence[tuple[int, int]]) -> list[Line]:
     """Play synthetic weeks."""
     lines: list[Line] = []
-    used_s = left_s = 0.0
     for count, seed in cases:
         nodes = week_nodes(count)
         result, line, witness = played(nodes, week_tasks(nodes, seed))
@@ -104,26 +108,35 @@ def weeks(cases: Sequence[tuple[int, int]]) -> list[Line]:
         held_up_s = _held_up_s(witness)
         text = f"{high.p99_s:.1f} / {high.longest_s:.1f} s; {held_up_s:.1f} s"
         low, packed = result.low_use or 0.0, result.low_packed or 0.0
-        used_s += low * result.low_left_s
-        left_s += result.low_left_s
         detail: dict[str, object] = {"rounds": line.rounds, "waits": [str(waits) for waits in result.waits]}
         lines += [
             Line("queues", f"{what}: wait of the highest priority, p99 / longest; while lower ones held its room",
                  f"≤ {HIGH_S:g} s", text, held_up_s <= HIGH_S, detail=detail),
             Line("queues", f"{what}: low jobs use, of what the others leave (of what they could, packed at best)",
-                 "", f"{low:.3f} ({packed:.3f})", None),
+                 f"≥ {LOW:g}", f"{low:.3f} ({packed:.3f})", low >= LOW),
             _starving(what, result),
             Line("queues", f"{what}: used; Jain's index per user", "",
                  f"{result.used:.3f}; {result.jain or 1:.3f}", None),
             Line("queues", f"{what}: waits by priority, median / p95 / longest", "", _waits(result), None),
             Line("queues", f"{what}: what yielded, by priority, and the device time lost", "", _losses(result), None),
         ]  # fmt: skip
-    low = used_s / left_s
-    what = f"all {len(cases)} weeks, {left_s / DAY_S:.0f} days of devices"
-    lines.append(
-        Line("queues", f"{what}: low jobs use, of what the others leave", f"≥ {LOW:g}", f"{low:.3f}", low >= LOW)
-    )
     return lines
+
+
+def by_requests(cases: Sequence[tuple[int, int]]) -> Line:
+    """Play weeks in which no job may use more than it asks for, and return what low ones use."""
+    uses: list[float] = []
+    for count, seed in cases:
+        nodes = week_nodes(count)
+        result, _, _ = played(nodes, [replace(task, ask=_by_request(task.ask)) for task in week_tasks(nodes, seed)])
+        uses.append(result.low_use or 0.0)
+    text = f"{fmean(uses):.3f} ({min(uses):.3f} to {max(uses):.3f})"
+    what = f"{len(cases)} weeks in which nobody may use more than he asks for"
+    return Line("queues", f"{what}: low jobs use, of what the others leave, mean (least to most)", "", text, None)
+
+
+def _by_request(ask: PodAsk) -> PodAsk:
+    return replace(ask, shares=tuple(replace(share, limit_milli=None) for share in ask.shares))
 
 
 def sizes(cases: Sequence[tuple[int, str, float]]) -> Line:
@@ -175,7 +188,7 @@ def orders(count: int) -> Line:
 def measure(scale: Scale) -> list[Line]:
     """Measure waits, losses and fairness over time."""
     if scale.agents >= FULL.agents:
-        return [*weeks(WEEKS), sizes(SIZES), *openb(100_000), orders(ORDERS)]
+        return [*weeks(WEEKS), by_requests(WEEKS), sizes(SIZES), *openb(100_000), orders(ORDERS)]
     if scale.agents >= 1000:
         return [*weeks(WEEKS[:1]), sizes(SIZES[:4]), *openb(2_000), orders(ORDERS // 10)]
     return [orders(20)]

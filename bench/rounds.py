@@ -15,8 +15,9 @@ from bench import figures
 from bench.scale import FULL, Scale
 from bench.table import Line
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.queues import Queues
-from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.timeline import Timeline
 
 NODES = 1_000
 DEVICES = 8

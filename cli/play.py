@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from sharepod.scheduler.ask import NodeSpec
+    from sharepod.scheduler.course import Task
     from sharepod.scheduler.courses import Curves, Result
     from sharepod.scheduler.queues import Queues
-    from sharepod.scheduler.timeline import Task
 
 DAY_S: Final = 86_400.0
 TOLD_S: Final = 10.0
@@ -101,7 +101,7 @@ def _plays(
 
 def listed(path: Path) -> list[Task]:
     """Return a list's pods as tasks; time begins when the first one comes. Raises TraceError."""
-    from sharepod.scheduler.timeline import Task
+    from sharepod.scheduler.course import Task
     from sharepod.scheduler.trace import read_timed_pods
 
     timed = read_timed_pods(path)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from sharepod.scheduler.ask import DEVICE_MILLI
+from sharepod.scheduler.course import Step
 from sharepod.scheduler.fairness import jain
 from sharepod.scheduler.keeping import AGED_TWICE
 from sharepod.scheduler.packing import Packing
@@ -20,9 +21,9 @@ from sharepod.scheduler.packing import Packing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from sharepod.scheduler.course import Course
     from sharepod.scheduler.packing import Held
     from sharepod.scheduler.queues import Queues
-    from sharepod.scheduler.timeline import Course
 
 POINTS: Final = 400
 """Of a curve over time."""
@@ -115,8 +116,6 @@ class Result:
 
     Where it wanted less than was left, of what it wanted.
     """
-    low_left_s: float
-    """What the lowest priority could have used by that measure, in seconds of whole devices."""
     low_packed: float | None
     """The same, of the most that any packing of its jobs could have used (packing.py): what is left in pieces that none
     of them takes does not count."""
@@ -138,7 +137,8 @@ def stopped_s(course: Course, end_s: float) -> tuple[float, float]:
     whole = longest = 0.0
     since_s = None
     last_s = end_s if course.ended_s is None else course.ended_s
-    for at_s, running in [*course.steps, (last_s, course.task.size)]:
+    steps = [(step.at_s, step.running) for step in course.steps]
+    for at_s, running in [*steps, (last_s, course.task.size)]:
         if course.started_s is None or at_s < course.started_s:
             continue
         if running < course.task.least:
@@ -168,7 +168,7 @@ def judge(
         used_s += sum(state.used.values()) * max(0.0, min(to_s, max(arrivals)) - from_s)
         if state.missing[levels[-1]]:
             low = state.used[levels[-1]]
-            left = whole - sum(state.used.values()) + low
+            left = whole - sum(state.asked.values()) + state.asked[levels[-1]]
             low_got += low * length_s
             could = min(left, low + state.missing[levels[-1]])
             low_could += could * length_s
@@ -185,7 +185,6 @@ def judge(
         tuple(_waits(level, [one for one in fitting if one.task.priority == level], end_s) for level in levels),
         used_s / (whole * span_s) if span_s else 0.0,
         low_got / low_could if low_could else None,
-        low_could / DEVICE_MILLI,
         low_got / low_packed if low_packed else None,
         users, jain(rates) if len(rates) > 1 else None,
         max(bounds, key=lambda bound: bound.waited_s),
@@ -223,22 +222,40 @@ def curves(courses: Sequence[Course], fits: Callable[[Course], bool], end_s: flo
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a task uses of devices' time, asks for with what runs and with what does not, in milli; how many pods."""
+
+    used: float = 0.0
+    asked: int = 0
+    missing: int = 0
+    pods: int = 0
+
+    def less(self, other: _Use) -> _Use:
+        return _Use(
+            self.used - other.used, self.asked - other.asked, self.missing - other.missing, self.pods - other.pods
+        )
+
+
 class _State:
     """What is used and wanted at one moment, in milli of devices."""
 
     def __init__(self, packing: Packing, lowest: int) -> None:
         self.packing, self._lowest = packing, lowest
-        self.used: defaultdict[int, int] = defaultdict(int)
+        self.used: defaultdict[int, float] = defaultdict(float)
+        self.asked: defaultdict[int, int] = defaultdict(int)
+        """What pods that run ask for: what they use beyond it others may have."""
         self.missing: defaultdict[int, int] = defaultdict(int)
-        self.user_used: defaultdict[str, int] = defaultdict(int)
+        self.user_used: defaultdict[str, float] = defaultdict(float)
         self.user_missing: defaultdict[str, int] = defaultdict(int)
 
-    def add(self, course: Course, used: int, missing: int) -> None:
+    def add(self, course: Course, more: _Use) -> None:
         task = course.task
-        self.used[task.priority] += used
-        self.user_used[task.user] += used
-        self.missing[task.priority] += missing
-        self.user_missing[task.user] += missing
+        self.used[task.priority] += more.used
+        self.asked[task.priority] += more.asked
+        self.user_used[task.user] += more.used
+        self.missing[task.priority] += more.missing
+        self.user_missing[task.user] += more.missing
 
     def hold(self, course: Course, before: Held, now: Held, pods: int) -> None:
         """Take it that a task holds something else, and that so many more of its pods are there."""
@@ -250,24 +267,23 @@ class _State:
 
 def _stretches(courses: Sequence[Course], end_s: float, packing: Packing) -> Iterator[tuple[float, float, _State]]:
     """Yield the stretches of time in which nothing changes, with what is so then."""
-    changes: list[tuple[float, int, int, int, tuple[Held, Held, int]]] = []
+    changes: list[tuple[float, int, _Use, Held, Held]] = []
     for index, course in enumerate(courses):
         milli, size = course.task.ask.milli, course.task.size
         last_s = end_s if course.ended_s is None else course.ended_s
-        steps = zip(course.steps, course.holds, strict=True)
-        points = [(at_s, running, holds) for (at_s, running), (_, holds) in steps if at_s < last_s]
-        before = 0, 0, 0
-        held: Held = ()
-        for at_s, running, holds in [(course.task.arrive_s, 0, ()), *points, (last_s, -1, ())]:
-            now = (running * milli, (size - running) * milli, size) if running >= 0 else (0, 0, 0)
-            used, missing, pods = (mine - earlier for mine, earlier in zip(now, before, strict=True))
-            changes.append((at_s, index, used, missing, (held, holds, pods)))
-            before, held = now, holds
+        first = Step(course.task.arrive_s, 0, 0.0, ())
+        before, held = _Use(), first.held
+        for step in (first, *(step for step in course.steps if step.at_s < last_s)):
+            asked = step.running * milli
+            now = _Use(step.milli, asked, size * milli - asked, size)
+            changes.append((step.at_s, index, now.less(before), held, step.held))
+            before, held = now, step.held
+        changes.append((last_s, index, _Use().less(before), held, ()))
     changes.sort(key=lambda change: change[:2])
     state = _State(packing, min((course.task.priority for course in courses), default=0))
-    for (at_s, index, used, missing, moved), (next_s, *_) in pairwise([*changes, (end_s, 0, 0, 0, ((), (), 0))]):
-        state.add(courses[index], used, missing)
-        state.hold(courses[index], *moved)
+    for (at_s, index, more, held, holds), (next_s, *_) in pairwise([*changes, (end_s, 0, _Use(), (), ())]):
+        state.add(courses[index], more)
+        state.hold(courses[index], held, holds, more.pods)
         if next_s > at_s:
             yield at_s, next_s, state
 
@@ -301,8 +317,9 @@ def _users(
     for course in courses:
         tasks[course.task.user] += 1
         last_s = end_s if course.ended_s is None else course.ended_s
-        for (at_s, running), (next_s, _) in pairwise([*course.steps, (last_s, 0)]):
-            device_s[course.task.user] += running * course.task.ask.milli * max(0.0, next_s - at_s) / DEVICE_MILLI
+        used = [*((step.at_s, step.milli) for step in course.steps), (last_s, 0.0)]
+        for (at_s, milli), (next_s, _) in pairwise(used):
+            device_s[course.task.user] += milli * max(0.0, next_s - at_s) / DEVICE_MILLI
     return tuple(
         User(
             name, tasks[name], device_s[name], wanted.get(name, 0.0),

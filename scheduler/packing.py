@@ -1,7 +1,8 @@
 """How much of devices' time the lowest priority could use at most, where the others are as they are. Pure.
 
 Of each device the fullest sum that its jobs make up, wherever they run, wait or are paused now: as if all of them could
-be moved at no cost, and each used for every device. What is left even then is in pieces that none of them takes.
+be moved at no cost, and each used for every device, with anything up to its limit. What is left even then is in pieces
+that none of them takes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Packing:
         self._devices = devices
         self._others: defaultdict[str, int] = defaultdict(int)
         """By device, what higher priorities hold of it."""
-        self._pieces: Counter[int] = Counter()
-        """How many parts of devices the lowest priority asks for, by their size in milli."""
+        self._pieces: Counter[tuple[int, int]] = Counter()
+        """How many parts of devices the lowest priority asks for, by their size and the most that they may use."""
 
     def hold(self, before: Held, now: Held) -> None:
         """Take it that a task of higher priority holds something else than before."""
@@ -41,12 +42,12 @@ class Packing:
     def offer(self, ask: PodAsk, pods: int) -> None:
         """Take it that so many pods of the lowest priority have come, or gone where it is below 0."""
         for share in ask.shares:
-            self._pieces[share.milli] += share.devices * pods
+            self._pieces[share.milli, share.limit_milli or share.milli] += share.devices * pods
 
     def most_milli(self) -> int:
         """Return the most that the lowest priority could use of all devices."""
         pieces = tuple(
-            (size, min(count, DEVICE_MILLI // size)) for size, count in sorted(self._pieces.items()) if count
+            (*size, min(count, DEVICE_MILLI // size[0])) for size, count in sorted(self._pieces.items()) if count
         )
         shared = [milli for milli in self._others.values() if milli]
         whole = (self._devices - len(shared)) * _fullest(DEVICE_MILLI, pieces)
@@ -64,11 +65,21 @@ def held(parts: Iterable[tuple[PodAsk, tuple[tuple[str, ...], ...]]]) -> Held:
 
 
 @lru_cache(maxsize=65_536)
-def _fullest(free_milli: int, pieces: tuple[tuple[int, int], ...]) -> int:
-    """Return the largest sum of pieces (size, how many at most) that is no more than what is free."""
+def _fullest(free_milli: int, pieces: tuple[tuple[int, int, int], ...]) -> int:
+    """Return the largest sum of pieces (least, most, how many at most) that is no more than what is free."""
     sums = 1  # a bit for each sum that can be made
-    for size, count in pieces:
-        for _ in range(min(count, free_milli // size)):
-            sums |= sums << size
+    for least, most, count in pieces:
+        for _ in range(min(count, free_milli // least)):
+            sums |= _spread(sums << least, most - least)
         sums &= (1 << free_milli + 1) - 1
     return sums.bit_length() - 1
+
+
+def _spread(bits: int, width: int) -> int:
+    """Return the bits, and after each one so many more."""
+    done = 0
+    while done < width:
+        step = min(done + 1, width - done)
+        bits |= bits << step
+        done += step
+    return bits

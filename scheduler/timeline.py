@@ -2,7 +2,8 @@
 
 The rounds are those of a live cluster, on the same view of it. Around them is the least that there has to be: a pod
 runs as soon as it is released, and does not while it is paused; what is evicted starts from the beginning, as a new
-pod. A gang works in proportion to how many of its members run, if these are at least its least.
+pod. A gang works in proportion to how many of its members run, if these are at least its least; who may use more of a
+device than he asks for has that of what is left (surplus.py).
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sharepod.scheduler.capacity import capacity_of
 from sharepod.scheduler.cluster import Cluster
+from sharepod.scheduler.course import Course, Step
 from sharepod.scheduler.demands import ANY_NODE
 from sharepod.scheduler.gang import Gang
 from sharepod.scheduler.memory import Memory
@@ -26,14 +28,15 @@ from sharepod.scheduler.pod import Pod
 from sharepod.scheduler.policy import Policy
 from sharepod.scheduler.relief import CALM_S
 from sharepod.scheduler.round import decide
+from sharepod.scheduler.surplus import Surplus
 from sharepod.scheduler.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sharepod.scheduler.ask import NodeSpec, PodAsk
+    from sharepod.scheduler.ask import NodeSpec
+    from sharepod.scheduler.course import Task
     from sharepod.scheduler.orders import Order
-    from sharepod.scheduler.packing import Held
     from sharepod.scheduler.queues import Queues
 
 LOOK_S: Final = 30.0
@@ -46,62 +49,6 @@ _UNITS: Final = 1_000_000
 """Of a node: room for any number of paused pods, as where nodes offer spare units."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A job that comes."""
-
-    name: str
-    user: str
-    """Its namespace."""
-    priority: int
-    ask: PodAsk
-    """Of each of its pods."""
-    arrive_s: float
-    run_s: float
-    """How long all of its pods together take."""
-    size: int = 1
-    least: int = 1
-
-    @property
-    def milli(self) -> int:
-        """Return the time of devices that it asks for, of all its pods."""
-        return self.ask.milli * self.size
-
-
-@dataclass(slots=True)
-class Course:
-    """What has become of a task."""
-
-    task: Task
-    started_s: float | None = None
-    """When its work first began; None: never."""
-    ended_s: float | None = None
-    paused: int = 0
-    """How often one of its pods was paused."""
-    evicted: int = 0
-    """How many of its pods were evicted."""
-    lost_s: float = 0.0
-    """Work of all its pods together that was lost."""
-    done_s: float = 0.0
-    """Work that is done, of run_s."""
-    active: dict[str, bool] = field(default_factory=dict)
-    """By uid, the pods that are released, and whether they run."""
-    steps: list[tuple[float, int]] = field(default_factory=list)
-    """From when on how many of its pods ran."""
-    holds: list[tuple[float, Held]] = field(default_factory=list)
-    """From when on what of which devices they held."""
-    since_s: float = 0.0
-    """Until when `done_s` is counted."""
-    turn: int = 0
-    """Grows with every change of its pace: who ends it knows whether he is late."""
-
-    @property
-    def pace(self) -> float:
-        """Return how fast its work is done, 0..1."""
-        running = sum(self.active.values())
-        return running / self.task.size if running >= self.task.least else 0.0
-
-
 class Timeline:
     """One play."""
 
@@ -112,6 +59,7 @@ class Timeline:
         self.courses: dict[str, Course] = {}
         self.rounds = 0
         self._serial = 0
+        self._surplus = Surplus()
         self.now_s = 0.0
         self._tasks: dict[str, str] = {}
         """Of a pod's uid, the task."""
@@ -229,18 +177,22 @@ class Timeline:
                     touched.add(course)
             elif isinstance(order, Evict):
                 touched.add(self._evict(order.pod))
-        for name in touched:
-            self._schedule(self.courses[name])
-        return bool(touched)
+        found = bool(touched)
+        self._go_on(touched)
+        return found
 
     def _change(self, uid: str, runs: bool) -> str:
         """Have a pod run, or not, from now on; return its task."""
         course = self.courses[self._tasks[uid]]
         self._count(course)
-        course.active[uid] = runs
+        course.active[uid] = float(runs)
+        pod = self.cluster.pod(uid)
+        if runs and pod is not None:
+            self._surplus.run(pod)
+        else:
+            self._surplus.stop(uid)
         if course.started_s is None and course.pace:
             course.started_s = self.now_s
-        self._note_step(course)
         queue = self.queues.of(course.task.user)
         if not runs:
             heapq.heappush(self._looks, self.now_s + queue.longest_wait_s)
@@ -249,15 +201,26 @@ class Timeline:
             heapq.heappush(self._looks, self.now_s + queue.longest_run_s + _SEEN_S)
         return course.task.name
 
+    def _go_on(self, changed: set[str]) -> None:
+        """Have these tasks, and those beside them, go on as fast as they do now."""
+        for uid, speed in self._surplus.speeds().items():
+            course = self.courses[self._tasks[uid]]
+            if course.active[uid] != speed:
+                self._count(course)
+                course.active[uid] = speed
+                changed.add(course.task.name)
+        for name in sorted(changed):
+            self._note_step(self.courses[name])
+            self._schedule(self.courses[name])
+
     def _note_step(self, course: Course) -> None:
-        running = sum(course.active.values())
-        if course.steps and course.steps[-1][0] == self.now_s:
+        if course.steps and course.steps[-1].at_s == self.now_s:
             course.steps.pop()
-            course.holds.pop()
-        course.steps.append((self.now_s, running))
-        there = (self.cluster.pod(uid) for uid, runs in course.active.items() if runs)
-        course.holds.append((self.now_s, held((pod.ask, pod.chosen) for pod in there if pod is not None)))
-        (self._wants.add if running < course.task.size else self._wants.discard)(course.task.name)
+        there = [self.cluster.pod(uid) for uid, speed in course.active.items() if speed]
+        holds = held((pod.ask, pod.chosen) for pod in there if pod is not None)
+        milli = course.task.ask.milli * sum(course.active.values())
+        course.steps.append(Step(self.now_s, course.running, milli, holds))
+        (self._wants.add if course.running < course.task.size else self._wants.discard)(course.task.name)
 
     def _evict(self, pod: Pod) -> str:
         course = self.courses[self._tasks[pod.uid]]
@@ -267,7 +230,6 @@ class Timeline:
         if len(course.active) < course.task.least and course.done_s:
             course.lost_s += course.done_s
             course.done_s = 0.0
-        self._note_step(course)
         self._forget(pod.uid)
         self._add_pod(course.task, int(pod.name.rpartition("-")[2]) if pod.gang else 0, self.now_s)
         return course.task.name
@@ -297,11 +259,12 @@ class Timeline:
         for uid in sorted(self._uids[course.task.name]):
             self._forget(uid)
         course.active.clear()
-        self._note_step(course)
+        self._go_on({name})
         self._wants.discard(course.task.name)
         del self._uids[course.task.name]
 
     def _forget(self, uid: str) -> None:
+        self._surplus.stop(uid)
         self.cluster.remove_pod(uid)
         self._uids[self._tasks.pop(uid)].discard(uid)
 

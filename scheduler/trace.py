@@ -1,9 +1,9 @@
 """Reads lists of nodes and pods: CSV as openb has it, plain or gzip'ed. A line that cannot be is named, none is used.
 
 Nodes: `sn, cpu_milli, memory_mib, gpu, model`. Pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli` and, if there,
-`gpu_spec` (models, `|` between them; empty: any). Pods that come and go: also `creation_time, deletion_time` in seconds
-(no deletion: it stays) and, if there, `user`, `priority`, `qos`, `gang_size`, `gang_min` (a gang's members are one
-line). Further columns are passed over.
+`gpu_spec` (models, `|` between them; empty: any) and `gpu_limit_milli` (empty: no more than `gpu_milli`). Pods that
+come and go: also `creation_time, deletion_time` in seconds (no deletion: it stays) and, if there, `user`, `priority`,
+`qos`, `gang_size`, `gang_min` (a gang's members are one line). Further columns are passed over.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ def _node(row: Mapping[str, str]) -> NodeSpec:
 
 def _pod(row: Mapping[str, str]) -> NamedPod:
     devices, milli = _number(row, "num_gpu"), _number(row, "gpu_milli")
+    limit = _number(row, "gpu_limit_milli") if (row.get("gpu_limit_milli") or "").strip() else None
     # The lists count no memory of devices.
-    shares = (ShareAsk(milli, devices, mib=0),) if devices else ()
+    shares = (ShareAsk(milli, devices, mib=0, limit_milli=limit),) if devices else ()
     models = frozenset(name.strip() for name in (row.get("gpu_spec") or "").split("|") if name.strip())
     return NamedPod(row["name"], PodAsk(_number(row, "cpu_milli"), _number(row, "memory_mib"), shares, models))
 

@@ -2,8 +2,9 @@
 
 Four kinds of users come, in proportion to the devices. By day teams work interactively: small shares of high priority,
 in bursts after a meeting or a break. At night they train: gangs of whole devices, some of them elastic. Some jobs run
-for days. And users with batch of low priority ask for more than is left, two of them for most of it. Together they ask
-for a little more than there is until Friday; the weekend is for what has piled up.
+for days. And users with batch of low priority ask for more than is left, two of them for most of it; their shares may
+use what is idle on their devices, too. Together they ask for a little more than there is until Friday; the weekend is
+for what has piled up.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
-from sharepod.scheduler.timeline import Task
+from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.course import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -128,7 +129,8 @@ def _batch(chance: random.Random, devices: int) -> Iterator[Task]:
 
 def _ask(chance: random.Random, kind: _Pods, share_class: str = "standard") -> PodAsk:
     milli = chance.choice(kind.milli)
-    share = ShareAsk(milli, 1, chance.choice(kind.mib), share_class=share_class)
+    limit = DEVICE_MILLI if share_class == "batch" else None
+    share = ShareAsk(milli, 1, chance.choice(kind.mib), share_class=share_class, limit_milli=limit)
     return PodAsk(max(500, milli * 12), max(2_000, milli * 120), (share,))
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.scheduler.ask import NodeSpec
-    from sharepod.scheduler.timeline import Task, Timeline
+    from sharepod.scheduler.course import Task
+    from sharepod.scheduler.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

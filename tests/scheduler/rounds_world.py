@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.job import key_of
 from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.week import HIGH, week_tasks
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sharepod.scheduler.witness import Witness
 
 if TYPE_CHECKING:
     from sharepod.scheduler.ask import NodeSpec, PodAsk
-    from sharepod.scheduler.timeline import Task
+    from sharepod.scheduler.course import Task
 
 BAR_S = 2.0
 MIB = 80_000

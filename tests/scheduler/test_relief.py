@@ -8,9 +8,10 @@ from rounds_world import DEFAULT, nodes
 
 from sharepod.agent.share import ShareClass
 from sharepod.scheduler.ask import PodAsk, ShareAsk
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.orders import Order, Yield
 from sharepod.scheduler.round import decide
-from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.usage import DeviceNumbers, ShareTerms, ShareUse
 
 WAITS, CALM = 8_000, 200

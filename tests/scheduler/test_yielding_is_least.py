@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from rounds_world import DEFAULT, DEVICE_MIB, ask, nodes
 
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.job import key_of
 from sharepod.scheduler.placing import Placer
 from sharepod.scheduler.row import GONE
-from sharepod.scheduler.timeline import Task, Timeline
+from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.yielding import Yielding
 
 if TYPE_CHECKING:
