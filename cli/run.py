@@ -32,9 +32,9 @@ def run(
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="A name for `ps` and the others.")] = "",
     gang: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="NAME", help="The same for all programs of a job: they get their devices together."),
-    ] = "",
+    ] = None,
     private: Annotated[
         bool,
         typer.Option("--private", help="Start an agent if none runs; it ends with its last share."),
@@ -67,6 +67,8 @@ def run(
         raise UsageError("--simulate needs --private: without it the agent that runs decides what the devices are")
     if simulate is not None:
         check_simulate(simulate)
+    if gang == "":
+        raise UsageError("--gang is empty: is a variable not set? give the job's name, or leave the flag out")
     request, most = quantities.parse_terms(gpu, limit)
     memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
     before = dict(os.environ)
@@ -79,7 +81,7 @@ def run(
         memory_limit_bytes=memory_bytes,
         share_class=share_class.value,
         owner_pid=os.getpid(),
-        gang=gang,
+        gang=gang or "",
     )
     path = socket_path(socket)
     if private:
