@@ -3,6 +3,7 @@
 import math
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from node import Node
@@ -31,9 +32,15 @@ def holders(namespaces: dict[str, str], before_s: float = math.inf) -> list[str]
     return held
 
 
+def paths_below(top: Path) -> Iterator[Path]:
+    """Yield what is below a directory, as `rglob("*")` does, where others remove directories meanwhile."""
+    for directory, subdirectories, files in os.walk(top):
+        yield from (Path(directory, name) for name in (*subdirectories, *files))
+
+
 def leftovers(node: Node, namespaces: dict[str, str]) -> list[str]:
     """Return whatever of an ended node is still on this machine."""
-    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"{node.name}*")]
+    groups = [str(path) for path in paths_below(Path("/sys/fs/cgroup")) if path.name.startswith(node.name)]
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if node.name in line]
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     interfaces = [line for line in links.splitlines() if line.startswith("node0")]

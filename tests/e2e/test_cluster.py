@@ -12,7 +12,7 @@ import pytest
 from cluster import Cluster
 from image import Image, debian_root
 from kubectl import ClusterError, Kubectl, wait_until
-from leftovers import holders, leftovers
+from leftovers import holders, leftovers, paths_below
 from node import Node, NodeError
 from node_init import WANTED_SETTINGS
 
@@ -147,7 +147,8 @@ def settings() -> dict[str, str]:
 
 
 def pod_groups_outside() -> set[Path]:
-    return {path for path in Path("/sys/fs/cgroup").rglob("kubepods") if "sharepod-e2e-" not in str(path)}
+    below = paths_below(Path("/sys/fs/cgroup"))
+    return {path for path in below if path.name == "kubepods" and "sharepod-e2e-" not in str(path)}
 
 
 def test_a_second_cluster_beside_the_first_leaves_nothing_behind(cluster: Cluster, sleeper: str) -> None:

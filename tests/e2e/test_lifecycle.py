@@ -9,6 +9,7 @@ import components
 import pytest
 from cluster import Cluster
 from kubectl import wait_until
+from leftovers import paths_below
 from sharepod_cluster import OURS, SharePod, container_of, gpu_pod, identity
 
 
@@ -17,13 +18,14 @@ def released(sharepod: SharePod, *ids: str) -> bool:
 
 
 def directory(cluster: Cluster, share: str) -> Path:
-    return next(iter((cluster.node.root / "run/sharepod").rglob(share)), Path("/nowhere"))
+    below = paths_below(cluster.node.root / "run/sharepod")
+    return next((path for path in below if path.name == share), Path("/nowhere"))
 
 
 def assert_no_trace(cluster: Cluster, *ids: str) -> None:
     """Nothing of the shares is on the node."""
     stored = (cluster.node.root / "var/lib/sharepod/allocations.json").read_text()
-    directories = {path.name for path in (cluster.node.root / "run/sharepod").rglob("*")}
+    directories = {path.name for path in paths_below(cluster.node.root / "run/sharepod")}
     assert not [share for share in ids if share in stored or share in directories]
 
 
