@@ -1,4 +1,4 @@
-"""A certificate with its key, and a token, from files that are read again when they change.
+"""A certificate with its key, who may be a client, and a token, from files that are read again when they change.
 
 It opens no socket: a server asks it for the context of a connection, and whether a header shows the token.
 """
@@ -26,18 +26,25 @@ def read_token(path: str) -> bytes:
     return token
 
 
-def read_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Return what TLS needs. Raises OSError; ssl.SSLError is one."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+def read_context(certificate: str, key: str, client_ca: str = "") -> ssl.SSLContext:
+    """Return what TLS needs; with an authority, clients must show a certificate of it.
+
+    Raises OSError; ssl.SSLError is one.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca or None)
     context.load_cert_chain(certificate, key, password="")  # without it OpenSSL asks on the terminal
+    if client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_TICKET  # who resumes a session would not be asked for a certificate again
+        context.num_tickets = 0
     return context
 
 
 class Credentials:
-    """What a server shows to those who ask it (certificate and key) and what they show to it (the token).
+    """What a server shows to those who ask it (certificate and key) and what they show to it (theirs, or the token).
 
-    Empty paths: no TLS, no token. The files are read again when they change, so that certificates can be renewed; what
-    cannot be read then is told once, and the last that could stays.
+    Empty paths: no TLS, no client's certificate, no token. The files are read again when they change, so that
+    certificates can be renewed; what cannot be read then is told once, and the last that could stays.
     """
 
     def __init__(
@@ -46,14 +53,15 @@ class Credentials:
         key: str = "",
         token_file: str = "",
         *,
+        client_ca: str = "",
         what: str = "metrics",
         reader: str = "agent",
     ) -> None:
         """Read the files. `what` is served with them by `reader`, for the texts. Raises SettingsError."""
         self._what, self._reader = what, reader
         self._log = logging.getLogger(f"sharepod.{reader}.{what}")
-        self._certificate, self._key, self._token_file = certificate, key, token_file
-        self._paths = [path for path in (certificate, key, token_file) if path]
+        self._certificate, self._key, self._token_file, self._client_ca = certificate, key, token_file, client_ca
+        self._paths = [path for path in (certificate, key, token_file, client_ca) if path]
         self._stamp = self._look()
         self.context: ssl.SSLContext | None = None
         self._token: bytes | None = None
@@ -70,6 +78,20 @@ class Credentials:
             else:
                 self._log.info("credentials of the %s read again", self._what, extra={"files": self._paths})
 
+    def following(self) -> ssl.SSLContext | None:
+        """Return a context for a server of asyncio that hands every handshake on to the files as they are then."""
+        context = self.context
+        if context is None:
+            return None
+
+        def renew(connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            self.refresh()
+            if self.context is not None:
+                connection.context = self.context
+
+        context.sni_callback = renew  # called whether or not the client names a server
+        return context
+
     def accept(self, authorization: str) -> bool:
         """Tell whether the header of that name has the token, in a time that does not depend on where it is wrong."""
         if self._token is None:
@@ -82,12 +104,16 @@ class Credentials:
         try:
             for path in self._paths:  # OpenSSL does not say which one it cannot read
                 Path(path).open("rb").close()
-            context = read_context(self._certificate, self._key) if self._certificate else None
+            context = None
+            if self._certificate:
+                context = read_context(self._certificate, self._key, self._client_ca)
             token = read_token(self._token_file) if self._token_file else None
         except ssl.SSLError as error:
             reason = (error.reason or "unreadable").lower().replace("_", " ")
-            files = f"{self._certificate} and {self._key}"
-            return f"{files} are no certificate with its key ({reason}): give PEM files that go together"
+            files = f"{self._certificate} and {self._key} are no certificate with its key"
+            if self._client_ca:
+                files += f", or {self._client_ca} is no authority"
+            return f"{files} ({reason}): give PEM files that go together"
         except OSError as error:
             return f"{error.filename}: {error.strerror}: name a file that the {self._reader} can read"
         except ValueError as error:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sharepod.agent.errors import SettingsError
 from sharepod.scheduler import wire
 from sharepod.scheduler.annotator import WAIT_S
 from sharepod.scheduler.explanation import explain, find
@@ -208,18 +207,3 @@ def _unknown(cluster: Cluster, namespace: str, name: str) -> str:
 
 async def _healthy(_: web.Request) -> web.Response:
     return web.Response(text="ok\n")
-
-
-def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:
-    """Return what TLS needs, None for none. Raises SettingsError."""
-    if not certificate:
-        return None
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca)
-        context.load_cert_chain(certificate, key, password="")
-    except OSError as error:  # SSLError is one
-        raise SettingsError(
-            f"{certificate}, {key}, {client_ca}: {error.strerror or error}: give PEM files that go together"
-        ) from None
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context

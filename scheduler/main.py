@@ -32,7 +32,7 @@ from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.endings import Endings
 from sharepod.scheduler.extender import Extender
-from sharepod.scheduler.extender_server import ExtenderServer, server_context
+from sharepod.scheduler.extender_server import ExtenderServer
 from sharepod.scheduler.gate_summary import summarise_gates
 from sharepod.scheduler.gatekeeper import Gatekeeper
 from sharepod.scheduler.informer import Informer
@@ -209,7 +209,9 @@ def _keep_gates(
 
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
     server = _cluster(settings)
-    context = server_context(settings.tls_certificate, settings.tls_key, settings.client_ca)
+    credentials = Credentials(
+        settings.tls_certificate, settings.tls_key, client_ca=settings.client_ca, what="extender", reader="scheduler"
+    )
     async with contextlib.AsyncExitStack() as stack:
         api = await stack.enter_async_context(Api(server, agent=COMPONENT))
         host = os.environ.get("HOSTNAME", COMPONENT)
@@ -239,7 +241,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             return text(found, tally) + gates_text()
 
         _serve_metrics(settings, look, stack)
-        port = await answers.start(settings.listen, context)
+        port = await answers.start(settings.listen, credentials.following())
         stack.push_async_callback(answers.stop)
         log.info("extender started", extra={"listen": settings.listen, "port": port, "policy": settings.policy})
         gc.freeze()

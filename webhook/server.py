@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from typing import TYPE_CHECKING, Final, cast
 
@@ -63,12 +62,15 @@ class WebhookServer:
 
     async def start(self, address: str, port: int) -> int:
         """Listen; return the port. Raises OSError."""
+        context = self._credentials.following()
+        if context is None:
+            raise ValueError("a webhook has a certificate")
         await self._runner.setup()
         self._listener = await asyncio.get_running_loop().create_server(
             cast("Callable[[], asyncio.Protocol]", self._runner.server),
             address or None,
             port,
-            ssl=self._context(),
+            ssl=context,
             ssl_handshake_timeout=HANDSHAKE_S,
         )
         return int(self._listener.sockets[0].getsockname()[1])
@@ -82,20 +84,6 @@ class WebhookServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
-
-    def _context(self) -> ssl.SSLContext:
-        """Return a context that hands every connection on to the certificate as it is now."""
-        context = self._credentials.context
-        if context is None:
-            raise ValueError("a webhook has a certificate")
-
-        def renew(connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-            self._credentials.refresh()
-            if self._credentials.context is not None:
-                connection.context = self._credentials.context
-
-        context.sni_callback = renew  # called whether or not the client names a server
-        return context
 
     def _route(self, handler: Callable[[Request], Decision]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def serve(request: web.Request) -> web.Response:
