@@ -14,7 +14,9 @@ import orjson
 import yaml
 from aiohttp import web
 
-from sharepod.deviceplugin.cluster import Cluster, in_cluster
+from sharepod.deviceplugin.cluster import Cluster
+from sharepod.deviceplugin.cluster import in_cluster as old_in_cluster
+from sharepod.kube.access import Access, in_cluster
 
 from .admission import Admission
 from .faults import Faults
@@ -124,6 +126,11 @@ class ApiServer(Hand):
 
     def cluster(self, directory: Path) -> Cluster:
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
+        return old_in_cluster(environment, self.account(directory))
+
+    def access(self, directory: Path) -> Access:
+        """Return what a pod with this service account has of the server."""
+        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
         return in_cluster(environment, self.account(directory))
 
     @property
@@ -184,7 +191,8 @@ class ApiServer(Hand):
     def _authenticate(self, request: web.Request) -> None:
         transport = request.transport
         certified = transport is not None and bool(transport.get_extra_info("peercert"))
-        if not certified and request.headers.get("Authorization") != f"Bearer {self.token}":
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if not certified and (scheme.lower(), token) != ("bearer", self.token):
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
     async def _do(self, request: web.Request, place: Place | None) -> web.Response:

@@ -1,0 +1,110 @@
+"""Writes Events to the API server, in the background: no caller waits for one, and none raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from sharepod.kube.client import MERGE, Answer, ApiUnavailable, Client
+from sharepod.kube.events import EventBook, Subject, Writing, event_namespace, notice
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+log = logging.getLogger("sharepod.kube.events")
+
+EVENT_S: Final = 5.0
+EVENT_TRIES: Final = 3
+_QUEUE_MAX: Final = 256
+
+
+class EventWriter:
+    """An asynchronous context manager; what is still to be written at the end has a moment."""
+
+    def __init__(self, client: Client, host: str, component: str, first_s: float = 0.5) -> None:
+        """`component` on `host` reports. `first_s`: the first pause after a failed write; the next is four times it."""
+        self._client = client
+        self._first_s = first_s
+        self._book = EventBook(host, component)
+        self._writings: asyncio.Queue[Writing] = asyncio.Queue(_QUEUE_MAX)
+        self._writer: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._writer = asyncio.create_task(self._write_events(), name="sharepod events")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._writings.join(), EVENT_S / 2)
+        if self._writer is not None:
+            self._writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._writer
+
+    @property
+    def waiting(self) -> int:
+        """Return how many events are still to be written: of too many new ones are dropped."""
+        return self._writings.qsize()
+
+    def tell(self, subject: Subject, reason: str, message: str, *, warning: bool) -> None:
+        """Count an event, and have it written when enough has not been said of its subject."""
+        about = notice(subject, reason, message, warning=warning)
+        writing = self._book.take(about, time.monotonic(), time.time())
+        if writing is None:
+            return
+        try:
+            self._writings.put_nowait(writing)
+        except asyncio.QueueFull:
+            self._book.forget(writing)
+            log.warning("event dropped", extra={"pod": f"{subject.namespace}/{subject.name}", "reason": about.reason})
+
+    async def _write_events(self) -> None:
+        while True:
+            writing = await self._writings.get()
+            try:
+                await self._write(writing)
+            except Exception:
+                log.exception("event failed", extra={"reason": writing.notice.reason})
+            finally:
+                self._writings.task_done()
+
+    async def _write(self, writing: Writing) -> None:
+        """Write one event, a few times when the API server is away; what fails is logged and dropped."""
+        why = ""
+        for number in range(EVENT_TRIES):
+            if number:
+                await asyncio.sleep(self._first_s * 4**number * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            try:
+                answer = await self._send(writing)
+            except ApiUnavailable as error:
+                why = str(error)
+                if error.final:
+                    break
+                continue
+            if 200 <= answer.status < 300:
+                return
+            why = str(self._client.refusal(answer))
+            if answer.status == 409 and writing.create and number:
+                return  # the try before was heard
+            if answer.status != (409 if writing.create else 404):
+                break
+            writing = self._book.again(writing, time.time())
+        self._book.forget(writing)
+        subject = writing.notice.subject
+        log.warning(
+            "event not written",
+            extra={"pod": f"{subject.namespace}/{subject.name}", "reason": writing.notice.reason, "error": why},
+        )
+
+    async def _send(self, writing: Writing) -> Answer:
+        path = f"/api/v1/namespaces/{event_namespace(writing.notice.subject)}/events"
+        if writing.create:
+            return await self._client.call("POST", path, body=writing.body, timeout_s=EVENT_S)
+        path += f"/{writing.name}"
+        return await self._client.call("PATCH", path, body=writing.body, media=MERGE, timeout_s=EVENT_S)

@@ -1,0 +1,175 @@
+"""What operators read of a pod (`kubectl describe pod`): which Events are written, and which are only counted. Pure.
+
+The same event again within ten minutes is one object that counts; and of each pod few are written in a minute, whatever
+happens to it. What was withheld of an event is in the count of the next that is written.
+
+Events are those of core/v1, which every Kubernetes serves: kubelet writes the same, and our roles need no second API
+group. The library has their types, and nothing that counts or limits them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+WINDOW_S: Final = 600.0
+WRITES_PER_MINUTE: Final = 4
+COUNTS_PER_MINUTE: Final = 2
+"""Of those, how many may go before a count that only grew: what is new has room."""
+_KNOWN_MAX: Final = 1024
+"""Events and pods that are remembered; the oldest are forgotten first."""
+_MESSAGE_MAX: Final = 1024
+_REASON_MAX: Final = 128
+_NAME_MAX: Final = 253
+
+Body = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The pod, the node or the settings that an event is about."""
+
+    namespace: str
+    """Empty: a node, which is in none."""
+    name: str
+    uid: str
+    """Of a node its name, as kubelet writes it: `kubectl describe node` looks for that."""
+    kind: str = ""
+    """Empty: a pod, or a node where it is in no namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What is to be said of a pod."""
+
+    subject: Subject
+    reason: str
+    message: str
+    warning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A write to the API server: an Event to create, or the name of one and what changes of it."""
+
+    notice: Notice
+    name: str
+    create: bool
+    body: Body
+
+
+@dataclass(slots=True)
+class _Written:
+    name: str
+    """Empty: nothing of it is written yet."""
+    first_unix_s: float
+    last_s: float
+    count: int
+
+
+class EventBook:
+    """Which events were written. `now_s` never goes back; `unix_s` is the wall clock, for people alone."""
+
+    def __init__(self, host: str, component: str) -> None:
+        self._host = host
+        self._component = component
+        self._written: OrderedDict[Notice, _Written] = OrderedDict()
+        self._writes: OrderedDict[str, list[float]] = OrderedDict()
+        """Times of the last writes, by the uid of the pod; at most WRITES_PER_MINUTE each."""
+        self._number = 0
+
+    def take(self, notice: Notice, now_s: float, unix_s: float) -> Writing | None:
+        """Count an event. Returns what is to be written now; None: enough is said of this pod."""
+        known = self._written.get(notice)
+        if known is None or now_s - known.last_s > WINDOW_S:
+            known = self._remember(notice, _Written("", unix_s, now_s, 0))
+        known.count += 1
+        known.last_s = now_s
+        if not self._may_write(notice.subject.uid, now_s, COUNTS_PER_MINUTE if known.name else WRITES_PER_MINUTE):
+            return None
+        if not known.name:
+            known.name = self._name(notice.subject.name, unix_s)
+            return Writing(notice, known.name, create=True, body=self._whole(notice, known, unix_s))
+        body: Body = {"count": known.count, "lastTimestamp": _time(unix_s)}
+        return Writing(notice, known.name, create=False, body=body)
+
+    def again(self, writing: Writing, unix_s: float) -> Writing:
+        """Return the write that makes the event anew: it has expired, or its name is taken."""
+        known = self._written.get(writing.notice) or _Written("", unix_s, 0.0, 1)
+        known.name = self._name(writing.notice.subject.name, unix_s)
+        body = self._whole(writing.notice, known, unix_s)
+        return Writing(writing.notice, known.name, create=True, body=body)
+
+    def forget(self, writing: Writing) -> None:
+        """Drop an event that could not be created, so that the next one is not a change of it."""
+        known = self._written.get(writing.notice)
+        if writing.create and known is not None and known.name == writing.name:
+            del self._written[writing.notice]
+
+    def _may_write(self, uid: str, now_s: float, most: int) -> bool:
+        recent = [at for at in self._writes.get(uid, []) if now_s - at < 60]
+        allowed = len(recent) < most
+        if allowed:
+            recent.append(now_s)
+        self._writes[uid] = recent
+        self._writes.move_to_end(uid)
+        while len(self._writes) > _KNOWN_MAX:
+            self._writes.popitem(last=False)
+        return allowed
+
+    def _remember(self, notice: Notice, written: _Written) -> _Written:
+        self._written[notice] = written
+        self._written.move_to_end(notice)
+        while len(self._written) > _KNOWN_MAX:
+            self._written.popitem(last=False)
+        return written
+
+    def _name(self, pod: str, unix_s: float) -> str:
+        """Return a name that no other event has, now or after a restart."""
+        self._number += 1
+        suffix = f".{int(unix_s * 1e6):x}{self._number % 256:02x}"
+        return pod[: _NAME_MAX - len(suffix)].rstrip("-.") + suffix
+
+    def _whole(self, notice: Notice, known: _Written, unix_s: float) -> Body:
+        subject = notice.subject
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": known.name, "namespace": event_namespace(subject)},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": subject.kind or ("Pod" if subject.namespace else "Node"),
+                "namespace": subject.namespace,
+                "name": subject.name,
+                "uid": subject.uid,
+            },
+            "reason": notice.reason,
+            "message": notice.message,
+            "type": "Warning" if notice.warning else "Normal",
+            "count": known.count,
+            "firstTimestamp": _time(known.first_unix_s),
+            "lastTimestamp": _time(unix_s),
+            "source": {"component": self._component, "host": self._host},
+            "reportingComponent": self._component,
+            "reportingInstance": self._host[:_REASON_MAX],
+        }
+
+
+def event_namespace(subject: Subject) -> str:
+    """Return the namespace of an event: for what is in none the API server takes `default` alone."""
+    return subject.namespace or "default"
+
+
+def notice(subject: Subject, reason: str, message: str, *, warning: bool) -> Notice:
+    """Return a notice that the API server takes: one line, no longer than an Event may be."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    if len(line) > _MESSAGE_MAX:
+        line = line[: _MESSAGE_MAX - 1] + "…"
+    return Notice(subject, re.sub(r"[^A-Za-z0-9]", "", reason)[:_REASON_MAX] or "SharePod", line, warning)
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,251 @@
+"""Objects of one kind as the API server has them: all of them, then each as it changes, for ever.
+
+The library's `Watch` asks for no bookmarks, does not list again after 410, and raises any exception on a malformed
+line; its informer has threads of its own and typed objects (docs/adr/0023). Nothing is kept that the API server knows
+better but the view of a running watch. What an object is to its reader is the reader's: two that are read as equal are
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+
+from sharepod.kube.client import Answer, ApiUnavailable, Client, jittered
+from sharepod.kube.objects import at
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from sharepod.kube.objects import Object
+
+LIST_S: Final = 30.0
+_BARREN_MAX: Final = 5
+"""Watches in a row that brought nothing: the version may be one that the server ends without a word. List again."""
+_LASTED: Final = 20
+"""A watch that lives this many first pauses was one."""
+
+T = TypeVar("T")
+Change = tuple[Literal["set", "gone"], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the watch comes back after it broke: the first pause doubles up to the last, all with jitter."""
+
+    first_s: float = 0.5
+    last_s: float = 30.0
+    watch_s: float = 300.0
+    """How long a watch is asked to last, give or take a fifth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[T]):
+    """What is watched."""
+
+    path: str
+    """Of the list, such as /api/v1/pods."""
+    parameters: Mapping[str, str]
+    """Selectors."""
+    read: Callable[[object], T | None]
+    """None: it is no such object."""
+    key: Callable[[T], str]
+    """What tells objects apart: one with the name of another that is gone is another one."""
+    page: int = 0
+    """Objects in one answer to a list; 0: all, out of the server's cache, as fits a node's."""
+
+
+class Informer(Generic[T]):
+    """What there is of a source, told to one reader."""
+
+    def __init__(self, client: Client, source: Source[T], pace: Pace, log: logging.Logger) -> None:
+        self._client = client
+        self._source = source
+        self._pace = pace
+        self._log = log
+        self._listed = False
+        self.failed: Callable[[], None] = lambda: None
+        """Called when the API server does not answer, or not as it should."""
+
+    @property
+    def listed(self) -> bool:
+        """Tell whether the reader was told of all objects once, and has done with them."""
+        return self._listed
+
+    async def changes(self) -> AsyncGenerator[Change[T]]:
+        """Yield every object, then what changes of what is read of it, for ever.
+
+        The API server's failures are logged and waited out. Whatever was missed meanwhile comes with the next list: in
+        the end the sum of what was yielded is what the server has.
+        """
+        view = _View(self._source)
+        trouble = _Trouble(self._source.path.rpartition("/")[2], self._pace, self._log)
+        while True:
+            try:
+                async for change in self._list(view):
+                    yield change
+                self._listed = True
+                while trouble.barren < _BARREN_MAX:
+                    trouble.watching()
+                    async with contextlib.aclosing(self._follow(view, trouble)) as changes:
+                        async for change in changes:
+                            yield change
+                    if trouble.silent():
+                        break
+                    await trouble.pause(None)
+                trouble.barren = 0
+                view.listed = False
+            except _Gone:
+                view.version, view.listed = "", False
+                await trouble.pause(None)
+            except ApiUnavailable as error:
+                self.failed()
+                if error.status == 504 and not view.listed:  # the server is behind that version, maybe for ever
+                    view.version = ""
+                await trouble.pause(error)
+
+    async def _list(self, view: _View[T]) -> AsyncGenerator[Change[T]]:
+        """Take the view from a list that is at least as new as it, unless only a watch broke since the last."""
+        if view.listed:
+            return
+        parameters = dict(self._source.parameters)
+        if self._source.page:
+            parameters["limit"] = str(self._source.page)  # a version would have it come in one piece from the cache
+        elif view.version:
+            parameters["resourceVersion"] = view.version  # from the server's cache, as kubelet does
+        listed: list[T] = []
+        while True:
+            answer = await self._client.call("GET", self._source.path, parameters=parameters, timeout_s=LIST_S)
+            items, metadata = answer.body.get("items"), at(answer.body, "metadata")
+            version, rest = metadata.get("resourceVersion"), metadata.get("continue")
+            if answer.status == 410:
+                raise _Gone
+            if answer.status != 200 or not isinstance(version, str) or not (items is None or isinstance(items, list)):
+                raise self._client.refusal(answer)
+            listed += [found for item in items or [] if (found := self._source.read(item)) is not None]
+            if not isinstance(rest, str) or not rest:
+                break
+            parameters["continue"] = rest
+        for change in view.replaced(listed):
+            yield change
+        view.version, view.listed = version, True
+
+    async def _follow(self, view: _View[T], trouble: _Trouble) -> AsyncGenerator[Change[T]]:
+        """Yield the changes of one watch from the view's version until it ends. Raises _Gone, ApiUnavailable."""
+        watch_s = int(self._pace.watch_s * random.uniform(0.8, 1.2)) or 1  # noqa: S311 - no secret
+        parameters = dict(self._source.parameters) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": view.version,
+            "timeoutSeconds": str(watch_s),
+        }
+        try:
+            async with contextlib.aclosing(self._client.stream(self._source.path, parameters, watch_s + 15.0)) as lines:
+                async for line in lines:
+                    self._check(line)
+                    trouble.over()
+                    for change in view.changed(str(line.get("type")), at(line, "object")):
+                        yield change
+        except ApiUnavailable as error:
+            if error.status == 410:
+                raise _Gone from None
+            raise
+
+    def _check(self, line: Object) -> None:
+        """Raise ApiUnavailable when a line of a watch is an error: a Status in place of an object."""
+        if line.get("type") == "ERROR":
+            status = at(line, "object")
+            code = status.get("code")
+            raise self._client.refusal(Answer(code if isinstance(code, int) else 0, status))
+
+
+class _Gone(Exception):
+    """The version that we have is too old for the server."""
+
+
+class _View(Generic[T]):
+    """The objects as yielded so far, and the version up to which that is."""
+
+    def __init__(self, source: Source[T]) -> None:
+        self._source = source
+        self.version = "0"  # whatever the server has at hand: the watch from there brings the rest
+        self.listed = False
+        self._there: dict[str, T] = {}
+
+    def replaced(self, listed: list[T]) -> list[Change[T]]:
+        keys = {self._source.key(item) for item in listed}
+        changes: list[Change[T]] = [("gone", self._there.pop(key)) for key in list(self._there) if key not in keys]
+        for item in listed:
+            changes += self._set(item)
+        return changes
+
+    def changed(self, kind: str, item: Object) -> list[Change[T]]:
+        """Take one line of a watch; a bookmark brings only the version."""
+        version = at(item, "metadata").get("resourceVersion")
+        found = self._source.read(item) if kind in ("ADDED", "MODIFIED", "DELETED") else None
+        changes: list[Change[T]] = []
+        if found is not None and kind == "DELETED":
+            known = self._there.pop(self._source.key(found), None)
+            changes = [("gone", found)] if known is not None else []
+        elif found is not None:
+            changes = self._set(found)
+        if isinstance(version, str) and version:
+            self.version = version
+        return changes
+
+    def _set(self, item: T) -> list[Change[T]]:
+        key = self._source.key(item)
+        if self._there.get(key) == item:
+            return []
+        self._there[key] = item
+        return [("set", item)]
+
+
+class _Trouble:
+    """How long to wait before the next try; says once that there is trouble and once that it is over."""
+
+    def __init__(self, what: str, pace: Pace, log: logging.Logger) -> None:
+        self._what = what
+        self._pace = pace
+        self._log = log
+        self._failures = 0
+        self._since_s = 0.0
+        self._said = False
+        self.barren = 0
+
+    def watching(self) -> None:
+        """A watch begins."""
+        self._since_s = time.monotonic()
+        self.barren += 1
+
+    def silent(self) -> bool:
+        """Tell whether a watch that ended well brought nothing in all its time, although a bookmark comes each minute.
+
+        The server may have begun its versions anew, and then sends nothing until it reaches ours.
+        """
+        return self.barren > 0 and time.monotonic() - self._since_s >= self._pace.watch_s / 2
+
+    def over(self) -> None:
+        """The server sent something."""
+        self._failures = 0
+        self.barren = 0
+        if self._said:
+            self._said = False
+            self._log.info("API server is back")
+
+    async def pause(self, error: ApiUnavailable | None) -> None:
+        """Wait after a watch or list that ended. The first pause in a row is short; none is left out."""
+        if self.barren and time.monotonic() - self._since_s >= _LASTED * self._pace.first_s:
+            self._failures = 0  # it was silent and lasted: nothing may have happened
+        if error is not None and not self._said and self._failures:  # one alone is how many a watch ends
+            self._said = True
+            self._log.warning("%s are not watched", self._what, extra={"error": str(error)})
+        pause_s = min(self._pace.first_s * 2 ** min(self._failures, 16), self._pace.last_s)
+        self._failures += 1
+        asked_s = error.after_s if error is not None and error.after_s is not None else 0.0
+        await asyncio.sleep(max(asked_s, jittered(pause_s)))

@@ -1,0 +1,146 @@
+"""Which replica decides: a Lease at the API server, as Kubernetes' own controllers have it.
+
+The holder writes its name again every few seconds. The other replicas watch whether that name is written: by their own
+clocks, so that clocks of machines need not agree. A holder that could not write for RENEW_WITHIN_S stops deciding, well
+before another may take over. Two that decide for a moment do no harm: what they write names the pod by its uid, and the
+agent has the last word about devices.
+
+The library's election is not used (docs/adr/0023): it goes by the wall clock, writes local time as UTC, waits for an
+answer for five minutes, and does not give the lease up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from sharepod.kube.client import Answer, ApiUnavailable, Client
+from sharepod.kube.objects import Object, at, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("sharepod.kube.lease")
+
+TAKE_AFTER_S: Final = 15.0
+"""A lease that nobody has written for so long is anyone's."""
+RENEW_WITHIN_S: Final = 10.0
+RENEW_S: Final = 2.0
+CALL_S: Final = 4.0
+
+
+class Lease:
+    """One replica's hold on the lease."""
+
+    def __init__(
+        self, client: Client, *, namespace: str, name: str, holder: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`holder` names this replica; `clock` is its own, and does not jump."""
+        self._client, self._clock = client, clock
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name, self._holder = name, holder
+        self._written_s: float | None = None
+        """When we last wrote it; None: it is not ours."""
+        self._seen = ("", -1.0)
+        """What the lease said when it last changed, and when we saw that."""
+        self.turns = 0
+        """How often it has become ours."""
+        self.trouble = ""
+        """Why it could not be read or written when that was last tried; empty: it could."""
+
+    def is_held(self) -> bool:
+        """Tell whether this replica decides now."""
+        return self._written_s is not None and self._clock() - self._written_s < RENEW_WITHIN_S
+
+    async def keep_for_ever(self) -> None:
+        """Take the lease when it is free, and keep it."""
+        while True:
+            try:
+                await self._step()
+                self.trouble = ""
+            except ApiUnavailable as error:
+                self.trouble = str(error)
+                log.warning("lease not read or written", extra={"cause": str(error), "held": self.is_held()})
+            if self._written_s is not None and not self.is_held():
+                self._lose("it could not be written in time")
+            await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+
+    async def give_up(self) -> None:
+        """Let another replica take it at once."""
+        if self._written_s is None:
+            return
+        self._lose("this replica ends")
+        try:
+            answer = await self._read()
+            if answer.status == 200 and at(answer.body, "spec").get("holderIdentity") == self._holder:
+                await self._replace(answer, {"holderIdentity": "", "leaseDurationSeconds": 1})
+        except ApiUnavailable as error:
+            log.warning("lease not given up", extra={"cause": str(error)})
+
+    async def _step(self) -> None:
+        began_s = self._clock()
+        answer = await self._read()
+        if answer.status == 404:
+            await self._create(began_s)
+            return
+        if answer.status != 200:
+            raise self._client.refusal(answer)
+        spec = at(answer.body, "spec")
+        holder = text(spec, "holderIdentity")
+        said_now = f"{holder} {spec.get('renewTime')}"
+        if said_now != self._seen[0]:
+            self._seen = said_now, began_s
+        ours = holder == self._holder
+        free = not holder or began_s - self._seen[1] >= TAKE_AFTER_S
+        if not ours and self._written_s is not None:
+            self._lose(f"{holder or 'nobody'} has it")
+        if ours or free:
+            changes = spec.get("leaseTransitions")
+            transitions = (changes if isinstance(changes, int) else 0) + (not ours)
+            self._won(await self._replace(answer, self._spec(transitions, is_new=not ours)), began_s)
+
+    async def _read(self) -> Answer:
+        return await self._client.call("GET", f"{self._path}/{self._name}", timeout_s=CALL_S)
+
+    async def _replace(self, read: Answer, changes: Object) -> Answer:
+        """Replace the lease as it was read: of two that try, the API server refuses the second."""
+        body: Object = {**read.body, "spec": at(read.body, "spec") | changes}
+        return await self._client.call("PUT", f"{self._path}/{self._name}", body=body, timeout_s=CALL_S)
+
+    async def _create(self, began_s: float) -> None:
+        body: Object = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name},
+            "spec": self._spec(0, is_new=True),
+        }
+        self._won(await self._client.call("POST", self._path, body=body, timeout_s=CALL_S), began_s)
+
+    def _spec(self, transitions: int, *, is_new: bool) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": int(TAKE_AFTER_S),
+            "renewTime": now,
+            "leaseTransitions": transitions,
+            **({"acquireTime": now} if is_new else {}),
+        }
+
+    def _won(self, written: Answer, at_s: float) -> None:
+        """Take over what a write has won; raise ApiUnavailable when it failed for another reason than a faster one."""
+        if written.status == 409:
+            return
+        if written.status not in (200, 201):
+            raise self._client.refusal(written)
+        if self._written_s is None:
+            self.turns += 1
+            log.info("this replica decides", extra={"lease": self._name, "holder": self._holder})
+        self._written_s = at_s
+
+    def _lose(self, why: str) -> None:
+        self._written_s = None
+        log.warning("this replica decides no more", extra={"lease": self._name, "cause": why})

@@ -1,0 +1,189 @@
+"""A pod as the API server shows it, whatever is in it. Pure values.
+
+What is missing or of another kind is taken for empty: a tenant wrote it, or another version of Kubernetes. What the
+annotations say is for the reader of this value to find out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from sharepod.kube.objects import at, entries, text, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sharepod.kube.objects import Object
+
+FINISHED: Final = ("Succeeded", "Failed")
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_HASH: Final = "kubernetes.io/config.hash"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container, or init container, of a pod."""
+
+    name: str
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+    units: int = 0
+    """How many it asks for of the resource that the reader counts."""
+    is_init: bool = False
+    """It ends before the containers begin, or begins before them and stays."""
+    stays: bool = False
+    """It is an init container that runs beside the others: a sidecar."""
+    index: int = 0
+    """Its place in the list that it stands in."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose values stand in the pod; those that come from elsewhere are empty."""
+
+    @property
+    def list_name(self) -> str:
+        """Return the name of the list that it stands in."""
+        return "initContainers" if self.is_init else "containers"
+
+    def asks(self, resource: str) -> str | None:
+        """Return how much it asks of a resource: its limit, else its request."""
+        return self.limits.get(resource, self.requests.get(resource))
+
+    def requested(self, resource: str) -> str:
+        """Return how much of a resource is set aside for it: its request, else its limit."""
+        return self.requests.get(resource) or self.limits.get(resource, "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod."""
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    containers: tuple[Container, ...] = ()
+    """Its containers, then its init containers."""
+    ephemeral: tuple[str, ...] = ()
+    """Names of containers that were added to it for debugging."""
+    node: str = ""
+    """Where it is bound; empty: nowhere yet."""
+    scheduler: str = ""
+    """What places it."""
+    priority: int = 0
+    preempts: bool = True
+    """Others may be ended for it."""
+    gates: tuple[str, ...] = ()
+    """Names of its scheduling gates."""
+    overhead: Mapping[str, str] = field(default_factory=dict)
+    """What its sandbox takes beside its containers."""
+    phase: str = "Unknown"
+    deleting: bool = False
+    running: frozenset[str] = frozenset()
+    """Names of its containers, of each kind, that the API shows running. It may be behind."""
+    finished: frozenset[str] = frozenset()
+    """Names of its init containers that the API shows to have ended well."""
+    created: str = ""
+    """When, as the API server writes it: sorts by time."""
+    started: str = ""
+    """When kubelet took it on, as the API server writes it."""
+
+    @property
+    def cgroup_uid(self) -> str:
+        """Return what names its cgroup: for the mirror of a static pod the hash of its manifest, else the uid.
+
+        A tenant may write the hash onto a pod of theirs; the API server lets nobody add the mirror's mark later, and
+        kubelet runs no pod that has it.
+        """
+        return self.annotations.get(_HASH, self.uid) if _MIRROR in self.annotations else self.uid
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all its containers, init and ephemeral ones too."""
+        return frozenset(one.name for one in self.containers).union(self.ephemeral)
+
+    @property
+    def units(self) -> tuple[tuple[str, int], ...]:
+        """Return name and units of those that ask for some and run beside one another."""
+        return tuple((one.name, one.units) for one in self.containers if one.units and (one.stays or not one.is_init))
+
+    @property
+    def init_units(self) -> tuple[tuple[str, int], ...]:
+        """Return name and units of those that ask for some and end before the others begin."""
+        return tuple((one.name, one.units) for one in self.containers if one.units and one.is_init and not one.stays)
+
+    def named(self, name: str) -> Container | None:
+        """Return the container of that name."""
+        return next((one for one in self.containers if one.name == name), None)
+
+
+def read_pod(item: object, resource: str = "") -> Pod | None:
+    """Return the pod of an object that the API server has, None when it is none.
+
+    `resource` is what the units of its containers are counted of.
+    """
+    pod = read_draft(item, resource)
+    return pod if pod.uid and pod.name and pod.namespace else None
+
+
+def read_draft(item: object, resource: str = "") -> Pod:
+    """Return a pod that is being made, which may have neither name nor uid yet."""
+    body = item if isinstance(item, dict) else {}
+    metadata, spec, status = at(body, "metadata"), at(body, "spec"), at(body, "status")
+    priority = spec.get("priority")
+    states = [
+        (kind, text(entry, "name"), at(entry, "state"))
+        for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+        for entry in entries(status, kind)
+    ]
+    return Pod(
+        uid=text(metadata, "uid"),
+        namespace=text(metadata, "namespace"),
+        name=text(metadata, "name"),
+        annotations=texts(metadata, "annotations"),
+        labels=texts(metadata, "labels"),
+        containers=_containers(spec, resource, is_init=False) + _containers(spec, resource, is_init=True),
+        ephemeral=tuple(text(entry, "name") for entry in entries(spec, "ephemeralContainers")),
+        node=text(spec, "nodeName"),
+        scheduler=text(spec, "schedulerName"),
+        priority=priority if type(priority) is int else 0,
+        preempts=spec.get("preemptionPolicy") != "Never",
+        gates=tuple(text(gate, "name") for gate in entries(spec, "schedulingGates")),
+        overhead=texts(spec, "overhead"),
+        phase=text(status, "phase") or "Unknown",
+        deleting=bool(metadata.get("deletionTimestamp")),
+        running=frozenset(name for _, name, state in states if isinstance(state.get("running"), dict)),
+        finished=frozenset(
+            name
+            for kind, name, state in states
+            if kind == "initContainerStatuses" and at(state, "terminated").get("exitCode") == 0
+        ),
+        created=text(metadata, "creationTimestamp"),
+        started=text(status, "startTime"),
+    )
+
+
+def _containers(spec: Object, resource: str, *, is_init: bool) -> tuple[Container, ...]:
+    found = spec.get("initContainers" if is_init else "containers")
+    return tuple(
+        _container(entry, resource, is_init, index)
+        for index, entry in enumerate(found if isinstance(found, list) else ())
+        if isinstance(entry, dict)
+    )
+
+
+def _container(entry: Object, resource: str, is_init: bool, index: int) -> Container:
+    resources = at(entry, "resources")
+    limits = texts(resources, "limits")
+    digits = limits.get(resource, "")
+    units = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else 0
+    return Container(
+        name=text(entry, "name"),
+        limits=limits,
+        requests=texts(resources, "requests"),
+        units=units,
+        is_init=is_init,
+        stays=is_init and entry.get("restartPolicy") == "Always",
+        index=index,
+        environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")},
+    )
