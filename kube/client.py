@@ -24,7 +24,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from sharepod.kube.access import Access, AccessError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
     from types import TracebackType
 
     from kubernetes.aio.client import Configuration
@@ -98,13 +98,19 @@ class Client:
                 if response.status != 401 or not self._access.refused():
                     return self._answer(response, data)
 
-    async def patiently(self, path: str, *, within_s: float, pause_s: float) -> Answer:
-        """Return the answer to a GET, asked again while the API server is away. Raises ApiUnavailable in time."""
+    async def patiently(
+        self, path: str, within_s: float, pause_s: float, failed: Callable[[], None] = lambda: None
+    ) -> Answer:
+        """Return the answer to a GET, asked again while the API server is away. Raises ApiUnavailable in time.
+
+        `failed` is called each time that it is.
+        """
         deadline_s = time.monotonic() + within_s
         while True:
             try:
                 return await self.call("GET", path, timeout_s=max(0.1, deadline_s - time.monotonic()))
             except ApiUnavailable as error:
+                failed()
                 wait_s = jittered(pause_s) if error.after_s is None else error.after_s
                 if error.final or time.monotonic() + wait_s >= deadline_s:
                     raise

@@ -6,6 +6,7 @@ annotations say is for the reader of this value to find out.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 FINISHED: Final = ("Succeeded", "Failed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _HASH: Final = "kubernetes.io/config.hash"
+_UNITS: Final = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +28,24 @@ class Container:
     """One container, or init container, of a pod."""
 
     name: str
+    place: tuple[str, int] = ("containers", 0)
+    """The list that it stands in, `containers` or `initContainers`, and its index there."""
     limits: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
     units: int = 0
     """How many it asks for of the resource that the reader counts."""
-    is_init: bool = False
-    """It ends before the containers begin, or begins before them and stays."""
-    stays: bool = False
-    """It is an init container that runs beside the others: a sidecar."""
-    index: int = 0
-    """Its place in the list that it stands in."""
+    stays: bool = True
+    """It runs beside the others: it is no init container, or one that is a sidecar."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables whose values stand in the pod; those that come from elsewhere are empty."""
 
-    @property
-    def list_name(self) -> str:
-        """Return the name of the list that it stands in."""
-        return "initContainers" if self.is_init else "containers"
-
-    def asks(self, resource: str) -> str | None:
+    def resource(self, name: str) -> str | None:
         """Return how much it asks of a resource: its limit, else its request."""
-        return self.limits.get(resource, self.requests.get(resource))
+        return self.limits.get(name, self.requests.get(name))
 
-    def requested(self, resource: str) -> str:
+    def requested(self, name: str) -> str:
         """Return how much of a resource is set aside for it: its request, else its limit."""
-        return self.requests.get(resource) or self.limits.get(resource, "0")
+        return self.requests.get(name) or self.limits.get(name, "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ class Pod:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[Container, ...] = ()
-    """Its containers, then its init containers."""
+    init_containers: tuple[Container, ...] = ()
     ephemeral: tuple[str, ...] = ()
     """Names of containers that were added to it for debugging."""
     node: str = ""
@@ -98,23 +93,28 @@ class Pod:
         return self.annotations.get(_HASH, self.uid) if _MIRROR in self.annotations else self.uid
 
     @property
+    def all_containers(self) -> tuple[Container, ...]:
+        """Return its containers, then its init containers."""
+        return self.containers + self.init_containers
+
+    @property
     def names(self) -> frozenset[str]:
         """Return the names of all its containers, init and ephemeral ones too."""
-        return frozenset(one.name for one in self.containers).union(self.ephemeral)
+        return frozenset(one.name for one in self.all_containers).union(self.ephemeral)
 
     @property
     def units(self) -> tuple[tuple[str, int], ...]:
         """Return name and units of those that ask for some and run beside one another."""
-        return tuple((one.name, one.units) for one in self.containers if one.units and (one.stays or not one.is_init))
+        return tuple((one.name, one.units) for one in self.all_containers if one.units and one.stays)
 
     @property
     def init_units(self) -> tuple[tuple[str, int], ...]:
         """Return name and units of those that ask for some and end before the others begin."""
-        return tuple((one.name, one.units) for one in self.containers if one.units and one.is_init and not one.stays)
+        return tuple((one.name, one.units) for one in self.init_containers if one.units and not one.stays)
 
     def named(self, name: str) -> Container | None:
         """Return the container of that name."""
-        return next((one for one in self.containers if one.name == name), None)
+        return next((one for one in self.all_containers if one.name == name), None)
 
 
 def read_pod(item: object, resource: str = "") -> Pod | None:
@@ -142,7 +142,8 @@ def read_draft(item: object, resource: str = "") -> Pod:
         name=text(metadata, "name"),
         annotations=texts(metadata, "annotations"),
         labels=texts(metadata, "labels"),
-        containers=_containers(spec, resource, is_init=False) + _containers(spec, resource, is_init=True),
+        containers=_containers(spec, "containers", resource),
+        init_containers=_containers(spec, "initContainers", resource),
         ephemeral=tuple(text(entry, "name") for entry in entries(spec, "ephemeralContainers")),
         node=text(spec, "nodeName"),
         scheduler=text(spec, "schedulerName"),
@@ -163,27 +164,25 @@ def read_draft(item: object, resource: str = "") -> Pod:
     )
 
 
-def _containers(spec: Object, resource: str, *, is_init: bool) -> tuple[Container, ...]:
-    found = spec.get("initContainers" if is_init else "containers")
+def _containers(spec: Object, key: str, resource: str) -> tuple[Container, ...]:
+    found = spec.get(key)
     return tuple(
-        _container(entry, resource, is_init, index)
+        _container(entry, (key, index), resource)
         for index, entry in enumerate(found if isinstance(found, list) else ())
         if isinstance(entry, dict)
     )
 
 
-def _container(entry: Object, resource: str, is_init: bool, index: int) -> Container:
+def _container(entry: Object, place: tuple[str, int], resource: str) -> Container:
     resources = at(entry, "resources")
     limits = texts(resources, "limits")
     digits = limits.get(resource, "")
-    units = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else 0
     return Container(
         name=text(entry, "name"),
+        place=place,
         limits=limits,
         requests=texts(resources, "requests"),
-        units=units,
-        is_init=is_init,
-        stays=is_init and entry.get("restartPolicy") == "Always",
-        index=index,
+        units=int(digits) if _UNITS.fullmatch(digits) else 0,
+        stays=place[0] == "containers" or entry.get("restartPolicy") == "Always",
         environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")},
     )

@@ -10,13 +10,13 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.api import ApiUnavailable
-from sharepod.deviceplugin.pod import Object, at, entries
+from sharepod.kube.objects import Object, at, entries
 from sharepod.deviceplugin.terms import shown
 from sharepod.scheduler.restarts import FAILED, GONE, SUCCEEDED
 
 if TYPE_CHECKING:
     from sharepod.deviceplugin.api import Api
-    from sharepod.scheduler.lease import Lease
+    from sharepod.kube.lease import Lease
     from sharepod.scheduler.pod import Pod
     from sharepod.scheduler.restarts import Restarts
 

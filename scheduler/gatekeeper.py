@@ -11,9 +11,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.events import Subject
-from sharepod.deviceplugin.pod import at
-from sharepod.deviceplugin.watch import Pace, Source, Watch
+from sharepod.kube.events import Subject
+from sharepod.kube.objects import at
+from sharepod.kube.informer import Informer, Pace, Source
 from sharepod.scheduler.ask import CLASSES, DEVICE_MILLI
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.fairness import overfull
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sharepod.deviceplugin.api import Api
     from sharepod.scheduler.cluster import Cluster
-    from sharepod.scheduler.lease import Lease
+    from sharepod.kube.lease import Lease
     from sharepod.scheduler.order_writer import OrderWriter
     from sharepod.scheduler.pod import Pod
 

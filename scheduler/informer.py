@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.watch import Pace, Source, Watch
+from sharepod.kube import informer
 from sharepod.scheduler.node import Node, read_node
 from sharepod.scheduler.pod import Pod, read_pod
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.pod import Object, at, entries
+from sharepod.kube.objects import Object, at, entries
 from sharepod.deviceplugin.terms import shown
 from sharepod.deviceplugin.unit import RESOURCE
 from sharepod.scheduler import trace

@@ -24,8 +24,8 @@ from sharepod.agent.errors import AgentUnavailable, SettingsError
 from sharepod.agent.flags import EXIT_USAGE
 from sharepod.deviceplugin.api import Api, ApiUnavailable
 from sharepod.deviceplugin.cluster import ClusterError, from_kubeconfig, in_cluster
-from sharepod.deviceplugin.event_writer import EventWriter
-from sharepod.deviceplugin.events import Subject
+from sharepod.kube.event_writer import EventWriter
+from sharepod.kube.events import Subject
 from sharepod.deviceplugin.loop import for_ever
 from sharepod.scheduler import gate_metrics, process, usage_server
 from sharepod.scheduler.annotator import Annotator
@@ -36,7 +36,7 @@ from sharepod.scheduler.extender_server import ExtenderServer
 from sharepod.scheduler.gate_summary import summarise_gates
 from sharepod.scheduler.gatekeeper import Gatekeeper
 from sharepod.scheduler.informer import Informer
-from sharepod.scheduler.lease import Lease
+from sharepod.kube.lease import Lease
 from sharepod.scheduler.metrics import Tally, text
 from sharepod.scheduler.order_writer import OrderWriter
 from sharepod.scheduler.policy import Numbers, Outline, Policy

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
-from sharepod.deviceplugin.events import Subject
+from sharepod.kube.events import Subject
 from sharepod.deviceplugin.terms import YIELD
 from sharepod.scheduler.cluster import ASSUMED_S
 from sharepod.scheduler.gate_metrics import GateTally
@@ -24,7 +24,7 @@ from sharepod.scheduler.pod import GATE, NODE, device_annotations
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from sharepod.deviceplugin.event_writer import EventWriter
+    from sharepod.kube.event_writer import EventWriter
     from sharepod.scheduler.cluster import Assumed, Cluster
     from sharepod.scheduler.pod import Pod
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.pod import Object, at, entries
+from sharepod.kube.objects import Object, at, entries
 from sharepod.deviceplugin.terms import PREFIX, YIELD, TermsError, read_terms, shown
 from sharepod.deviceplugin.unit import RESOURCE
 from sharepod.scheduler import quantity

@@ -15,7 +15,7 @@ from sharepod.scheduler.pod import Pod, read_pod
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sharepod.deviceplugin.pod import Object
+    from sharepod.kube.objects import Object
     from sharepod.scheduler.decision import Filtered, Ranked
     from sharepod.scheduler.explanation import Explanation
 

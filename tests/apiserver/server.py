@@ -14,8 +14,6 @@ import orjson
 import yaml
 from aiohttp import web
 
-from sharepod.deviceplugin.cluster import Cluster
-from sharepod.deviceplugin.cluster import in_cluster as old_in_cluster
 from sharepod.kube.access import Access, in_cluster
 
 from .admission import Admission
@@ -123,10 +121,6 @@ class ApiServer(Hand):
         (directory / "token").write_text(self.token + "\n", encoding="ascii")
         AUTHORITY.cert_pem.write_to_path(str(directory / "ca.crt"))
         return directory
-
-    def cluster(self, directory: Path) -> Cluster:
-        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
-        return old_in_cluster(environment, self.account(directory))
 
     def access(self, directory: Path) -> Access:
         """Return what a pod with this service account has of the server."""

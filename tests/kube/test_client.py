@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
-from apiserver import ApiServer, pod
+from apiserver import ApiServer, pod, until, with_server
 from apiserver.keys import AUTHORITY, server_context
-from watching import AGENT, until, watched, with_server
+from watching import AGENT, watched
 
 from sharepod.kube.access import in_cluster
 from sharepod.kube.client import ApiUnavailable, Client
@@ -28,7 +28,7 @@ def test_an_api_server_that_stumbles_is_asked_again_in_time() -> None:
         async with Client(server.access(account), AGENT) as client:
             server.refuse(503, 2)
             server.refuse(429, 1, after="1")
-            answer = await client.patiently(POD, within_s=10.0, pause_s=0.01)
+            answer = await client.patiently(POD, 10.0, 0.01)
             assert answer.status == 200
             assert server.requests["get pods"] == 4
 
@@ -41,11 +41,11 @@ def test_an_api_server_that_does_not_answer_is_unavailable_in_time() -> None:
             server.faults.lag_s = 3
             started = time.monotonic()
             with pytest.raises(ApiUnavailable, match=r"no answer within .* s: see that it runs"):
-                await client.patiently(POD, within_s=0.5, pause_s=0.01)
+                await client.patiently(POD, 0.5, 0.01)
             server.faults.lag_s = 0
             await server.stop()
             with pytest.raises(ApiUnavailable, match="see that it runs"):
-                await client.patiently(POD, within_s=0.5, pause_s=0.01)
+                await client.patiently(POD, 0.5, 0.01)
             assert time.monotonic() - started < 8
 
     with_server(test)
@@ -56,7 +56,7 @@ def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again()
         async with Client(server.access(account), AGENT) as client:
             server.refuse(403)
             with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
-                await client.patiently(POD, within_s=10.0, pause_s=0.01)
+                await client.patiently(POD, 10.0, 0.01)
             assert server.requests["get pods"] == 1
 
     with_server(test)

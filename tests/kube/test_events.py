@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from watching import until, with_server
+from apiserver import until, with_server
 
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter

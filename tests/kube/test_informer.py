@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apiserver import ApiServer, pod
+from apiserver import ApiServer, pod, until, with_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from watching import LOG, until, watched, with_server
+from watching import LOG, watched
 
 from sharepod.kube.informer import Pace
 

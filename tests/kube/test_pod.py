@@ -75,9 +75,9 @@ def test_a_container_tells_what_it_asks_for_and_where_it_stands() -> None:
     assert draft.uid == draft.name == ""
     only = draft.named("main")
     assert only == Container(
-        "main", {"cpu": "2", "gpu": "3"}, {"cpu": "1", "disk": "5"}, units=3, index=1, environment={"A": "x", "B": ""}
+        "main", ("containers", 1), {"cpu": "2", "gpu": "3"}, {"cpu": "1", "disk": "5"}, 3, True, {"A": "x", "B": ""}
     )
-    assert (only.asks("cpu"), only.asks("disk"), only.asks("tape")) == ("2", "5", None)
+    assert (only.resource("cpu"), only.resource("disk"), only.resource("tape")) == ("2", "5", None)
     assert (only.requested("cpu"), only.requested("gpu"), only.requested("tape")) == ("1", "3", "0")
     assert draft.named("other") is None
 

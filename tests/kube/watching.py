@@ -5,42 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from apiserver import ApiServer
+from typing import TYPE_CHECKING
 
 from sharepod.kube.client import Client
 from sharepod.kube.informer import Informer, Pace, Source
 from sharepod.kube.pod import Pod, read_pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from apiserver import ApiServer
 
 FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
-PATIENCE_S = 20.0
 AGENT = "sharepod-test"
 LOG = logging.getLogger("sharepod.test.pods")
-
-
-def with_server(test: Callable[[ApiServer, Path], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine with a started API server and a directory for its service account."""
-
-    async def run() -> None:
-        with tempfile.TemporaryDirectory(prefix="sharepod-test-") as directory:
-            async with ApiServer() as server:
-                await test(server, Path(directory) / "account")
-
-    asyncio.run(run())
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)
 
 
 class View:
