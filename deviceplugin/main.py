@@ -49,6 +49,8 @@ from sharepod.kube.client import ApiUnavailable
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from sharepod.deviceplugin.runtime import Runtime
+
 log = logging.getLogger("sharepod.deviceplugin")
 
 LOOK_S: Final = 1.0
@@ -155,8 +157,8 @@ def _access(settings: Settings) -> Access:
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
-async def _check_node(settings: Settings, pods: Pods) -> None:
-    """Wait for the API server to tell the node's versions. Raises PluginError where shares would reach no container."""
+async def _runtime(settings: Settings, pods: Pods) -> Runtime:
+    """Return what the API server says of the node. Raises PluginError where shares would reach no container."""
     while True:
         try:
             runtime = await pods.runtime()
@@ -164,10 +166,10 @@ async def _check_node(settings: Settings, pods: Pods) -> None:
         except ApiUnavailable as error:
             log.warning("API server not reached", extra={"cause": str(error)})
             await asyncio.sleep(LOOK_S)
-    log.info("node", extra={"kubelet": runtime.kubelet, "runtime": runtime.container_runtime})
     if cause := runtime.lack(cdi_is_on=settings.runtime_cdi == "on"):
         pods.node_event("SharePodNodeNotServed", cause, warning=True)
         raise PluginError(cause, retriable=False)
+    return runtime
 
 
 async def _node(agent: Agent) -> NodeView:
@@ -197,8 +199,8 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             functools.partial(tally.failed, side) for side in ("agent", "api_server", "kubelet")
         )
         # What is wrong is said now, not to the first pod.
-        await _check_node(settings, pods)
         processes.check()
+        runtime = await _runtime(settings, pods)
         node = await _node(agent)
         plugin = Plugin(settings, node)
         plugin.place(node)
@@ -227,7 +229,8 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         active = lambda: registration.state is not State.STANDING_BY  # noqa: E731 - one rule for all of them
         record.active = follower.active = sweeper.active = reporter.active = lookout.active = active
         await stack.enter_async_context(registration)
-        log.info("device plugin started", extra={"node": settings.node_name})
+        told = {"node": settings.node_name, "kubelet": runtime.kubelet, "runtime": runtime.container_runtime}
+        log.info("device plugin started", extra=told)
         gc.freeze()  # what is there now stays: no collection has to look through it again
         async with asyncio.TaskGroup() as tasks:
             running = [

@@ -157,7 +157,7 @@ async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy
         ):
             node.runs(kubelet, runtime)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments(), "--log-level", "warning",
+                sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments(),
                 stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             _, text = await asyncio.wait_for(process.communicate(), 60)
