@@ -1,7 +1,7 @@
 """Objects of one kind as the API server has them: all of them, then each as it changes, for ever.
 
-The library's `Watch` asks for no bookmarks, does not list again after 410, and raises any exception on a malformed
-line; its informer has threads of its own and typed objects (docs/adr/0023). Nothing is kept that the API server knows
+The library's `Watch` does not list again after 410 and raises any exception on a malformed line; its informer has a
+thread and typed objects (docs/adr/0026). Nothing is kept that the API server knows
 better but the view of a running watch. What an object is to its reader is the reader's: two that are read as equal are
 one.
 """

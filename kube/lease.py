@@ -5,7 +5,7 @@ clocks, so that clocks of machines need not agree. A holder that could not write
 before another may take over. Two that decide for a moment do no harm: what they write names the pod by its uid, and the
 agent has the last word about devices.
 
-The library's election is not used (docs/adr/0023): it goes by the wall clock, writes local time as UTC, waits for an
+The library's election is not used (docs/adr/0026): it goes by the wall clock, writes local time as UTC, waits for an
 answer for five minutes, and does not give the lease up.
 """
 

@@ -37,7 +37,7 @@ class Container:
     stays: bool = True
     """It runs beside the others: it is no init container, or one that is a sidecar."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables whose values stand in the pod; those that come from elsewhere are empty."""
+    """Of a draft: its variables; those whose values come from elsewhere are empty."""
 
     def resource(self, name: str) -> str | None:
         """Return how much it asks of a resource: its limit, else its request."""
@@ -57,6 +57,7 @@ class Pod:
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Of a draft."""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     ephemeral: tuple[str, ...] = ()
@@ -120,15 +121,18 @@ class Pod:
 def read_pod(item: object, resource: str = "") -> Pod | None:
     """Return the pod of an object that the API server has, None when it is none.
 
-    `resource` is what the units of its containers are counted of.
+    `resource` is what the units of its containers are counted of. Labels and variables are not kept.
     """
-    pod = read_draft(item, resource)
+    pod = _pod(item if isinstance(item, dict) else {}, resource, is_draft=False)
     return pod if pod.uid and pod.name and pod.namespace else None
 
 
 def read_draft(item: object, resource: str = "") -> Pod:
-    """Return a pod that is being made, which may have neither name nor uid yet."""
-    body = item if isinstance(item, dict) else {}
+    """Return a pod that is being made: whole, but it may have neither name nor uid yet."""
+    return _pod(item if isinstance(item, dict) else {}, resource, is_draft=True)
+
+
+def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
     metadata, spec, status = at(body, "metadata"), at(body, "spec"), at(body, "status")
     priority = spec.get("priority")
     states = [
@@ -141,9 +145,9 @@ def read_draft(item: object, resource: str = "") -> Pod:
         namespace=text(metadata, "namespace"),
         name=text(metadata, "name"),
         annotations=texts(metadata, "annotations"),
-        labels=texts(metadata, "labels"),
-        containers=_containers(spec, "containers", resource),
-        init_containers=_containers(spec, "initContainers", resource),
+        labels=texts(metadata, "labels") if is_draft else {},
+        containers=_containers(spec, "containers", resource, is_draft),
+        init_containers=_containers(spec, "initContainers", resource, is_draft),
         ephemeral=tuple(text(entry, "name") for entry in entries(spec, "ephemeralContainers")),
         node=text(spec, "nodeName"),
         scheduler=text(spec, "schedulerName"),
@@ -164,16 +168,16 @@ def read_draft(item: object, resource: str = "") -> Pod:
     )
 
 
-def _containers(spec: Object, key: str, resource: str) -> tuple[Container, ...]:
+def _containers(spec: Object, key: str, resource: str, is_draft: bool) -> tuple[Container, ...]:
     found = spec.get(key)
     return tuple(
-        _container(entry, (key, index), resource)
+        _container(entry, (key, index), resource, is_draft)
         for index, entry in enumerate(found if isinstance(found, list) else ())
         if isinstance(entry, dict)
     )
 
 
-def _container(entry: Object, place: tuple[str, int], resource: str) -> Container:
+def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: bool) -> Container:
     resources = at(entry, "resources")
     limits = texts(resources, "limits")
     digits = limits.get(resource, "")
@@ -184,5 +188,5 @@ def _container(entry: Object, place: tuple[str, int], resource: str) -> Containe
         requests=texts(resources, "requests"),
         units=int(digits) if _UNITS.fullmatch(digits) else 0,
         stays=place[0] == "containers" or entry.get("restartPolicy") == "Always",
-        environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")},
+        environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")} if is_draft else {},
     )
