@@ -32,7 +32,6 @@ REFUSED_S: Final = 5.0
 READ_S: Final = 30.0
 """For a plugin to answer."""
 _TOKEN: Final = "BearerToken"  # noqa: S105 - what the library calls it
-_FILES: Final = ("ssl_ca_cert", "cert_file", "key_file")
 _TEXT_MAX: Final = 200
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class Access:
         """`name` says in errors what `files` are; `read` fills a configuration and returns what refreshes it."""
         self._name, self._files, self._read = name, files, read
         self._lock = asyncio.Lock()
-        self._configuration: Configuration | None = None
+        self._configuration = Configuration()
         self._refresh: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._stamp: tuple[object, ...] = ()
         self._read_s = 0.0
@@ -63,22 +62,21 @@ class Access:
     @property
     def server(self) -> str:
         """Return the API server's address; before the first read what names it."""
-        return str(self._configuration.host) if self._configuration is not None else f"of {self._name}"
+        return str(self._configuration.host) if self._refresh is not None else f"of {self._name}"
 
     async def current(self) -> tuple[Configuration, tuple[object, ...]]:
-        """Return the configuration, and what changes when a connection has to be made anew. Raises AccessError."""
+        """Return the configuration, and what changes when a session has to be made anew. Raises AccessError."""
         async with self._lock:
             stamp = tuple(map(_stamp, self._files))
-            if self._configuration is None or stamp != self._stamp:
-                configuration = Configuration()
-                refresh = await self._reading(self._read(configuration))
-                self._check(configuration)
-                self._configuration, self._refresh, self._stamp = configuration, refresh, stamp
-            elif self._refresh is not None and time.monotonic() - self._read_s >= AGE_S:
-                await self._reading(self._refresh())
-                self._check(self._configuration)
-            files = [getattr(self._configuration, name) for name in _FILES]
-            return self._configuration, (id(self._configuration), *(_stamp(Path(file)) for file in files if file))
+            if self._refresh is None or stamp != self._stamp:
+                fresh = Configuration()
+                self._refresh = await self._reading(self._read(fresh), fresh)
+                self._configuration, self._stamp = fresh, stamp
+            elif time.monotonic() - self._read_s >= AGE_S:
+                await self._reading(self._refresh(), self._configuration)
+            known = self._configuration
+            files = [_stamp(Path(file)) for file in (known.ssl_ca_cert, known.cert_file, known.key_file) if file]
+            return known, (known.host, known.verify_ssl, known.tls_server_name, known.proxy, *files)
 
     def refused(self) -> bool:
         """Have everything read again: our token is not known. False: that was tried just now."""
@@ -88,7 +86,7 @@ class Access:
         self._refused_s, self._stamp = now_s, ()
         return True
 
-    async def _reading(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _reading(self, work: Coroutine[Any, Any, T], configuration: Configuration) -> T:
         try:
             done = await asyncio.wait_for(work, READ_S)
         except TimeoutError:
@@ -98,6 +96,7 @@ class Access:
         except Exception as error:  # noqa: BLE001 - the library trips in any way over a file that is no kubeconfig
             text = f"{self._name}: {_reason(error)} while it was read: write it as kubectl does"
             raise AccessError(text) from None
+        self._check(configuration)
         self._read_s = time.monotonic()
         return done
 

@@ -176,6 +176,7 @@ class Client:
             before, self._session = self._session, _Session(configuration, stamp, self._agent)
             if before is not None:
                 await before.retire()
+        self._session.api.configuration = configuration  # the token may be another one
         return self._session
 
     def _unavailable(self, error: Exception, timeout_s: float) -> ApiUnavailable:
@@ -226,18 +227,18 @@ class _Session:
             "middlewares": (_refuse_redirects,),
         }
         try:
-            self._api = ApiClient(configuration)
-            self._api.rest_client = _Rest(configuration)
+            self.api = ApiClient(configuration)
+            self.api.rest_client = _Rest(configuration)
         except (OSError, ValueError) as error:  # SSLError is an OSError
             reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
             raise AccessError(f"certificates for {configuration.host}: {reason}: put them right") from None
-        self._api.user_agent = agent
+        self.api.user_agent = agent
 
     @contextlib.asynccontextmanager
     async def used(self) -> AsyncIterator[ApiClient]:
         self._users += 1
         try:
-            yield self._api
+            yield self.api
         finally:
             self._users -= 1
             if self._retired and not self._users:
@@ -250,7 +251,7 @@ class _Session:
             await self.close()
 
     async def close(self) -> None:
-        await self._api.close()
+        await self.api.close()
 
 
 class _Rest(RESTClientObject):  # type: ignore[misc]

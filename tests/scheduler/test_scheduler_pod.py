@@ -42,7 +42,7 @@ def test_a_pod_with_one_share_is_read_whole() -> None:
                                                         "sharepod.io/class": "latency"})  # fmt: skip
     share = ShareAsk(300, mib=10240, share_class="latency", limit_milli=600)
     assert pod.ask == PodAsk(1500, 2048, (share,))
-    assert (pod.containers, pod.priority, pod.scheduler, pod.title) == (("main",), 7, "sharepod-scheduler", "team/p")
+    assert (pod.containers, pod.priority, pod.title) == (("main",), 7, "team/p")
     assert (pod.chosen, pod.refusal, pod.node, pod.ended, pod.deleting) == ((), "", "", False, False)
 
 

@@ -50,7 +50,7 @@ def test_a_server_that_refuses_to_review_says_nothing_about_the_token(code: int)
         server.registry.reviews = {"new.one": reviewed({NODE_KEY: ["n1"]})}
         async with Client(server.access(account), "sharepod-test") as client:
             identities = Identities(client, ApiUnavailable, time.monotonic)
-            server.refuse(code)
+            server.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
             with pytest.raises(Unanswered, match=rf"cannot be checked now \(API server https://127.0.0.1:\d+: {code}"):
                 await identities.node_of("new.one")
             assert await identities.node_of("new.one") == "n1"
