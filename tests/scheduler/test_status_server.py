@@ -70,6 +70,7 @@ def test_the_room_of_a_pod_that_is_gone_is_given_before_its_agent_has_released_t
         front.report("n1")
         await front.informer.take_usage(time.monotonic())
         assert front.schedule(pod_body("p2", 100)) == ""
+        await until(lambda: all(front.cluster.pod(f"uid-p{number}") for number in range(2)), "not seen")
         front.server.delete("p0")
         await until(lambda: front.cluster.pod("uid-p0") is None, "the pod is there")
         front.report("n1")  # the agent still has both
