@@ -69,9 +69,8 @@ def found_in(objects: list[Object], folders: tuple[Path, ...]) -> set[tuple[str,
     texts = [(path / "README.md").read_text() for path in folders if (path / "README.md").is_file()]
     made = {name for text in texts for name in re.findall(r"create secret (?:generic|tls) ([a-z-]+)", text)}
     applied = {(item["kind"], item["metadata"]["name"]) for item in objects}
-    return (
-        applied | {("Secret", name) for name in made} | {("ConfigMap", "kube-root-ca.crt")}
-    )  # Kubernetes makes that one
+    kubernetes = {("ConfigMap", "kube-root-ca.crt")}
+    return applied | {("Secret", name) for name in made} | kubernetes
 
 
 @pytest.mark.parametrize("name", sorted(TOGETHER))
@@ -91,6 +90,8 @@ def test_the_controller_does_not_wait_for_reports_that_nobody_sends() -> None:
     there = {name: data for name, data in maps.items() if name in read}
     addresses = [data["SHAREPOD_SCHEDULER_ADDRESS"] for data in there.values() if "SHAREPOD_SCHEDULER_ADDRESS" in data]
     assert len(addresses) == 1, f"{read} tell agents where they report: daemonset/gates has {sorted(there)}"
+    services = [item["metadata"]["name"] for item in OBJECTS if item["kind"] == "Service"]
+    assert addresses[0].partition(".")[0] in services
 
 
 def test_the_api_server_finds_it_where_it_answers() -> None:
