@@ -133,6 +133,7 @@ while True:
 """
 
 
+@pytest.mark.realtime
 def test_a_flood_of_rings_holds_nobody_up(arbiter: NativeArbiter, tmp_path: Path) -> None:
     device = arbiter.add_device(UUID)
     add_share(arbiter, tmp_path / "liar", device)
