@@ -421,7 +421,7 @@ def working_in(directory: Path) -> list[int]:
     return found
 
 
-@pytest.mark.realtime
+@pytest.mark.realtime  # alone: any demo that starts beside it would take its files away
 def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_files(host: Host) -> None:
     child = host.start("demo", "--simulate", "--seconds", "60")
     mine = f"sharepod-demo.{child.pid}.*"
