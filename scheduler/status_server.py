@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import ssl
 import time
+from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import orjson
 from aiohttp import web
 
 from sharepod.scheduler.explanation import explain, find
@@ -84,7 +84,7 @@ class StatusServer:
             return web.Response(status=503 if why else 404, text=(why or _unknown(cluster, namespace, name)) + "\n")
         cluster.settle(now_s)
         found = explain(cluster, pod, incomplete=why, turn=self._turn_of(pod, now_s))
-        return web.Response(body=orjson.dumps(found), content_type="application/json")
+        return web.json_response(asdict(found))
 
 
 def _unknown(cluster: Cluster, namespace: str, name: str) -> str:

@@ -42,7 +42,7 @@ def with_spec(item: Object, **more: Any) -> Object:
 
 
 def references(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of each ConfigMap, Secret, Service and ServiceAccount without which an object does nothing."""
+    """Yield kind and name of each ConfigMap, Secret, Service and ServiceAccount that an object needs."""
     if isinstance(value, list):
         for item in value:
             yield from references(item)
@@ -68,12 +68,9 @@ def found_in(objects: list[Object], folders: tuple[Path, ...]) -> set[tuple[str,
     """Return kind and name of what is installed: objects, and the Secrets that the pages' own commands make."""
     texts = [(path / "README.md").read_text() for path in folders if (path / "README.md").is_file()]
     made = {name for text in texts for name in re.findall(r"create secret (?:generic|tls) ([a-z-]+)", text)}
+    applied = {(item["kind"], item["metadata"]["name"]) for item in objects}
     kubernetes = {("ConfigMap", "kube-root-ca.crt")}
-    return (
-        {(item["kind"], item["metadata"]["name"]) for item in objects}
-        | {("Secret", name) for name in made}
-        | kubernetes
-    )
+    return applied | {("Secret", name) for name in made} | kubernetes
 
 
 @pytest.mark.parametrize("name", sorted(TOGETHER))
@@ -89,9 +86,12 @@ def test_the_controller_does_not_wait_for_reports_that_nobody_sends() -> None:
     [daemonset] = [item for item in render(DAEMONSET) if item["kind"] == "DaemonSet"]
     [agent] = [item for item in daemonset["spec"]["template"]["spec"]["containers"] if item["name"] == "agent"]
     read = {source["configMapRef"]["name"] for source in agent["envFrom"]}
-    there = {name: item["data"] for item in OBJECTS if (name := item["metadata"]["name"]) in read}
+    maps = {item["metadata"]["name"]: item["data"] for item in OBJECTS if item["kind"] == "ConfigMap"}
+    there = {name: data for name, data in maps.items() if name in read}
     addresses = [data["SHAREPOD_SCHEDULER_ADDRESS"] for data in there.values() if "SHAREPOD_SCHEDULER_ADDRESS" in data]
     assert len(addresses) == 1, f"{read} tell agents where they report: daemonset/gates has {sorted(there)}"
+    services = [item["metadata"]["name"] for item in OBJECTS if item["kind"] == "Service"]
+    assert addresses[0].partition(".")[0] in services
 
 
 def test_the_api_server_finds_it_where_it_answers() -> None:

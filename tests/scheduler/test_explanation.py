@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import pytest
 from cluster_world import World, pod_body, read
 
@@ -35,7 +34,7 @@ def explained(world: World, uid: str, cluster: Cluster | None = None, **more: An
 
 def shown(found: Explanation, width: int = 200) -> str:
     """Return what the command prints of it, by way of the wire."""
-    return "\n".join(lines(json.loads(orjson.dumps(found)), "http://here", width))
+    return "\n".join(lines(json.loads(json.dumps(asdict(found))), "http://here", width))
 
 
 def started(world: World, name: str, units: int, node: str, annotations: dict[str, str] | None = None) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-import orjson
 import pytest
 from gates_world import RULES, Replica, World, in_world, until
 from rounds_world import ask, nodes, task
@@ -45,7 +44,7 @@ def shown(line: Timeline, name: str, *, decides: bool = True, width: int = 300) 
     """Return what the command prints, by way of the wire."""
     pod = pod_named(line, name)
     found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
-    answer = orjson.dumps(explain(line.cluster, pod, turn=found))
+    answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
     return "\n".join(lines(json.loads(answer), "http://here", width))
 
 
@@ -238,7 +237,7 @@ def test_a_gang_of_which_more_came_than_it_takes_tells_those_so() -> None:
 @pytest.mark.parametrize("turned", [7, [], {"decides": True}, {"decides": True, "waits": True, "waited_s": "x"}])
 def test_what_is_no_turn_is_one_clear_error(turned: object) -> None:
     line = full()
-    found = json.loads(orjson.dumps(explain(line.cluster, pod_named(line, "light"))))
+    found = json.loads(json.dumps(asdict(explain(line.cluster, pod_named(line, "light")))))
     with pytest.raises(CliError, match="no SharePod scheduler of this version"):
         lines({**found, "turn": turned}, "http://here", 80)
 

@@ -19,7 +19,7 @@ def body(containers: list[dict[str, Any]], annotations: dict[str, str] | None = 
             "name": "p", "namespace": "team", "uid": "u1", "annotations": annotations or {},
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
-        "spec": {"containers": containers, "schedulerName": "sharepod-scheduler", "priority": 7, **spec},
+        "spec": {"containers": containers, "priority": 7, **spec},
         "status": {"phase": "Pending"},
     }  # fmt: skip
 
