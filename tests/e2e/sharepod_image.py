@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from build_kubernetes import cache_root, locked, say
+from build_tools import cache_root, locked, say
 from containerfile import Build, context_files
 from image import Image, debian_root, write_image
 from simulated_gpu import REPO_ROOT
@@ -40,7 +40,7 @@ def context_digest(context: Path, base: Path) -> str:
 def sharepod_image(context: Path = REPO_ROOT) -> Path:
     """Return the archive of the image, built first where it is missing. Raises ContainerfileError, BuildError."""
     base = debian_root(BASE, "apt")
-    folder = cache_root().with_name("images")
+    folder = cache_root() / "images"
     kept = folder / f"sharepod-{context_digest(context, base)}.tar"
     with locked(folder):
         if kept.exists():
