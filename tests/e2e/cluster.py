@@ -7,7 +7,6 @@ ours can do, to its first node where no other is named: to others, ask ``members
 """
 
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,7 +35,7 @@ class Cluster:
         self.shared = first.node.state / "shared"  # keys and images, which every node sees
         others = [Member(number, programs, [images, self.shared]) for number in range(2, nodes + 1)]
         self.members = [first, *others]
-        self.kubectl = Kubectl(self._run_kubectl)
+        self.kubectl = Kubectl(self._kubectl_command)
         self._nodes = ExitStack()
 
     def __enter__(self) -> Self:
@@ -116,18 +115,11 @@ class Cluster:
             return False
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    def _run_kubectl(
-        self, arguments: tuple[str, ...], stdin: bytes | None, timeout_seconds: float
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _kubectl_command(self) -> list[str]:
+        """Return how kubectl is called. Its files are the machine's, for manifests lie in the checkout."""
         state = self.node.state
-        ours = [f"--kubeconfig={state / 'admin.kubeconfig'}", f"--cache-dir={state / 'kubectl'}"]
-        # Its files are the machine's: manifests lie in the checkout.
-        return self.node.run(
-            [self.programs.kubernetes / "kubectl", *ours, *arguments],
-            namespaces=["--net"],
-            stdin=stdin,
-            timeout_seconds=timeout_seconds,
-        )
+        where = ["nsenter", f"--target={self.node.pid}", "--net", "--", str(self.programs.kubernetes / "kubectl")]
+        return [*where, f"--kubeconfig={state / 'admin.kubeconfig'}", f"--cache-dir={state / 'kubectl'}"]
 
     def _start(self) -> None:
         state, programs, first = self.node.state, self.programs, self.members[0]
