@@ -86,7 +86,7 @@ class Member:
 
     def wait_for_runtime(self) -> None:
         """Return once containerd answers."""
-        asks = [self._ctr_program, "version"]
+        asks = (self._ctr_program, "version")
         wait_until("containerd answers", lambda: self.runs("containerd") and self.node.run(asks).returncode == 0)
 
     def import_archive(self, archive: Path) -> None:

@@ -34,6 +34,7 @@ from sharepod.deviceplugin.cluster import from_kubeconfig
 if TYPE_CHECKING:
     from contract.there import Connected
 
+pytestmark = pytest.mark.releases
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
 
 __all__ = [

@@ -18,6 +18,7 @@ from node import Node, NodeError
 from node_init import WANTED_SETTINGS
 from programs import Programs, chosen
 
+pytestmark = pytest.mark.releases
 BUSYBOX = "docker.io/library/e2e-busybox:1"
 PACKAGES = ("busybox-static", "curl")  # busybox's own wget knows no TLS that an API server still speaks
 PLUGINS = "/var/lib/kubelet/device-plugins"

@@ -13,6 +13,7 @@ from observer import Looks
 from prometheus_client.parser import text_string_to_metric_families
 from sharepod_cluster import OURS, Pair, SharePod, container_of, gpu_pod, identity
 
+pytestmark = pytest.mark.releases
 STEADY_S = 4.0
 BACK_S = 1.0
 """How long a share may be off after what was killed is back."""
