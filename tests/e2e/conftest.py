@@ -33,8 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "two_node_cluster" in getattr(item, "fixturenames", ()))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """End before the first test when a release is asked for that is not tested."""
+    config.addinivalue_line("markers", "releases: shows what differs between releases of Kubernetes")
     try:
         chosen_programs.chosen()
     except BuildError as error:

@@ -49,6 +49,8 @@ def sharepod_image(context: Path = REPO_ROOT) -> Path:
     base = debian_root(BASE, "apt")
     folder = cache_root() / "images"
     kept = folder / f"sharepod-{context_digest(context, base)}.tar"
+    if kept.exists():
+        return kept  # without the lock: another checkout may build its own for minutes
     with locked(folder):
         if kept.exists():
             return kept

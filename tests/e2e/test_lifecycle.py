@@ -26,13 +26,21 @@ def assert_no_trace(cluster: Cluster, *ids: str) -> None:
     """Nothing of the shares is on the node."""
     stored = (cluster.node.root / "var/lib/sharepod/allocations.json").read_text()
     directories = {path.name for path in paths_below(cluster.node.root / "run/sharepod")}
-    assert not [share for share in ids if share in stored or share in directories]
+    assert not [share for share in ids if share in stored or share in directories or cdi_file(cluster, share).exists()]
+
+
+def cdi_file(cluster: Cluster, share: str) -> Path:
+    """Return the file that tells the container runtime what a share is in a container."""
+    return cluster.node.root / "run/cdi" / f"sharepod.io-share-{share}.json"
 
 
 def test_nothing_is_left_of_pods_that_are_gone(own_cluster: Cluster, sharepod: SharePod) -> None:
     with sharepod.pods(gpu_pod("one", 20), gpu_pod("two", 30)) as pods:
         ids = [share.id for share in sharepod.shares(*pods)]
         assert len(ids) == 2
+        for share in ids:
+            [device] = json.loads(cdi_file(own_cluster, share).read_text())["devices"]
+            assert device["name"] == share
     sharepod.wait_released(*ids)
     assert_no_trace(own_cluster, *ids)
 
