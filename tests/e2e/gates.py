@@ -63,8 +63,8 @@ class Gates:
         return self._kubectl.execute(pod, *command, namespace=OURS)
 
     def explained(self, pod: str) -> str:
-        """Return what the replica that decides says of a pod."""
-        return self.ask(self.leader(), "sharepod", "explain", f"pod/{pod}")
+        """Return what the replica that decides says of a pod, in one line."""
+        return " ".join(self.ask(self.leader(), "sharepod", "explain", f"pod/{pod}").split())
 
     def log(self, pod: str) -> list[Object]:
         """Return what a replica has logged since it was started."""

@@ -101,7 +101,7 @@ def test_what_fits_on_no_device_waits_with_a_reason_and_gets_the_first_that_is_f
 def test_why_a_pod_waits_is_told_device_by_device(two_nodes: SharePodNodes, gates: Gates, halves: list[Object]) -> None:
     with waiting(two_nodes, gates, idle("why", 60)):
         said = gates.explained("why")
-        assert "default/why: its shares fit on 0 of 2 nodes" in said
+        assert "its gate is kept: no room for 60 percent now; by devices alone its shares fit on 0 of 2 nodes" in said
         assert "2 nodes: no device with 60 percent left" in said
         for node in NODES:
             assert f"{node}: 0 40 % and " in said
