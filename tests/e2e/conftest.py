@@ -4,14 +4,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import programs as chosen_programs
 import pytest
-from build_tools import BuildError
+from build_tools import KUEUE, RUNTIME, BuildError, Module, build
 from cluster import Cluster
 from kubectl import Kubectl
 from leftovers import leftovers
 from node import why_not
-from programs import Programs
+from programs import Programs, chosen, versions
 from sharepod_cluster import SharePod, sharepod_on
 from sharepod_nodes import SharePodNodes, sharepod_nodes
 
@@ -37,19 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """End before the first test when a release is asked for that is not tested."""
     config.addinivalue_line("markers", "releases: shows what differs between releases of Kubernetes")
     try:
-        chosen_programs.chosen()
+        chosen()
     except BuildError as error:
         raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header() -> str:
     """Tell which versions run."""
-    return f"cluster: {OTHER_CLUSTER or chosen_programs.versions()}"
+    return f"cluster: {OTHER_CLUSTER or versions()}"
 
 
-@pytest.fixture(scope="session")
-def programs(pytestconfig: pytest.Config) -> Programs:
-    """Return the cluster's programs, or skip where no cluster can be. The build says how far it is.
+def built(pytestconfig: pytest.Config, *modules: Module) -> list[Path]:
+    """Return the folders of modules' programs, or skip where no cluster can be. The build says how far it is.
 
     What cannot be built ends the run: every other test would say the same.
     """
@@ -59,9 +57,21 @@ def programs(pytestconfig: pytest.Config) -> Programs:
         pytest.skip(reason)
     try:
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            return chosen_programs.programs()
+            return build(*modules)
     except BuildError as error:
         pytest.exit(str(error), returncode=1)
+
+
+@pytest.fixture(scope="session")
+def programs(pytestconfig: pytest.Config) -> Programs:
+    """Return the cluster's programs, of the release that was asked for."""
+    return Programs(*built(pytestconfig, chosen(), RUNTIME))
+
+
+@pytest.fixture(scope="session")
+def kueue_folder(pytestconfig: pytest.Config) -> Path:
+    """Return the folder of Kueue's manager and manifests."""
+    return built(pytestconfig, KUEUE)[0]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from build_tools import KUEUE, build
+from build_tools import KUEUE
 from cluster import Cluster
 from image import Image
 from kubectl import ClusterError
@@ -48,9 +48,8 @@ def make_image(cluster: Cluster, manager: Path) -> None:
 
 
 @contextmanager
-def kueue_on(cluster: Cluster) -> Iterator[None]:
-    """Install Kueue, and take it away again."""
-    [folder] = build(KUEUE)
+def kueue_on(cluster: Cluster, folder: Path) -> Iterator[None]:
+    """Install Kueue from the folder of its module, and take it away again."""
     kubectl = cluster.kubectl
     make_image(cluster, folder / "manager")
     shown = kubectl("kustomize", str(folder / KUEUE.copied / "default"))

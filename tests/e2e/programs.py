@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_tools import KUEUE, NEWEST, OLDEST, RUNTIME, BuildError, Module, build
+from build_tools import KUEUE, NEWEST, OLDEST, RUNTIME, BuildError, Module
 
 VARIABLE = "SHAREPOD_E2E_KUBERNETES"
 RELEASES = {module.name.partition("-")[2]: module for module in (NEWEST, OLDEST)}
@@ -34,11 +34,6 @@ def chosen() -> Module:
     if asked not in RELEASES:
         raise BuildError(f"KUBERNETES={asked} is not tested: give {' or '.join(RELEASES)}")
     return RELEASES[asked]
-
-
-def programs() -> Programs:
-    """Return the programs of the chosen Kubernetes, built first where they are missing. Raises BuildError."""
-    return Programs(*build(chosen(), RUNTIME))
 
 
 def versions() -> str:

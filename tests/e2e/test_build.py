@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 
 import build_tools
-import programs as chosen_programs
 import pytest
 from build_tools import ALL, RUNTIME, BuildError, Module, build, cache_folder
-from programs import RELEASES, VARIABLE, Programs
+from programs import RELEASES, VARIABLE, Programs, chosen
 
 
 def test_a_missing_package_is_one_line_with_the_remedy(
@@ -73,12 +72,12 @@ def test_the_two_newest_builds_of_a_module_are_kept(tmp_path: Path) -> None:
 
 def test_programs_that_are_built_are_there_at_once_and_tell_their_version(programs: Programs) -> None:
     began = time.monotonic()
-    assert chosen_programs.programs() == programs
+    assert Programs(*build(chosen(), RUNTIME)) == programs
     assert time.monotonic() - began < 10
-    for module in (chosen_programs.chosen(), RUNTIME):
+    for module in (chosen(), RUNTIME):
         assert {path.name for path in cache_folder(module).iterdir()} == {name for name, _ in module.programs}
     told = {
-        programs.kubernetes / "kubelet": chosen_programs.chosen().version,
+        programs.kubernetes / "kubelet": chosen().version,
         programs.runtime / "containerd": RUNTIME.version,
         programs.runtime / "runc": RUNTIME.pinned("github.com/opencontainers/runc").removeprefix("v"),
     }
@@ -89,10 +88,10 @@ def test_programs_that_are_built_are_there_at_once_and_tell_their_version(progra
 def test_a_release_that_is_not_tested_is_one_line_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1.35")
     with pytest.raises(BuildError, match=r"^KUBERNETES=1\.35 is not tested: give 1\.37 or 1\.34$"):
-        chosen_programs.chosen()
+        chosen()
     for release, module in RELEASES.items():
         monkeypatch.setenv(VARIABLE, release)
-        assert chosen_programs.chosen() is module
+        assert chosen() is module
         assert module.version.startswith(f"v{release}.")
 
 

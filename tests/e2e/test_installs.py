@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from kubectl import ClusterError, Kubectl, wait_until
+from leftovers import leftovers
 from pages import follow
 from programs import Programs
 from sharepod_cluster import OURS
@@ -40,9 +41,11 @@ RUNTIME_CLASS = {
 def bare(programs: Programs) -> Iterator[Kubectl]:
     """Start a cluster that has SharePod's image, and a RuntimeClass as NVIDIA's operator makes it."""
     with Cluster(programs) as cluster:
+        namespaces = cluster.node.namespaces()
         cluster.import_archive(sharepod_image())
         cluster.kubectl.apply_objects(RUNTIME_CLASS)
         yield cluster.kubectl
+    assert leftovers(cluster.node, namespaces) == []
 
 
 def test_each_way_to_install_is_shown_by_a_test() -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +25,11 @@ Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def api(two_nodes: SharePodNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+def api(two_nodes: SharePodNodes, kueue_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Install gates, Kueue, and the queues of the page by its own command."""
     assert APPLY in (FOLDER / "README.md").read_text(encoding="utf-8")
     kubectl, folder = two_nodes.kubectl, tmp_path_factory.mktemp("kueue")
-    with gates_on(two_nodes, folder), kueue_on(two_nodes.cluster):
+    with gates_on(two_nodes, folder), kueue_on(two_nodes.cluster, kueue_folder):
         wait_until("Kueue's webhooks answer", lambda: answers(kubectl), 60)
         follow(kubectl, folder, APPLY)
         try:

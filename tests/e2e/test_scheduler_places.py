@@ -153,7 +153,9 @@ def test_pods_of_one_word_are_on_one_device_and_wait_for_it(two_nodes: SharePodN
                 assert devices_of(two_nodes)[pod["metadata"]["uid"]] == [device]
             with waiting(two_nodes, gates, idle("fourth", 25, annotations=word)) as why:  # three other devices are free
                 assert why == "no room for 25 percent now"
-                assert "no device with 25 percent left that device affinity allows" in gates.explained("fourth")
+                said = gates.explained("fourth")
+                assert "no healthy device is offered that device affinity allows" in said
+                assert "no device with 25 percent left" in said
                 two_nodes.delete("second")
                 two_nodes.kubectl.wait_for("condition=Ready", "pod/fourth")
                 fourth = two_nodes.kubectl.get("pod", "fourth")
