@@ -30,11 +30,10 @@ class Settings:
     kubelet_directory: Path = Path("/var/lib/kubelet")
     cdi_directory: Path = Path("/var/run/cdi")
     resource: str = "sharepod.io/gpu"
-    binding: str = "auto"
+    runtime_cdi: str = "auto"
     injection: str = "preload-file"
     devices: str = "nvidia-runtime"
     offer: frozenset[str] = frozenset()
-    numa: str = "off"
     limit_percent: int = 100
     spare_percent: int = 0
     scheduler_name: str = "sharepod-scheduler"
@@ -61,14 +60,12 @@ _DOCS: Final = {
     "kubelet_directory": "Kubelet's own directory.",
     "cdi_directory": "Where CDI files of shares are written.",
     "resource": "Name of the resource, of which a pod asks for percents of a device.",
-    "binding": "When a device is picked: late, at the start of the container, through CDI (kubelet 1.29 or later); "
-    "early, when kubelet picks units; auto: late on nodes with kubelet 1.29 and containerd 2.0 or CRI-O, or later.",
+    "runtime_cdi": "Whether the container runtime has CDI on. auto: by its version, which is containerd 2.0 or CRI-O "
+    "1.23 or later; on: it has, as containerd 1.7 with enable_cdi. Without CDI the plugin does not start.",
     "injection": "How programs load the hook: preload-file mounts /etc/ld.so.preload, environment sets LD_PRELOAD.",
     "devices": "Who brings device files: nvidia-runtime through NVIDIA_VISIBLE_DEVICES, or cdi from NVIDIA's files.",
     "offer": "UUIDs of the devices that pods may have shares of, separated by commas; those of other nodes may be "
     "among them. Default: all.",
-    "numa": "on: units tell the memory node of their device, and kubelet's topology manager may pick others than those "
-    "that pack best, or refuse the pod. Without effect where devices are picked late.",
     "limit_percent": "The limit of pods that name none, in percent.",
     "spare_percent": "Units of each device that are offered beyond its 100, 0 to 400, so that another pod can come "
     "where one yields: kubelet counts the units of a pod for as long as it is there. Needs SharePod's scheduler; with "
@@ -81,10 +78,9 @@ _DOCS: Final = {
 }
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,79}")
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "binding": ("auto", "late", "early"),
+    "runtime_cdi": ("auto", "on"),
     "injection": ("preload-file", "environment"),
     "devices": ("nvidia-runtime", "cdi"),
-    "numa": ("off", "on"),
     "log_format": ("text", "json"),
     "log_level": ("debug", "info", "warning", "error"),
 }

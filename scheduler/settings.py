@@ -1,4 +1,4 @@
-"""The extender's settings, one frozen value: flag --listen = environment SHAREPOD_SCHEDULER_LISTEN."""
+"""The scheduler's settings, one frozen value: flag --listen = environment SHAREPOD_SCHEDULER_LISTEN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX: Final = "SHAREPOD_SCHEDULER_"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the extender runs."""
+    """How the scheduler runs."""
 
     listen: str = "127.0.0.1:9467"
     tls_certificate: str = ""
@@ -36,12 +36,9 @@ class Settings:
     metrics_tls_key: str = ""
     metrics_token_file: str = ""
     policy: str = DEFAULT
-    front: str = "extender"
-    yields: str = "off"
     lease: str = "sharepod/sharepod-gates-leader"
     queues: str = "sharepod/sharepod-gates-queues"
     topology: str = "topology.kubernetes.io/zone"
-    scheduler_name: str = "sharepod-scheduler"
     resource: str = "sharepod.io/gpu"
     kubeconfig: str = ""
     drain_seconds: int = 5
@@ -53,17 +50,12 @@ class Settings:
         """Return the labels of `topology`."""
         return tuple(filter(None, self.topology.split(",")))
 
-    @property
-    def keeps(self) -> bool:
-        """Tell whether this process decides about gates, or who yields."""
-        return self.front == "gates" or self.yields == "on"
-
 
 _DOCS: Final = {
-    "listen": "Where kube-scheduler asks: HOST:PORT. In the clear on loopback alone.",
+    "listen": "Where `sharepod explain` and `sharepod queue` ask: HOST:PORT. In the clear on loopback alone.",
     "tls_certificate": "PEM file with the certificate of that address; needed where it is not loopback.",
     "tls_key": "PEM file with the key of that certificate.",
-    "client_ca": "PEM file: kube-scheduler's certificate must be signed by one of these. Needed with tls_certificate.",
+    "client_ca": "PEM file: a client's certificate must be signed by one of these. Needed with tls_certificate.",
     "usage_listen": "Where agents report what is used: HOST:PORT; off: nobody reports, and no pod is placed.",
     "usage_certificate": "PEM file with the certificate of that address; needed where it is not loopback.",
     "usage_key": "PEM file with the key of that certificate.",
@@ -74,20 +66,12 @@ _DOCS: Final = {
     "metrics_tls_key": "PEM file with the key of that certificate.",
     "metrics_token_file": "File with the token that Prometheus has to show; needed where it is not loopback.",
     "policy": f"Which of the nodes with room is best: {', '.join(ROWS)}.",
-    "front": (
-        "How pods are held until they have a place. extender: kube-scheduler asks here. gates: their scheduling gates "
-        "are removed here (Kubernetes 1.30), which gangs and queues need. One of the two in a cluster."
-    ),
-    "yields": (
-        "on: shares of lower priority are paused, or evicted, where one of higher priority waits. Always so with gates."
-    ),
     "lease": "NAMESPACE/NAME of the Lease by which replicas agree on who decides about gates and who yields.",
     "queues": "NAMESPACE/NAME of the ConfigMap with the rules of queues, key queues.yaml. It need not be there.",
     "topology": (
         "Labels of nodes that name their rack, switch, zone and so on, the narrowest first, with commas: members of a "
         "gang go to as narrow a one as takes them."
     ),
-    "scheduler_name": "schedulerName of the pods whose devices are chosen here.",
     "resource": "Name of the resource, of which a pod asks for percents of a device.",
     "kubeconfig": "File with access to the API server. Default: the pod's service account.",
     "drain_seconds": "How long it goes on answering when it is told to end.",
@@ -98,8 +82,6 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "log_format": ("text", "json"),
     "log_level": ("debug", "info", "warning", "error"),
     "policy": tuple(ROWS),
-    "front": ("extender", "gates"),
-    "yields": ("on", "off"),
 }
 _ADDRESSES: Final = ("listen", "usage_listen", "metrics_listen")
 _FILES: Final = (
@@ -110,7 +92,6 @@ _SECONDS_MAX: Final = 60
 _OBJECT: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _LABEL: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _NAMES: Final = {
-    "scheduler_name": re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"),
     "resource": re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"),
     "lease": re.compile(_OBJECT),
     "queues": re.compile(_OBJECT),
@@ -122,7 +103,10 @@ _NAMES: Final = {
 
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Return the settings from flags and environment. Raises SettingsError."""
-    parser = ("sharepod-scheduler", "kube-scheduler's extender: places pods on devices by what they really do.")
+    parser = (
+        "sharepod-scheduler",
+        "gives pods with scheduling gates their devices, by what those really do.",
+    )
     values: dict[str, Any] = read_flags(parser, PREFIX, _DOCS, _read, arguments, environment)
     settings = Settings(**values)
     _check(settings)

@@ -143,7 +143,7 @@ class Timeline:
         name = f"{task.name}-{number}" if gang else task.name
         containers = ("main",) * len(task.ask.shares)
         pod = Pod(
-            uid, task.user, name, "", "", task.priority, f"{self._serial:012d}", ended=False, deleting=False,
+            uid, task.user, name, "", task.priority, f"{self._serial:012d}", ended=False, deleting=False,
             ask=task.ask, containers=containers, gang=gang, gated=True,
         )  # fmt: skip
         self._tasks[uid] = task.name
@@ -274,4 +274,4 @@ def _use(spec: NodeSpec) -> NodeUse:
         DeviceFacts(index, f"{spec.name}/{index}", spec.model, spec.device_mib * 2**20, True, "", True, -1, ())
         for index in range(spec.devices)
     ]
-    return NodeUse(NodeFacts(spec.name, "", True), tuple(map(DeviceUse, facts)))
+    return NodeUse(NodeFacts(spec.name, ""), tuple(map(DeviceUse, facts)))

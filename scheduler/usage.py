@@ -104,8 +104,6 @@ class NodeFacts:
 
     name: str
     version: str
-    late: bool | None
-    """Devices are picked when containers start; None: no device plugin has told the agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ NODE = {f"{PREFIX}NODE_NAME": "n1"}
 
 def test_a_flag_beats_the_environment() -> None:
     settings = parse_settings(
-        ["--binding", "late"], {**NODE, f"{PREFIX}BINDING": "early", f"{PREFIX}LIMIT_PERCENT": "60"}
+        ["--runtime-cdi", "on"], {**NODE, f"{PREFIX}RUNTIME_CDI": "auto", f"{PREFIX}LIMIT_PERCENT": "60"}
     )
-    assert (settings.node_name, settings.binding, settings.limit_percent) == ("n1", "late", 60)
+    assert (settings.node_name, settings.runtime_cdi, settings.limit_percent) == ("n1", "on", 60)
     assert settings.spare_percent == 0
     assert parse_settings([], {**NODE, f"{PREFIX}SPARE_PERCENT": "400"}).spare_percent == 400
 
@@ -25,7 +25,7 @@ def test_a_flag_beats_the_environment() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--binding", "lat"], NODE, r"--binding is 'lat': give auto, late, early"),
+        (["--runtime-cdi", "off"], NODE, r"--runtime-cdi is 'off': give auto, on"),
         (["--limit-percent", "101"], NODE, r"--limit-percent is '101': give a percentage from 1 to 100"),
         (["--spare-percent", "401"], NODE, r"--spare-percent is '401': give a percentage from 0 to 400"),
         (
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_told(arguments: list[str], environment: dict[str, str]
     ("arguments", "code", "text"),
     [
         (["--help"], 0, "--simulated-libraries"),
-        (["--bindin", "late"], 2, "sharepod-deviceplugin: unrecognized arguments: --bindin late: see"),
+        (["--runtime-cd", "on"], 2, "sharepod-deviceplugin: unrecognized arguments: --runtime-cd on: see"),
         (["--node-name", "n1", "--state-directory", "/proc/x"], 2, "state directory /proc/x: "),
     ],
 )

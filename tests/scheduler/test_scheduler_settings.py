@@ -1,4 +1,4 @@
-"""The extender's flags and variables: what is unprotected or misspelt is one clear line."""
+"""The scheduler's flags and variables: what is unprotected or misspelt is one clear line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def test_a_flag_beats_a_variable_and_what_is_not_given_is_the_default() -> None:
         (["--usage-certificate", "x"], "--usage-certificate is 'x': give an absolute path"),
         (["--drain-seconds", "61"], "--drain-seconds is '61': give a whole number from 0 to 60"),
         (["--resource", "gpu"], "--resource is 'gpu', no such name"),
-        (["--scheduler-name", "A B"], "--scheduler-name is 'A B', no such name"),
         (["--log-level", "loud"], "--log-level is 'loud': give debug"),
     ],
 )
