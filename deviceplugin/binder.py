@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 from sharepod.agent.share import ID_LENGTH, ID_LETTERS
 from sharepod.deviceplugin.agent import NoRoom, StaysPaused
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
-from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.cdi import name_of, nvidia_edits
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.injection import NO_DEVICE, VISIBLE, ContainerEdits, Place, edits_of
+from sharepod.kube.client import ApiUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.cdi import CdiDirectory
     from sharepod.deviceplugin.follow import Follower
     from sharepod.deviceplugin.placement import Placement
-    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.podresources import Holder
     from sharepod.deviceplugin.record import Claim, Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer, Kubelet
     from sharepod.deviceplugin.terms import PodTerms
     from sharepod.deviceplugin.unit import UnitId
+    from sharepod.kube.pod import Pod
 
 log = logging.getLogger("sharepod.deviceplugin")
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from sharepod.deviceplugin.agent import Agent
     from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
-    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer
+    from sharepod.kube.pod import Pod
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -124,7 +124,7 @@ class Follower:
         """Return the terms of a container. Raises PluginError."""
         try:
             terms = read_terms(
-                pod.annotations, container, units, limit_percent=self._limit_percent, containers=pod.containers
+                pod.annotations, container, units, limit_percent=self._limit_percent, containers=pod.names
             )
         except TermsError as error:
             raise PluginError(str(error), retriable=False) from None

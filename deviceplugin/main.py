@@ -21,10 +21,8 @@ from sharepod.agent.errors import SettingsError
 from sharepod.agent.flags import EXIT_USAGE
 from sharepod.agent.share import DeviceUuid
 from sharepod.deviceplugin.agent import Agent, NodeView
-from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory
-from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
@@ -45,6 +43,8 @@ from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.sweep import Sweeper
 from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
+from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
+from sharepod.kube.client import ApiUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -153,7 +153,7 @@ def _prepare(settings: Settings) -> None:
         ) from None
 
 
-def _cluster(settings: Settings) -> Cluster:
+def _access(settings: Settings) -> Access:
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
@@ -186,10 +186,10 @@ async def _node(agent: Agent) -> NodeView:
 
 
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
-    cluster = _cluster(settings)
+    access = _access(settings)
     async with contextlib.AsyncExitStack() as stack:
         agent = await stack.enter_async_context(Agent(settings.agent_socket))
-        pods = await stack.enter_async_context(Pods(cluster, settings.node_name, resource=settings.resource))
+        pods = await stack.enter_async_context(Pods(access, settings.node_name, resource=settings.resource))
         kubelet = await stack.enter_async_context(
             PodResources(settings.pod_resources_socket, resource=settings.resource)
         )
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.set_up(settings.log_format, settings.log_level)
         _prepare(settings)
         asyncio.run(_serve(settings))
-    except (SettingsError, ClusterError, PluginError) as error:
+    except (SettingsError, AccessError, PluginError) as error:
         sys.stderr.write(f"sharepod-deviceplugin: {error}\n")
         return EXIT_USAGE if isinstance(error, SettingsError) else _EXIT_FAILURE
     return 0

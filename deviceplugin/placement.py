@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.allocation import Allocation
     from sharepod.deviceplugin.follow import Follower
     from sharepod.deviceplugin.offer import Offer
-    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.record import Record
     from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.kube.pod import Pod
 
 
 class Placement:

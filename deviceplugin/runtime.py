@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from sharepod.kube.objects import at, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sharepod.kube.objects import Object
 
 KUBELET_SINCE: Final = (1, 31)
 """The oldest release that is served."""
@@ -47,13 +51,12 @@ class Runtime:
         )
 
 
-def read_runtime(node: Mapping[str, Any]) -> Runtime | None:
+def read_runtime(node: Object) -> Runtime | None:
     """Return what a Node object tells, None when it tells nothing."""
-    status = node.get("status")
-    info = status.get("nodeInfo") if isinstance(status, dict) else None
+    info = at(node, "status").get("nodeInfo")
     if not isinstance(info, dict):
         return None
-    return Runtime(str(info.get("kubeletVersion", "")), str(info.get("containerRuntimeVersion", "")))
+    return Runtime(text(info, "kubeletVersion"), text(info, "containerRuntimeVersion"))
 
 
 def _release(major: str, minor: str) -> tuple[int, int]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.podresources import Listing
+    from sharepod.kube.pod import Pod
 
 
 class ApiServer(Protocol):

@@ -13,9 +13,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.allocation import Binding
-from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.follow import FINISHED
+from sharepod.kube.client import ApiUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

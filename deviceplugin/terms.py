@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.share import DEVICES_MAX, ShareClass
+from sharepod.kube.quantity import exact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -43,12 +44,6 @@ GANG_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PERCENT: Final = re.compile(r"[1-9][0-9]?|100")
 _COUNT: Final = re.compile(r"[1-9][0-9]?")
 _UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,79}")
-_QUANTITY: Final = re.compile(
-    r"(?P<sign>[+-]?)(?P<whole>[0-9]{0,20})(?:\.(?P<part>[0-9]{0,20}))?"
-    r"(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
-)
-_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
-_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 class TermsError(Exception):
@@ -244,23 +239,12 @@ def _memory(text: str, devices: int) -> int:
 
 def quantity_bytes(text: str) -> int:
     """Return a Kubernetes quantity in bytes, exactly. Raises TermsError on any other text and on parts of a byte."""
-    match = _QUANTITY.fullmatch(text)
-    whole, part = (match["whole"], match["part"] or "") if match else ("", "")
-    if match is None or not whole + part:
+    number = exact(text)
+    if number is None:
         raise TermsError(f"{PREFIX}memory is {shown(text)}, no quantity: give a size such as 10Gi or 1.5Gi")
-    suffix = match["suffix"] or ""
-    number = int(whole + part) << _BINARY.get(suffix, 0)
-    exponent = int(suffix[1:]) if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei" else 0
-    exponent += _DECIMAL.get(suffix, 0) - len(part)
-    number, rest = divmod(number * _power(exponent), _power(-exponent))
-    if rest:
+    if number.denominator != 1:
         raise TermsError(f"{PREFIX}memory is {shown(text)}, no whole number of bytes: give a size such as 10Gi")
-    return -number if match["sign"] == "-" else number
-
-
-def _power(exponent: int) -> int:
-    """Return ten to the power, 1 for a negative one."""
-    return int(10 ** max(exponent, 0))
+    return number.numerator
 
 
 def _chosen(text: str, devices: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.deviceplugin.agent import HeldShare
-    from sharepod.deviceplugin.pod import Pod
+    from sharepod.kube.pod import Pod
 
 ATTACH_S: Final = 60.0
 """So long after the start of a container its programs may take to their first CUDA call."""

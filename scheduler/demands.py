@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.pod import Object, at, entries
+from sharepod.kube.objects import Object, at, entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

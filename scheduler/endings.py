@@ -9,14 +9,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.api import ApiUnavailable
-from sharepod.deviceplugin.pod import Object, at, entries
 from sharepod.deviceplugin.terms import shown
+from sharepod.kube.client import ApiUnavailable
+from sharepod.kube.objects import Object, at, entries
 from sharepod.scheduler.restarts import FAILED, GONE, SUCCEEDED
 
 if TYPE_CHECKING:
-    from sharepod.deviceplugin.api import Api
-    from sharepod.scheduler.lease import Lease
+    from sharepod.kube.client import Client
+    from sharepod.kube.lease import Lease
     from sharepod.scheduler.pod import Pod
     from sharepod.scheduler.restarts import Restarts
 
@@ -32,8 +32,8 @@ ASKED_MAX: Final = 16
 class Endings:
     """What one replica asks."""
 
-    def __init__(self, api: Api, restarts: Restarts, lease: Lease) -> None:
-        self._api, self._restarts, self._lease = api, restarts, lease
+    def __init__(self, client: Client, restarts: Restarts, lease: Lease) -> None:
+        self._client, self._restarts, self._lease = client, restarts, lease
 
     async def ask_for_ever(self) -> None:
         """Ask about whoever is lost, again and again."""
@@ -49,7 +49,7 @@ class Endings:
         """Tell whether there was an answer."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         try:
-            answer = await self._api.call("GET", path, timeout_s=CALL_S)
+            answer = await self._client.call("GET", path, timeout_s=CALL_S)
         except ApiUnavailable as error:
             log.warning("not told how a pod ended", extra={"pod": pod.title, "pod_uid": pod.uid, "cause": str(error)})
             return False

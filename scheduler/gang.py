@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.terms import GANG_NAME, PREFIX, shown
-from sharepod.scheduler import quantity
+from sharepod.scheduler.duration import seconds
 from sharepod.scheduler.errors import PlacementError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read_gang(annotations: Mapping[str, str]) -> Gang | None:
     least = _number(given, LEAST, SIZE_MAX) if LEAST in given else size
     if least > size:
         raise PlacementError(f"{LEAST} is {least}, {SIZE} is {size}: the least is at most the size")
-    timeout = quantity.seconds(given[TIMEOUT]) if TIMEOUT in given else TIMEOUT_S
+    timeout = seconds(given[TIMEOUT]) if TIMEOUT in given else TIMEOUT_S
     if timeout is None:
         raise PlacementError(f"{TIMEOUT} is {shown(given[TIMEOUT])}: give a time such as 90s, 10m or 2h")
     restart = given.get(RESTART, RESTARTS[0])

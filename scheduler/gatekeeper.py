@@ -11,9 +11,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.events import Subject
-from sharepod.deviceplugin.pod import at
-from sharepod.deviceplugin.watch import Pace, Source, Watch
+from sharepod.kube.events import Subject
+from sharepod.kube.informer import Informer, Pace, Source
+from sharepod.kube.objects import at
 from sharepod.scheduler.ask import CLASSES, DEVICE_MILLI
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.fairness import overfull
@@ -25,9 +25,9 @@ from sharepod.scheduler.round import PLACED, decide
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sharepod.deviceplugin.api import Api
+    from sharepod.kube.client import Client
+    from sharepod.kube.lease import Lease
     from sharepod.scheduler.cluster import Cluster
-    from sharepod.scheduler.lease import Lease
     from sharepod.scheduler.order_writer import OrderWriter
     from sharepod.scheduler.pod import Pod
 
@@ -84,12 +84,12 @@ class Gatekeeper:
         writer.refused, writer.released, writer.tally = self._refused, self._released, self.memory.tally
         writer.leads = lease.is_held
 
-    async def follow_rules(self, api: Api, server: str, where: str) -> None:
+    async def follow_rules(self, client: Client, where: str) -> None:
         """Take the rules of queues from the ConfigMap NAMESPACE/NAME as they change, for ever."""
         namespace, _, name = where.partition("/")
         path, only = f"/api/v1/namespaces/{namespace}/configmaps", {"fieldSelector": f"metadata.name={name}"}
         source: Source[tuple[str, str, str]] = Source(path, only, _rules, lambda _: name)
-        async with contextlib.aclosing(Watch(api, server, source, Pace(last_s=5.0), log).changes()) as changes:
+        async with contextlib.aclosing(Informer(client, source, Pace(last_s=5.0), log).changes()) as changes:
             async for kind, (_, uid, text) in changes:
                 self._rules = Subject(namespace, name, uid, "ConfigMap")
                 self.set_rules({KEY: text} if kind == "set" else {})

@@ -11,9 +11,10 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.pod import Object, at, entries
 from sharepod.deviceplugin.terms import shown
 from sharepod.deviceplugin.unit import RESOURCE
+from sharepod.kube.objects import Object, at, entries
+from sharepod.kube.pod import read_draft
 from sharepod.scheduler import trace
 from sharepod.scheduler.ask import NODE_DEVICES_MAX, NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError, TraceError
@@ -24,6 +25,8 @@ from sharepod.scheduler.trace import NamedPod
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from sharepod.kube.pod import Pod
 
 WHOLE: Final = "nvidia.com/gpu"
 MODEL: Final = "nvidia.com/gpu.product"
@@ -119,29 +122,23 @@ def _pod(path: Path, item: Object) -> NamedPod | str | None:
     if pod.refusal:
         return f"{_word(pod.title)}: {pod.refusal}"
     try:
-        return NamedPod(pod.title, _with_whole(pod.ask, at(item, "spec")))
+        return NamedPod(pod.title, _with_whole(pod.ask, read_draft(item, WHOLE)))
     except PlacementError as error:
         return f"{_word(pod.title)}: {error}"
 
 
-def _with_whole(ask: PodAsk, spec: Object) -> PodAsk:
+def _with_whole(ask: PodAsk, pod: Pod) -> PodAsk:
     """Return what a pod asks for with its whole devices. Raises PlacementError.
 
     Init containers that end before the others begin have theirs before: they count where they need more.
     """
-    init = entries(spec, "initContainers")
-    staying = [entry for entry in init if entry.get("restartPolicy") == "Always"]
-    wanted = [count for entry in entries(spec, "containers") + staying if (count := _whole(entry))]
-    passing = max((_whole(entry) for entry in init if entry not in staying), default=0)
+    wanted = [count for _, count in pod.units]
+    passing = max((count for _, count in pod.init_units), default=0)
     counts = [passing] if passing > sum(wanted) else wanted
     # The label of a node's model has a dash where the driver, and who asks for it, has a space.
     models = frozenset(name.replace(" ", "-") for name in ask.models)
     shares = ask.shares + tuple(ShareAsk(1000, count) for count in counts)
     return replace(ask, shares=shares, models=models)
-
-
-def _whole(entry: Object) -> int:
-    return _count(at(at(entry, "resources"), "limits").get(WHOLE))
 
 
 def _count(value: object) -> int:

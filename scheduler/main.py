@@ -21,18 +21,18 @@ from sharepod.agent import logs, metrics_server
 from sharepod.agent.credentials import Credentials
 from sharepod.agent.errors import AgentUnavailable, SettingsError
 from sharepod.agent.flags import EXIT_USAGE
-from sharepod.deviceplugin.api import Api, ApiUnavailable
-from sharepod.deviceplugin.cluster import ClusterError, from_kubeconfig, in_cluster
-from sharepod.deviceplugin.event_writer import EventWriter
 from sharepod.deviceplugin.loop import for_ever
+from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
+from sharepod.kube.client import ApiUnavailable, Client
+from sharepod.kube.event_writer import EventWriter
+from sharepod.kube.lease import Lease
 from sharepod.scheduler import gate_metrics, process, usage_server
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.endings import Endings
 from sharepod.scheduler.gate_summary import summarise_gates
 from sharepod.scheduler.gatekeeper import Gatekeeper
-from sharepod.scheduler.informer import Informer
-from sharepod.scheduler.lease import Lease
 from sharepod.scheduler.metrics import text
+from sharepod.scheduler.observer import Observer
 from sharepod.scheduler.order_writer import OrderWriter
 from sharepod.scheduler.policy import Numbers, Outline, Policy
 from sharepod.scheduler.queue_view import view
@@ -47,7 +47,6 @@ from sharepod.scheduler.usage_identity import Identities
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sharepod.deviceplugin import cluster as access
     from sharepod.scheduler.mix import Mix
 
 log = logging.getLogger("sharepod.scheduler")
@@ -73,7 +72,7 @@ async def renew_for_ever(cluster: Cluster, name: str) -> None:
         await asyncio.sleep(RENEW_S)
 
 
-def _cluster(settings: Settings) -> access.Cluster:
+def _access(settings: Settings) -> Access:
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
@@ -96,7 +95,7 @@ def _serve_metrics(settings: Settings, look: Callable[[], str], stack: contextli
 
 
 async def _listen_to_agents(
-    settings: Settings, book: UsageBook, api: Api, stack: contextlib.AsyncExitStack
+    settings: Settings, book: UsageBook, client: Client, stack: contextlib.AsyncExitStack
 ) -> usage_server.Tally:
     """Take what agents report into the book; return what is counted. Raises SettingsError."""
     if settings.usage_listen == "off":
@@ -105,7 +104,7 @@ async def _listen_to_agents(
     if settings.usage_certificate:
         certificate = Certificate(settings.usage_certificate, settings.usage_key)
         node_of = Identities(
-            api, ApiUnavailable, time.monotonic, user=settings.usage_account, audience=settings.usage_audience
+            client, ApiUnavailable, time.monotonic, user=settings.usage_account, audience=settings.usage_audience
         ).node_of
     server = usage_server.UsageServer(book, node_of)
     port = await server.start(settings.usage_listen, certificate)
@@ -116,8 +115,7 @@ async def _listen_to_agents(
 
 def _gatekeeper(
     settings: Settings,
-    api: Api,
-    server: access.Cluster,
+    client: Client,
     cluster: Cluster,
     events: EventWriter,
     not_ready: Callable[[], str],
@@ -126,36 +124,36 @@ def _gatekeeper(
     """Return what decides who is released and who yields, and the lease by which replicas agree on who does so."""
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
-    lease = Lease(api, server.server, namespace=namespace, name=name, holder=holder)
-    writer = OrderWriter(api, server.server, cluster, events)
+    lease = Lease(client, namespace=namespace, name=name, holder=holder)
+    writer = OrderWriter(client, cluster, events)
     stack.push_async_callback(writer.stop)
     stack.push_async_callback(lease.give_up)
     return Gatekeeper(cluster, writer, lease, not_ready), lease
 
 
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
-    server = _cluster(settings)
+    access = _access(settings)
     credentials = Credentials(
         settings.tls_certificate, settings.tls_key, client_ca=settings.client_ca, what="status", reader="scheduler"
     )
     async with contextlib.AsyncExitStack() as stack:
-        api = await stack.enter_async_context(Api(server, agent=COMPONENT))
+        client = await stack.enter_async_context(Client(access, COMPONENT))
         host = os.environ.get("HOSTNAME", COMPONENT)
-        events = await stack.enter_async_context(EventWriter(api, server.server, host, 0.5, COMPONENT))
+        events = await stack.enter_async_context(EventWriter(client, host, COMPONENT))
         cluster, book = Cluster(settings.policy), UsageBook()
-        informer = Informer(api, server.server, cluster, book, resource=settings.resource, domains=settings.domains)
+        observer = Observer(client, cluster, book, resource=settings.resource, domains=settings.domains)
 
         def not_ready() -> str:
-            return informer.not_ready(time.monotonic())
+            return observer.not_ready(time.monotonic())
 
-        keeper, lease = _gatekeeper(settings, api, server, cluster, events, not_ready, stack)
+        keeper, lease = _gatekeeper(settings, client, cluster, events, not_ready, stack)
         memory = keeper.memory
         status = StatusServer(
             cluster, not_ready=not_ready,
             queue=lambda now_s: view(memory, keeper.queues, lease, now_s, refusal=keeper.refusal),
             turn=lambda pod, now_s: turn_of(cluster, memory, keeper.queues, pod, now_s, decides=lease.is_held()),
         )  # fmt: skip
-        agents = await _listen_to_agents(settings, book, api, stack)
+        agents = await _listen_to_agents(settings, book, client, stack)
         names = gate_metrics.QueueNames()
 
         def look() -> str:
@@ -178,14 +176,14 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             running = [
                 tasks.create_task(for_ever(work))
                 for work in (
-                    informer.follow_pods(),
-                    informer.follow_nodes(),
-                    informer.follow_usage(),
+                    observer.follow_pods(),
+                    observer.follow_nodes(),
+                    observer.follow_usage(),
                     renew_for_ever(cluster, settings.policy),
                     lease.keep_for_ever(),
                     keeper.decide_for_ever(),
-                    keeper.follow_rules(api, server.server, settings.queues),
-                    Endings(api, memory.restarts, lease).ask_for_ever(),
+                    keeper.follow_rules(client, settings.queues),
+                    Endings(client, memory.restarts, lease).ask_for_ever(),
                 )
             ]
             await stopping.wait()
@@ -210,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.set_up(settings.log_format, settings.log_level)
         process.prepare()
         asyncio.run(_serve(settings))
-    except (SettingsError, ClusterError, AgentUnavailable) as error:
+    except (SettingsError, AccessError, AgentUnavailable) as error:
         sys.stderr.write(f"sharepod-scheduler: {error}\n")
         return EXIT_USAGE
     except OSError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sharepod.deviceplugin.pod import at
 from sharepod.deviceplugin.unit import RESOURCE
-from sharepod.scheduler import quantity
+from sharepod.kube import quantity
+from sharepod.kube.objects import at
 from sharepod.scheduler.demands import NO_TRAITS, Demands, Traits, read_traits
 
 HOSTNAME: Final = "kubernetes.io/hostname"

@@ -13,9 +13,9 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
-from sharepod.deviceplugin.events import Subject
 from sharepod.deviceplugin.terms import YIELD
+from sharepod.kube.client import MERGE, Answer, ApiUnavailable
+from sharepod.kube.events import Subject
 from sharepod.scheduler.cluster import ASSUMED_S
 from sharepod.scheduler.gate_metrics import GateTally
 from sharepod.scheduler.orders import Evict, Order, Release, Tell, Yield
@@ -24,7 +24,8 @@ from sharepod.scheduler.pod import GATE, NODE, device_annotations
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from sharepod.deviceplugin.event_writer import EventWriter
+    from sharepod.kube.client import Client
+    from sharepod.kube.event_writer import EventWriter
     from sharepod.scheduler.cluster import Assumed, Cluster
     from sharepod.scheduler.pod import Pod
 
@@ -32,7 +33,6 @@ log = logging.getLogger("sharepod.scheduler.orders")
 
 CALL_S: Final = 5.0
 TRY_S: Final = ASSUMED_S - CALL_S
-_MERGE: Final = "application/merge-patch+json"
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _BUDGET: Final = "disruption budget"
 """In the refusal of an eviction: other 429 say that the API server is busy."""
@@ -48,8 +48,8 @@ _NEWS_MAX: Final = 128
 class OrderWriter:
     """The writer of one controller."""
 
-    def __init__(self, api: Api, server: str, cluster: Cluster, events: EventWriter) -> None:
-        self._api, self._server, self._cluster, self._events = api, server, cluster, events
+    def __init__(self, client: Client, cluster: Cluster, events: EventWriter) -> None:
+        self._client, self._cluster, self._events = client, cluster, events
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused: Callable[[Pod], None] = lambda _: None
         """Called for a pod that a disruption budget keeps from being evicted."""
@@ -58,8 +58,6 @@ class OrderWriter:
         self.leads: Callable[[], bool] = lambda: True
         """Tells whether this replica still decides: nothing is tried again when it does not."""
         self.tally = GateTally()
-        self._eviction = "policy/v1"
-        """The version of evictions that this API server knows."""
 
     def write(self, orders: Iterable[Order]) -> None:
         """Begin to write orders, those first that make room."""
@@ -106,7 +104,7 @@ class OrderWriter:
             cause, result = str(error), _FAILED.get(error.status, "busy")
         else:
             result = "budget" if answer is None else _result(answer)
-            cause = "" if answer is None or answer.status in _DONE else said(self._server, answer.status, answer.body)
+            cause = "" if answer is None or answer.status in _DONE else str(self._client.refusal(answer))
         self.tally.orders[kind, result] += 1
         if result == "written":
             done()
@@ -152,35 +150,29 @@ class OrderWriter:
 
     async def _yield(self, order: Yield) -> Answer:
         body: dict[str, object] = {"metadata": {"uid": order.pod.uid, "annotations": {YIELD: order.how or None}}}
-        return await self._patch(order.pod, body, _MERGE)
+        return await self._patch(order.pod, body, MERGE)
 
     async def _patch(self, pod: Pod, body: dict[str, object], media: str) -> Answer:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-        return await self._again(lambda: self._api.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
+        return await self._again(lambda: self._client.call("PATCH", path, body=body, media=media, timeout_s=CALL_S))
 
     async def _evict(self, order: Evict) -> Answer | None:
         pod = order.pod
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
-        for version in (self._eviction, "policy/v1beta1"):
-            body: dict[str, object] = {
-                "apiVersion": version,
-                "kind": "Eviction",
-                "metadata": {"name": pod.name, "namespace": pod.namespace},
-                "deleteOptions": {"preconditions": {"uid": pod.uid}},
-            }
-            try:
-                answer = await self._again(lambda body=body: self._api.call("POST", path, body=body, timeout_s=CALL_S))  # type: ignore[misc]
-            except ApiUnavailable as error:
-                if error.status == 429 and _BUDGET in str(error):
-                    self.refused(pod)
-                    self.tell(pod, "NotEvicted", f"a disruption budget keeps it: {order.why}", warning=True)
-                    return None
-                if error.status == 400 and version == "policy/v1":
-                    continue  # before Kubernetes 1.22
+        body: dict[str, object] = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            return await self._again(lambda: self._client.call("POST", path, body=body, timeout_s=CALL_S))
+        except ApiUnavailable as error:
+            if error.status != 429 or _BUDGET not in str(error):
                 raise
-            self._eviction = version
-            return answer
-        return None
+            self.refused(pod)
+            self.tell(pod, "NotEvicted", f"a disruption budget keeps it: {order.why}", warning=True)
+            return None
 
     async def _again(self, call: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
         """Return the answer to a request, tried again while the API server is away. Raises ApiUnavailable."""

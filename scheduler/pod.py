@@ -11,19 +11,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.pod import Object, at, entries
 from sharepod.deviceplugin.terms import PREFIX, YIELD, TermsError, read_terms, shown
 from sharepod.deviceplugin.unit import RESOURCE
-from sharepod.scheduler import quantity
+from sharepod.kube import pod as pods
+from sharepod.kube import quantity
+from sharepod.kube.objects import at
 from sharepod.scheduler.ask import DEVICE_MILLI, SHARES_MAX, PodAsk, ShareAsk
 from sharepod.scheduler.demands import ANY_NODE, Demands, read_demands
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.gang import Gang, read_gang
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.kube.pod import Container
 
 MODEL: Final = PREFIX + "model"
 AFFINITY: Final = PREFIX + "device-affinity"
@@ -33,7 +35,6 @@ GATE: Final = PREFIX + "gate"
 """Name of the scheduling gate."""
 MIB: Final = 2**20
 _DEVICE_KEY: Final = re.compile(re.escape(PREFIX) + r"(.+[.])?device")
-_FINISHED: Final = ("Succeeded", "Failed")
 _GROUP: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MODELS_TEXT_MAX: Final = 1024
 
@@ -116,35 +117,30 @@ class Pod:
 
 def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
     """Return the pod of an object from the API server; None when it is none."""
-    if not isinstance(item, dict):
+    found = pods.read_pod(item, resource)
+    if found is None or not isinstance(item, dict):
         return None
-    metadata, spec, status = at(item, "metadata"), at(item, "spec"), at(item, "status")
-    uid, namespace, name = (metadata.get(key) for key in ("uid", "namespace", "name"))
-    if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str) and uid and name):
-        return None
-    priority, created = spec.get("priority"), metadata.get("creationTimestamp")
     pod = Pod(
-        uid=uid,
-        namespace=namespace,
-        name=name,
-        node=str(spec.get("nodeName") or ""),
-        priority=priority if isinstance(priority, int) else 0,
-        created=created if isinstance(created, str) else "",
-        ended=status.get("phase") in _FINISHED,
-        deleting=bool(metadata.get("deletionTimestamp")),
-        ask=PodAsk(_effective(spec, "cpu"), _effective(spec, "memory")),
-        withheld=any(gate.get("name") != GATE for gate in entries(spec, "schedulingGates")),
-        gated=any(gate.get("name") == GATE for gate in entries(spec, "schedulingGates")),
-        demands=read_demands(spec),
-        preempts=spec.get("preemptionPolicy") != "Never",
-        running=status.get("phase") == "Running",
-        started=str(status.get("startTime") or ""),
+        uid=found.uid,
+        namespace=found.namespace,
+        name=found.name,
+        node=found.node,
+        priority=found.priority,
+        created=found.created,
+        ended=found.phase in pods.FINISHED,
+        deleting=found.deleting,
+        ask=PodAsk(_effective(found, "cpu", quantity.milli), _effective(found, "memory", quantity.mib)),
+        withheld=any(gate != GATE for gate in found.gates),
+        gated=GATE in found.gates,
+        demands=read_demands(at(item, "spec")),
+        preempts=found.preempts,
+        running=found.phase == "Running",
+        started=found.started,
     )
-    if not any(_units(entry, resource) for kind in ("containers", "initContainers") for entry in entries(spec, kind)):
+    if not any(one.units for one in found.all_containers):
         return pod
-    annotations = {str(key): str(value) for key, value in at(metadata, "annotations").items()}
     try:
-        return _with_shares(pod, spec, annotations, resource)
+        return _with_shares(pod, found)
     except (TermsError, PlacementError) as error:
         return replace(pod, refusal=str(error))
 
@@ -156,30 +152,27 @@ def _unix_s(text: str) -> float:
         return 0.0
 
 
-def _with_shares(pod: Pod, spec: Object, annotations: Mapping[str, str], resource: str) -> Pod:
+def _with_shares(pod: Pod, found: pods.Pod) -> Pod:
     """Raises TermsError, PlacementError."""
-    names = [str(entry.get("name")) for kind in ("containers", "initContainers") for entry in entries(spec, kind)]
-    staying = [entry for entry in entries(spec, "initContainers") if entry.get("restartPolicy") == "Always"]
+    annotations, names = found.annotations, [one.name for one in found.all_containers]
 
-    def held(found: list[Object]) -> list[tuple[str, PodTerms]]:
+    def held(asking: Iterable[Container]) -> list[tuple[str, PodTerms]]:
         return [
-            (str(entry.get("name")), read_terms(annotations, str(entry.get("name")), units, containers=names))
-            for entry in found
-            if (units := _units(entry, resource))
+            (one.name, read_terms(annotations, one.name, one.units, containers=names)) for one in asking if one.units
         ]
 
-    main = held(entries(spec, "containers") + staying)
+    main = held(one for one in found.all_containers if one.stays)
     if len(main) > SHARES_MAX:
         raise PlacementError(f"{len(main)} containers hold shares: at most {SHARES_MAX} of a pod can be placed")
     shares = [_share(terms) for _, terms in main]
     _beside(shares, [terms for _, terms in main])
     early: list[tuple[str, int]] = []
     begun: set[str] = set()
-    for entry in entries(spec, "initContainers"):
-        if entry.get("restartPolicy") == "Always":
-            begun.add(str(entry.get("name")))
+    for one in found.init_containers:
+        if one.stays:
+            begun.add(one.name)
             continue
-        for name, terms in held([entry]):
+        for name, terms in held([one]):
             still = {index for index, (other, _) in enumerate(main) if other in begun}
             early.append((name, _carry(shares, _share(terms), still)))
     containers = tuple(name for name, _ in main) + ("",) * (len(shares) - len(main))
@@ -254,33 +247,19 @@ def _group(annotations: Mapping[str, str], key: str) -> str:
     return text
 
 
-def _units(entry: Object, resource: str) -> int:
-    text = str(at(at(entry, "resources"), "limits").get(resource, ""))
-    return int(text) if text.isdecimal() and len(text) < 7 else 0
-
-
-def _effective(spec: Object, name: str) -> int:
-    """Return what a pod takes of its node: processors in milli, memory in MiB.
+def _effective(found: pods.Pod, name: str, read: Callable[[str], int]) -> int:
+    """Return what a pod takes of its node, as `read` counts it.
 
     Containers and sidecars together; or an init container with the sidecars before it, when that is more (KEP-753).
     """
-    read = quantity.milli if name == "cpu" else quantity.mib
     most = beside = 0
-    for entry in entries(spec, "initContainers"):
-        own = _request(entry, name)
-        if entry.get("restartPolicy") == "Always":
-            beside += read(own)
-            most = max(most, beside)
-        else:
-            most = max(most, beside + read(own))
-    together = beside + sum(read(_request(entry, name)) for entry in entries(spec, "containers"))
-    return min(max(most, together) + read(str(at(spec, "overhead").get(name, "0"))), 2**31 - 1)
-
-
-def _request(entry: Object, name: str) -> str:
-    resources = at(entry, "resources")
-    found = at(resources, "requests").get(name)
-    return str(at(resources, "limits").get(name, "0") if found is None else found)
+    for one in found.init_containers:
+        own = read(one.requested(name))
+        if one.stays:
+            beside += own
+        most = max(most, beside if one.stays else beside + own)
+    together = beside + sum(read(one.requested(name)) for one in found.containers)
+    return min(max(most, together) + read(found.overhead.get(name, "0")), 2**31 - 1)
 
 
 def device_annotations(pod: Pod, devices: tuple[tuple[str, ...], ...]) -> dict[str, str | None]:

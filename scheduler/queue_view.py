@@ -8,8 +8,8 @@ from sharepod.scheduler.ask import DEVICE_MILLI
 from sharepod.scheduler.fairness import jain, weighted_shares
 
 if TYPE_CHECKING:
+    from sharepod.kube.lease import Lease
     from sharepod.scheduler.job import Job
-    from sharepod.scheduler.lease import Lease
     from sharepod.scheduler.memory import Memory
     from sharepod.scheduler.queues import Queues
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from sharepod.deviceplugin.terms import shown
-from sharepod.scheduler import quantity
+from sharepod.scheduler.duration import seconds
 from sharepod.scheduler.errors import PlacementError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _devices(value: object) -> int | None:
 
 
 def _time(value: object) -> float:
-    found = quantity.seconds(str(value))
+    found = seconds(str(value))
     if found is None:
         raise ValueError("give a time such as 90s, 10m, 2h or 7d")
     return float(found)

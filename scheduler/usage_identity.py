@@ -49,7 +49,7 @@ class Answer(Protocol):
 
 
 class ApiServer(Protocol):
-    """The API server: `deviceplugin.api.Api`, or a double."""
+    """The API server: `kube.client.Client`, or a double."""
 
     async def call(self, method: str, path: str, *, body: Object | None = None, timeout_s: float) -> Answer:
         """Return the answer to one request; raise what `Identities` was told to expect when there is none."""

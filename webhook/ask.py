@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.share import DEVICES_MAX
 from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, TermsError, quantity_bytes, shown
-from sharepod.webhook.pod import Refused
+from sharepod.kube.pod import read_draft
 
 if TYPE_CHECKING:
-    from sharepod.webhook.pod import Container, Pod
+    from sharepod.kube.pod import Container, Pod
 
 MIB: Final = 2**20
 WHOLE_GPU: Final = "nvidia.com/gpu"
 _DECIMAL: Final = re.compile(r"([0-9]{0,4})(?:\.([0-9]{0,32}))?")
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class Refused(Exception):
+    """The pod cannot be what it asks to be; one line: what, the limit, the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,17 @@ class Found:
     system: str
     asks: tuple[Ask, ...]
     warnings: tuple[str, ...] = ()
+
+
+def read_named(item: object) -> Pod:
+    """Return a pod whose containers have names that can be told and written. Raises Refused."""
+    pod = read_draft(item)
+    for container in pod.all_containers:
+        if not _NAME.fullmatch(container.name):
+            key, index = container.place
+            where = f"spec.{key}[{index}].name"
+            raise Refused(f"{where} is no name of a container: give lower case letters, digits and dashes")
+    return pod
 
 
 def percentage(what: str, text: str) -> int:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.share import DEVICES_MAX
 from sharepod.deviceplugin.terms import MEMORY_MOST_BYTES, shown
-from sharepod.webhook.ask import MIB, WHOLE_GPU, Ask, Defaults, Found, amount
-from sharepod.webhook.pod import Refused
+from sharepod.webhook.ask import MIB, WHOLE_GPU, Ask, Defaults, Found, Refused, amount
 
 if TYPE_CHECKING:
-    from sharepod.webhook.pod import Container, Pod
+    from sharepod.kube.pod import Container, Pod
 
 SYSTEM: Final = "HAMi"
 MEMORY: Final = "nvidia.com/gpumem"

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.terms import shown
-from sharepod.webhook.ask import Ask, Defaults, Found, devices, mebibytes, no_whole_devices, number, percentage
-from sharepod.webhook.pod import Refused
+from sharepod.webhook.ask import Ask, Defaults, Found, Refused, devices, mebibytes, no_whole_devices, number, percentage
 
 if TYPE_CHECKING:
-    from sharepod.webhook.pod import Container, Pod
+    from sharepod.kube.pod import Container, Pod
 
 SYSTEM: Final = "KAI"
 FRACTION: Final = "gpu-fraction"

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.share import DEVICES_MAX
 from sharepod.deviceplugin.terms import MEMORY_LEAST_BYTES, MEMORY_MOST_BYTES, shown
-from sharepod.webhook.ask import Ask, Defaults, Found, no_whole_devices, number, percentage
-from sharepod.webhook.pod import Refused
+from sharepod.webhook.ask import Ask, Defaults, Found, Refused, no_whole_devices, number, percentage
 
 if TYPE_CHECKING:
-    from sharepod.webhook.pod import Pod
+    from sharepod.kube.pod import Pod
 
 SYSTEM: Final = "KubeShare"
 PREFIX: Final = "sharedgpu/"

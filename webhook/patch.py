@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+JsonObject = dict[str, Any]
+"""What JSON calls an object."""
 Operation = dict[str, Any]
 
 

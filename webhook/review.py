@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
-    from sharepod.webhook.patch import Operation
-    from sharepod.webhook.pod import JsonObject
+    from sharepod.webhook.patch import JsonObject, Operation
 
 API_VERSION: Final = "admission.k8s.io/v1"
 OPERATIONS: Final = ("CREATE", "UPDATE")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import web
 
-from sharepod.webhook.pod import MalformedPod
 from sharepod.webhook.review import Decision, MalformedReview, Request, answer, read_review
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class WebhookServer:
                 body = await self._read(request)
                 review = read_review(body)
                 decision = handler(review)
-            except (MalformedReview, MalformedPod) as error:
+            except MalformedReview as error:
                 response = self._refuse(request, 400, str(error))
             except web.HTTPRequestEntityTooLarge:
                 response = self._refuse(request, 413, f"the body is longer than {BODY_MAX} bytes")

@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.deviceplugin.terms import PREFIX, TermsError, quantity_bytes, read_terms, shown
+from sharepod.kube.objects import at
 from sharepod.webhook import hami, kai, kubeshare
-from sharepod.webhook.ask import MIB, Ask, Defaults, Found
+from sharepod.webhook.ask import MIB, Ask, Defaults, Found, Refused, read_named
 from sharepod.webhook.patch import difference
-from sharepod.webhook.pod import Container, JsonObject, Pod, Refused, read_pod
 from sharepod.webhook.review import Decision, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from sharepod.kube.pod import Container, Pod
+    from sharepod.webhook.patch import JsonObject
 
 RESOURCE: Final = "sharepod.io/gpu"
 MARK: Final = "compatibility.sharepod.io/from"
@@ -30,11 +33,11 @@ _MARK_MAX: Final = 1024
 
 
 def decide(request: Request, defaults: Defaults) -> Decision:
-    """Return what becomes of a pod that is being made. Raises MalformedPod."""
+    """Return what becomes of a pod that is being made."""
     if request.operation != "CREATE":
         return Decision()
     try:
-        pod = read_pod(request.object)
+        pod = read_named(request.object)
         found = _find(pod, defaults)
         asks = () if found is None else _pending(pod, found)
         if found is None or not asks:
@@ -89,7 +92,7 @@ def _check(pod: Pod, ask: Ask) -> None:
 def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], defaults: Defaults) -> dict[str, Any]:
     """Return the translated pod; what is not changed is the original's."""
     annotations = dict(pod.annotations)
-    spec = dict(original["spec"])
+    spec: dict[str, Any] = dict(at(original, "spec"))
     marks = [pod.annotations.get(MARK, system)]
     for ask in asks:
         annotations |= _annotations(pod, ask)
@@ -100,7 +103,7 @@ def _write(original: JsonObject, pod: Pod, system: str, asks: Iterable[Ask], def
     annotations[MARK] = " ".join(marks)[:_MARK_MAX]
     if pod.scheduler in SCHEDULERS:
         spec["schedulerName"] = defaults.scheduler_name
-    metadata = (original.get("metadata") or {}) | {"annotations": annotations}
+    metadata = at(original, "metadata") | {"annotations": annotations}
     return {**original, "metadata": metadata, "spec": spec}
 
 
@@ -126,16 +129,16 @@ def _annotations(pod: Pod, ask: Ask) -> dict[str, str]:
 
 
 def _resources(container: JsonObject, ask: Ask) -> dict[str, Any]:
-    resources = dict(container.get("resources") or {})
+    resources = dict(at(container, "resources"))
     for key in ("limits", "requests"):
-        kept = {name: value for name, value in (resources.get(key) or {}).items() if name not in ask.drop}
+        kept = {name: value for name, value in at(resources, key).items() if name not in ask.drop}
         resources[key] = kept | {RESOURCE: str(ask.percent * ask.devices)}
     return resources
 
 
 def _read_again(changed: JsonObject) -> None:
     """Raise Refused when the device plugin would not take what was written, together with what the pod says itself."""
-    pod = read_pod(changed)
+    pod = read_named(changed)
     names = tuple(item.name for item in pod.all_containers)
     for container in pod.all_containers:
         if RESOURCE in container.limits:

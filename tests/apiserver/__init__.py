@@ -9,9 +9,12 @@ import socket
 from .hand import pod
 from .keys import AUTHORITY, DEVELOPER, SERVER
 from .refusal import Body, Refusal
+from .running import until, with_server
 from .server import ApiServer
 
-__all__ = ["AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "unused_port"]
+__all__ = [
+    "AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "until", "unused_port", "with_server",
+]  # fmt: skip
 
 
 def unused_port() -> int:

@@ -14,7 +14,7 @@ import orjson
 import yaml
 from aiohttp import web
 
-from sharepod.deviceplugin.cluster import Cluster, in_cluster
+from sharepod.kube.access import Access, in_cluster
 
 from .admission import Admission
 from .faults import Faults
@@ -121,7 +121,19 @@ class ApiServer(Hand):
         AUTHORITY.cert_pem.write_to_path(str(directory / "ca.crt"))
         return directory
 
-    def cluster(self, directory: Path) -> Cluster:
+    def address(self) -> Access:
+        """Return what reaches the server with its token of now, without a file."""
+
+        async def read(configuration: Any) -> Callable[[], Any]:
+            configuration.host = f"https://127.0.0.1:{self.port}"
+            configuration.ca_cert_data = AUTHORITY.cert_pem.bytes().decode()
+            configuration.api_key["BearerToken"] = f"Bearer {self.token}"
+            return lambda: asyncio.sleep(0)
+
+        return Access("double", (), read)
+
+    def access(self, directory: Path) -> Access:
+        """Return what a pod with this service account has of the server."""
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
         return in_cluster(environment, self.account(directory))
 
@@ -184,7 +196,8 @@ class ApiServer(Hand):
     def _authenticate(self, request: web.Request) -> None:
         transport = request.transport
         certified = transport is not None and bool(transport.get_extra_info("peercert"))
-        if not certified and request.headers.get("Authorization") != f"Bearer {self.token}":
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if not certified and (scheme.lower(), token) != ("bearer", self.token):
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
     async def _do(self, request: web.Request, place: Place | None) -> web.Response:

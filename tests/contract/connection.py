@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
+from kubernetes.aio.client.rest import RESTClientObject
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from sharepod.deviceplugin.cluster import Cluster
+    from sharepod.kube.access import Access
 
 Body = dict[str, Any]
 
@@ -34,7 +35,7 @@ def _listen() -> socket.socket:
 class Connection:
     """One API server, and what can be done to it from where we are."""
 
-    cluster: Cluster
+    access: Access
     """Its address, authority and our credentials."""
     open: Callable[[aiohttp.AddrInfoType], socket.socket] | None = None
     """Makes sockets where its address is reached; None: here."""
@@ -66,9 +67,10 @@ class Client:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._cluster = connection.cluster
 
     async def __aenter__(self) -> Self:
+        self._configuration, _ = await self.connection.access.current()
+        self._context = RESTClientObject(self._configuration).ssl_context
         connector = aiohttp.TCPConnector(socket_factory=self.connection.open)
         self._session = aiohttp.ClientSession(
             connector=connector, headers={"User-Agent": "contract/1"}, trust_env=False
@@ -79,10 +81,11 @@ class Client:
         await self._session.close()
 
     def _request(self, method: str, path: str, parameters: Mapping[str, str], **more: Any) -> Any:
-        headers = {**self._cluster.headers(), **more.pop("headers", {})}
+        token = self._configuration.api_key.get("BearerToken")
+        headers = ({"Authorization": token} if token else {}) | more.pop("headers", {})
         return self._session.request(
-            method, self._cluster.server + path, params=parameters, headers=headers, ssl=self._cluster.context(),
-            server_hostname=self._cluster.server_name, timeout=aiohttp.ClientTimeout(total=ANSWER_S), **more,
+            method, self._configuration.host + path, params=parameters, headers=headers, ssl=self._context,
+            server_hostname=self._configuration.tls_server_name, timeout=aiohttp.ClientTimeout(total=ANSWER_S), **more,
         )  # fmt: skip
 
     async def ask(

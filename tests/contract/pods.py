@@ -131,4 +131,5 @@ class TestPods:
     async def test_a_token_of_nobody_is_unauthorized(self, there: There) -> None:
         answer = await there.ask("GET", there.path("pods"), headers={"Authorization": "Bearer nobody's"})
         # Whoever has a certificate is believed for it.
-        assert answer.status == 401 or there.connection.cluster.certificate is not None
+        configuration, _ = await there.connection.access.current()
+        assert answer.status == 401 or configuration.cert_file is not None

@@ -20,13 +20,14 @@ from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import Place
 from sharepod.deviceplugin.offer import Offer
 from sharepod.deviceplugin.placement import Placement
-from sharepod.deviceplugin.pod import Pod
 from sharepod.deviceplugin.podresources import Listing
 from sharepod.deviceplugin.record import Record
 from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.sweep import Sweeper
 from sharepod.deviceplugin.unit import UnitId
+from sharepod.kube.pod import Container as PodContainer
+from sharepod.kube.pod import Pod
 
 UNITS = 24
 KUBELET_WAITS_S = 30.0
@@ -145,16 +146,15 @@ class ModelNode:
 
     def add_other(self) -> None:
         self.others.add(("default", "plugin"))
-        self.api.put(Pod("uid-plugin", "default", "plugin", {}, "uid-plugin", "Running", False, frozenset()))
+        self.api.put(Pod("uid-plugin", "default", "plugin", phase="Running"))
 
     def create(self, size: int, init: int) -> None:
         self.count += 1
         name = f"p{self.count}"
         containers = [Container("init", init, init=True)] * bool(init) + [Container("main", size, init=False)]
-        pod = Pod(
-            f"uid-{name}", "default", name, {}, f"uid-{name}", "Pending", False, frozenset(),
-            frozenset(item.name for item in containers), (("main", size),), (("init", init),) * bool(init),
-        )  # fmt: skip
+        main = (PodContainer("main", units=size),)
+        early = (PodContainer("init", units=init, stays=False),) * bool(init)
+        pod = Pod(f"uid-{name}", "default", name, containers=main, init_containers=early, phase="Pending")
         self.api.put(pod)
         made = NodePod(pod, containers)
         made.task = asyncio.create_task(self._run(made))

@@ -11,15 +11,15 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sharepod.deviceplugin.agent import HeldShare, NodeDevice, NodeView, NoRoom, StaysPaused
-from sharepod.deviceplugin.api import ApiUnavailable
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
+from sharepod.kube.client import ApiUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.terms import PodTerms
+    from sharepod.kube.pod import Pod
 
 DEVICES = ("GPU-0", "GPU-1")
 

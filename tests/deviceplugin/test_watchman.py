@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sharepod.deviceplugin.agent import DeviceAccount, HeldShare
-from sharepod.deviceplugin.pod import Pod
 from sharepod.deviceplugin.watchman import ATTACH_S, DENIED_EVERY_S, Note, Program, Seat, Watchman
+from sharepod.kube.pod import Pod
 
 GIB = 1 << 30
-POD = Pod("uid-1", "default", "pod", {}, "uid-1", "Running", False, frozenset({"main", "side"}))
+POD = Pod("uid-1", "default", "pod", phase="Running", running=frozenset({"main", "side"}))
 ACCOUNT = DeviceAccount(0, 10 * GIB, 0, 0, 0)
 SHARE = HeldShare("s1", (("GPU-0", 0),), False, 0, accounts=(ACCOUNT,))
 SEAT = Seat("s1", "main", POD, SHARE)

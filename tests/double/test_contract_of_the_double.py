@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from apiserver import AUTHORITY, ApiServer
+from apiserver import ApiServer
 from contract.applies import TestApplies
 from contract.connection import Connection
 from contract.deletions import TestDeletions
@@ -19,8 +19,6 @@ from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
 from contract.webhooks import TestWebhooks
-
-from sharepod.deviceplugin.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +38,7 @@ async def double() -> AsyncIterator[Connection]:
         async def compact() -> None:
             server.compact()
 
-        address = Cluster(f"https://127.0.0.1:{server.port}", AUTHORITY.cert_pem.bytes(), server.token)
+        address = server.address()
         yield Connection(address, compact=compact)
 
 

@@ -6,10 +6,8 @@ import asyncio
 import time
 
 import pytest
-from apiserver import AUTHORITY, ApiServer, pod
+from apiserver import ApiServer, pod
 from contract.connection import Client, Connection
-
-from sharepod.deviceplugin.cluster import Cluster
 
 PODS, NODES = 10_000, 1_000
 LIST_S = 5.0
@@ -23,7 +21,7 @@ def test_ten_thousand_pods_are_listed_in_pages_and_followed() -> None:
                 server.put_node({"metadata": {"name": f"n{number}"}, "status": {"allocatable": {"cpu": "64"}}})
             for number in range(PODS):
                 server.put(pod(f"p{number}", node=f"n{number % NODES}", annotations={"sharepod.io/limit": "60"}))
-            address = Cluster(f"https://127.0.0.1:{server.port}", AUTHORITY.cert_pem.bytes(), server.token)
+            address = server.address()
             async with Client(Connection(address)) as client:
                 began_s = time.monotonic()
                 names, token = [], ""

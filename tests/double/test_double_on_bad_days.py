@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-from apiserver import AUTHORITY, ApiServer, pod
+from apiserver import ApiServer, pod
 from contract.connection import MERGE, Client, Connection
-
-from sharepod.deviceplugin.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -23,7 +21,7 @@ A = "/api/v1/namespaces/default/pods/a"
 def with_double(test: Callable[[ApiServer, Client], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
         async with ApiServer() as server:
-            address = Cluster(f"https://127.0.0.1:{server.port}", AUTHORITY.cert_pem.bytes(), server.token)
+            address = server.address()
             async with Client(Connection(address)) as client:
                 await test(server, client)
 

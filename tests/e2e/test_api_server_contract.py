@@ -29,7 +29,7 @@ from contract.watches import TestWatches
 from contract.webhooks import TestWebhooks
 from node_sockets import listening, socket_in
 
-from sharepod.deviceplugin.cluster import from_kubeconfig
+from sharepod.kube.access import from_kubeconfig
 
 if TYPE_CHECKING:
     from contract.there import Connected

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from apiserver import ApiServer
 from cluster_world import Agent, node_body, pod_body
 
-from sharepod.deviceplugin.api import Api
-from sharepod.deviceplugin.event_writer import EventWriter
-from sharepod.deviceplugin.watch import Pace
+from sharepod.kube.client import Client
+from sharepod.kube.event_writer import EventWriter
+from sharepod.kube.informer import Pace
+from sharepod.kube.lease import Lease
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.endings import Endings
 from sharepod.scheduler.gatekeeper import Gatekeeper
-from sharepod.scheduler.informer import Informer
-from sharepod.scheduler.lease import Lease
+from sharepod.scheduler.observer import Observer
 from sharepod.scheduler.order_writer import OrderWriter
 from sharepod.scheduler.usage import UsageBook
 
@@ -34,18 +34,17 @@ class Replica:
     """One controller; its agents' reports are put straight into its view."""
 
     def __init__(self, server: ApiServer, directory: Path, name: str, *, lease: str, unix: Callable[[], float]) -> None:
-        self._access = server.cluster(directory)
-        self.api = Api(self._access)
-        self.events = EventWriter(self.api, self._access.server, name, 0.01, "sharepod-scheduler")
+        self.api = Client(server.access(directory), "sharepod-scheduler")
+        self.events = EventWriter(self.api, name, "sharepod-scheduler", 0.01)
         self.cluster = Cluster()
-        self.informer = Informer(
-            self.api, self._access.server, self.cluster, UsageBook(), resource="sharepod.io/gpu",
+        self.observer = Observer(
+            self.api, self.cluster, UsageBook(), resource="sharepod.io/gpu",
             pace=Pace(0.01, 0.1, 20), domains=("rack",),
         )  # fmt: skip
-        self.lease = Lease(self.api, self._access.server, namespace="sharepod", name=lease, holder=name)
-        self.writer = OrderWriter(self.api, self._access.server, self.cluster, self.events)
+        self.lease = Lease(self.api, namespace="sharepod", name=lease, holder=name)
+        self.writer = OrderWriter(self.api, self.cluster, self.events)
         self.keeper = Gatekeeper(
-            self.cluster, self.writer, self.lease, lambda: "" if self.informer.listed else "it starts", unix=unix
+            self.cluster, self.writer, self.lease, lambda: "" if self.observer.listed else "it starts", unix=unix
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -53,8 +52,8 @@ class Replica:
         await self.api.__aenter__()
         await self.events.__aenter__()
         works = (
-            self.informer.follow_pods(), self.informer.follow_nodes(), self.lease.keep_for_ever(),
-            self.keeper.decide_for_ever(), self.keeper.follow_rules(self.api, self._access.server, RULES),
+            self.observer.follow_pods(), self.observer.follow_nodes(), self.lease.keep_for_ever(),
+            self.keeper.decide_for_ever(), self.keeper.follow_rules(self.api, RULES),
             Endings(self.api, self.keeper.memory.restarts, self.lease).ask_for_ever(),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(work) for work in works]

@@ -11,10 +11,10 @@ import aiohttp
 from apiserver import ApiServer
 from cluster_world import Agent, node_body, read
 
-from sharepod.deviceplugin.api import Api
-from sharepod.deviceplugin.watch import Pace
+from sharepod.kube.client import Client
+from sharepod.kube.informer import Pace
 from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.informer import Informer
+from sharepod.scheduler.observer import Observer
 from sharepod.scheduler.placing import Placer
 from sharepod.scheduler.pod import NODE, device_annotations
 from sharepod.scheduler.status_server import StatusServer
@@ -34,14 +34,11 @@ class Front:
     def __init__(self, directory: Path, server: ApiServer) -> None:
         self.server = server
         self.cluster, self.book = Cluster(), UsageBook()
-        access = server.cluster(directory)
-        self.api = Api(access)
-        self.informer = Informer(
-            self.api, access.server, self.cluster, self.book, resource=RESOURCE, pace=Pace(0.01, 0.1, 20)
-        )
+        self.api = Client(server.access(directory), "sharepod-scheduler")
+        self.observer = Observer(self.api, self.cluster, self.book, resource=RESOURCE, pace=Pace(0.01, 0.1, 20))
         self.queue: Callable[[float], dict[str, object]] = lambda _: {}
         self.status = StatusServer(
-            self.cluster, not_ready=lambda: self.informer.not_ready(time.monotonic()),
+            self.cluster, not_ready=lambda: self.observer.not_ready(time.monotonic()),
             queue=lambda now_s: self.queue(now_s), turn=lambda *_: None,
         )  # fmt: skip
         self.agents: dict[str, Agent] = {}
@@ -50,7 +47,7 @@ class Front:
     async def __aenter__(self) -> Self:
         await self.api.__aenter__()
         self.port = await self.status.start("127.0.0.1:0", None)
-        works = (self.informer.follow_pods(), self.informer.follow_nodes(), self.informer.follow_usage())
+        works = (self.observer.follow_pods(), self.observer.follow_nodes(), self.observer.follow_usage())
         self._tasks = [asyncio.create_task(work) for work in works]
         self.client = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}")
         return self
@@ -108,7 +105,7 @@ def with_front(tmp_path: Path, test: Callable[[Front], Coroutine[Any, Any, None]
             if listed:
                 front.node("n1")
                 front.node("n2")
-                await until(lambda: not front.informer.not_ready(time.monotonic()), "the replica is not ready")
+                await until(lambda: not front.observer.not_ready(time.monotonic()), "the replica is not ready")
             await test(front)
 
     asyncio.run(run())

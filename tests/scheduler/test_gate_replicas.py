@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from gates_world import RULES, World, in_world, until
 
-from sharepod.scheduler import lease as leases
+from sharepod.kube import lease as leases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +149,7 @@ def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypatch: py
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica() as replica:
-            await until(lambda: replica.lease.is_held() and replica.informer.listed, "nobody leads")
+            await until(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
             world.server.refuse(503, times=10_000, only="patch pods")
             world.create("a", 60)
             await until(lambda: world.server.requests["patch pods"], "nothing is tried")
@@ -175,7 +175,7 @@ def test_what_was_decided_about_a_pod_is_not_done_to_another_of_its_name(tmp_pat
         world.add_node("n1", 1)
         async with world.replica() as replica:
             orders = replica.keeper.memory.tally.orders
-            await until(lambda: replica.lease.is_held() and replica.informer.listed, "nobody leads")
+            await until(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
             world.server.faults.delay(1.0, "patch pods")
             world.create("low", 60)
             await until(lambda: world.server.requests["patch pods"] == 1, "not decided")

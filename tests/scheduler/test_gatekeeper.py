@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from gates_world import RULES, World, in_world, until
 
-from sharepod.scheduler import lease as leases
+from sharepod.kube import lease as leases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,10 +77,8 @@ def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_gone(tmp
     in_world(tmp_path, test)
 
 
-@pytest.mark.parametrize("new", [True, False], ids=["policy-v1", "policy-v1beta1"])
-def test_evictions_respect_disruption_budgets(tmp_path: Path, *, new: bool) -> None:
+def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        world.server.registry.knows_eviction_v1 = new
         world.add_node("n1", 2)
         for name in ("one", "two"):
             world.create(name, 100)
@@ -160,7 +158,7 @@ def test_a_refused_write_is_tried_again(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica() as replica:
-            await until(lambda: replica.lease.is_held() and replica.informer.listed, "nobody leads")
+            await until(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
             await asyncio.sleep(0.3)
             world.create("a", 60)
             world.server.refuse(503, times=3)

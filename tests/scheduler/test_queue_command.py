@@ -21,7 +21,7 @@ from sharepod.scheduler.timeline import Timeline
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sharepod.scheduler.lease import Lease
+    from sharepod.kube.lease import Lease
 
 
 class Held:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharepod.scheduler import quantity
 from sharepod.scheduler.ask import PodAsk, ShareAsk
 from sharepod.scheduler.node import Node, read_node
 from sharepod.scheduler.pod import Pod, device_annotations, read_pod
@@ -167,23 +166,6 @@ def test_no_object_makes_the_reader_fail(item: object) -> None:
     read_pod(item)
     read_node(item)
     read_pod({"metadata": {"uid": "u", "name": "n", "namespace": "s"}, "spec": item})
-
-
-@pytest.mark.parametrize(
-    ("text", "milli"),
-    [("1", 1000), ("1.5", 1500), ("100m", 100), ("1n", 1), ("0", 0), ("2k", 2_000_000), ("1e3", 1_000_000),
-     (".5", 500), ("9E", 2**31 - 1), ("x", 0), ("-1", 0), ("", 0)],
-)  # fmt: skip
-def test_processors_are_counted_in_thousandths_rounded_up(text: str, milli: int) -> None:
-    assert quantity.milli(text) == milli
-
-
-@pytest.mark.parametrize(
-    ("text", "mib"),
-    [("1Gi", 1024), ("1", 1), ("1M", 1), ("1048577", 2), ("128974848", 123), ("1500m", 1), ("5Ei", 2**31 - 1)],
-)  # fmt: skip
-def test_memory_is_counted_in_mib_rounded_up(text: str, mib: int) -> None:
-    assert quantity.mib(text) == mib
 
 
 def test_a_node_is_read_with_what_pods_may_have_of_it() -> None:

@@ -74,7 +74,7 @@ def test_before_everything_is_known_an_explanation_says_so(tmp_path: Path) -> No
         front.server.put(pod_body("waits", 70))
         front.server.put_node(node_body("n1", 2))
         await until(lambda: front.cluster.pod("uid-waits") is not None, "not seen")
-        await until(lambda: "without: 1" in front.informer.not_ready(time.monotonic()), "the node is not seen")
+        await until(lambda: "without: 1" in front.observer.not_ready(time.monotonic()), "the node is not seen")
         async with front.client.get("/explain/default/waits") as response:
             assert (response.status, "without: 1" in (await response.json())["incomplete"]) == (200, True)
         async with front.client.get("/explain/default/other") as response:

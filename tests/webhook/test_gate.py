@@ -8,7 +8,6 @@ import pytest
 from foreign_pods import kai, patched, pod
 
 from sharepod.webhook.gate import decide
-from sharepod.webhook.pod import MalformedPod
 from sharepod.webhook.review import Decision, Request
 
 GATE = {"name": "sharepod.io/gate"}
@@ -73,12 +72,17 @@ def test_a_gang_that_cannot_be_is_refused(annotations: dict[str, str], says: str
     assert not decision.patch
 
 
-@pytest.mark.parametrize("value", ["all", [7], {"name": "x"}])
-def test_gates_that_are_none_are_no_pod(value: Any) -> None:
-    with pytest.raises(MalformedPod):
-        decide(request(with_spec(pod({"sharepod.io/gpu": "30"}), schedulingGates=value)))
+@pytest.mark.parametrize("value", ["all", {"name": "x"}, [], None])
+def test_gates_that_are_none_are_no_gates(value: Any) -> None:
+    item = with_spec(pod({"sharepod.io/gpu": "30"}), schedulingGates=value)
+    assert gates(item) == [GATE]
 
 
-@pytest.mark.parametrize("item", [{}, {"spec": None}, {"metadata": None, "spec": {}}])
+def test_a_container_without_a_name_is_refused() -> None:
+    item = with_spec(pod({}), containers=[{"resources": {"limits": {"sharepod.io/gpu": "30"}}}])
+    assert "spec.containers[0].name is no name of a container" in decide(request(item)).refusal
+
+
+@pytest.mark.parametrize("item", [{}, {"spec": None}, {"spec": [7]}, {"metadata": None, "spec": {}}])
 def test_a_pod_without_anything_passes(item: dict[str, Any]) -> None:
     assert decide(request(item)) == Decision()

@@ -1,4 +1,4 @@
-"""Writes Events to the API server, in the background: nobody waits for one, and none raises."""
+"""Writes Events to the API server, in the background: no caller waits for one, and none raises."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ import random
 import time
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
-from sharepod.deviceplugin.events import COMPONENT, EventBook, Subject, Writing, event_namespace, notice
+from sharepod.kube.client import MERGE, Answer, ApiUnavailable, Client
+from sharepod.kube.events import EventBook, Subject, Writing, event_namespace, notice
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-log = logging.getLogger("sharepod.deviceplugin.pods")
+log = logging.getLogger("sharepod.kube.events")
 
 EVENT_S: Final = 5.0
 EVENT_TRIES: Final = 3
 _QUEUE_MAX: Final = 256
-_MERGE: Final = "application/merge-patch+json"
 
 
 class EventWriter:
     """An asynchronous context manager; what is still to be written at the end has a moment."""
 
-    def __init__(self, api: Api, server: str, node_name: str, first_s: float, component: str = COMPONENT) -> None:
-        self._api = api
-        self._server = server
+    def __init__(self, client: Client, host: str, component: str, first_s: float = 0.5) -> None:
+        """`component` on `host` reports. `first_s`: the first pause after a failed write; the next is four times it."""
+        self._client = client
         self._first_s = first_s
-        """The first pause after a write that failed; the next is four times as long."""
-        self._book = EventBook(node_name, component)
+        self._book = EventBook(host, component)
         self._writings: asyncio.Queue[Writing] = asyncio.Queue(_QUEUE_MAX)
         self._writer: asyncio.Task[None] | None = None
 
@@ -91,7 +89,7 @@ class EventWriter:
                 continue
             if 200 <= answer.status < 300:
                 return
-            why = said(self._server, answer.status, answer.body)
+            why = str(self._client.refusal(answer))
             if answer.status == 409 and writing.create and number:
                 return  # the try before was heard
             if answer.status != (409 if writing.create else 404):
@@ -107,6 +105,6 @@ class EventWriter:
     async def _send(self, writing: Writing) -> Answer:
         path = f"/api/v1/namespaces/{event_namespace(writing.notice.subject)}/events"
         if writing.create:
-            return await self._api.call("POST", path, body=writing.body, timeout_s=EVENT_S)
+            return await self._client.call("POST", path, body=writing.body, timeout_s=EVENT_S)
         path += f"/{writing.name}"
-        return await self._api.call("PATCH", path, body=writing.body, media=_MERGE, timeout_s=EVENT_S)
+        return await self._client.call("PATCH", path, body=writing.body, media=MERGE, timeout_s=EVENT_S)

@@ -1,9 +1,12 @@
 """Which replica decides: a Lease at the API server, as Kubernetes' own controllers have it.
 
-Who holds it writes its name again every few seconds. Who does not watches whether that name is written: by its own
-clock, so that clocks of machines need not agree. Who could not write for RENEW_WITHIN_S stops deciding, well before
-another may take over. Two that decide for a moment do no harm: what they write names the pod by its uid, and the agent
-has the last word about devices.
+The holder writes its name again every few seconds. The other replicas watch whether that name is written: by their own
+clocks, so that clocks of machines need not agree. A holder that could not write for RENEW_WITHIN_S stops deciding, well
+before another may take over. Two that decide for a moment do no harm: what they write names the pod by its uid, and the
+agent has the last word about devices.
+
+The library's election is not used (docs/adr/0026): it goes by the wall clock, writes local time as UTC, waits for an
+answer for five minutes, and does not give the lease up.
 """
 
 from __future__ import annotations
@@ -15,37 +18,29 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.api import Answer, Api, ApiUnavailable, said
-from sharepod.deviceplugin.pod import at
+from sharepod.kube.client import Answer, ApiUnavailable, Client
+from sharepod.kube.objects import Object, at, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-log = logging.getLogger("sharepod.scheduler.lease")
+log = logging.getLogger("sharepod.kube.lease")
 
 TAKE_AFTER_S: Final = 15.0
 """A lease that nobody has written for so long is anyone's."""
 RENEW_WITHIN_S: Final = 10.0
 RENEW_S: Final = 2.0
 CALL_S: Final = 4.0
-_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class Lease:
     """One replica's hold on the lease."""
 
     def __init__(
-        self,
-        api: Api,
-        server: str,
-        *,
-        namespace: str,
-        name: str,
-        holder: str,
-        clock: Callable[[], float] = time.monotonic,
+        self, client: Client, *, namespace: str, name: str, holder: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`holder` names this replica; `clock` is its own, and does not jump."""
-        self._api, self._server, self._clock = api, server, clock
+        self._client, self._clock = client, clock
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._holder = name, holder
         self._written_s: float | None = None
@@ -75,15 +70,14 @@ class Lease:
             await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
 
     async def give_up(self) -> None:
-        """Let another take it at once."""
+        """Let another replica take it at once."""
         if self._written_s is None:
             return
         self._lose("this replica ends")
         try:
             answer = await self._read()
             if answer.status == 200 and at(answer.body, "spec").get("holderIdentity") == self._holder:
-                spec = at(answer.body, "spec") | {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._write(answer, spec)
+                await self._replace(answer, {"holderIdentity": "", "leaseDurationSeconds": 1})
         except ApiUnavailable as error:
             log.warning("lease not given up", extra={"cause": str(error)})
 
@@ -94,9 +88,9 @@ class Lease:
             await self._create(began_s)
             return
         if answer.status != 200:
-            raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
+            raise self._client.refusal(answer)
         spec = at(answer.body, "spec")
-        holder = str(spec.get("holderIdentity") or "")
+        holder = text(spec, "holderIdentity")
         said_now = f"{holder} {spec.get('renewTime')}"
         if said_now != self._seen[0]:
             self._seen = said_now, began_s
@@ -104,48 +98,44 @@ class Lease:
         free = not holder or began_s - self._seen[1] >= TAKE_AFTER_S
         if not ours and self._written_s is not None:
             self._lose(f"{holder or 'nobody'} has it")
-        if not (ours or free):
-            return
-        changes = spec.get("leaseTransitions")
-        transitions = (changes if isinstance(changes, int) else 0) + (not ours)
-        written = await self._write(answer, self._spec(transitions, None if ours else _now(), spec))
-        if written.status == 200:
-            self._win(began_s)
-        elif written.status != 409:  # 409: another was faster
-            raise ApiUnavailable(said(self._server, written.status, written.body), status=written.status)
-
-    def _spec(self, transitions: int, acquired: str | None, before: dict[str, object]) -> dict[str, object]:
-        return {
-            **before,
-            "holderIdentity": self._holder,
-            "leaseDurationSeconds": int(TAKE_AFTER_S),
-            "renewTime": _now(),
-            "leaseTransitions": transitions,
-            **({"acquireTime": acquired} if acquired else {}),
-        }
+        if ours or free:
+            changes = spec.get("leaseTransitions")
+            transitions = (changes if isinstance(changes, int) else 0) + (not ours)
+            self._won(await self._replace(answer, self._spec(transitions, is_new=not ours)), began_s)
 
     async def _read(self) -> Answer:
-        return await self._api.call("GET", f"{self._path}/{self._name}", timeout_s=CALL_S)
+        return await self._client.call("GET", f"{self._path}/{self._name}", timeout_s=CALL_S)
 
-    async def _write(self, read: Answer, spec: dict[str, object]) -> Answer:
+    async def _replace(self, read: Answer, changes: Object) -> Answer:
         """Replace the lease as it was read: of two that try, the API server refuses the second."""
-        body: dict[str, object] = {**read.body, "spec": spec}
-        return await self._api.call("PUT", f"{self._path}/{self._name}", body=body, timeout_s=CALL_S)
+        body: Object = {**read.body, "spec": at(read.body, "spec") | changes}
+        return await self._client.call("PUT", f"{self._path}/{self._name}", body=body, timeout_s=CALL_S)
 
     async def _create(self, began_s: float) -> None:
-        body: dict[str, object] = {
+        body: Object = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self._name},
-            "spec": self._spec(0, _now(), {}),
+            "spec": self._spec(0, is_new=True),
         }
-        answer = await self._api.call("POST", self._path, body=body, timeout_s=CALL_S)
-        if answer.status == 201:
-            self._win(began_s)
-        elif answer.status != 409:
-            raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
+        self._won(await self._client.call("POST", self._path, body=body, timeout_s=CALL_S), began_s)
 
-    def _win(self, at_s: float) -> None:
+    def _spec(self, transitions: int, *, is_new: bool) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": int(TAKE_AFTER_S),
+            "renewTime": now,
+            "leaseTransitions": transitions,
+            **({"acquireTime": now} if is_new else {}),
+        }
+
+    def _won(self, written: Answer, at_s: float) -> None:
+        """Take over what a write has won; raise ApiUnavailable when it failed for another reason than a faster one."""
+        if written.status == 409:
+            return
+        if written.status not in (200, 201):
+            raise self._client.refusal(written)
         if self._written_s is None:
             self.turns += 1
             log.info("this replica decides", extra={"lease": self._name, "holder": self._holder})
@@ -154,7 +144,3 @@ class Lease:
     def _lose(self, why: str) -> None:
         self._written_s = None
         log.warning("this replica decides no more", extra={"lease": self._name, "cause": why})
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime(_FORMAT)

@@ -3,8 +3,8 @@
 The same event again within ten minutes is one object that counts; and of each pod few are written in a minute, whatever
 happens to it. What was withheld of an event is in the count of the next that is written.
 
-Events are those of core/v1, which every Kubernetes serves: kubelet writes the same, and the role of the plugin needs no
-second API group.
+Events are those of core/v1, which every Kubernetes serves: kubelet writes the same, and our roles need no second API
+group. The library has their types, and nothing that counts or limits them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-COMPONENT: Final = "sharepod-device-plugin"
 WINDOW_S: Final = 600.0
 WRITES_PER_MINUTE: Final = 4
 COUNTS_PER_MINUTE: Final = 2
@@ -74,8 +73,8 @@ class _Written:
 class EventBook:
     """Which events were written. `now_s` never goes back; `unix_s` is the wall clock, for people alone."""
 
-    def __init__(self, node_name: str, component: str = COMPONENT) -> None:
-        self._node_name = node_name
+    def __init__(self, host: str, component: str) -> None:
+        self._host = host
         self._component = component
         self._written: OrderedDict[Notice, _Written] = OrderedDict()
         self._writes: OrderedDict[str, list[float]] = OrderedDict()
@@ -153,9 +152,9 @@ class EventBook:
             "count": known.count,
             "firstTimestamp": _time(known.first_unix_s),
             "lastTimestamp": _time(unix_s),
-            "source": {"component": self._component, "host": self._node_name},
+            "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
-            "reportingInstance": self._node_name[:_REASON_MAX],
+            "reportingInstance": self._host[:_REASON_MAX],
         }
 
 

@@ -8,12 +8,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.watch import Pace, Source, Watch
+from sharepod.kube.informer import Informer, Pace, Source
 from sharepod.scheduler.node import Node, read_node
 from sharepod.scheduler.pod import Pod, read_pod
 
 if TYPE_CHECKING:
-    from sharepod.deviceplugin.api import Api
+    from sharepod.kube.client import Client
     from sharepod.scheduler.cluster import Cluster
     from sharepod.scheduler.usage import UsageBook
 
@@ -30,13 +30,12 @@ PATIENCE_S: Final = 10.0
 """For agents to report after a start: whoever does not is avoided from then on."""
 
 
-class Informer:
-    """One replica's ears."""
+class Observer:
+    """What one replica sees and hears."""
 
     def __init__(
         self,
-        api: Api,
-        server: str,
+        client: Client,
         cluster: Cluster,
         book: UsageBook,
         *,
@@ -58,8 +57,8 @@ class Informer:
         nodes: Source[Node] = Source(
             "/api/v1/nodes", {}, lambda item: read_node(item, resource, domains), lambda node: node.name, PAGE
         )
-        self._pods = Watch(api, server, pods, pace, log)
-        self._nodes = Watch(api, server, nodes, pace, log)
+        self._pods = Informer(client, pods, pace, log)
+        self._nodes = Informer(client, nodes, pace, log)
         self._with_devices: set[str] = set()
         """Nodes that offer percents of devices to pods."""
         self._listed_s: float | None = None

@@ -1,7 +1,9 @@
 """Objects of one kind as the API server has them: all of them, then each as it changes, for ever.
 
-Nothing is kept that the API server knows better but the view of a running watch. What an object is to its reader is
-the reader's: two that are read as equal are one.
+The library's `Watch` does not list again after 410 and raises any exception on a malformed line; its informer has a
+thread and typed objects (docs/adr/0026). Nothing is kept that the API server knows
+better but the view of a running watch. What an object is to its reader is the reader's: two that are read as equal are
+one.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
-from sharepod.deviceplugin.api import Api, ApiUnavailable, said
-from sharepod.deviceplugin.pod import Object, at
+from sharepod.kube.client import Answer, ApiUnavailable, Client, jittered
+from sharepod.kube.objects import at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from sharepod.kube.objects import Object
 
 LIST_S: Final = 30.0
 _BARREN_MAX: Final = 5
@@ -56,12 +60,11 @@ class Source(Generic[T]):
     """Objects in one answer to a list; 0: all, out of the server's cache, as fits a node's."""
 
 
-class Watch(Generic[T]):
-    """One watch of a source, for one reader."""
+class Informer(Generic[T]):
+    """What there is of a source, told to one reader."""
 
-    def __init__(self, api: Api, server: str, source: Source[T], pace: Pace, log: logging.Logger) -> None:
-        self._api = api
-        self._server = server
+    def __init__(self, client: Client, source: Source[T], pace: Pace, log: logging.Logger) -> None:
+        self._client = client
         self._source = source
         self._pace = pace
         self._log = log
@@ -71,7 +74,7 @@ class Watch(Generic[T]):
 
     @property
     def listed(self) -> bool:
-        """Tell whether whoever watches has been told of all objects once, and has done with them."""
+        """Tell whether the reader was told of all objects once, and has done with them."""
         return self._listed
 
     async def changes(self) -> AsyncGenerator[Change[T]]:
@@ -117,13 +120,13 @@ class Watch(Generic[T]):
             parameters["resourceVersion"] = view.version  # from the server's cache, as kubelet does
         listed: list[T] = []
         while True:
-            answer = await self._api.call("GET", self._source.path, parameters=parameters, timeout_s=LIST_S)
+            answer = await self._client.call("GET", self._source.path, parameters=parameters, timeout_s=LIST_S)
             items, metadata = answer.body.get("items"), at(answer.body, "metadata")
             version, rest = metadata.get("resourceVersion"), metadata.get("continue")
             if answer.status == 410:
                 raise _Gone
             if answer.status != 200 or not isinstance(version, str) or not (items is None or isinstance(items, list)):
-                raise ApiUnavailable(said(self._server, answer.status, answer.body), status=answer.status)
+                raise self._client.refusal(answer)
             listed += [found for item in items or [] if (found := self._source.read(item)) is not None]
             if not isinstance(rest, str) or not rest:
                 break
@@ -142,7 +145,7 @@ class Watch(Generic[T]):
             "timeoutSeconds": str(watch_s),
         }
         try:
-            async with contextlib.aclosing(self._api.stream(self._source.path, parameters, watch_s + 15.0)) as lines:
+            async with contextlib.aclosing(self._client.stream(self._source.path, parameters, watch_s + 15.0)) as lines:
                 async for line in lines:
                     self._check(line)
                     trouble.over()
@@ -158,8 +161,7 @@ class Watch(Generic[T]):
         if line.get("type") == "ERROR":
             status = at(line, "object")
             code = status.get("code")
-            code = code if isinstance(code, int) else 0
-            raise ApiUnavailable(said(self._server, code, status), status=code)
+            raise self._client.refusal(Answer(code if isinstance(code, int) else 0, status))
 
 
 class _Gone(Exception):
@@ -247,8 +249,3 @@ class _Trouble:
         self._failures += 1
         asked_s = error.after_s if error is not None and error.after_s is not None else 0.0
         await asyncio.sleep(max(asked_s, jittered(pause_s)))
-
-
-def jittered(pause_s: float) -> float:
-    """Return a pause of half to all of this."""
-    return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

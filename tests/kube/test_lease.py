@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from apiserver import ApiServer
+from watching import AGENT
 
-from sharepod.deviceplugin.api import Api
-from sharepod.scheduler.lease import RENEW_WITHIN_S, TAKE_AFTER_S, Lease
+from sharepod.kube.client import Client
+from sharepod.kube.lease import RENEW_WITHIN_S, TAKE_AFTER_S, Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 class Replicas:
     """Replicas with one clock that the test sets."""
 
-    def __init__(self, api: Api, url: str, server: ApiServer) -> None:
+    def __init__(self, client: Client, server: ApiServer) -> None:
         self.server, self.now_s = server, 1000.0
         self.all = [
-            Lease(api, url, namespace="sharepod", name="leader", holder=name, clock=lambda: self.now_s)
+            Lease(client, namespace="sharepod", name="leader", holder=name, clock=lambda: self.now_s)
             for name in ("one", "two", "three")
         ]
 
@@ -43,14 +44,13 @@ def with_replicas(directory: Path, test: Callable[[Replicas], Coroutine[None, No
     async def run() -> None:
         async with ApiServer() as server:
             server.put_namespace("sharepod")
-            access = server.cluster(directory / "account")
-            async with Api(access) as api:
-                await test(Replicas(api, access.server, server))
+            async with Client(server.access(directory / "account"), AGENT) as client:
+                await test(Replicas(client, server))
 
     asyncio.run(run())
 
 
-def test_of_those_who_make_it_at_the_same_time_one_has_it(tmp_path: Path) -> None:
+def test_of_replicas_that_make_it_at_the_same_time_one_has_it(tmp_path: Path) -> None:
     async def test(replicas: Replicas) -> None:
         replicas.server.faults.delay(0.2, "post leases")  # all have seen that it is not there
         await replicas.step()
@@ -59,7 +59,7 @@ def test_of_those_who_make_it_at_the_same_time_one_has_it(tmp_path: Path) -> Non
     with_replicas(tmp_path, test)
 
 
-def test_of_those_who_take_a_free_one_at_the_same_time_one_has_it(tmp_path: Path) -> None:
+def test_of_replicas_that_take_a_free_one_at_the_same_time_one_has_it(tmp_path: Path) -> None:
     async def test(replicas: Replicas) -> None:
         replicas.write("", "2026-01-01T00:00:00.000000Z")
         replicas.server.faults.delay(0.2, "put leases")  # all have read it as it was
@@ -71,7 +71,7 @@ def test_of_those_who_take_a_free_one_at_the_same_time_one_has_it(tmp_path: Path
     with_replicas(tmp_path, test)
 
 
-def test_who_holds_it_is_believed_whatever_his_clock_says_for_as_long_as_he_writes(tmp_path: Path) -> None:
+def test_a_holder_is_believed_whatever_its_clock_says_for_as_long_as_it_writes(tmp_path: Path) -> None:
     async def test(replicas: Replicas) -> None:
         for second in range(20):
             replicas.write("stranger", f"1970-01-01T00:00:{second:02}.000000Z")
@@ -90,7 +90,7 @@ def test_who_holds_it_is_believed_whatever_his_clock_says_for_as_long_as_he_writ
     with_replicas(tmp_path, test)
 
 
-def test_who_could_not_write_it_decides_no_more_well_before_another_takes_it(tmp_path: Path) -> None:
+def test_a_holder_that_could_not_write_decides_no_more_well_before_another_takes_it(tmp_path: Path) -> None:
     async def test(replicas: Replicas) -> None:
         await replicas.step()
         holder = replicas.held.index(True)
@@ -103,11 +103,32 @@ def test_who_could_not_write_it_decides_no_more_well_before_another_takes_it(tmp
     with_replicas(tmp_path, test)
 
 
-def test_who_finds_anothers_name_on_it_decides_no_more_at_once(tmp_path: Path) -> None:
+def test_a_holder_that_finds_anothers_name_decides_no_more_at_once(tmp_path: Path) -> None:
     async def test(replicas: Replicas) -> None:
         await replicas.step()
         replicas.write("stranger", "2026-01-01T00:00:00.000000Z")
         await replicas.step()
         assert replicas.held == [False] * 3
+
+    with_replicas(tmp_path, test)
+
+
+def test_a_lease_keeps_what_others_wrote_into_it_and_is_given_up_at_the_end(tmp_path: Path) -> None:
+    async def test(replicas: Replicas) -> None:
+        metadata = {"namespace": "sharepod", "name": "leader", "labels": {"team": "a"}}
+        replicas.server.put_object("leases", {"metadata": metadata, "spec": {"leaseTransitions": 6, "strategy": "x"}})
+        one, two, _ = replicas.all
+        await one._step()
+        assert one.is_held()
+        await one.give_up()
+        assert not one.is_held()
+        await two._step()
+        assert two.is_held(), "it is not waited for a lease that was given up"
+        kept = replicas.server.seen("leases")["sharepod", "leader"]
+        assert kept["metadata"]["labels"] == {"team": "a"}
+        assert kept["spec"] | {"renewTime": "", "acquireTime": ""} == {
+            "holderIdentity": "two", "leaseDurationSeconds": 15, "leaseTransitions": 8, "strategy": "x",
+            "renewTime": "", "acquireTime": "",
+        }  # fmt: skip
 
     with_replicas(tmp_path, test)

@@ -1,0 +1,169 @@
+"""Where the API server is, and how we prove who we are: a pod's service account, or a kubeconfig.
+
+The library reads both, and runs what a kubeconfig names: an exec plugin of EKS, GKE or AKS. It does not notice that a
+file was replaced, and asks for a new token by the clock alone. So this decides when it has to read again: when a file
+has changed, after a minute, and when the API server does not know our token any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+from kubernetes.aio.config.kube_config import load_kube_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from typing import Any
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+AGE_S: Final = 60.0
+"""Credentials older than this are read again; the library runs a plugin only when its token ends within 5 minutes."""
+REFUSED_S: Final = 5.0
+"""Between two reads because the API server did not know our token."""
+READ_S: Final = 30.0
+"""For a plugin to answer."""
+_TOKEN: Final = "BearerToken"  # noqa: S105 - what the library calls it
+_TEXT_MAX: Final = 200
+
+T = TypeVar("T")
+
+
+class AccessError(Exception):
+    """The API server's address or our credentials are missing or wrong; the text is one line with the remedy."""
+
+
+class Access:
+    """One API server, and our credentials as they are now."""
+
+    def __init__(
+        self,
+        name: str,
+        files: tuple[Path, ...],
+        read: Callable[[Configuration], Coroutine[Any, Any, Callable[[], Coroutine[Any, Any, None]]]],
+    ) -> None:
+        """`name` says in errors what `files` are; `read` fills a configuration and returns what refreshes it."""
+        self._name, self._files, self._read = name, files, read
+        self._lock = asyncio.Lock()
+        self._configuration = Configuration()
+        self._refresh: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._stamp: tuple[object, ...] = ()
+        self._read_s = 0.0
+        self._refused_s = -REFUSED_S
+
+    @property
+    def server(self) -> str:
+        """Return the API server's address; before the first read what names it."""
+        return str(self._configuration.host) if self._refresh is not None else f"of {self._name}"
+
+    async def current(self) -> tuple[Configuration, tuple[object, ...]]:
+        """Return the configuration, and what changes when a session has to be made anew. Raises AccessError."""
+        async with self._lock:
+            stamp = tuple(map(_stamp, self._files))
+            if self._refresh is None or stamp != self._stamp:
+                fresh = Configuration()
+                self._refresh = await self._reading(self._read(fresh), fresh)
+                self._configuration, self._stamp = fresh, stamp
+            elif time.monotonic() - self._read_s >= AGE_S:
+                await self._reading(self._refresh(), self._configuration)
+            known = self._configuration
+            files = [_stamp(Path(file)) for file in (known.ssl_ca_cert, known.cert_file, known.key_file) if file]
+            return known, (known.host, known.verify_ssl, known.tls_server_name, known.proxy, *files)
+
+    def refused(self) -> bool:
+        """Have everything read again: our token is not known. False: that was tried just now."""
+        now_s = time.monotonic()
+        if now_s - self._refused_s < REFUSED_S:
+            return False
+        self._refused_s, self._stamp = now_s, ()
+        return True
+
+    async def _reading(self, work: Coroutine[Any, Any, T], configuration: Configuration) -> T:
+        try:
+            done = await asyncio.wait_for(work, READ_S)
+        except TimeoutError:
+            raise AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does") from None
+        except (ConfigException, OSError, yaml.YAMLError) as error:
+            raise AccessError(f"{self._name}: {_reason(error)}: put it right") from None
+        except Exception as error:  # noqa: BLE001 - the library trips in any way over a file that is no kubeconfig
+            text = f"{self._name}: {_reason(error)} while it was read: write it as kubectl does"
+            raise AccessError(text) from None
+        self._check(configuration)
+        self._read_s = time.monotonic()
+        return done
+
+    def _check(self, configuration: Configuration) -> None:
+        """Put right what the library leaves. Raises AccessError when a secret would travel in the clear."""
+        parts = urlsplit(configuration.host)
+        token = str(configuration.api_key.get(_TOKEN) or "").strip()  # a file of one line ends with a line feed
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise AccessError(f"{self._name}: {configuration.host!r} is no address: give https://host:port")
+        if parts.scheme == "http" and token:
+            raise AccessError(f"{self._name}: {configuration.host} would get our token in the clear: use https")
+        if parts.scheme == "https" and not token and not configuration.cert_file:
+            raise AccessError(f"{self._name}: it gives no credential: add a token, a certificate or a working plugin")
+        if token:
+            configuration.api_key[_TOKEN] = token
+        # Authorities of clusters lack what newer Pythons ask of them, a key identifier for one.
+        configuration.disable_strict_ssl_verification = True
+
+
+def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
+    """Return the API server of the cluster whose pod we are. Raises AccessError."""
+    if not (environment.get("KUBERNETES_SERVICE_HOST") and environment.get("KUBERNETES_SERVICE_PORT")):
+        raise AccessError("KUBERNETES_SERVICE_HOST or _PORT is not set, so this is no pod: give a kubeconfig")
+    token, authority = account / "token", account / "ca.crt"
+    for file in (token, authority):
+        if not file.is_file():
+            raise AccessError(f"{file} is not there: give the pod a service account")
+
+    async def read(configuration: Configuration) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def refresh() -> None:
+            loader = InClusterConfigLoader(str(token), str(authority), try_refresh_token=False, environ=environment)
+            loader.load_and_set(configuration)
+
+        await refresh()
+        return refresh
+
+    return Access(f"service account {account}", (token, authority), read)
+
+
+def from_kubeconfig(path: Path) -> Access:
+    """Return the API server of a kubeconfig's current context. Raises AccessError."""
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise AccessError(f"kubeconfig {path}: {_reason(error)}: name a readable kubeconfig") from None
+
+    async def read(configuration: Configuration) -> Callable[[], Coroutine[Any, Any, None]]:
+        # What a token's plugin says is not written back into the file: it is the user's.
+        loader = await load_kube_config(str(path), client_configuration=configuration, persist_config=False)
+
+        async def refresh() -> None:
+            await loader.load_and_set(configuration)
+
+        return refresh
+
+    return Access(f"kubeconfig {path}", (path,), read)
+
+
+def _stamp(file: Path) -> object:
+    """Return what changes when a file is replaced; its absence counts too, and is found when it is read."""
+    try:
+        status = os.stat(file)  # noqa: PTH116 - for every request
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _reason(error: Exception) -> str:
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(words.split())[:_TEXT_MAX]

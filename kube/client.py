@@ -1,0 +1,288 @@
+"""Requests to the API server and their answers: one, or a stream of lines. What the answers mean is not known here.
+
+The library's typed calls are not used: they cost 25 MiB, drop fields that they do not know, and raise on a pod that
+another version writes. What it does for each of them is: credentials, addresses, sessions. The token goes to the API
+server alone: no proxy of the environment is used and no redirect followed. A connection whose other end is gone is
+found by the kernel within 30 s, for a watch may be silent for minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client.rest import RESTClientObject
+
+from sharepod.kube.access import Access, AccessError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from types import TracebackType
+
+    from kubernetes.aio.client import Configuration
+
+    from sharepod.kube.objects import Object
+
+CONNECT_S: Final = 5.0
+CONNECTIONS: Final = 8
+MERGE: Final = "application/merge-patch+json"
+_ABOUT_THE_OBJECT: Final = (404, 409, 410, 422)
+_DEAD_S: Final = 30
+_LINE_MAX: Final = 16 * 2**20
+"""An object is at most 1.5 MiB in etcd; JSON with escapes is longer."""
+_TEXT_MAX: Final = 300
+
+
+class ApiUnavailable(Exception):
+    """The API server did not answer, or not as it should; the text is one line with the remedy."""
+
+    def __init__(self, text: str, *, status: int = 0, final: bool = False, after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        """Of HTTP; 0: there was no answer."""
+        self.final = final
+        """Asking again soon would not help."""
+        self.after_s = after_s
+        """When the server wants to be asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API server said: success, or a refusal that is about the object (404, 409, 410, 422)."""
+
+    status: int
+    body: Object
+
+
+class Client:
+    """A session with one API server; an asynchronous context manager."""
+
+    def __init__(self, access: Access, agent: str) -> None:
+        """`agent` is what the API server's audit log calls us."""
+        self._access, self._agent = access, agent
+        self._session: _Session | None = None
+
+    async def __aenter__(self) -> Self:
+        """Read the credentials. Raises AccessError."""
+        await self._access.current()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        parameters: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        media: str = "application/json",
+        timeout_s: float,
+    ) -> Answer:
+        """Return the answer to one request. Raises ApiUnavailable."""
+        while True:
+            async with self._open(method, path, parameters or {}, timeout_s, body, media) as response:
+                data = await response.read()
+                if response.status != 401 or not self._access.refused():
+                    return self._answer(response, data)
+
+    async def patiently(
+        self, path: str, within_s: float, pause_s: float, failed: Callable[[], None] = lambda: None
+    ) -> Answer:
+        """Return the answer to a GET, asked again while the API server is away. Raises ApiUnavailable in time.
+
+        `failed` is called each time that it is.
+        """
+        deadline_s = time.monotonic() + within_s
+        while True:
+            try:
+                return await self.call("GET", path, timeout_s=max(0.1, deadline_s - time.monotonic()))
+            except ApiUnavailable as error:
+                failed()
+                wait_s = jittered(pause_s) if error.after_s is None else error.after_s
+                if error.final or time.monotonic() + wait_s >= deadline_s:
+                    raise
+                await asyncio.sleep(wait_s)
+                pause_s *= 2
+
+    async def stream(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> AsyncGenerator[Object]:
+        """Yield the objects of a stream of lines, until it ends well. Raises ApiUnavailable when it does not."""
+        rest = b""
+        async with self._open("GET", path, parameters, timeout_s) as response:
+            if response.status != 200:
+                if response.status == 401:
+                    self._access.refused()
+                raise self.refusal(self._answer(response, await response.read()))
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _LINE_MAX:
+                    raise ApiUnavailable(f"{self._access.server} sent a line of more than {_LINE_MAX} bytes")
+                for line in lines:
+                    if line.strip():
+                        yield self._parsed(line)
+
+    def refusal(self, answer: Answer) -> ApiUnavailable:
+        """Return the error for an answer, whose reason the API server puts into a Status."""
+        message = answer.body.get("message")
+        text = " ".join(message.split())[:_TEXT_MAX] if isinstance(message, str) and message else "no reason given"
+        remedy = {
+            401: "see that our token is mounted and its service account exists",
+            403: "give our service account the role that comes with SharePod",
+        }.get(answer.status, "it is asked again")
+        text = f"API server {self._access.server}: {answer.status} {text}: {remedy}"
+        return ApiUnavailable(text, status=answer.status, final=answer.status == 403)
+
+    @contextlib.asynccontextmanager
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        timeout_s: float,
+        body: Object | None = None,
+        media: str = "application/json",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with (await self._current()).used() as api:
+                arguments = await api.param_serialize(
+                    method,
+                    path,
+                    query_params=list(parameters.items()),
+                    header_params={"Accept": "application/json", "Content-Type": media},
+                    body=body,
+                    auth_settings=["BearerToken"],
+                )
+                timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_S, timeout_s))
+                async with (await api.call_api(*arguments, _request_timeout=timeout)).response as response:
+                    yield response
+        except (aiohttp.ClientError, OSError, TimeoutError, AccessError) as error:
+            raise self._unavailable(error, timeout_s) from None
+
+    async def _current(self) -> _Session:
+        configuration, stamp = await self._access.current()
+        if self._session is None or self._session.stamp != stamp:
+            before, self._session = self._session, _Session(configuration, stamp, self._agent)
+            if before is not None:
+                await before.retire()
+        self._session.api.configuration = configuration  # the token may be another one
+        return self._session
+
+    def _unavailable(self, error: Exception, timeout_s: float) -> ApiUnavailable:
+        if isinstance(error, AccessError):
+            return ApiUnavailable(str(error))
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {timeout_s:.0f} s"
+        else:
+            reason = " ".join(str(error).split())[:_TEXT_MAX] or type(error).__name__
+        return ApiUnavailable(f"API server {self._access.server}: {reason}: see that it runs and is reached from here")
+
+    def _answer(self, response: aiohttp.ClientResponse, data: bytes) -> Answer:
+        """Return an answer about the object; raise ApiUnavailable for one about the server or us."""
+        if 200 <= response.status < 300 or response.status in _ABOUT_THE_OBJECT:
+            return Answer(response.status, self._parsed(data))
+        try:
+            body = self._parsed(data)
+        except ApiUnavailable:
+            body = {}
+        error = self.refusal(Answer(response.status, body))
+        after = response.headers.get("Retry-After", "")
+        error.after_s = float(after) if after.isdecimal() and len(after) < 4 else None
+        raise error
+
+    def _parsed(self, data: bytes) -> Object:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            text = f"API server {self._access.server}: an answer that is no JSON object: see what answers there"
+            raise ApiUnavailable(text)
+        return value
+
+
+class _Session:
+    """The library's client with the certificates of a moment, kept until its last request has ended."""
+
+    def __init__(self, configuration: Configuration, stamp: tuple[object, ...], agent: str) -> None:
+        """Raise AccessError when a certificate is none."""
+        self.stamp = stamp
+        self._users = 0
+        self._retired = False
+        configuration.connection_pool_maxsize = CONNECTIONS
+        configuration.client_session_kwargs = {
+            "trust_env": False,
+            "cookie_jar": aiohttp.DummyCookieJar(),
+            "middlewares": (_refuse_redirects,),
+        }
+        try:
+            self.api = ApiClient(configuration)
+            self.api.rest_client = _Rest(configuration)
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            reason = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+            raise AccessError(f"certificates for {configuration.host}: {reason}: put them right") from None
+        self.api.user_agent = agent
+
+    @contextlib.asynccontextmanager
+    async def used(self) -> AsyncIterator[ApiClient]:
+        self._users += 1
+        try:
+            yield self.api
+        finally:
+            self._users -= 1
+            if self._retired and not self._users:
+                await self.close()
+
+    async def retire(self) -> None:
+        """Close it when nothing uses it any more."""
+        self._retired = True
+        if not self._users:
+            await self.close()
+
+    async def close(self) -> None:
+        await self.api.close()
+
+
+class _Rest(RESTClientObject):  # type: ignore[misc]
+    """The library's sessions, on sockets that notice a dead connection."""
+
+    def _create_connector(self) -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(limit=self.maxsize, ssl=self.ssl_context, socket_factory=_socket)
+
+
+async def _refuse_redirects(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    response = await handler(request)
+    if response.status in (301, 302, 303, 307, 308):
+        response.close()
+        raise aiohttp.ClientError(f"it sends us elsewhere ({response.status}), which no API server does")
+    return response
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket that notices within 30 s that its other end is gone, whether it waits or sends."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_S // 2)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_S // 6)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000)
+    return made
+
+
+def jittered(pause_s: float) -> float:
+    """Return a pause of half to all of this."""
+    return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

@@ -1,0 +1,36 @@
+"""Looks into JSON of which nothing is certain: what is missing or of another kind is taken for empty. Pure."""
+
+from __future__ import annotations
+
+Object = dict[str, object]
+
+
+def at(place: Object, key: str) -> Object:
+    """Return the object under `key`, an empty one when it is missing, null or no object."""
+    value = place.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def entries(place: Object, key: str) -> list[Object]:
+    """Return the objects in the list under `key`; none when it is missing or no list."""
+    value = place.get(key)
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def text(place: Object, key: str) -> str:
+    """Return the text under `key`, an empty one when it is missing or no text."""
+    value = place.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def texts(place: Object, key: str) -> dict[str, str]:
+    """Return the texts in the object under `key`, by name: labels, annotations, quantities.
+
+    A quantity may be written as a whole number; it is text then, too.
+    """
+    found = at(place, key)
+    return {
+        name: value if isinstance(value, str) else str(value)
+        for name, value in found.items()
+        if isinstance(value, str) or type(value) is int
+    }

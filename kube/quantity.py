@@ -1,0 +1,51 @@
+"""Kubernetes' quantities, "1500m" or "10Gi", read exactly. Pure.
+
+The library's `parse_quantity` rounds to 28 digits, takes "NaN", "1_000" and Arabic digits for numbers, and "1e999999"
+for a number whose integer fills the memory. Here a number has at most 20 digits before its point and after it.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+_TEXT: Final = re.compile(
+    r"([+-]?)([0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
+)
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_MOST: Final = 2**31 - 1
+"""More than any machine has, and what placement counts with."""
+
+
+def exact(text: str) -> Fraction | None:
+    """Return the number that a quantity is; None: it is none."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        return None
+    number, suffix = Fraction(match[1] + match[2].removesuffix(".")), match[3] or ""
+    if suffix in _BINARY:
+        return number * (1 << _BINARY[suffix])
+    exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
+    return number * Fraction(10) ** exponent
+
+
+@lru_cache(maxsize=4096)
+def milli(text: str) -> int:
+    """Return a quantity in thousandths, 0..2³¹-1: "1.5" is 1500. What is none, or below nothing, is 0.
+
+    It is rounded up, as kube-scheduler and kubelet round what is asked for.
+    """
+    return _bounded((exact(text) or Fraction(0)) * 1000)
+
+
+@lru_cache(maxsize=4096)
+def mib(text: str) -> int:
+    """Return a quantity of bytes in MiB, rounded up, 0..2³¹-1. What is none, or below nothing, is 0."""
+    return _bounded((exact(text) or Fraction(0)) / 2**20)
+
+
+def _bounded(value: Fraction) -> int:
+    return max(0, min(-(-value.numerator // value.denominator), _MOST))

@@ -1,0 +1,34 @@
+"""Runs a test against a started double, and waits for what it should come to."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .server import ApiServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+PATIENCE_S = 20.0
+
+
+def with_server(test: Callable[[ApiServer, Path], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine with a started API server and a directory for its service account."""
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="sharepod-test-") as directory:
+            async with ApiServer() as server:
+                await test(server, Path(directory) / "account")
+
+    asyncio.run(run())
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.005)

@@ -1,0 +1,309 @@
+"""Where the API server is: in a pod, and from a kubeconfig, against a server that asks for a token or a certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from apiserver import AUTHORITY, DEVELOPER, ApiServer, pod
+from watching import AGENT
+
+from sharepod.kube import access as module
+from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
+from sharepod.kube.client import ApiUnavailable, Client
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CERTIFICATE = DEVELOPER.cert_chain_pems[0].bytes()
+KEY = DEVELOPER.private_key_pem.bytes()
+POD = "/api/v1/namespaces/default/pods/a"
+PLUGIN = """#!{python}
+import json, os, pathlib, sys, time
+
+here = pathlib.Path(__file__).parent
+with (here / "calls").open("a") as calls:
+    calls.write(json.loads(os.environ["KUBERNETES_EXEC_INFO"])["kind"] + os.environ["REGION"] + "\\n")
+token = (here / "issued").read_text()
+if not token:
+    sys.exit("no session: log in")
+ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + float(sys.argv[1])))
+status = {{"token": token, "expirationTimestamp": ends}}
+print(json.dumps({{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}}))
+"""
+
+
+def write(path: Path, cluster: dict[str, Any], user: dict[str, Any], **more: Any) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [
+            {"name": "there", "context": {"cluster": "x", "user": "x"}},
+            {"name": "here", "context": {"cluster": "c", "user": "u"}},
+        ],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(config | more), encoding="utf-8")
+    return path
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def trusting(server: ApiServer) -> dict[str, Any]:
+    authority = encoded(AUTHORITY.cert_pem.bytes())
+    return {"server": f"https://127.0.0.1:{server.port}", "certificate-authority-data": authority}
+
+
+def with_plugin(directory: Path, server: ApiServer, lasts_s: float) -> Path:
+    """Return a kubeconfig as clouds write it: a program is asked for the token."""
+    plugin = directory / "plugin"
+    plugin.write_text(PLUGIN.format(python=sys.executable), encoding="ascii")
+    plugin.chmod(0o755)
+    issue(directory, server.token)
+    user = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": str(plugin),
+            "args": [str(lasts_s)],
+            "env": [{"name": "REGION", "value": "-west"}],
+            "interactiveMode": "Never",
+        }
+    }
+    return write(directory / "config", trusting(server), user)
+
+
+def issue(directory: Path, token: str) -> None:
+    (directory / "issued").write_text(token, encoding="ascii")
+
+
+def calls(directory: Path) -> list[str]:
+    return (directory / "calls").read_text(encoding="ascii").split()
+
+
+async def reads_a_pod(access: Access) -> bool:
+    async with Client(access, AGENT) as client:
+        return (await client.call("GET", POD, timeout_s=5.0)).status == 200
+
+
+@pytest.mark.parametrize("way", ["token", "token file", "certificate", "certificate files", "no verification", "name"])
+def test_a_kubeconfig_reaches_the_server_with_what_it_holds(tmp_path: Path, way: str) -> None:
+    async def run() -> bool:
+        async with ApiServer() as server:
+            server.put(pod("a"))
+            cluster, user = trusting(server), {"token": server.token}
+            if way == "token file":
+                (tmp_path / "token").write_text(server.token + "\n", encoding="ascii")
+                user = {"tokenFile": "token"}
+            elif way == "certificate":
+                user = {"client-certificate-data": encoded(CERTIFICATE), "client-key-data": encoded(KEY)}
+            elif way == "certificate files":
+                (tmp_path / "user.crt").write_bytes(CERTIFICATE)
+                (tmp_path / "user.key").write_bytes(KEY)
+                (tmp_path / "ca.crt").write_bytes(AUTHORITY.cert_pem.bytes())
+                cluster = {"server": cluster["server"] + "/", "certificate-authority": "ca.crt"}
+                user = {"client-certificate": "user.crt", "client-key": str(tmp_path / "user.key")}
+            elif way == "no verification":
+                cluster = {"server": cluster["server"], "insecure-skip-tls-verify": True}
+            elif way == "name":
+                cluster["tls-server-name"] = "localhost"
+            return await reads_a_pod(from_kubeconfig(write(tmp_path / "config", cluster, user)))
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert asyncio.run(run())
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208 - no key is left open
+
+
+def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_is_known_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+
+    async def run() -> None:
+        async with ApiServer() as server:
+            server.put(pod("a"))
+            access = from_kubeconfig(with_plugin(tmp_path, server, lasts_s=3600))
+            async with Client(access, AGENT) as client:
+                for _ in range(3):
+                    assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+                assert calls(tmp_path) == ["ExecCredential-west"], "it is asked once for as long as its token lasts"
+                server.token = "second"  # noqa: S105
+                issue(tmp_path, "second")
+                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+                assert len(calls(tmp_path)) == 2
+
+    asyncio.run(run())
+
+
+def test_a_plugin_is_asked_before_its_token_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGE_S", 0.0)
+
+    async def run(lasts_s: float) -> int:
+        async with ApiServer() as server:
+            server.put(pod("a"))
+            access = from_kubeconfig(with_plugin(tmp_path, server, lasts_s))
+            async with Client(access, AGENT) as client:
+                for _ in range(3):
+                    assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+        return len(calls(tmp_path))
+
+    assert asyncio.run(run(3600)) == 1
+    assert asyncio.run(run(60)) > 2, "it ends within five minutes"
+
+
+def test_a_plugin_that_gives_nothing_is_one_line_and_its_own_words_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with ApiServer() as server:
+            kubeconfig = with_plugin(tmp_path, server, 3600)
+            issue(tmp_path, "")
+            with pytest.raises(
+                AccessError, match=r"config: it gives no credential: add a token, .* or a working plugin"
+            ):
+                await reads_a_pod(from_kubeconfig(kubeconfig))
+            assert not server.requests
+
+    asyncio.run(run())
+    assert "no session: log in" in caplog.text
+
+
+def test_a_plugin_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_S", 0.3)
+
+    async def run() -> None:
+        async with ApiServer() as server:
+            kubeconfig = with_plugin(tmp_path, server, 3600)
+            (tmp_path / "plugin").write_text("#!/bin/sh\nexec sleep 60\n", encoding="ascii")
+            started = time.monotonic()
+            with pytest.raises(AccessError, match="no credential within"):
+                await reads_a_pod(from_kubeconfig(kubeconfig))
+            assert time.monotonic() - started < 10
+
+    asyncio.run(run())
+
+
+def test_a_token_file_and_a_kubeconfig_that_change_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGE_S", 0.0)
+
+    async def run() -> None:
+        async with ApiServer() as server:
+            server.put(pod("a"))
+            (tmp_path / "token").write_text(server.token, encoding="ascii")
+            path = write(tmp_path / "config", trusting(server), {"tokenFile": str(tmp_path / "token")})
+            async with Client(from_kubeconfig(path), AGENT) as client:
+                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+                server.token = "second"  # noqa: S105
+                (tmp_path / "token").write_text("second\n", encoding="ascii")
+                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+                server.token = "the third"  # noqa: S105
+                write(path, trusting(server), {"token": "the third"})
+                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_server_of_another_authority_or_name_is_not_believed(tmp_path: Path) -> None:
+    async def run(**more: str) -> str:
+        async with ApiServer() as server:
+            cluster: dict[str, Any] = {"server": f"https://127.0.0.1:{server.port}", **more}
+            with pytest.raises(ApiUnavailable) as caught:
+                await reads_a_pod(from_kubeconfig(write(tmp_path / "config", cluster, {"token": server.token})))
+            assert not server.requests, "no token is sent to it"
+            return str(caught.value)
+
+    ours = encoded(AUTHORITY.cert_pem.bytes())
+    assert "certificate" in asyncio.run(run())
+    assert "certificate" in asyncio.run(run(**{"certificate-authority-data": ours, "tls-server-name": "example.org"}))
+
+
+def test_a_service_account_is_used_as_kubelet_mounts_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ApiServer() as server:
+            server.put(pod("a"))
+            access = server.access(tmp_path / "account")
+            assert await reads_a_pod(access)
+            assert access.server == f"https://127.0.0.1:{server.port}"
+
+    asyncio.run(run())
+
+
+def test_what_is_replaced_in_a_service_account_is_read_again(tmp_path: Path) -> None:
+    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+
+    async def run() -> None:
+        (tmp_path / "token").write_text("one\n", encoding="ascii")
+        (tmp_path / "ca.crt").write_bytes(AUTHORITY.cert_pem.bytes())
+        access = in_cluster(environment, tmp_path)
+        first, stamp = await access.current()
+        assert first.host == "https://[fd00::1]:443"
+        assert first.api_key["BearerToken"].lower() == "bearer one"
+        assert await access.current() == (first, stamp)
+        (tmp_path / "new").write_bytes(AUTHORITY.cert_pem.bytes())
+        (tmp_path / "new").replace(tmp_path / "ca.crt")
+        (tmp_path / "token").write_text("two\n", encoding="ascii")
+        second, fresh = await access.current()
+        assert fresh != stamp
+        assert second.api_key["BearerToken"].lower() == "bearer two"
+        (tmp_path / "token").unlink()
+        with pytest.raises(AccessError, match=r"service account .*: Service token file does not exist"):
+            await access.current()
+
+    asyncio.run(run())
+
+
+def test_outside_of_a_cluster_a_kubeconfig_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(AccessError, match="so this is no pod: give a kubeconfig"):
+        in_cluster({}, tmp_path)
+    with pytest.raises(AccessError, match="give the pod a service account"):
+        in_cluster({"KUBERNETES_SERVICE_HOST": "h", "KUBERNETES_SERVICE_PORT": "1"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "more", "text"),
+    [
+        ({"server": "https://h"}, {"exec": {"command": "aws"}}, {}, "it gives no credential: add a token"),
+        ({"server": "ftp://h"}, {}, {}, "no address: give https://host:port"),
+        ({"server": "http://h"}, {"token": "t"}, {}, "in the clear: use https"),
+        ({"server": "https://h"}, {"token": "t"}, {"current-context": "nowhere"}, "object with name nowhere"),
+        ({"server": "https://h"}, {"token": "t"}, {"current-context": "there"}, "object with name x"),
+        ({"server": "https://h"}, {"token": "t"}, {"users": None}, "write it as kubectl does"),
+        ({"server": "https://h", "certificate-authority": "gone"}, {"token": "t"}, {}, "File does not exist"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_says_why(
+    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], more: dict[str, Any], text: str
+) -> None:
+    access = from_kubeconfig(write(tmp_path / "config", cluster, user, **more))
+    with pytest.raises(AccessError, match=text) as caught:
+        asyncio.run(access.current())
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "config") in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "", "7", "\0", json.dumps({"contexts": 7, "current-context": {}})])
+def test_what_is_no_kubeconfig_says_so(tmp_path: Path, text: str) -> None:
+    with pytest.raises(AccessError, match="name a readable kubeconfig"):
+        from_kubeconfig(tmp_path / "nowhere")
+    (tmp_path / "config").write_text(text, encoding="ascii")
+    with pytest.raises(AccessError, match=r"put it right|write it as kubectl does"):
+        asyncio.run(from_kubeconfig(tmp_path / "config").current())
+
+
+def test_a_certificate_that_is_none_says_so(tmp_path: Path) -> None:
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": encoded(b"nonsense")}
+    access = from_kubeconfig(write(tmp_path / "config", cluster, {"token": "t"}))
+    with pytest.raises(ApiUnavailable, match=r"certificates for https://127\.0\.0\.1:1: .*: put them right"):
+        asyncio.run(reads_a_pod(access))

@@ -1,0 +1,155 @@
+"""One request to an API server that is slow, refuses, moves away, or is none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+from apiserver import ApiServer, pod, until, with_server
+from apiserver.keys import AUTHORITY, server_context
+from watching import AGENT, watched
+
+from sharepod.kube.access import in_cluster
+from sharepod.kube.client import ApiUnavailable, Client
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+POD = "/api/v1/namespaces/default/pods/a"
+
+
+def test_an_api_server_that_stumbles_is_asked_again_in_time() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with Client(server.access(account), AGENT) as client:
+            server.refuse(503, 2)
+            server.refuse(429, 1, after="1")
+            answer = await client.patiently(POD, 10.0, 0.01)
+            assert answer.status == 200
+            assert server.requests["get pods"] == 4
+
+    with_server(test)
+
+
+def test_an_api_server_that_does_not_answer_is_unavailable_in_time() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Client(server.access(account), AGENT) as client:
+            server.faults.lag_s = 3
+            started = time.monotonic()
+            with pytest.raises(ApiUnavailable, match=r"no answer within .* s: see that it runs"):
+                await client.patiently(POD, 0.5, 0.01)
+            server.faults.lag_s = 0
+            await server.stop()
+            with pytest.raises(ApiUnavailable, match="see that it runs"):
+                await client.patiently(POD, 0.5, 0.01)
+            assert time.monotonic() - started < 8
+
+    with_server(test)
+
+
+def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        async with Client(server.access(account), AGENT) as client:
+            server.refuse(403)
+            with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
+                await client.patiently(POD, 10.0, 0.01)
+            assert server.requests["get pods"] == 1
+
+    with_server(test)
+
+
+def test_a_token_that_is_rotated_is_read_again() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with watched(server, account) as (client, view):
+            await until(lambda: view.equals(server), "the first list")
+            server.token = "second"  # noqa: S105
+            with pytest.raises(ApiUnavailable, match="401 Unauthorized: see that our token is mounted"):
+                await client.call("GET", POD, timeout_s=5.0)
+            server.put(pod("b"))
+            server.cut("cut")
+            server.account(account)
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+            await until(lambda: view.equals(server), "the watch goes on with the new token")
+
+    with_server(test)
+
+
+def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on() -> None:
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with watched(server, account) as (client, view):
+            await until(lambda: server.watching == 1, "the watch")
+            (account / "ca.crt").write_text("no certificate", encoding="ascii")
+            with pytest.raises(ApiUnavailable, match=r"certificates for https://127\.0\.0\.1:\d+: .*: put them right"):
+                await client.call("GET", POD, timeout_s=5.0)
+            server.account(account)
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+            server.put(pod("b"))
+            await until(lambda: view.equals(server), "the watch that began before")
+            assert server.requests["watch pods"] == 1
+
+    with_server(test)
+
+
+def elsewhere(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], account: Path) -> str:
+    """Ask a server that is none of Kubernetes for a pod; return the error."""
+
+    async def run() -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(clients=False)).start()
+        account.mkdir()
+        (account / "token").write_text("secret", encoding="ascii")
+        AUTHORITY.cert_pem.write_to_path(str(account / "ca.crt"))
+        port = str(runner.addresses[0][1])
+        access = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, account)
+        try:
+            async with Client(access, AGENT) as client:
+                with pytest.raises(ApiUnavailable) as caught:
+                    await client.call("GET", POD, timeout_s=5.0)
+        finally:
+            await runner.cleanup()
+        return str(caught.value)
+
+    return asyncio.run(run())
+
+
+def test_what_answers_in_place_of_the_api_server_is_not_believed(tmp_path: Path) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>", status=404)
+
+    async def deep(_: web.Request) -> web.Response:
+        return web.Response(text="[" * 100_000)
+
+    assert "no JSON object: see what answers there" in elsewhere(page, tmp_path / "a")
+    assert "no JSON object: see what answers there" in elsewhere(deep, tmp_path / "b")
+
+
+def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def away(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    assert "sends us elsewhere (307)" in elsewhere(away, tmp_path / "account")
+    assert asked == [POD]
+
+
+def test_no_proxy_of_the_environment_gets_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def test(server: ApiServer, account: Path) -> None:
+        server.put(pod("a"))
+        async with Client(server.access(account), AGENT) as client:
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+
+    with_server(test)

@@ -1,0 +1,66 @@
+"""Quantities as Kubernetes writes them, exactly; and texts that are none."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.utils.quantity import parse_quantity
+
+from sharepod.kube import quantity
+
+SUFFIXES = st.sampled_from(
+    ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2"]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "milli"),
+    [("1", 1000), ("1.5", 1500), ("100m", 100), ("1n", 1), ("0", 0), ("2k", 2_000_000), ("1e3", 1_000_000),
+     (".5", 500), ("9E", 2**31 - 1), ("x", 0), ("-1", 0), ("", 0)],
+)  # fmt: skip
+def test_processors_are_counted_in_thousandths_rounded_up(text: str, milli: int) -> None:
+    assert quantity.milli(text) == milli
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("1Gi", 1024), ("1", 1), ("1M", 1), ("1048577", 2), ("128974848", 123), ("1500m", 1), ("5Ei", 2**31 - 1)],
+)  # fmt: skip
+def test_memory_is_counted_in_mib_rounded_up(text: str, mib: int) -> None:
+    assert quantity.mib(text) == mib
+
+
+def test_a_quantity_is_exact_where_the_library_rounds() -> None:
+    text = "12345678901234567890.5Ki"
+    assert quantity.exact(text) == Fraction(24691357802469135781, 2) * 1024
+    assert Fraction(parse_quantity("12345678901234567890.12345678901234567890")) == quantity.exact(
+        "12345678901234567890.12345678901234567890"
+    )
+    assert Fraction(parse_quantity("12345678901234567890.12345678901234567890Ki")) != quantity.exact(
+        "12345678901234567890.12345678901234567890Ki"
+    )
+
+
+@given(st.integers(-99_999, 99_999), st.integers(0, 999), SUFFIXES)
+def test_it_is_what_the_library_reads_of_what_people_write(whole: int, part: int, suffix: str) -> None:
+    text = f"{whole}.{part:03}{suffix}"
+    assert quantity.exact(text) == Fraction(parse_quantity(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e999999", "NaN", "Infinity", " 1", "1_000", "١", "1Ki1", "0x1", "1e3Ki", "--1", ".", "+", "9" * 21, "1\n"],
+)
+def test_a_text_that_is_none_is_none(text: str) -> None:
+    assert quantity.exact(text) is None
+    assert quantity.milli(text) == quantity.mib(text) == 0
+
+
+@given(st.text(max_size=12))
+def test_no_text_makes_the_reader_fail(text: str) -> None:
+    quantity.exact(text)
+    assert 0 <= quantity.milli(text) < 2**31
+    assert 0 <= quantity.mib(text) < 2**31

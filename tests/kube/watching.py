@@ -1,0 +1,66 @@
+"""An informer of a node's pods in the background, for tests of what it yields."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from sharepod.kube.client import Client
+from sharepod.kube.informer import Informer, Pace, Source
+from sharepod.kube.pod import Pod, read_pod
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from apiserver import ApiServer
+
+FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
+AGENT = "sharepod-test"
+LOG = logging.getLogger("sharepod.test.pods")
+
+
+class View:
+    """What the informer has yielded so far, as its reader would keep it."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.changes: list[tuple[str, str]] = []
+
+    async def follow(self, pods: Informer[Pod]) -> None:
+        async with contextlib.aclosing(pods.changes()) as changes:
+            async for kind, found in changes:
+                self.changes.append((kind, found.name))
+                if kind == "gone":
+                    del self.pods[found.uid]  # never of a pod that was not there
+                else:
+                    assert self.pods.get(found.uid) != found, "a change that changes nothing"
+                    self.pods[found.uid] = found
+
+    def equals(self, server: ApiServer, node: str = "n1") -> bool:
+        there = [read_pod(body) for body in server.pods.values() if body["spec"]["nodeName"] == node]
+        return self.pods == {found.uid: found for found in there if found is not None}
+
+
+def informer(client: Client, pace: Pace = FAST, page: int = 0) -> Informer[Pod]:
+    selected = {"fieldSelector": "spec.nodeName=n1"}
+    return Informer(client, Source("/api/v1/pods", selected, read_pod, lambda pod: pod.uid, page), pace, LOG)
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    server: ApiServer, account: Path, pace: Pace = FAST, page: int = 0
+) -> AsyncIterator[tuple[Client, View]]:
+    """An informer in the background."""
+    view = View()
+    async with Client(server.access(account), AGENT) as client:
+        task = asyncio.create_task(view.follow(informer(client, pace, page)))
+        try:
+            yield client, view
+            assert not task.done(), "the watch has ended"
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
