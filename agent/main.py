@@ -27,7 +27,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import cgroup, hook_file, logs, metrics, metrics_server
+from sharepod.agent import cgroup, hook_file, logs, metrics
 from sharepod.agent.credentials import Credentials
 from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
 from sharepod.agent.feed import Feed, Target
@@ -39,6 +39,8 @@ from sharepod.agent.node import Identity, Node
 from sharepod.agent.registry import Registry
 from sharepod.agent.service import NodeService
 from sharepod.agent.settings import Settings, check_on_tmpfs, load_settings, setting_doc, setting_names, shown
+from sharepod.process import metrics_server
+from sharepod.process.metrics_server import MetricsUnavailable
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
@@ -173,15 +175,19 @@ class Agent:
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
-            text = metrics.NodeMetrics(node, self.feed_tally).text
-            self._stack.callback(metrics_server.serve(text, settings.metrics_listen, self._credentials()))
+            self._serve_metrics(metrics.NodeMetrics(node, self.feed_tally))
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
 
-    def _credentials(self) -> Credentials:
+    def _serve_metrics(self, collector: metrics.NodeMetrics) -> None:
+        """Serve a collector until the agent closes. Raises SettingsError, AgentUnavailable."""
         settings = self._settings
-        return Credentials(settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file)
+        guard = Credentials(settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file)
+        try:
+            self._stack.callback(metrics_server.serve(collector, settings.metrics_listen, guard))
+        except MetricsUnavailable as error:
+            raise AgentUnavailable(str(error)) from None
 
     def _take_place(self) -> HostLock:
         while True:

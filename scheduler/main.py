@@ -18,16 +18,19 @@ from typing import TYPE_CHECKING, Final
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent import logs, metrics_server
+from sharepod.agent import logs
 from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import AgentUnavailable, SettingsError
+from sharepod.agent.errors import SettingsError
 from sharepod.agent.flags import EXIT_USAGE
 from sharepod.deviceplugin.api import Api, ApiUnavailable
 from sharepod.deviceplugin.cluster import ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.event_writer import EventWriter
 from sharepod.deviceplugin.events import Subject
 from sharepod.deviceplugin.loop import for_ever
-from sharepod.scheduler import gate_metrics, process, usage_server
+from sharepod.process import metrics_server
+from sharepod.process.metrics import families
+from sharepod.process.metrics_server import MetricsUnavailable
+from sharepod.scheduler import gate_metrics, metrics, process, usage_server
 from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.endings import Endings
@@ -37,7 +40,7 @@ from sharepod.scheduler.gate_summary import summarise_gates
 from sharepod.scheduler.gatekeeper import Gatekeeper
 from sharepod.scheduler.informer import Informer
 from sharepod.scheduler.lease import Lease
-from sharepod.scheduler.metrics import Tally, text
+from sharepod.scheduler.metrics import Tally
 from sharepod.scheduler.order_writer import OrderWriter
 from sharepod.scheduler.policy import Numbers, Outline, Policy
 from sharepod.scheduler.queue_view import view
@@ -50,6 +53,8 @@ from sharepod.scheduler.usage_identity import Identities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+
+    from prometheus_client import Metric
 
     from sharepod.deviceplugin import cluster as access
     from sharepod.scheduler.mix import Mix
@@ -125,22 +130,31 @@ def _cluster(settings: Settings) -> access.Cluster:
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
-def _serve_metrics(settings: Settings, look: Callable[[], str], stack: contextlib.AsyncExitStack) -> None:
-    """Serve what `look` returns, which is called on this loop. Raises SettingsError, AgentUnavailable."""
+class _OnLoop:
+    """A collector whose families are made on a loop, while another thread waits for them."""
+
+    def __init__(self, collected: Callable[[], list[Metric]]) -> None:
+        """Take what makes them on the loop that runs now."""
+        self._collected = collected
+        self._loop = asyncio.get_running_loop()
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics as of now."""
+
+        async def collected() -> list[Metric]:
+            return self._collected()
+
+        return asyncio.run_coroutine_threadsafe(collected(), self._loop).result(METRICS_S)
+
+
+def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack) -> None:
+    """Serve what `collected` returns. Raises SettingsError, MetricsUnavailable."""
     if settings.metrics_listen == "off":
         return
-    loop = asyncio.get_running_loop()
-
-    async def looked() -> str:
-        return look()
-
-    def read() -> str:
-        return asyncio.run_coroutine_threadsafe(looked(), loop).result(METRICS_S)
-
     credentials = Credentials(
         settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file, reader="scheduler"
     )
-    stack.callback(metrics_server.serve(read, settings.metrics_listen, credentials))
+    stack.callback(metrics_server.serve(_OnLoop(collected), settings.metrics_listen, credentials))
 
 
 async def _listen_to_agents(
@@ -171,10 +185,10 @@ def _keep_gates(
     events: EventWriter,
     answers: ExtenderServer,
     stack: contextlib.AsyncExitStack,
-) -> tuple[list[Coroutine[None, None, None]], Callable[[], str]]:
+) -> tuple[list[Coroutine[None, None, None]], Callable[[], list[Metric]]]:
     """Return the work of deciding who is released and who yields, and its metrics; none where nobody asks for that."""
     if not settings.keeps:
-        return [], str
+        return [], list
     gates = settings.front == "gates"
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
@@ -189,12 +203,13 @@ def _keep_gates(
     )
     names = gate_metrics.QueueNames()
 
-    def look() -> str:
+    def collected() -> list[Metric]:
         found = summarise_gates(
             keeper.memory, keeper.queues, time.monotonic(), leading=lease.is_held(), turns=lease.turns,
             rules_refused=bool(keeper.refusal),
         )  # fmt: skip
-        return gate_metrics.text(found, keeper.memory.tally, names)
+        snapshot = gate_metrics.GateSnapshot(found, keeper.memory.tally, names.told(found))
+        return families(gate_metrics.TABLES, snapshot)
 
     answers.preempts = False
     stack.push_async_callback(writer.stop)
@@ -204,7 +219,7 @@ def _keep_gates(
         keeper.decide_for_ever(),
         keeper.follow_rules(api, server.server, settings.queues),
         Endings(api, keeper.memory.restarts, lease).ask_for_ever(),
-    ], look
+    ], collected
 
 
 async def _run(settings: Settings, stopping: asyncio.Event) -> None:
@@ -228,19 +243,21 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
             scheduler_name=settings.scheduler_name,
         )  # fmt: skip
         teller = Teller(cluster, annotator, events, settings.scheduler_name)
-        keeping, gates_text = _keep_gates(settings, api, server, cluster, informer, events, answers, stack)
+        keeping, of_gates = _keep_gates(settings, api, server, cluster, informer, events, answers, stack)
         agents = await _listen_to_agents(settings, book, api, stack)
         tally = Tally()
         answers.decided = tally.decided
 
-        def look() -> str:
+        def collected() -> list[Metric]:
             found = summarise(
                 cluster, book, time.monotonic(), ready=not informer.not_ready(time.monotonic()),
                 written=annotator.written, failed=annotator.failed, streams=agents.streams, stream_ends=agents.ended,
             )  # fmt: skip
-            return text(found, tally) + gates_text()
+            return [
+                *families(metrics.TABLES, found), *families(metrics.DECISION_TABLES, tally), *of_gates(),
+            ]  # fmt: skip
 
-        _serve_metrics(settings, look, stack)
+        _serve_metrics(settings, collected, stack)
         port = await answers.start(settings.listen, credentials.following())
         stack.push_async_callback(answers.stop)
         log.info("extender started", extra={"listen": settings.listen, "port": port, "policy": settings.policy})
@@ -279,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.set_up(settings.log_format, settings.log_level)
         process.prepare()
         asyncio.run(_serve(settings))
-    except (SettingsError, ClusterError, AgentUnavailable) as error:
+    except (SettingsError, ClusterError, MetricsUnavailable) as error:
         sys.stderr.write(f"sharepod-scheduler: {error}\n")
         return EXIT_USAGE
     except OSError as error:

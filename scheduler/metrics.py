@@ -11,14 +11,16 @@ import bisect
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import exposition
+from sharepod.process import metrics
+from sharepod.process.metrics import HistogramRow, Row, Table
 from sharepod.scheduler import gate_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from sharepod.process.metrics import AnyTable
 
 VERBS: Final = ("filter", "prioritize", "preempt")
 RESULTS: Final = ("ok", "refused", "error")
@@ -66,123 +68,90 @@ class Look:
 
 STATES: Final = ("reporting", "silent")
 POD_STATES: Final = ("bound", "waiting", "assumed", "untold", "homeless")
-ROWS: Final[tuple[tuple[str, str, Callable[[Look], float]], ...]] = (
-    ("sharepod_scheduler_ready", "1 when pods can be placed.", lambda k: float(k.ready)),
-    ("sharepod_scheduler_devices", "Devices of the nodes that report.", lambda k: k.devices),
-    ("sharepod_scheduler_devices_left", "What is left of them, in devices.", lambda k: k.left),
-    (
+ROWS: Final[tuple[Row[Look], ...]] = (
+    Row("sharepod_scheduler_ready", "1 when pods can be placed.", lambda k: float(k.ready)),
+    Row("sharepod_scheduler_devices", "Devices of the nodes that report.", lambda k: k.devices),
+    Row("sharepod_scheduler_devices_left", "What is left of them, in devices.", lambda k: k.left),
+    Row(
         "sharepod_scheduler_devices_wasted",
         "Of what is left, what the pods that come most could not use, in devices.",
         lambda k: k.wasted,
     ),
-    (
+    Row(
         "sharepod_scheduler_feed_lag_seconds",
         "How long ago the slowest of the nodes that report has done so: up to 11 s when all is well.",
         lambda k: k.lag_s,
     ),
-    ("sharepod_scheduler_feed_streams", "Agents that are connected.", lambda k: k.streams),
-    (
+    Row("sharepod_scheduler_feed_streams", "Agents that are connected.", lambda k: k.streams),
+    Row(
         "sharepod_scheduler_devices_written_total",
         "Pods that were told their devices: annotations written.",
         lambda k: k.annotations_written,
     ),
-    (
+    Row(
         "sharepod_scheduler_devices_write_failures_total",
         "Annotations that the API server did not take. They are written again.",
         lambda k: k.annotations_failed,
     ),
 )
-LABELLED: Final[tuple[tuple[str, str, str, tuple[str, ...], Callable[[Look], Mapping[str, int]]], ...]] = (
-    (
-        "sharepod_scheduler_nodes",
-        "Nodes with an agent: reporting, or silent for so long that they get no pods.",
-        "state",
-        STATES,
-        lambda k: k.nodes_by_state,
-    ),
-    (
-        "sharepod_scheduler_pods",
-        (
-            "Pods with shares: bound; waiting for a node; of the waiting ones, assumed to be where they were sent; of "
-            "the bound ones, untold where they are, and homeless as they fit on no device of their node."
-        ),
-        "state",
-        POD_STATES,
-        lambda k: k.pods_by_state,
-    ),
+NODES: Final[Row[int]] = Row(
+    "sharepod_scheduler_nodes",
+    "Nodes with an agent: reporting, or silent for so long that they get no pods.",
+    float,
 )
-_DECISIONS: Final = (
+PODS: Final[Row[int]] = Row(
+    "sharepod_scheduler_pods",
+    "Pods with shares: bound; waiting for a node; of the waiting ones, assumed to be where they were sent; of the "
+    "bound ones, untold where they are, and homeless as they fit on no device of their node.",
+    float,
+)
+DECISIONS: Final[Row[int]] = Row(
     "sharepod_scheduler_decisions_total",
     "Answers to kube-scheduler: ok; refused, as no node or no victim fits; error, as nothing could be decided.",
+    float,
 )
-_SECONDS: Final = ("sharepod_scheduler_decision_seconds", "How long they took, reading and writing JSON included.")
-_ENDS: Final = ("sharepod_scheduler_feed_streams_ended_total", "Agents' streams that were ended, by why.")
-
-
-def text(look: Look, tally: Tally) -> str:
-    """Return all series."""
-    parts: list[str] = []
-    values: list[float] = []
-    for name, doc, value in ROWS:
-        parts += [exposition.header(name, _kind(name), doc), f"{name} \0\n"]
-        values.append(value(look))
-    for name, doc, label, known, counts in LABELLED:
-        parts.append(exposition.header(name, _kind(name), doc))
-        parts += [exposition.sample(name, exposition.labelled((label,), (key,))) for key in known]
-        values += [counts(look).get(key, 0) for key in known]
-    parts.append(exposition.header(_DECISIONS[0], "counter", _DECISIONS[1]))
-    for verb in VERBS:
-        for result in RESULTS:
-            parts.append(exposition.sample(_DECISIONS[0], exposition.labelled(("verb", "result"), (verb, result))))
-            values.append(tally.decisions[verb, result])
-    parts.append(exposition.header(_SECONDS[0], "histogram", _SECONDS[1]))
-    for verb in VERBS:
-        parts.append(exposition.histogram(_SECONDS[0], exposition.labelled(("verb",), (verb,)), BOUNDS_S))
-        below = list(accumulate(tally.counts[verb]))
-        values += [*below, below[-1], tally.sums_s[verb]]
-    parts.append(exposition.header(_ENDS[0], "counter", _ENDS[1]))
-    for why, count in sorted(look.stream_ends.items()):
-        parts.append(exposition.sample(_ENDS[0], exposition.labelled(("why",), (why,))))
-        values.append(count)
-    return exposition.Template("".join(parts)).filled(values)
+SECONDS: Final[HistogramRow[tuple[list[int], float]]] = HistogramRow(
+    "sharepod_scheduler_decision_seconds",
+    "How long they took, reading and writing JSON included.",
+    BOUNDS_S,
+    lambda taken: taken,
+)
+ENDS: Final[Row[int]] = Row(
+    "sharepod_scheduler_feed_streams_ended_total",
+    "Agents' streams that were ended, by why.",
+    float,
+)
+TABLES: Final[tuple[AnyTable[Look], ...]] = (
+    Table("The scheduler", {}, ROWS, lambda k: [((), k)]),
+    Table("Nodes", {"state": STATES}, (NODES,), lambda k: [((one,), k.nodes_by_state.get(one, 0)) for one in STATES]),
+    Table("Pods", {"state": POD_STATES}, (PODS,), lambda k: [((o,), k.pods_by_state.get(o, 0)) for o in POD_STATES]),
+    Table("Agents' streams", {"why": ()}, (ENDS,), lambda k: [((why,), n) for why, n in sorted(k.stream_ends.items())]),
+)
+DECISION_TABLES: Final[tuple[AnyTable[Tally], ...]] = (
+    Table(
+        "Decisions", {"verb": VERBS, "result": RESULTS}, (DECISIONS,),
+        lambda t: [((verb, result), t.decisions[verb, result]) for verb in VERBS for result in RESULTS],
+    ),
+    Table(
+        "Times of decisions", {"verb": VERBS}, (SECONDS,),
+        lambda t: [((verb,), (t.counts[verb], t.sums_s[verb])) for verb in VERBS],
+    ),
+)  # fmt: skip
 
 
 def manual() -> str:
     """Return docs/scheduler-metrics.md."""
-    rows = [(name, _kind(name), "", doc) for name, doc, _ in ROWS]
-    rows += [(name, _kind(name), f"`{label}`: {', '.join(known)}", doc) for name, doc, label, known, _ in LABELLED]
-    labels = f"`verb`: {', '.join(VERBS)}; `result`: {', '.join(RESULTS)}"
-    rows += [(_DECISIONS[0], "counter", labels, _DECISIONS[1])]
-    rows += [(_SECONDS[0], "histogram", f"`verb`: {', '.join(VERBS)}", _SECONDS[1])]
-    rows += [(_ENDS[0], "counter", "`why`", _ENDS[1])]
-    lines = [
-        "# Metrics of SharePod's scheduler",
+    introduction = (
+        "Generated from `scheduler/metrics.py` and `gate_metrics.py` by `python -m sharepod.scheduler.metrics`; a test",
+        "compares them. Each replica serves its own, at `--metrics-listen`. Series are there from the start, at zero.",
         "",
-        "Each replica serves its own, at `--metrics-listen`. Series are there from the start, at zero.",
-        "",
-        *_table(rows),
-        "",
-        "## Gates, queues and who yields",
-        "",
-        "Only with `--front gates` or `--yields on`. What waits is told by the replica that decides; others have 0.",
-        f"Of queues {gate_metrics.QUEUES_MAX} are told by name, and as many that have rules, in the order in which",
-        f"they came; all the rest together are `{gate_metrics.OTHER}`.",
-        "",
-        *_table(gate_metrics.rows()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
-    return [
-        "| metric | type | labels | meaning |",
-        "| --- | --- | --- | --- |",
-        *(f"| `{name}` | {kind} | {labels} | {doc} |" for name, kind, labels, doc in rows),
-    ]
-
-
-def _kind(name: str) -> str:
-    return "counter" if name.endswith("_total") else "gauge"
+        "Those of gates are there only with `--front gates` or `--yields on`. The replica that decides tells what",
+        f"waits; the others have 0. Of queues {gate_metrics.QUEUES_MAX} are told by name, and as many that have rules,",
+        f"in the order in which they came; all the rest together are `{gate_metrics.OTHER}`.",
+    )
+    return metrics.manual(
+        "Metrics of SharePod's scheduler", introduction, (*TABLES, *DECISION_TABLES, *gate_metrics.TABLES)
+    )
 
 
 if __name__ == "__main__":

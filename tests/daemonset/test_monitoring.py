@@ -22,21 +22,19 @@ Object = dict[str, Any]
 
 
 def documented() -> dict[str, set[str]]:
-    """Return the labels of each series that docs/metrics.md lists."""
+    """Return the labels of each series that the manuals list, with those that the PodMonitors add to a target's."""
     found: dict[str, set[str]] = {}
-    labels: set[str] = set()
-    for line in (REPO_ROOT / "docs" / "metrics.md").read_text().splitlines():
-        if line.startswith("Labels: "):
-            labels = set(re.findall(r"`(\w+)`", line))
-        elif row := re.match(r"\| `(\w+)` \| (\w+) \|", line):
-            for end in ENDS.get(row[2], ("",)):
-                found[row[1] + end] = labels | ({"le"} if end == "_bucket" else set())
-    # Of the scheduler, with the label of the replica that the PodMonitor adds.
-    for line in (REPO_ROOT / "docs" / "scheduler-metrics.md").read_text().splitlines():
-        if row := re.match(r"\| `(\w+)` \| (\w+) \| (.*?) \|", line):
-            labels = {"pod", *re.findall(r"`(\w+)`", row[3])}
-            for end in ENDS.get(row[2], ("",)):
-                found[row[1] + end] = labels | ({"le"} if end == "_bucket" else set())
+    for page, of_target in (("metrics.md", "node"), ("scheduler-metrics.md", "pod")):
+        labels: set[str] = set()
+        for line in (REPO_ROOT / "docs" / page).read_text().splitlines():
+            if line.startswith("## "):
+                labels = {of_target}
+            elif line.startswith("Labels: "):
+                labels = {of_target, *re.findall(r"`(\w+)`", line)}
+            elif row := re.match(r"\| `(\w+)` \| (\w+) \| (.*)", line):
+                beside = set(re.findall(r"`(\w+)`", row[3].partition("Labels beside: ")[2]))
+                for end in ENDS.get(row[2], ("",)):
+                    found[row[1] + end] = labels | beside | ({"le"} if end == "_bucket" else set())
     return found
 
 
@@ -126,6 +124,7 @@ def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
     [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True
     assert endpoint["scheme"] == "https"
+    assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     [daemonset] = [item for item in render(INSTALLS["default"]) if item["kind"] == "DaemonSet"]
     template = daemonset["spec"]["template"]
     selected = objects["PodMonitor"]["spec"]["selector"]["matchLabels"].items()

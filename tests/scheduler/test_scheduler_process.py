@@ -144,7 +144,7 @@ def test_metrics_are_there_from_the_start(tmp_path: Path) -> None:
                 text = await response.text()
         assert "sharepod_scheduler_ready 0.0" in text
         assert 'sharepod_scheduler_nodes{state="reporting"} 0.0' in text
-        assert 'sharepod_scheduler_decisions_total{verb="filter",result="ok"} 0.0' in text
+        assert 'sharepod_scheduler_decisions_total{result="ok",verb="filter"} 0.0' in text
         assert 'sharepod_scheduler_feed_streams_ended_total{why="lie"} 0.0' in text
         assert "sharepod_gates" not in text, "there are none"
 
