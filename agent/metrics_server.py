@@ -21,7 +21,7 @@ from sharepod.agent.exposition import CONTENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.agent.credentials import Credentials
+    from sharepod.process.credentials import Credentials
 
 log = logging.getLogger("sharepod.agent.metrics")
 
