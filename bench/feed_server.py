@@ -15,9 +15,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from dataclasses import dataclass
 from typing import Any
 
+from sharepod.process.credentials import Credentials
 from sharepod.scheduler import process
 from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_certificate import Certificate
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
 from sharepod.scheduler.usage_server import UsageServer
 
@@ -56,7 +56,7 @@ async def _look_for_ever(pauses: list[float], book: UsageBook, seen: list[int]) 
 async def _serve(certificate: str, key: str) -> None:
     book = UsageBook()
     server = UsageServer(book, Identities(_ApiServer(), OSError, time.monotonic).node_of)
-    port = await server.start("127.0.0.1:0", Certificate(certificate, key))
+    port = await server.start("127.0.0.1:0", Credentials(certificate, key, what="usage feed", reader="scheduler"))
     print(port, flush=True)
     pauses: list[float] = []
     seen = [0]

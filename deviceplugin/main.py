@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Final, cast
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent import logs
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.flags import EXIT_USAGE
 from sharepod.agent.plugin import PluginOffer
 from sharepod.agent.share import DeviceUuid
 from sharepod.deviceplugin.agent import Agent, NodeView
@@ -41,12 +38,15 @@ from sharepod.deviceplugin.processes import HostProcesses
 from sharepod.deviceplugin.record import Record
 from sharepod.deviceplugin.report import Reporter
 from sharepod.deviceplugin.server import PluginService
-from sharepod.deviceplugin.settings import Settings, parse_settings
+from sharepod.deviceplugin.settings import OPTIONS, Settings
 from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.sweep import Sweeper
 from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
+from sharepod.process import files
+from sharepod.process import log as logs
+from sharepod.process.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -185,10 +185,7 @@ def _prepare(settings: Settings) -> None:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         preload = directory / PRELOAD_NAME
         if not preload.exists() or preload.read_text(encoding="ascii") != PRELOAD_TEXT:
-            fresh = preload.with_suffix(".new")
-            fresh.write_text(PRELOAD_TEXT, encoding="ascii")
-            fresh.chmod(0o644)
-            fresh.replace(preload)
+            files.replace(preload, PRELOAD_TEXT)
     except OSError as error:
         raise SettingsError(
             f"state directory {directory}: {error.strerror}: choose another with --state-directory"
@@ -325,13 +322,13 @@ async def _serve(settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the device plugin until SIGTERM or SIGINT. Returns the exit code."""
     try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        settings = OPTIONS.start(arguments)
         logs.set_up(settings.log_format, settings.log_level)
         _prepare(settings)
         asyncio.run(_serve(settings))
     except (SettingsError, ClusterError, PluginError) as error:
         sys.stderr.write(f"sharepod-deviceplugin: {error}\n")
-        return EXIT_USAGE if isinstance(error, SettingsError) else _EXIT_FAILURE
+        return 2 if isinstance(error, SettingsError) else _EXIT_FAILURE
     return 0
 
 

@@ -15,17 +15,18 @@ import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from sharepod.process.errors import CannotStart
 from sharepod.process.metrics_page import Page
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
+    from sharepod.process.credentials import Credentials
     from sharepod.process.metrics_page import Collector
 
 log = logging.getLogger("sharepod.metrics")
@@ -37,24 +38,6 @@ PATIENCE_S: Final = 5.0
 """How long a peer may say nothing."""
 GZIP_LEVEL: Final = 1
 """Of a hundred shares: 36 KB in 1.2 ms; level 9, which prometheus_client takes, 25 KB in 11 ms."""
-
-
-class MetricsUnavailable(Exception):
-    """The address cannot be listened on; one line says why."""
-
-
-class Guard(Protocol):
-    """What a server shows to those who ask it, and what they have to show to it."""
-
-    @property
-    def context(self) -> ssl.SSLContext | None:
-        """The TLS context of a new connection; None: it goes in the clear."""
-
-    def refresh(self) -> object:
-        """Read files that have changed again. For the thread that accepts connections."""
-
-    def accept(self, authorization: str) -> bool:
-        """Tell whether the header of that name shows the token, where one is needed."""
 
 
 class Pages:
@@ -80,18 +63,18 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int, pages: Pages, guard: Guard) -> None:
+    def __init__(self, host: str, port: int, pages: Pages, credentials: Credentials) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
-        self.guard = guard
+        self.credentials = credentials
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         super().__init__((host, port), _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept one; the first read makes the handshake, on the connection's thread."""
         connection, peer = super().get_request()
-        self.guard.refresh()
-        context = self.guard.context
+        self.credentials.refresh()
+        context = self.credentials.context
         if context is None:
             return connection, peer
         connection.settimeout(PATIENCE_S)
@@ -130,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the metrics, or with why not."""
-        if not self.server.guard.accept(self.headers.get("Authorization", "")):
+        if not self.server.credentials.accept(self.headers.get("Authorization", "")):
             self._answer(
                 HTTPStatus.UNAUTHORIZED, "text/plain", b"the bearer token of metrics_token_file is asked for\n"
             )
@@ -164,16 +147,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Log no requests."""
 
 
-def serve(collector: Collector, address: str, guard: Guard) -> Callable[[], None]:
+def serve(collector: Collector, address: str, credentials: Credentials) -> Callable[[], None]:
     """Serve a collector on `address` ("127.0.0.1:9464") from a thread; return what stops it.
 
-    Raises MetricsUnavailable.
+    Raises CannotStart.
     """
     host, _, port = address.rpartition(":")
     try:
-        server = _Server(host.strip("[]"), int(port), Pages(collector), guard)
+        server = _Server(host.strip("[]"), int(port), Pages(collector), credentials)
     except OSError as error:
-        raise MetricsUnavailable(
+        raise CannotStart(
             f"metrics address {address}: {error.strerror}: choose another with --metrics-listen, or off"
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)

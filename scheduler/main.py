@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Final
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent import logs
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.flags import EXIT_USAGE
 from sharepod.deviceplugin.api import Api, ApiUnavailable
 from sharepod.deviceplugin.cluster import ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.event_writer import EventWriter
 from sharepod.deviceplugin.events import Subject
 from sharepod.deviceplugin.loop import for_ever
+from sharepod.process import log as logs
 from sharepod.process import metrics_server
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import CannotStart
 from sharepod.process.metrics import families
-from sharepod.process.metrics_server import MetricsUnavailable
 from sharepod.scheduler import gate_metrics, metrics, process, usage_server
 from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.cluster import Cluster
@@ -44,11 +42,10 @@ from sharepod.scheduler.metrics import Tally
 from sharepod.scheduler.order_writer import OrderWriter
 from sharepod.scheduler.policy import Numbers, Outline, Policy
 from sharepod.scheduler.queue_view import view
-from sharepod.scheduler.settings import Settings, parse_settings
+from sharepod.scheduler.settings import OPTIONS, Settings
 from sharepod.scheduler.summary import summarise
 from sharepod.scheduler.turn import turn_of
 from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_certificate import Certificate
 from sharepod.scheduler.usage_identity import Identities
 
 if TYPE_CHECKING:
@@ -148,7 +145,7 @@ class _OnLoop:
 
 
 def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack) -> None:
-    """Serve what `collected` returns. Raises SettingsError, MetricsUnavailable."""
+    """Serve what `collected` returns. Raises CannotStart."""
     if settings.metrics_listen == "off":
         return
     credentials = Credentials(
@@ -165,7 +162,7 @@ async def _listen_to_agents(
         return usage_server.Tally()
     certificate, node_of = None, None
     if settings.usage_certificate:
-        certificate = Certificate(settings.usage_certificate, settings.usage_key)
+        certificate = Credentials(settings.usage_certificate, settings.usage_key, what="usage feed", reader="scheduler")
         node_of = Identities(
             api, ApiUnavailable, time.monotonic, user=settings.usage_account, audience=settings.usage_audience
         ).node_of
@@ -292,16 +289,16 @@ async def _serve(settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the extender until SIGTERM or SIGINT. Returns the exit code."""
     try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        settings = OPTIONS.start(arguments)
         logs.set_up(settings.log_format, settings.log_level)
         process.prepare()
         asyncio.run(_serve(settings))
-    except (SettingsError, ClusterError, MetricsUnavailable) as error:
+    except (CannotStart, ClusterError) as error:
         sys.stderr.write(f"sharepod-scheduler: {error}\n")
-        return EXIT_USAGE
+        return 2
     except OSError as error:
         sys.stderr.write(f"sharepod-scheduler: cannot listen: {error.strerror}: choose another address or port\n")
-        return EXIT_USAGE
+        return 2
     except BaseExceptionGroup as group:
         for cause in group.exceptions:
             log.critical("extender ended", exc_info=cause)

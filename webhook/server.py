@@ -1,4 +1,4 @@
-"""Answers the API server over HTTPS: one path for each handler, and /healthz. It decides nothing.
+"""Answers the API server over HTTPS: one path for each handler, and kubelet's probes. It decides nothing.
 
 A handler is pure and quick: it is called on the loop. Whoever reaches the port may send anything; what is no review
 gets a status of 4xx and one line in the log, and of those no more than a few a second.
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import web
 
+from sharepod.process.readiness import add_probes
 from sharepod.webhook.pod import MalformedPod
 from sharepod.webhook.review import Decision, MalformedReview, Request, answer, read_review
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from sharepod.agent.credentials import Credentials
+    from sharepod.process.credentials import Credentials
 
 log = logging.getLogger("sharepod.webhook")
 
@@ -47,7 +48,7 @@ class WebhookServer:
         self._draining = False
         self._listener: asyncio.Server | None = None
         application = web.Application(client_max_size=BODY_MAX)
-        application.router.add_get("/healthz", _healthy)
+        add_probes(application)
         for path, handler in handlers.items():
             application.router.add_post(path, self._route(handler))
         self._runner = web.AppRunner(
@@ -141,10 +142,6 @@ class _Complaints:
         extra = {"peer": peer, "status": status, "cause": cause} | ({"untold": self._untold} if self._untold else {})
         self._untold = 0
         log.warning("request not understood", extra=extra)
-
-
-async def _healthy(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
 
 
 def _tell(request: Request, decision: Decision) -> None:

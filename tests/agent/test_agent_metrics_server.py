@@ -20,10 +20,10 @@ from agent_process import free_port, wait_until
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.settings import load_settings
+from sharepod.agent.settings import OPTIONS
 from sharepod.process import metrics_server
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import SettingsError
 from sharepod.process.metrics_server import CONNECTIONS_MAX
 from sharepod.proto import v1_pb2 as pb
 
@@ -287,7 +287,7 @@ def test_a_renewed_certificate_and_token_are_taken_without_a_restart(
 )  # fmt: skip
 def test_the_network_is_refused_in_one_line_without_all_three(flags: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings({"metrics_listen": "0.0.0.0:9464", **flags}, {})
+        OPTIONS.load({"metrics_listen": "0.0.0.0:9464", **flags}, {})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -295,9 +295,9 @@ def test_the_network_is_refused_in_one_line_without_all_three(flags: dict[str, s
 @pytest.mark.parametrize("address", ["10.0.0.1:9464", "[::]:9464", "[fe80::1]:9464", "[::ffff:127.0.0.1]:9464"])
 def test_every_address_beyond_the_loopback_is_of_the_network(address: str) -> None:
     with pytest.raises(SettingsError, match="for the network, metrics_tls_certificate, metrics_tls_key and metrics_to"):
-        load_settings({"metrics_listen": address}, {})
+        OPTIONS.load({"metrics_listen": address}, {})
     three = {"metrics_tls_certificate": "/c", "metrics_tls_key": "/k", "metrics_token_file": "/t"}
-    assert load_settings({"metrics_listen": address, **three}, {}).metrics_listen == address
+    assert OPTIONS.load({"metrics_listen": address, **three}, {}).metrics_listen == address
 
 
 @pytest.mark.parametrize(
@@ -305,14 +305,14 @@ def test_every_address_beyond_the_loopback_is_of_the_network(address: str) -> No
     ["127.0.0.1:9464", "127.1.2.3:1", "[::1]:9464", "localhost:65535", "off", ""],
 )
 def test_the_loopback_needs_none(address: str) -> None:
-    assert load_settings({"metrics_listen": address}, {}).metrics_listen == ("" if address == "off" else address)
+    assert OPTIONS.load({"metrics_listen": address}, {}).metrics_listen == ("" if address == "off" else address)
 
 
 @pytest.mark.parametrize("address", ["1.2.3:9464", "1.2.3.400:9464", "host:9464", ":9464", "::1:9464", "[::g]:9464"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     three = {"metrics_tls_certificate": "/c", "metrics_tls_key": "/k", "metrics_token_file": "/t"}
     with pytest.raises(SettingsError, match="give a loopback address like"):
-        load_settings({"metrics_listen": address, **three}, {})
+        OPTIONS.load({"metrics_listen": address, **three}, {})
 
 
 def test_credentials_that_cannot_be_used_end_the_start_in_one_line(

@@ -13,7 +13,7 @@ from conftest import ADDITIONS, INSTALLS
 from kustomize import render
 from simulated_gpu import REPO_ROOT
 
-from sharepod.scheduler.settings import parse_settings
+from sharepod.scheduler.settings import OPTIONS
 
 FOLDER = ADDITIONS["monitoring"]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
@@ -154,7 +154,7 @@ def test_the_extenders_port_is_scraped_with_tls_and_a_token() -> None:
     settings = objects["ConfigMap"]
     assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in extender["envFrom"]
     given = {item["name"]: item["value"] for item in extender["env"]}
-    found = parse_settings([], {**given, **settings["data"]})
+    found = OPTIONS.parse([], {**given, **settings["data"]})
     assert found.metrics_listen.endswith(f":{port['containerPort']}")
     [mount] = [item for item in extender["volumeMounts"] if item["name"] == "metrics"]
     [volume] = [item for item in template["spec"]["volumes"] if item["name"] == "metrics"]

@@ -9,10 +9,10 @@ from conftest import DAEMONSET
 from kustomize import render
 from test_manifests import NEWEST, OLDEST, check
 
-from sharepod.agent.main import parse_arguments
+from sharepod.agent.settings import OPTIONS as AGENT_OPTIONS
 from sharepod.scheduler.metrics import manual
 from sharepod.scheduler.queues import Queues, read_queues
-from sharepod.scheduler.settings import Settings, parse_settings
+from sharepod.scheduler.settings import OPTIONS, Settings
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE
 
 Object = dict[str, Any]
@@ -76,7 +76,7 @@ def test_it_may_read_pods_and_nodes_write_onto_pods_and_ask_whose_tokens_there_a
 def test_kube_scheduler_asks_the_extender_where_it_listens_and_nobody_else_reaches_it() -> None:
     extender = CONTAINERS["extender"]
     environment = {item["name"]: item["value"] for item in extender["env"]}
-    found = parse_settings(extender["command"][3:], environment)
+    found = OPTIONS.parse(extender["command"][3:], environment)
     assert POD["spec"]["enableServiceLinks"] is False
     [asked] = CONFIGURATION["extenders"]
     assert asked["urlPrefix"] == f"http://{found.listen}"
@@ -104,7 +104,7 @@ def test_agents_report_to_all_replicas_with_a_token_that_these_take() -> None:
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     assert service["spec"]["selector"].items() <= POD["metadata"]["labels"].items()
     [listening] = [item for item in CONTAINERS["extender"]["ports"] if item["name"] == port["targetPort"]]
-    found = parse_settings([], {item["name"]: item["value"] for item in CONTAINERS["extender"]["env"]})
+    found = OPTIONS.parse([], {item["name"]: item["value"] for item in CONTAINERS["extender"]["env"]})
     assert found.usage_listen.rpartition(":")[2] == str(listening["containerPort"]) == str(port["port"])
     assert (found.usage_audience, found.usage_account) == (AUDIENCE, AGENT_USER)
     [volume] = [item for item in POD["spec"]["volumes"] if item["name"] == "certificate"]
@@ -126,7 +126,7 @@ def test_agents_report_to_all_replicas_with_a_token_that_these_take() -> None:
     assert data["SHAREPOD_SCHEDULER_CA"] == f"{mount['mountPath']}/ca.crt"
     assert data["SHAREPOD_SCHEDULER_TOKEN_FILE"] == f"{mount['mountPath']}/token"
     flags = {f"--{key.removeprefix('SHAREPOD_').lower().replace('_', '-')}={value}" for key, value in data.items()}
-    assert parse_arguments(sorted(flags)).scheduler_address == data["SHAREPOD_SCHEDULER_ADDRESS"]
+    assert AGENT_OPTIONS.parse(sorted(flags), {}).scheduler_address == data["SHAREPOD_SCHEDULER_ADDRESS"]
 
 
 def test_cert_manager_makes_the_same_secret() -> None:
@@ -174,7 +174,7 @@ def test_the_controller_of_gates_is_the_extenders_pod_without_kube_scheduler() -
     assert {key: controller[key] for key in same} == {key: extender[key] for key in same}
     assert (here["replicas"], here["selector"]) == (there["replicas"], there["selector"])
     assert not any(item["kind"] == "ClusterRoleBinding" and "kube" in item["roleRef"]["name"] for item in GATES)
-    found = parse_settings(controller["command"][3:], {item["name"]: item["value"] for item in controller["env"]})
+    found = OPTIONS.parse(controller["command"][3:], {item["name"]: item["value"] for item in controller["env"]})
     assert (found.front, found.keeps) == ("gates", True)
 
 
@@ -187,7 +187,7 @@ def test_who_decides_may_evict_hold_its_lease_and_read_its_rules_and_no_more() -
     assert names == {name.removeprefix("sharepod/") for name in (found.lease, found.queues)}
     assert one("ConfigMap", "queues", GATES)["metadata"]["name"] in names
     settings = one("ConfigMap", "yields", YIELDS)["data"]
-    assert parse_settings(["--usage-listen", "off"], settings).keeps
+    assert OPTIONS.parse(["--usage-listen", "off"], settings).keeps
 
 
 def test_the_rules_that_are_installed_can_be_read() -> None:

@@ -16,7 +16,7 @@ from test_policy import refusals
 from sharepod.webhook import hami as hami_words
 from sharepod.webhook import kai as kai_words
 from sharepod.webhook.main import COMPATIBILITY_PATH
-from sharepod.webhook.settings import PREFIX, Settings, parse_settings
+from sharepod.webhook.settings import OPTIONS, Settings
 
 Object = dict[str, Any]
 OBJECTS = render(DAEMONSET / "compatibility")
@@ -54,9 +54,9 @@ def test_it_may_do_nothing() -> None:
 
 def test_its_settings_are_ones_that_it_takes() -> None:
     environment = {item["name"]: item["value"] for item in CONTAINER["env"]}
-    found = parse_settings(CONTAINER["command"][3:], environment)
+    found = OPTIONS.parse(CONTAINER["command"][3:], environment)
     assert found == Settings(), "what the manifest says are the defaults"
-    assert POD["spec"]["enableServiceLinks"] is False, f"a service's variables would begin with {PREFIX}"
+    assert POD["spec"]["enableServiceLinks"] is False, f"a service's variables would begin with {OPTIONS.prefix}"
     [volume], [mount] = POD["spec"]["volumes"], CONTAINER["volumeMounts"]
     assert volume["secret"] == {"secretName": "sharepod-webhook", "defaultMode": 0o440}
     assert {str(found.certificate.parent), str(found.key.parent)} == {mount["mountPath"]}

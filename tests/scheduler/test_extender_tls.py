@@ -14,8 +14,8 @@ import pytest
 import trustme
 from cluster_world import pod_body
 
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import SettingsError
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import SettingsError
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.extender import Extender
 from sharepod.scheduler.extender_server import ExtenderServer
