@@ -6,6 +6,7 @@ decides its type: a counter's ends in `_total`; what is neither a counter nor a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -122,6 +123,26 @@ class Table(Generic[Snapshot, Source]):
         """Return the families of a snapshot. They are there without series, too."""
         sources = [(dict(zip(self.labels, values, strict=False)), source) for values, source in self.sources(snapshot)]
         return [row.family(sources) for row in self.rows]
+
+
+class Histogram:
+    """Counts seconds by bounds. One thread counts, another may read."""
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        """Begin at zero."""
+        self._bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(self._bounds_s, seconds)] += 1
+        self._sum_s += seconds
+
+    @property
+    def seconds(self) -> tuple[list[int], float]:
+        """Return the counts, each by the first bound that it does not exceed (the last: by none), and the sum."""
+        return list(self._counts), self._sum_s
 
 
 AnyTable = Table[Snapshot, Any]

@@ -6,12 +6,11 @@ only so many are told by name (`QueueNames`), the others are told together.
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sharepod.process.metrics import HistogramRow, Row, Table
+from sharepod.process.metrics import Histogram, HistogramRow, Row, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,25 +34,6 @@ ROUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 QUEUES_MAX: Final = 100
 """Queues that are told by name, and as many again that have rules of their own."""
 OTHER: Final = "other"
-
-
-class Histogram:
-    """Counts of seconds by bounds."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self._counts[bisect.bisect_left(self.bounds, seconds)] += 1
-        self._sum_s += seconds
-
-    @property
-    def seconds(self) -> tuple[list[int], float]:
-        """Return the counts by bound (the last: beyond all), and the sum."""
-        return list(self._counts), self._sum_s
 
 
 def band_of(priority: int) -> str:

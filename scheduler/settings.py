@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sharepod.process.errors import SettingsError
-from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, address, choice, is_loopback, text, whole
+from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, address, choice, text, whole
 from sharepod.process.options import Options
+from sharepod.process.protection import protected
 from sharepod.process.setting import setting
 from sharepod.scheduler.policy import DEFAULT, ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _OBJECT: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _LABEL: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -120,25 +117,10 @@ _PROTECTION: Final = {
 }
 
 
-def _complete(settings: Settings, where: Callable[[str], str], _: Mapping[str, str]) -> Settings:
-    """Return the settings. Raises SettingsError when something would be served to the network unprotected."""
-    for name, needed in _PROTECTION.items():
-        place = getattr(settings, name)
-        missing = [item for item in needed if not getattr(settings, item)]
-        given = len(missing) < len(needed)
-        if missing and (given or (place != "off" and not is_loopback(place))):
-            flags = ", ".join("--" + item.replace("_", "-") for item in missing)
-            raise SettingsError(
-                f"{where(name)} is {place!r}, which others reach, and would not be protected: "
-                f"give {flags}, or an address of 127.0.0.1"
-            )
-    return settings
-
-
 OPTIONS: Final = Options(
     Settings,
     program="sharepod-scheduler",
     purpose="Place pods on devices by what they really do.",
     prefix="SHAREPOD_SCHEDULER_",
-    complete=_complete,
+    complete=protected(_PROTECTION),
 )

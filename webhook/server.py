@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from sharepod.process.credentials import Credentials
+    from sharepod.webhook.metrics import WebhookMetrics
 
 log = logging.getLogger("sharepod.webhook")
 
@@ -41,7 +42,11 @@ _COMPLAINTS: Final = 10
 class WebhookServer:
     """Serves handlers by path, until it is stopped."""
 
-    def __init__(self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials) -> None:
+    def __init__(
+        self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials, metrics: WebhookMetrics
+    ) -> None:
+        """Serve each handler at its path, which begins with a slash; count in `metrics` under the rest of it."""
+        self._metrics = metrics
         self._credentials = credentials
         self._reading = asyncio.Semaphore(AT_ONCE)
         self._complaints = _Complaints()
@@ -50,7 +55,7 @@ class WebhookServer:
         application = web.Application(client_max_size=BODY_MAX)
         add_probes(application)
         for path, handler in handlers.items():
-            application.router.add_post(path, self._route(handler))
+            application.router.add_post(path, self._route(path.removeprefix("/"), handler))
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -86,8 +91,11 @@ class WebhookServer:
             self._listener.close()
         await self._runner.cleanup()
 
-    def _route(self, handler: Callable[[Request], Decision]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _route(
+        self, name: str, handler: Callable[[Request], Decision]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def serve(request: web.Request) -> web.Response:
+            began_s, result = time.monotonic(), "malformed"
             try:
                 body = await self._read(request)
                 review = read_review(body)
@@ -102,7 +110,9 @@ class WebhookServer:
                 response = self._refuse(request, 408, f"the body did not arrive within {PATIENCE_S:g} s")
             else:
                 _tell(review, decision)
+                result = decision.result
                 response = web.Response(body=answer(review, decision), content_type="application/json")
+            self._metrics.answered(name, result, time.monotonic() - began_s)
             if self._draining:
                 response.force_close()
             return response

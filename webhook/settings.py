@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from sharepod.deviceplugin.terms import MEMORY_LEAST_BYTES, MEMORY_MOST_BYTES, TermsError, quantity_bytes
-from sharepod.process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, percent, plain, text, whole
+from sharepod.process.kinds import FILE, LOG_FORMAT, LOG_LEVEL, PATH, address, percent, plain, text, whole
 from sharepod.process.options import Options
+from sharepod.process.protection import protected
 from sharepod.process.setting import Kind, setting
 from sharepod.webhook.ask import Defaults
 
+_METRICS: Final = address("give HOST:PORT, such as 127.0.0.1:9469", off="off")
 _PORT_MAX: Final = 65535
 _SCHEDULER: Final = text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "give the name of a scheduler")
 
@@ -56,6 +58,14 @@ class Settings:
     drain_seconds: int = setting(
         5, whole(0, 60), "How long it goes on serving when it is told to end: the API server learns of it meanwhile."
     )
+    metrics_listen: str = setting("off", _METRICS, "Where Prometheus scrapes; off.")
+    metrics_tls_certificate: str = setting(
+        "", FILE, "PEM file with the certificate of that address; needed where it is not loopback."
+    )
+    metrics_tls_key: str = setting("", FILE, "PEM file with the key of that certificate.")
+    metrics_token_file: str = setting(
+        "", FILE, "File with the token that Prometheus has to show; needed where it is not loopback."
+    )
     log_format: str = setting("json", LOG_FORMAT, "Format of the log on stderr.")
     log_level: str = setting("info", LOG_LEVEL, "Least severity that is logged.")
 
@@ -70,4 +80,5 @@ OPTIONS: Final = Options(
     program="sharepod-webhook",
     purpose="Turn pods that were written for other sharing systems into pods with shares, and give pods their gates.",
     prefix="SHAREPOD_WEBHOOK_",
+    complete=protected({"metrics_listen": ("metrics_tls_certificate", "metrics_tls_key", "metrics_token_file")}),
 )

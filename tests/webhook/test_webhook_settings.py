@@ -34,6 +34,13 @@ def test_defaults_of_pods_are_settings() -> None:
         (["--drain-seconds", "61"], "--drain-seconds is '61': give a whole number from 0 to 60"),
         (["--device-memory", "80GB"], "--device-memory is '80GB': give the size of a device's memory, such as 80Gi"),
         (["--device-memory", "80"], "--device-memory is '80': give the size of a device's memory"),
+        (
+            ["--metrics-listen", "0.0.0.0:9469", "--metrics-token-file", "/t"],
+            (
+                "--metrics-listen is '0.0.0.0:9469', which others reach, and would not be protected: give "
+                "--metrics-tls-certificate, --metrics-tls-key, or an address of 127.0.0.1"
+            ),
+        ),
         (["--certificate", "tls.crt"], "--certificate is 'tls.crt': give an absolute path"),
         (["--scheduler-name", "A b"], "--scheduler-name is 'A b': give the name of a scheduler"),
     ],
