@@ -276,8 +276,6 @@ def message(node: pb.ReportingNode, picture: Picture, told: Difference | None) -
     request = pb.ReportUsageRequest()
     if told is None:
         request.node.CopyFrom(node)
-        if picture.late is not None:
-            request.node.late = picture.late
         told = Difference(picture.devices, picture.device_numbers, picture.shares, picture.share_numbers, ())
     request.devices.extend(
         pb.ReportedDevice(

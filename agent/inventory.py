@@ -161,8 +161,8 @@ def _process_name(pid: int) -> str:
 class Inventory:
     """NVML, from construction to `close`. `devices` never changes: a device that fails stays and becomes unhealthy."""
 
-    def __init__(self, simulate: str = "", numa_nodes: Sequence[int] = ()) -> None:
-        """Open NVML and list the devices; `simulate` names simulated ones, and `numa_nodes` says where they are.
+    def __init__(self, simulate: str = "") -> None:
+        """Open NVML and list the devices; `simulate` names simulated ones.
 
         Raises AgentUnavailable when there is no driver or no device.
         """
@@ -178,7 +178,6 @@ class Inventory:
                 f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
             ) from None
         self._simulate = simulate
-        self._numa_nodes = tuple(numa_nodes)
         self._events: Any = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -210,15 +209,15 @@ class Inventory:
             instances = self._instances(parent)
             for handle in [parent] if instances is None else instances:
                 uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-                node = self._numa_node(len(found), parent)
+                node = self._numa_node(parent)
                 info = DeviceInfo(uuid, len(found), _name(handle, parent), _memory(handle)[0], node)
                 found.append(_Handle(info, handle, parent, parent_uuid))
         return tuple(replace(one, info=replace(one.info, nvlink_peers=_nvlink_peers(one, found))) for one in found)
 
-    def _numa_node(self, index: int, parent: Any) -> int:
-        """Return the memory node of a device: what the kernel says of its bus, or the setting of simulated ones."""
+    def _numa_node(self, parent: Any) -> int:
+        """Return the memory node of a device: what the kernel says of its bus; -1: not known."""
         if self._simulate:  # their places on the bus are nobody's, or another device's
-            return self._numa_nodes[index] if index < len(self._numa_nodes) else -1
+            return -1
         try:
             return numa_node_at(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
         except pynvml.NVMLError:

@@ -71,15 +71,6 @@ def simulated_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def _simulated_numa_nodes() -> list[int]:
-    """Return the memory node of each simulated device: $SIMGPU_NUMA_NODES, such as "0,0,1,1". Raises SettingsError."""
-    text = os.environ.get("SIMGPU_NUMA_NODES", "")
-    try:
-        return [int(word) for word in text.split(",") if word]
-    except ValueError:
-        raise SettingsError(f"SIMGPU_NUMA_NODES is {text!r}: give a number for each device, with commas") from None
-
-
 def _prepare_runtime_directory(settings: Settings) -> None:
     """Create the runtime directory, or check that it is ours. Raises SettingsError."""
     check_on_tmpfs(settings)
@@ -143,7 +134,7 @@ class Agent:
         if settings.simulate:
             os.environ.update({key: self._environment[key] for key in ("SIMGPU_DEVICES", "SIMGPU_STATE")})
             load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
-        inventory = Inventory(settings.simulate, _simulated_numa_nodes())
+        inventory = Inventory(settings.simulate)
         self._stack.callback(inventory.close)
         for info in inventory.devices:
             lock.claim_device(f"{self._environment.get('SIMGPU_STATE', '')}/{info.uuid}", info.index)

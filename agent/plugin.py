@@ -32,16 +32,6 @@ def _none_of(names: tuple[str, ...]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginOffer:
-    """What the plugin gives out."""
-
-    devices: frozenset[DeviceUuid]
-    """Those that pods may have shares of."""
-    late: bool
-    """Devices are picked when containers start; else when kubelet picks units."""
-
-
-@dataclass(frozen=True, slots=True)
 class PluginReport:
     """The plugin's counters since it started, and what it holds now."""
 
@@ -59,8 +49,8 @@ class PluginReport:
     """By SIDES."""
     allocate: Histogram = NO_CALLS
     pre_start: Histogram = NO_CALLS
-    offer: PluginOffer | None = None
-    """None: a plugin that does not tell."""
+    offer: frozenset[DeviceUuid] | None = None
+    """The devices that pods may have shares of; None: a plugin that does not tell."""
 
     def __post_init__(self) -> None:
         """Raise InvalidInput when it is of another version."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sharepod.agent.device import DeviceStatus, NodeStatus
-    from sharepod.agent.plugin import PluginOffer
     from sharepod.agent.share import DeviceUsage, DeviceUuid, Share
 
 STEP_MILLIPERCENT: Final = 1000
@@ -87,8 +86,6 @@ class ShareNumbers:
 class Picture:
     """The node as it is told."""
 
-    late: bool | None = None
-    """Devices are picked when containers start; None: no device plugin has told."""
     devices: Mapping[int, Device] = field(default_factory=dict)
     device_numbers: Mapping[int, DeviceNumbers] = field(default_factory=dict)
     shares: Mapping[ShareKey, HeldShare] = field(default_factory=dict)
@@ -112,7 +109,7 @@ class Difference:
 
 def difference(before: Picture | None, after: Picture) -> Difference | None:
     """Return what has changed; None: all is to be told anew."""
-    if before is None or before.late != after.late or before.devices.keys() - after.devices.keys():
+    if before is None or before.devices.keys() - after.devices.keys():
         return None
     # A share that is released and registered again with its id may be on another device: it ends, and is told anew.
     ended = {share for share, _ in before.shares.keys() - after.shares.keys()}
@@ -160,8 +157,7 @@ class Painter:
             self._accounts.setdefault(uuid, DeviceAccount()).add(status.now_ns, used_ns[uuid])
             devices[index] = _device(device, offer)
             device_numbers[index] = self._numbers(device, status.now_ns, waited[uuid])
-        late = offer.late if offer else None
-        self._last = Picture(late, devices, device_numbers, shares, share_numbers)
+        self._last = Picture(devices, device_numbers, shares, share_numbers)
         return self._last
 
     def _share(self, key: ShareKey, usage: DeviceUsage) -> ShareNumbers:
@@ -193,7 +189,7 @@ def settled(told: int, value: int, step: int) -> int:
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 
 
-def _device(device: DeviceStatus, offer: PluginOffer | None) -> Device:
+def _device(device: DeviceStatus, offer: frozenset[DeviceUuid] | None) -> Device:
     info = device.info
     return Device(
         info.index,
@@ -202,7 +198,7 @@ def _device(device: DeviceStatus, offer: PluginOffer | None) -> Device:
         info.memory_total_bytes,
         device.healthy,
         _text(device.health_reason),
-        offer is not None and info.uuid in offer.devices,
+        offer is not None and info.uuid in offer,
         info.numa_node,
         info.nvlink_peers,
     )

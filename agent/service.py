@@ -15,7 +15,7 @@ import grpc
 
 from sharepod.agent.errors import InvalidInput, ShareError
 from sharepod.agent.explain import explain
-from sharepod.agent.plugin import PluginOffer, PluginReport
+from sharepod.agent.plugin import PluginReport
 from sharepod.agent.registry import TermsChange
 from sharepod.agent.share import (
     WHOLE_MILLIPERCENT,
@@ -288,10 +288,8 @@ def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
     return DeviceAsk(item.device, terms, item.memory_in_proportion)
 
 
-def _offer(request: pb.ReportPluginRequest) -> PluginOffer | None:
-    if not request.HasField("offer"):
-        return None
-    return PluginOffer(frozenset(DeviceUuid(uuid) for uuid in request.offer.device_uuids), request.offer.late)
+def _offer(request: pb.ReportPluginRequest) -> frozenset[DeviceUuid] | None:
+    return frozenset(map(DeviceUuid, request.offer.device_uuids)) if request.HasField("offer") else None
 
 
 def _change(item: pb.DeviceChange) -> TermsChange:
@@ -361,12 +359,10 @@ def _device(status: DeviceStatus) -> pb.Device:
         healthy=status.healthy,
         health_reason=status.health_reason,
         requested_millipercent=status.requested_millipercent,
-        yielded_millipercent=status.yielded_millipercent,
         memory_promised_bytes=status.memory_promised_bytes,
         charged_ns=status.counters.charged_ns,
         decisions=status.counters.decisions,
         decision_ns=status.counters.decision_ns,
-        numa_node=status.info.numa_node,
         foreign_processes=[
             pb.ForeignProcess(pid=p.pid, name=p.name, memory_used_bytes=p.memory_used_bytes) for p in status.foreign
         ],

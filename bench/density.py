@@ -103,9 +103,8 @@ class _Stopwatch:
 class _Busy:
     """A node with its pods, and what its two processes take."""
 
-    def __init__(self, node: Any, binding: str) -> None:
+    def __init__(self, node: Any) -> None:
         self.node = node
-        self.binding = binding
         self.watch = _Stopwatch(node.kubelet.endpoint, lambda: sum(map(_cpu_ns, self.pids().values())))
         self.pods: list[Any] = []
 
@@ -163,14 +162,14 @@ class _Busy:
         of_own, of_waited = ([figures.percentile(some, percent) for percent in (50, 99)] for some in (own, waited))
         text = f"{_both(of_own)} (kubelet waited {_both(of_waited)})"
         bar = f"p99 ≤ {CALLS_MS} ms"
-        what = f"{self.binding} binding, to {PODS} pods: {what}, own p50 / p99"
+        what = f"to {PODS} pods: {what}, own p50 / p99"
         detail: dict[str, object] = {"own_ns": own, "waited_ns": waited}
         return Line("density", what, bar, text, of_own[1] <= CALLS_MS * 1e6, detail=detail)
 
     def memory(self) -> Line:
         mib = {name: _rss_mib(pid) for name, pid in self.pids().items()}
         total = sum(mib.values())
-        what = f"{self.binding} binding, {PODS} shares: memory of agent and plugin"
+        what = f"{PODS} shares: memory of agent and plugin"
         text = f"{total:.0f} MiB ({mib['agent']:.0f} + {mib['plugin']:.0f})"
         return Line("density", what, f"≤ {MEMORY_MIB} MiB", text, total <= MEMORY_MIB, detail={"mib": mib})
 
@@ -187,7 +186,7 @@ class _Busy:
         total = sum(percent.values())
         text = f"{total:.2f} % ({percent['agent']:.2f} + {percent['plugin']:.2f})"
         detail: dict[str, object] = {"percent": percent, "seconds": passed, "scraped_bytes": scraped}
-        what = f"{self.binding} binding, {PODS} shares: of a core for agent and plugin, {what}"
+        what = f"{PODS} shares: of a core for agent and plugin, {what}"
         bar = f"≤ {CPU_PERCENT} %" if judged else ""
         return Line("density", what, bar, text, total <= CPU_PERCENT if judged else None, detail=detail)
 
@@ -286,11 +285,11 @@ class _Scraper:
             return len(answer.read())
 
 
-async def _measure(scale: Scale, binding: str, scraper: _Scraper) -> list[Line]:
+async def _measure(scale: Scale, scraper: _Scraper) -> list[Line]:
     seconds = SCRAPE_S if scale.short_s < FULL.short_s else 2 * SCRAPE_S
     plugin_node = double("plugin_node").plugin_node
-    async with plugin_node(binding, DEVICES, scraper.flags) as node:
-        busy = _Busy(node, binding)
+    async with plugin_node(DEVICES, scraper.flags) as node:
+        busy = _Busy(node)
         lines = await busy.starts()
         await asyncio.sleep(2)
         lines.append(await busy.cpu("nothing at work", seconds, None))
@@ -302,10 +301,9 @@ async def _measure(scale: Scale, binding: str, scraper: _Scraper) -> list[Line]:
 
 
 def density(scale: Scale) -> list[Line]:
-    """Fill a node of eight devices with a hundred pods, under both ways of binding."""
+    """Fill a node of eight devices with a hundred pods."""
     scratch = Scratch("sharepod-bench")
     try:
-        scraper = _Scraper(scratch.path)
-        return [line for binding in ("late", "early") for line in asyncio.run(_measure(scale, binding, scraper))]
+        return asyncio.run(_measure(scale, _Scraper(scratch.path)))
     finally:
         scratch.remove()

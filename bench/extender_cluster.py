@@ -29,7 +29,7 @@ def use_of(number: int) -> NodeUse:
         DeviceUse(DeviceFacts(index, uuid(number, index), "NVIDIA H200", 141 * 2**30, True, "", True, index // 4, ()))
         for index in range(DEVICES)
     )
-    return NodeUse(NodeFacts(node_name(number), "0.1.0", late=True), devices)
+    return NodeUse(NodeFacts(node_name(number), "0.1.0"), devices)
 
 
 def node(number: int) -> Object:

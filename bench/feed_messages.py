@@ -32,7 +32,7 @@ def agents(count: int, *, devices: int, shares: int) -> Iterator[Agent]:
 
 
 def _complete(name: str, draw: random.Random) -> tuple[pb.ReportUsageRequest, list[tuple[str, int]]]:
-    message = pb.ReportUsageRequest(node=pb.ReportingNode(name=name, version="0.1.0", late=True))
+    message = pb.ReportUsageRequest(node=pb.ReportingNode(name=name, version="0.1.0"))
     for index in range(DEVICES):
         message.devices.add(
             index=index,

@@ -182,7 +182,7 @@ async def _run(requests: int) -> _Run:
     plugin_node = double("plugin_node").plugin_node
     usage_port = double("apiserver").unused_port()
     flags = ("--metrics-listen", "off", "--node-name", "n1", "--scheduler-address", f"127.0.0.1:{usage_port}")
-    async with plugin_node("late", "1xH200", flags, spare_percent=100) as node:
+    async with plugin_node("1xH200", flags, spare_percent=100) as node:
         node.api.put_namespace("sharepod")
         node.api.put_node(_node(node.api))
         cluster = _Cluster(node, usage_port)

@@ -21,7 +21,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sharepod.agent.plugin import PluginOffer, PluginReport
+    from sharepod.agent.plugin import PluginReport
     from sharepod.agent.share import Histogram
     from sharepod.deviceplugin.terms import PodTerms
 
@@ -79,11 +79,7 @@ class NodeDevice:
     health_reason: str
     free_millipercent: int = WHOLE_MILLIPERCENT
     """What is not promised to shares."""
-    yielded_millipercent: int = 0
-    """Requests of shares that yield: they are not promised."""
     foreign: tuple[ForeignProgram, ...] = ()
-    numa_node: int = -1
-    """The memory node that it hangs on; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +156,7 @@ class Agent:
                 item.healthy,
                 item.health_reason,
                 WHOLE_MILLIPERCENT - item.requested_millipercent,
-                item.yielded_millipercent,
                 tuple(ForeignProgram(one.pid, one.name, one.memory_used_bytes) for one in item.foreign_processes),
-                item.numa_node if item.HasField("numa_node") else -1,  # an older agent does not say
             )
             for item in answer.devices
         )
@@ -290,7 +284,7 @@ class Agent:
             errors=report.errors,
             allocate=_times(report.allocate),
             pre_start=_times(report.pre_start),
-            offer=_offer(report.offer),
+            offer=pb.PluginOffer(device_uuids=sorted(report.offer)) if report.offer is not None else None,
         )
         await self._call(self._stub.ReportPlugin(request, timeout=TIMEOUT_S))
 
@@ -344,10 +338,6 @@ def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
     asked = ask.terms_on(device.memory_total_bytes if device else 0)
     # Where the device does not tell its memory, what was admitted stays.
     return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)
-
-
-def _offer(offer: PluginOffer | None) -> pb.PluginOffer | None:
-    return pb.PluginOffer(device_uuids=sorted(offer.devices), late=offer.late) if offer else None
 
 
 def _times(times: Histogram) -> pb.CallTimes:

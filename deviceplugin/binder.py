@@ -52,8 +52,6 @@ CHOICE_LOOK_S: Final = 0.2
 class Policy:
     """The operator's choices."""
 
-    late: bool
-    """Devices are picked when containers start, through CDI."""
     nvidia_cdi: bool = False
     """Devices come from NVIDIA's CDI files, not from its runtime."""
     scheduler_name: str = ""
@@ -88,7 +86,6 @@ class Binder:
         kubelet: Kubelet,
         cdi: CdiDirectory,
         place: Callable[[NodeView], Place],
-        view: Callable[[], NodeView],
         placement: Placement,
     ) -> None:
         self._policy = policy
@@ -100,7 +97,6 @@ class Binder:
         self._kubelet = kubelet
         self._cdi = cdi
         self._place = place
-        self._view = view
         self._placement = placement
 
     def taken(self) -> Mapping[str, frozenset[UnitId]]:
@@ -110,14 +106,11 @@ class Binder:
     async def allocate(self, units: frozenset[UnitId]) -> ContainerEdits:
         """Return what a container that is being admitted gets; valid for as long as it lives."""
         # Neither agent nor disk nor API server is needed: an error here ends the pod for good.
-        devices = () if self._policy.late else self._placement.devices_of(units)
         allocation = self._record.issue(units, self._fresh_id())
         log.info("units allocated", extra={"share": allocation.id, "units": len(units)})
-        if self._policy.late:
-            # A runtime that has no CDI leaves the name out without a word: its container must see no device then,
-            # whatever its image says. With CDI the share's variables win over these.
-            return ContainerEdits({VISIBLE: NO_DEVICE}, cdi=(name_of(allocation.id),))
-        return edits_of(self._place(self._view()), allocation.id, devices)
+        # A runtime that has no CDI leaves the name out without a word: its container must see no device then,
+        # whatever its image says. With CDI the share's variables win over these.
+        return ContainerEdits({VISIBLE: NO_DEVICE}, cdi=(name_of(allocation.id),))
 
     async def pre_start(self, units: frozenset[UnitId]) -> None:
         """Make the share of a container that is about to start. Idempotent; what fails is tried again by kubelet."""
@@ -126,8 +119,8 @@ class Binder:
             async with asyncio.timeout_at(start.until_s):
                 await self._start(units, start)
         except TimeoutError:
-            late = PluginError(f"{START_S:g} s were not enough, {start.waits_for} was waited for: it is tried again")
-            error = start.no_room or late
+            slow = PluginError(f"{START_S:g} s were not enough, {start.waits_for} was waited for: it is tried again")
+            error = start.no_room or slow
             await self._tell(start, error)
             raise error from None
         except PluginError as error:
@@ -153,7 +146,7 @@ class Binder:
         start.pod, start.container = pod, self._container(holder, pod, units)
         terms = self._follower.read_terms(pod, start.container, len(units))
         ours = self._policy.scheduler_name
-        if self._policy.late and ours and pod.scheduler == ours and not terms.chosen:
+        if ours and pod.scheduler == ours and not terms.chosen:
             pod, terms = await self._choice(pod, terms, start, units)
         binding = Binding(pod.namespace, pod.name, start.container, pod.uid, pod.cgroup_uid)
         claim = self._record.claim(units, binding)
@@ -196,10 +189,9 @@ class Binder:
         allocation = claim.allocation
         start.waits_for = "the agent"
         node = await self._seen()
-        self._placement.check_memory(allocation, terms, node)
         share = None if claim.is_first else await self._agent.share(allocation.id)
         elsewhere = share is not None and (self._is_sick(share, node) or len(share.devices) != terms.devices)
-        if share is not None and self._policy.late and elsewhere and not share.processes:
+        if share is not None and elsewhere and not share.processes:
             await self._agent.release(share.id)  # its container is not there: it may as well start elsewhere
             share, node = None, await self._seen()
         labels = binding.labels
@@ -214,10 +206,9 @@ class Binder:
             start.stays_paused = True
         devices = tuple(uuid for uuid, _ in share.devices)
         self._record.settle(allocation.id, devices)
-        if self._policy.late:
-            others = nvidia_edits(share.devices) if self._policy.nvidia_cdi and not node.environment else []
-            named = () if others else devices
-            self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, named), others)
+        others = nvidia_edits(share.devices) if self._policy.nvidia_cdi and not node.environment else []
+        named = () if others else devices
+        self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, named), others)
         log.info(
             "share ready",
             extra={
@@ -241,7 +232,7 @@ class Binder:
         until_s = min(loop.time() + ROOM_WAIT_S, start.until_s - ROOM_LEFT_S)
         while True:
             try:
-                for wanted in await self._placement.choices(allocation, terms, pod, node):
+                for wanted in self._placement.choices(allocation, terms, pod, node):
                     try:
                         return await self._agent.register(allocation.id, terms, wanted, labels)
                     except NoRoom as error:

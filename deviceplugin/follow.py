@@ -19,7 +19,7 @@ from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.deviceplugin.agent import Agent, NodeView
+    from sharepod.deviceplugin.agent import Agent
     from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
     from sharepod.deviceplugin.pod import Pod
     from sharepod.deviceplugin.record import Record
@@ -43,8 +43,6 @@ class Follower:
         self._limit_percent = limit_percent
         self.active: Callable[[], bool] = lambda: True
         """False while another plugin serves the node: what is there is its business."""
-        self.check: Callable[[Allocation, PodTerms, NodeView], None] = lambda *_: None
-        """Raises PluginError for terms that this node cannot give."""
         self._pods: dict[str, Pod] = {}
         """By the uid of their cgroups: a static pod has a new mirror now and then, and goes on."""
         self._older: dict[AllocationId, Pod | None] = {}
@@ -71,13 +69,6 @@ class Follower:
     def pod(self, binding: Binding) -> Pod | None:
         """Return a container's pod, as the watch has it."""
         return self._pods.get(binding.cgroup_uid)
-
-    def holds(self, pod: Pod, container: str) -> bool:
-        """Tell whether a container has begun to start."""
-        bindings = (item.binding for item in self._record.all())
-        return any(
-            one is not None and (one.cgroup_uid, one.container) == (pod.cgroup_uid, container) for one in bindings
-        )
 
     async def follow(self) -> None:
         """Take over what changes, for ever."""
@@ -176,9 +167,7 @@ class Follower:
                 return
             share = await self._agent.share(item.id)
             if share is not None:
-                node = await self._agent.node()
-                self.check(item, terms, node)
-                await self._shares.change(share, item, terms, node, binding.labels)
+                await self._shares.change(share, item, terms, await self._agent.node(), binding.labels)
                 self._record.rebind(item.id, binding)
                 self._told.pop(item.id, None)
                 log.info("terms changed", extra={"share": item.id, "container": binding.title})

@@ -70,7 +70,7 @@ class Place:
     shares_directory: str
     """The agent's directory of shares."""
     hook: str
-    """The hook: a name that stays, or the file itself."""
+    """The hook's file."""
     preload_file: str
     """A file that holds PRELOAD_TEXT."""
     injection: Injection = "preload-file"

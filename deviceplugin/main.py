@@ -8,7 +8,6 @@ import functools
 import gc
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Final, cast
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent.plugin import PluginOffer
 from sharepod.agent.share import DeviceUuid
 from sharepod.deviceplugin.agent import Agent, NodeView
 from sharepod.deviceplugin.api import ApiUnavailable
@@ -24,15 +22,13 @@ from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.cluster import Cluster, ClusterError, from_kubeconfig, in_cluster
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.expected import Expected
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
 from sharepod.deviceplugin.kubelet import Registration, State
 from sharepod.deviceplugin.lookout import Lookout
-from sharepod.deviceplugin.loop import for_ever
 from sharepod.deviceplugin.offer import RIVAL_DOMAIN, Offer
 from sharepod.deviceplugin.placement import Placement
-from sharepod.deviceplugin.podresources import Given, KubeletUnavailable, PodResources
+from sharepod.deviceplugin.podresources import KubeletUnavailable, PodResources
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.processes import HostProcesses
 from sharepod.deviceplugin.record import Record
@@ -45,11 +41,13 @@ from sharepod.deviceplugin.sweep import Sweeper
 from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 from sharepod.process import files
-from sharepod.process import log as logs
 from sharepod.process.errors import SettingsError
+from sharepod.process.run import run, work_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection
+
+    from sharepod.deviceplugin.runtime import Runtime
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -57,59 +55,39 @@ LOOK_S: Final = 1.0
 """How often the health of the devices is looked at."""
 LOOK_AROUND_S: Final = 5.0
 """How often kubelet is asked what other device plugins have."""
-HOOK_NAME: Final = "libsharepod.so"
 PRELOAD_NAME: Final = "ld.so.preload"
-_EXIT_FAILURE: Final = 1
 
 
 class Plugin:
     """The parts of a running plugin that know each other only here."""
 
-    def __init__(self, settings: Settings, node: NodeView, *, late: bool) -> None:
+    def __init__(self, settings: Settings, node: NodeView) -> None:
         self._settings = settings
-        self._late = late
         self._node = node
         self.offer = Offer(settings.offer)
         self._unhealthy: dict[int, str] = {}
         """Why, by index, as last told."""
 
-    def note(self, given: Given, now_s: float) -> None:
-        """Take what kubelet has from NVIDIA's device plugin; say which of our devices are newly among it."""
-        for uuid in self.offer.observe(self._node, given.ids, now_s, complete=given.complete):
+    def note(self, given: Collection[str], now_s: float) -> None:
+        """Take the ids that kubelet has from NVIDIA's device plugin; say which of our devices are newly among them."""
+        for uuid in self.offer.observe(self._node, given, now_s):
             remedy = "keep the GPU out of NVIDIA's device plugin, or out of `offer`; pods that have it go on"
             log.error("device in two device plugins", extra={"device": uuid, "remedy": remedy})
-
-    def view(self) -> NodeView:
-        """Return the node as last seen."""
-        return self._node
 
     def units(self) -> Units:
         """Return the units of the devices, as last seen."""
         devices = self.offer.seen(self._node).devices
         offered = [(device.uuid, device.healthy) for device in devices]
-        return Units(offered, late=self._late, spare_percent=self._settings.spare_percent)
+        return Units(offered, spare_percent=self._settings.spare_percent)
 
-    def yielded(self) -> Mapping[str, int]:
-        """Return the device time that shares yield, as last seen, in per cent by UUID."""
-        return {device.uuid: device.yielded_millipercent // 1000 for device in self._node.devices}
-
-    def offered(self) -> PluginOffer:
+    def offered(self) -> frozenset[DeviceUuid]:
         """Return what the agent is to know of what is given out: not what somebody else gives out as well."""
         devices = self.offer.seen(self._node).devices
-        given = frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.offer.rivals)
-        return PluginOffer(given, self._late)
-
-    def memory_nodes(self) -> dict[str, int]:
-        """Return the memory nodes that kubelet is told of, by UUID: none unless the operator asks for it."""
-        if self._late or self._settings.numa == "off":
-            return {}
-        return {device.uuid: device.numa_node for device in self._node.devices if device.numa_node >= 0}
+        return frozenset(DeviceUuid(device.uuid) for device in devices if device.uuid not in self.offer.rivals)
 
     def place(self, node: NodeView) -> Place:
         """Return where things are for containers that are made now."""
         settings = self._settings
-        # Kubelet replays what it was told where devices are not picked late: a name that stays.
-        hook = node.hook_path if self._late else str(settings.state_directory / HOOK_NAME)
         simulated = None
         if node.environment:
             state, libraries = node.environment["SIMGPU_STATE"], str(settings.simulated_libraries)
@@ -118,17 +96,12 @@ class Plugin:
             simulated = Simulated(node.environment["SIMGPU_DEVICES"], state, libraries)
         return Place(
             shares_directory=node.shares_directory,
-            hook=hook,
+            hook=node.hook_path,
             preload_file=str(settings.state_directory / PRELOAD_NAME),
             injection=cast("Injection", settings.injection),
             closed=node.closed,
             simulated=simulated,
         )
-
-    def point(self) -> None:
-        """Keep the name of the hook that containers were told pointing to the hook itself. Raises OSError."""
-        if not self._late:
-            _point(self._settings.state_directory / HOOK_NAME, self._node.hook_path)
 
     def tell_health(self, pods: Pods) -> None:
         """Tell the node's operator, in one Event however many devices it is about, when other ones are unhealthy."""
@@ -145,19 +118,11 @@ class Plugin:
 
     async def look_for_ever(self, agent: Agent, service: PluginService, pods: Pods) -> None:
         """Tell kubelet which units are healthy, as that changes, and the operator why not."""
-        said = ""
         while True:
             with contextlib.suppress(PluginError):  # an agent that restarts: what runs, runs on
                 self._node = await agent.node()
-                service.show(self.units(), self.memory_nodes())
+                service.show(self.units())
                 self.tell_health(pods)
-                try:
-                    self.point()
-                    said = ""
-                except OSError as error:  # a full disk: the hook that it points to is served for as long as it is there
-                    if said != str(error):
-                        said = str(error)
-                        log.warning("name of the hook not renewed", extra={"cause": said})
             await asyncio.sleep(LOOK_S)
 
     async def look_around_for_ever(self, kubelet: PodResources) -> None:
@@ -166,16 +131,6 @@ class Plugin:
             with contextlib.suppress(KubeletUnavailable):  # what is known of them stays
                 self.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_AROUND_S)
-
-
-def _point(link: Path, target: str) -> None:
-    """Make `link` point to `target`, in one step."""
-    if link.is_symlink() and link.readlink() == Path(target):
-        return
-    fresh = link.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def _prepare(settings: Settings) -> None:
@@ -196,19 +151,19 @@ def _cluster(settings: Settings) -> Cluster:
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
-async def _is_late(settings: Settings, pods: Pods) -> bool:
-    """Tell whether devices are picked when containers start. Waits for the API server when it has to be asked."""
-    if settings.binding != "auto":
-        return settings.binding == "late"
+async def _runtime(settings: Settings, pods: Pods) -> Runtime:
+    """Return what the API server says of the node. Raises PluginError where shares would reach no container."""
     while True:
         try:
             runtime = await pods.runtime()
+            break
         except ApiUnavailable as error:
             log.warning("API server not reached", extra={"cause": str(error)})
             await asyncio.sleep(LOOK_S)
-        else:
-            log.info("binding picked", extra={"kubelet": runtime.kubelet, "runtime": runtime.container_runtime})
-            return runtime.has_cdi
+    if cause := runtime.lack(cdi_is_on=settings.runtime_cdi == "on"):
+        pods.node_event("SharePodNodeNotServed", cause, warning=True)
+        raise PluginError(cause, retriable=False)
+    return runtime
 
 
 async def _node(agent: Agent) -> NodeView:
@@ -224,17 +179,8 @@ async def _node(agent: Agent) -> NodeView:
         await asyncio.sleep(LOOK_S)
 
 
-def _check(plugin: Plugin, processes: HostProcesses) -> None:
-    """Say what is wrong now, not to the first pod. Raises SettingsError or PluginError."""
-    processes.check()
-    plugin.place(plugin.view())
-    try:
-        plugin.point()
-    except OSError as error:
-        raise SettingsError(f"{error.filename}: {error.strerror}: choose another --state-directory") from None
-
-
-async def _run(settings: Settings, stopping: asyncio.Event) -> None:
+async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    _prepare(settings)
     cluster = _cluster(settings)
     async with contextlib.AsyncExitStack() as stack:
         agent = await stack.enter_async_context(Agent(settings.agent_socket))
@@ -247,30 +193,25 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         agent.failed, pods.failed, kubelet.failed = (
             functools.partial(tally.failed, side) for side in ("agent", "api_server", "kubelet")
         )
-        late = await _is_late(settings, pods)
-        plugin = Plugin(settings, await _node(agent), late=late)
-        _check(plugin, processes)
+        # What is wrong is said now, not to the first pod.
+        processes.check()
+        runtime = await _runtime(settings, pods)
+        node = await _node(agent)
+        plugin = Plugin(settings, node)
+        plugin.place(node)
         with contextlib.suppress(KubeletUnavailable):  # a device in two plugins is never offered, not even at first
             plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
-        if late and settings.numa == "on":
-            log.warning("numa has no effect", extra={"cause": "devices are picked when containers start"})
-        policy = Policy(late, nvidia_cdi=settings.devices == "cdi", scheduler_name=settings.scheduler_name)
+        policy = Policy(nvidia_cdi=settings.devices == "cdi", scheduler_name=settings.scheduler_name)
         cdi = CdiDirectory(settings.cdi_directory)
         record = Record(Store(settings.state_directory))
-        if late:
-            cdi.remove_others(item.id for item in record.all())
+        cdi.remove_others(item.id for item in record.all())
         shares = Shares(record, agent, cdi)
         follower = Follower(record, shares, agent, pods, limit_percent=settings.limit_percent)
         sweeper = Sweeper(record, shares, follower, agent, pods, kubelet, processes)
-        placement = Placement(record, follower, agent, plugin.units, plugin.offer, late=late)
-        follower.check = placement.check_memory
-        binder = Binder(
-            policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, plugin.view, placement
-        )
-        service = PluginService(binder, plugin.units(), memory_nodes=plugin.memory_nodes(), tally=tally)
+        placement = Placement(record, follower, plugin.offer)
+        binder = Binder(policy, record, shares, follower, agent, pods, kubelet, cdi, plugin.place, placement)
+        service = PluginService(binder, plugin.units(), tally=tally)
         record.changed = service.changed
-        service.yielded = plugin.yielded
-        service.wanted = Expected(follower, settings.scheduler_name).devices
         registration = Registration(service, settings.plugins_directory, resource=settings.resource)
         registration.registered, registration.taking_over = tally.registered, record.reload
         reporter = Reporter(tally, record, plugin.offer, agent)
@@ -283,54 +224,22 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         active = lambda: registration.state is not State.STANDING_BY  # noqa: E731 - one rule for all of them
         record.active = follower.active = sweeper.active = reporter.active = lookout.active = active
         await stack.enter_async_context(registration)
-        log.info("device plugin started", extra={"node": settings.node_name, "binding": "late" if late else "early"})
+        told = {"node": settings.node_name, "kubelet": runtime.kubelet, "runtime": runtime.container_runtime}
+        log.info("device plugin started", extra=told)
         gc.freeze()  # what is there now stays: no collection has to look through it again
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(for_ever(work))
-                for work in (
-                    plugin.look_for_ever(agent, service, pods),
-                    plugin.look_around_for_ever(kubelet),
-                    follower.follow(),
-                    follower.resume_for_ever(),
-                    sweeper.sweep_for_ever(),
-                    reporter.report_for_ever(),
-                    lookout.look_for_ever(),
-                )
-            ]
-            await stopping.wait()
-            for task in running:
-                task.cancel()
+        works = (
+            plugin.look_for_ever(agent, service, pods),
+            plugin.look_around_for_ever(kubelet),
+            follower.follow(),
+            follower.resume_for_ever(),
+            sweeper.sweep_for_ever(),
+            reporter.report_for_ever(),
+            lookout.look_for_ever(),
+        )
+        await work_until(stopping.wait(), works)
         log.info("device plugin stopping", extra={"allocations": len(record.all())})
 
 
-async def _serve(settings: Settings) -> None:
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    work = asyncio.create_task(_run(settings, stopping))
-
-    def stop() -> None:
-        stopping.set()
-        loop.call_later(LOOK_S, work.cancel)  # it may still wait for somebody at the start
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the device plugin until SIGTERM or SIGINT. Returns the exit code."""
-    try:
-        settings = OPTIONS.start(arguments)
-        logs.set_up(settings.log_format, settings.log_level)
-        _prepare(settings)
-        asyncio.run(_serve(settings))
-    except (SettingsError, ClusterError, PluginError) as error:
-        sys.stderr.write(f"sharepod-deviceplugin: {error}\n")
-        return 2 if isinstance(error, SettingsError) else _EXIT_FAILURE
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    expected = (ClusterError, PluginError)
+    sys.exit(run(OPTIONS.program, OPTIONS.start(), _serve, expected=expected, patience_s=LOOK_S))

@@ -36,19 +36,15 @@ class Offer:
         """UUIDs of the devices that somebody else gives out as well."""
         return frozenset(self._seen_s)
 
-    def observe(self, node: NodeView, ids: Collection[str], now_s: float, *, complete: bool) -> frozenset[str]:
-        """Take the ids that kubelet has from NVIDIA's plugin; return the offered devices that are newly among them.
-
-        Not `complete`: an old kubelet tells only what pods hold, so that what was seen once counts for good.
-        """
+    def observe(self, node: NodeView, ids: Collection[str], now_s: float) -> frozenset[str]:
+        """Take the ids that kubelet has from NVIDIA's plugin; return the offered devices that are newly among them."""
         offered = [device for device in node.devices if not self._listed or device.uuid in self._listed]
         given = {_device(text) for text in ids}
         both = frozenset(device.uuid for device in offered if {device.uuid, str(device.index)} & given)
         fresh = both - self._seen_s.keys()
         for uuid in both:
             self._seen_s[uuid] = now_s
-        if complete:
-            self._seen_s = {uuid: at for uuid, at in self._seen_s.items() if now_s - at < CLEAR_S}
+        self._seen_s = {uuid: at for uuid, at in self._seen_s.items() if now_s - at < CLEAR_S}
         return fresh
 
     def seen(self, node: NodeView) -> NodeView:

@@ -42,10 +42,6 @@ _OPTIONS: Final = (
 class KubeletUnavailable(PluginError):
     """Kubelet does not say who holds the units."""
 
-    def __init__(self, message: str, code: grpc.StatusCode | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -66,15 +62,6 @@ class Listing:
     pods: frozenset[tuple[str, str]]
     """Namespace and name of all pods that it knows, those without units too. After its start it knows none of the API
     server's for a while."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What kubelet has from other device plugins."""
-
-    ids: frozenset[str]
-    complete: bool
-    """What is offered and in use is among it, not only what is in use."""
 
 
 class PodResources:
@@ -123,22 +110,17 @@ class PodResources:
         pods = frozenset((pod.namespace, pod.name) for pod in response.pod_resources)
         return Listing(tuple(holder for holder in holders if holder.units), pods)
 
-    async def given(self, domain: str) -> Given:
+    async def given(self, domain: str) -> frozenset[str]:
         """Return the ids that kubelet has of resources whose names begin so. Raises KubeletUnavailable."""
         held = await self._ask("List", pb.ListPodResourcesRequest())
         entries = [entry for pod in held.pod_resources for container in pod.containers for entry in container.devices]
-        complete = True
-        try:
-            entries += (await self._ask("GetAllocatableResources", pb.AllocatableResourcesRequest())).devices
-        except KubeletUnavailable as error:
-            if error.code is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            complete = False
-        ids = {unit for entry in entries if entry.resource_name.startswith(domain) for unit in entry.device_ids}
-        return Given(frozenset(ids), complete)
+        entries += (await self._ask("GetAllocatableResources", pb.AllocatableResourcesRequest())).devices
+        return frozenset(
+            unit for entry in entries if entry.resource_name.startswith(domain) for unit in entry.device_ids
+        )
 
     def _units(self, container: pb.ContainerResources) -> frozenset[UnitId]:
-        """Merge the entries: older kubelets have one with all ids, newer ones one for each id."""
+        """Merge the entries: kubelet has one for each id."""
         ours = (entry.device_ids for entry in container.devices if entry.resource_name == self._resource)
         return frozenset(map(UnitId, chain.from_iterable(ours)))
 
@@ -154,15 +136,12 @@ class PodResources:
             await asyncio.sleep(RETRY_S)
 
     def _unavailable(self, error: grpc.aio.AioRpcError) -> KubeletUnavailable:
-        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # an old kubelet says so each time, and is well
-            self.failed()
+        self.failed()
         remedy = "wait until kubelet is up, or give the directory of its pod-resources socket"
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            remedy = "kubelet 1.20 or later is needed"
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             remedy = (
                 "something else on the node asks it all the time, find out what; "
                 f"it was tried for {PATIENCE_S[error.code()]:g} s"
             )
         text = f"kubelet does not say on {self._socket} who holds the units: {error.code().name}: {error.details()}"
-        return KubeletUnavailable(f"{text}: {remedy}", error.code())
+        return KubeletUnavailable(f"{text}: {remedy}")

@@ -11,7 +11,7 @@ from sharepod.deviceplugin.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sharepod.agent.plugin import PluginOffer
+    from sharepod.agent.share import DeviceUuid
     from sharepod.deviceplugin.agent import Agent
     from sharepod.deviceplugin.offer import Offer
     from sharepod.deviceplugin.record import Record
@@ -33,8 +33,8 @@ class Reporter:
         """False while another plugin serves the node: that one tells."""
         self.serving: Callable[[], bool] = lambda: True
         """Whether kubelet has us."""
-        self.offered: Callable[[], PluginOffer | None] = lambda: None
-        """What we give out now."""
+        self.offered: Callable[[], frozenset[DeviceUuid] | None] = lambda: None
+        """The devices that we give out now."""
 
     async def report_for_ever(self) -> None:
         """Tell the agent, whenever it is there."""

@@ -1,4 +1,4 @@
-"""What a node's kubelet and container runtime can do, by the versions that its Node object tells. Pure values."""
+"""Whether a node's kubelet and container runtime carry shares, by the versions that its Node object tells. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KUBELET_SINCE: Final = (1, 29)
-"""The release whose kubelet passes CDI names of device plugins on by default."""
+KUBELET_SINCE: Final = (1, 31)
+"""The oldest release that is served."""
 RUNTIMES_SINCE: Final[Mapping[str, tuple[int, int]]] = {"containerd": (2, 0), "cri-o": (1, 23)}
-"""The releases that look CDI names up by default. containerd 1.7 does where its configuration says `enable_cdi`: there
-an operator sets late binding. Every other one leaves names out without a word, and the container would start bare."""
+"""The releases that look CDI names up by default. containerd 1.7 does so where its configuration says `enable_cdi`,
+which no version tells. Any other runtime leaves a name out without a word, and the container would start bare."""
+_KEEP_OUT: Final = "keep SharePod off it by the label sharepod.io/agent=disabled"
 _KUBELET: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})")
 _RUNTIME: Final = re.compile(r"([a-z-]{1,32})://v?([0-9]{1,4})\.([0-9]{1,4})")
 
@@ -25,14 +26,25 @@ class Runtime:
     kubelet: str
     container_runtime: str
 
-    @property
-    def has_cdi(self) -> bool:
-        """Whether a CDI name that a device plugin gives out surely reaches the container. Unknown: it does not."""
+    def lack(self, *, cdi_is_on: bool) -> str | None:
+        """Return why no share reaches a container here, and the remedy; None: shares do. Unknown versions lack.
+
+        `cdi_is_on`: the operator says that the runtime has CDI on, whatever its version is.
+        """
         kubelet, runtime = _KUBELET.match(self.kubelet), _RUNTIME.match(self.container_runtime)
-        if not kubelet or not runtime or _release(kubelet[1], kubelet[2]) < KUBELET_SINCE:
-            return False
-        since = RUNTIMES_SINCE.get(runtime[1])
-        return since is not None and _release(runtime[2], runtime[3]) >= since
+        if not kubelet or _release(kubelet[1], kubelet[2]) < KUBELET_SINCE:
+            return (
+                f"kubelet is {self.kubelet or 'of no known version'} on this node, and 1.31 or later is needed: "
+                f"upgrade the node, or {_KEEP_OUT}"
+            )
+        since = RUNTIMES_SINCE.get(runtime[1]) if runtime else None
+        if cdi_is_on or (runtime and since and _release(runtime[2], runtime[3]) >= since):
+            return None
+        return (
+            f"the container runtime of this node is {self.container_runtime or 'not known'}, which has no CDI by "
+            "default: use containerd 2.0 or CRI-O 1.23 or later, or turn CDI on (containerd 1.7: enable_cdi = true) "
+            f"and set runtime_cdi to on, or {_KEEP_OUT}"
+        )
 
 
 def read_runtime(node: Mapping[str, Any]) -> Runtime | None:

@@ -17,12 +17,12 @@ import grpc
 from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.tally import Tally
-from sharepod.deviceplugin.unit import UnitId, Units
+from sharepod.deviceplugin.unit import UnitId, Units, pack
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from sharepod.deviceplugin.injection import ContainerEdits
@@ -83,10 +83,6 @@ def _answered(
     return handler
 
 
-async def _nothing_wanted(_: int) -> Collection[str]:
-    return ()
-
-
 class PluginService(rpc.DevicePluginServicer):
     """The DevicePlugin service of one resource. All of it runs in one event loop."""
 
@@ -95,40 +91,25 @@ class PluginService(rpc.DevicePluginServicer):
         binder: Binder,
         units: Units,
         *,
-        memory_nodes: Mapping[str, int] | None = None,
         debounce_s: float = DEBOUNCE_S,
         tally: Tally | None = None,
     ) -> None:
         self._binder = binder
         self._tally = tally or Tally()
         self._units = units
-        self._memory_nodes = memory_nodes or {}
         self._debounce_s = debounce_s
         self._streams: set[_Stream] = set()
-        self.wanted: Callable[[int], Awaitable[Collection[str]]] = _nothing_wanted
-        """Returns the devices that a container with so many units is to have; none: any."""
-        self.yielded: Callable[[], Mapping[str, int]] = dict
-        """Returns the device time that shares yield, in per cent by the UUID of the device."""
 
     @property
     def watchers(self) -> int:
         """How many kubelets read the list of units: one, unless it is away."""
         return len(self._streams)
 
-    def show(self, units: Units, memory_nodes: Mapping[str, int] | None = None) -> None:
-        """Advertise these units from now on.
-
-        Args:
-            units: Of the node's devices, with their health.
-            memory_nodes: The memory node of each device, by UUID. Given, kubelet's topology manager may overrule our
-                packing. Of no use where units are bound late.
-        """
-        nodes = memory_nodes or {}
-        if (units.devices, units.late, nodes) == (self._units.devices, self._units.late, self._memory_nodes):
-            return
-        self._units = units
-        self._memory_nodes = nodes
-        self.changed()
+    def show(self, units: Units) -> None:
+        """Advertise the units of these devices, with their health, from now on."""
+        if units.devices != self._units.devices:
+            self._units = units
+            self.changed()
 
     def changed(self) -> None:
         """Look again at which units are healthy: shares of unhealthy devices came or went."""
@@ -156,11 +137,11 @@ class PluginService(rpc.DevicePluginServicer):
             while not stream.ended:
                 stream.woken.clear()
                 # Every container that starts wakes us: only new ones take units, and few of them change what is listed.
-                now = self._units, self._binder.taken(), self._memory_nodes
+                now = self._units, self._binder.taken()
                 if now != seen:
-                    seen, listed = now, (self._units.all(now[1]), self._memory_nodes)
+                    seen, listed = now, self._units.all(now[1])
                     if listed != sent:
-                        yield pb.ListAndWatchResponse(devices=[self._device(*item) for item in listed[0]])
+                        yield pb.ListAndWatchResponse(devices=[_device(*item) for item in listed])
                         sent = listed
                 await stream.woken.wait()
                 if not stream.ended:
@@ -172,15 +153,9 @@ class PluginService(rpc.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802
         self, request: pb.PreferredAllocationRequest
     ) -> pb.PreferredAllocationResponse:
-        """Pack the containers' units, on the devices that were chosen for the pod if kubelet can be told."""
+        """Advise the lowest units: what an unhealthy device takes out is then seldom somebody's."""
         chosen = [
-            self._units.pack(
-                _units(ask.available_device_ids),
-                _units(ask.must_include_device_ids),
-                ask.allocation_size,
-                () if self._units.late else await self.wanted(ask.allocation_size),
-                self.yielded(),
-            )
+            pack(_units(ask.available_device_ids), _units(ask.must_include_device_ids), ask.allocation_size)
             for ask in request.container_requests
         ]
         return pb.PreferredAllocationResponse(
@@ -213,13 +188,6 @@ class PluginService(rpc.DevicePluginServicer):
             self._tally.started(result, time.monotonic_ns() - begun_ns)
         return pb.PreStartContainerResponse()
 
-    def _device(self, unit: UnitId, healthy: bool) -> pb.Device:
-        device = pb.Device(id=unit, health="Healthy" if healthy else "Unhealthy")
-        node = self._memory_nodes.get(self._units.device_of(unit) or "")
-        if node is not None:
-            device.topology.nodes.add(id=node)
-        return device
-
 
 async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
     """Serve on a new socket at this path. Raises OSError when it cannot be made."""
@@ -242,6 +210,10 @@ async def listen(service: PluginService, path: Path) -> grpc.aio.Server:
 
 def _units(ids: Iterable[str]) -> frozenset[UnitId]:
     return frozenset(map(UnitId, ids))
+
+
+def _device(unit: UnitId, healthy: bool) -> pb.Device:
+    return pb.Device(id=unit, health="Healthy" if healthy else "Unhealthy")
 
 
 def _container(edits: ContainerEdits) -> pb.ContainerAllocateResponse:

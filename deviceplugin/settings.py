@@ -39,10 +39,10 @@ class Settings:
     resource: str = setting(
         "sharepod.io/gpu", text(), "Name of the resource, of which a pod asks for percents of a device."
     )
-    binding: str = setting(
-        "auto", choice("auto", "late", "early"), "When a device is picked: late, at the start of the container, "
-        "through CDI (kubelet 1.29 or later); early, when kubelet picks units; auto: late on nodes with kubelet 1.29 "
-        "and containerd 2.0 or CRI-O, or later.",
+    runtime_cdi: str = setting(
+        "auto", choice("auto", "on"), "Whether the container runtime has CDI on. auto: by its version, which is "
+        "containerd 2.0 or CRI-O 1.23 or later; on: it has, as containerd 1.7 with enable_cdi. Without CDI the plugin "
+        "does not start.",
     )  # fmt: skip
     injection: str = setting(
         "preload-file", choice("preload-file", "environment"),
@@ -55,10 +55,6 @@ class Settings:
     offer: frozenset[str] = setting(
         frozenset(), Kind("LIST", _read_offer, lambda value: ",".join(sorted(value))), "UUIDs of the devices that pods "
         "may have shares of, separated by commas; those of other nodes may be among them. Default: all.",
-    )  # fmt: skip
-    numa: str = setting(
-        "off", choice("off", "on"), "on: units tell the memory node of their device, and kubelet's topology manager "
-        "may pick others than those that pack best, or refuse the pod. Without effect where devices are picked late.",
     )  # fmt: skip
     limit_percent: int = setting(100, percent(1, 100), "The limit of pods that name none, in percent.")
     spare_percent: int = setting(

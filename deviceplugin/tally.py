@@ -9,7 +9,7 @@ from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STARTS, PluginReport
 from sharepod.agent.share import Histogram
 
 if TYPE_CHECKING:
-    from sharepod.agent.plugin import PluginOffer
+    from sharepod.agent.share import DeviceUuid
 
 
 class Times:
@@ -53,7 +53,13 @@ class Tally:
         self._errors[side] += 1
 
     def report(
-        self, *, serving: bool, allocations: int, unbound: int, rival_devices: int, offer: PluginOffer | None = None
+        self,
+        *,
+        serving: bool,
+        allocations: int,
+        unbound: int,
+        rival_devices: int,
+        offer: frozenset[DeviceUuid] | None = None,
     ) -> PluginReport:
         """Return the counters, with what the plugin holds and gives out now."""
         return PluginReport(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import difflib
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class CannotStart(Exception):
@@ -15,3 +19,10 @@ class SettingsError(CannotStart):
     """A flag, an environment variable, a line of the configuration file, or a file that one of them names is wrong."""
 
     exit_code = 2
+
+
+def unknown(what: str, name: str, known: Sequence[str], remedy: str = "") -> SettingsError:
+    """Return the error of a name that does not exist, with the nearest one that does, else with the remedy or all."""
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    cure = f"did you mean {near[0]}?" if near else remedy or f"known are {', '.join(known)}"
+    return SettingsError(f"unknown {what} {name}: {cure}")

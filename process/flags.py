@@ -5,7 +5,6 @@ Typer reads what stands on the command line and leaves it as text: a value is ju
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 import typer.main
 
-from sharepod.process.errors import SettingsError
+from sharepod.process.errors import SettingsError, unknown
 from sharepod.process.kinds import FLAG
 
 if TYPE_CHECKING:
@@ -77,10 +76,7 @@ def _options(item: Setting) -> Iterator[Parameter]:
 
 def _refuse(program: str, arguments: Sequence[str], flags: Sequence[str]) -> None:
     """Raise SettingsError when something is left over."""
-    if not arguments:
-        return
-    found = arguments[0].partition("=")[0]
-    near = difflib.get_close_matches(found, [*flags, "--config", "--help"], 1, 0.6)
-    what = "flag" if found.startswith("-") else "argument"
-    remedy = f"did you mean {near[0]}?" if near else f"see `{program} --help`"
-    raise SettingsError(f"unknown {what} {found}: {remedy}")
+    if arguments:
+        found = arguments[0].partition("=")[0]
+        what = "flag" if found.startswith("-") else "argument"
+        raise unknown(what, found, [*flags, "--config", "--help"], f"see `{program} --help`")

@@ -7,14 +7,13 @@ An unknown name or a wrong value is an error of one line: where it stands, what 
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from sharepod.process.errors import SettingsError
+from sharepod.process.errors import SettingsError, unknown
 from sharepod.process.flags import read_flags
 from sharepod.process.setting import described
 
@@ -29,15 +28,6 @@ Given = dict[str, tuple[str, object]]
 
 CONFIG: Final = "config"
 """Not a setting: it names the file, by `--config` or the variable `PREFIX_CONFIG`."""
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> SettingsError:
-    """Return the error of a name that is none, with the nearest one that is."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1, 0.6)
-    return SettingsError(
-        f"unknown {what} {name}: " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}")
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +58,8 @@ class Options(Generic[Settings]):
         try:
             return self.parse(sys.argv[1:] if arguments is None else arguments, os.environ)
         except SettingsError as error:
-            self.fail(error)
-
-    def fail(self, error: SettingsError) -> NoReturn:
-        """End the process with the error on stderr and its exit code."""
-        sys.stderr.write(f"{self.program}: {error}\n")
-        raise SystemExit(error.exit_code)
+            sys.stderr.write(f"{self.program}: {error}\n")
+            raise SystemExit(error.exit_code) from None
 
     def load(self, flags: Mapping[str, object], environment: Mapping[str, str], config: str | None = None) -> Settings:
         """Return the settings from flags by the names of settings, the environment, and the file `config`.
@@ -138,5 +124,5 @@ def _from_file(path: str, items: Mapping[str, Setting]) -> Given:
         raise SettingsError(f"configuration {path} is no mapping: write lines of key: value")
     for key in loaded:
         if key not in items:
-            raise unknown(f"key in {path}:", str(key), items)
+            raise unknown(f"key in {path}:", str(key), list(items))
     return {name: (f"{path}: {name}", value) for name, value in loaded.items()}

@@ -274,4 +274,4 @@ def _use(spec: NodeSpec) -> NodeUse:
         DeviceFacts(index, f"{spec.name}/{index}", spec.model, spec.device_mib * 2**20, True, "", True, -1, ())
         for index in range(spec.devices)
     ]
-    return NodeUse(NodeFacts(spec.name, "", True), tuple(map(DeviceUse, facts)))
+    return NodeUse(NodeFacts(spec.name, ""), tuple(map(DeviceUse, facts)))

@@ -104,8 +104,11 @@ class NodeFacts:
 
     name: str
     version: str
-    late: bool | None
-    """Devices are picked when containers start; None: no device plugin has told the agent."""
+
+    @property
+    def late(self) -> bool:
+        """Devices are picked when containers start: everywhere. The extender alone asks, and goes with this."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)

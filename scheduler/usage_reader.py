@@ -84,7 +84,7 @@ def _shared(value: Value) -> Value:
 def _node(node: pb.ReportingNode) -> NodeFacts:
     if not _NODE_NAME.fullmatch(node.name):
         raise UsageRefused(f"{node.name[:NAME_MAX]!r} is no name of a node: give the one that it has in the cluster")
-    return NodeFacts(node.name, _text("version", node.version, TEXT_MAX), node.late if node.HasField("late") else None)
+    return NodeFacts(node.name, _text("version", node.version, TEXT_MAX))
 
 
 def _device(device: pb.ReportedDevice) -> DeviceFacts:

@@ -148,7 +148,7 @@ def test_what_an_agent_knows_is_what_its_scheduler_knows(make_agent: MakeAgent, 
     agent = make_agent(*scheduler.flags).start()
     node = scheduler.wait(lambda node: node)
     seen = agent.stub.GetNode(pb.GetNodeRequest())
-    assert node["facts"] == {"name": NODE, "version": seen.version, "late": None}
+    assert node["facts"] == {"name": NODE, "version": seen.version}
     for told, device in zip(node["devices"], seen.devices, strict=True):
         facts = told["facts"]
         assert (facts["uuid"], facts["index"], facts["model"]) == (device.uuid, device.index, device.name)
@@ -210,18 +210,17 @@ def test_an_idle_node_tells_next_to_nothing(make_agent: MakeAgent, scheduler: Sc
 def test_what_the_device_plugin_offers_is_passed_on(make_agent: MakeAgent, scheduler: Scheduler) -> None:
     scheduler.start()
     agent = make_agent(*scheduler.flags).start()
-    first, _ = agent.stub.GetNode(pb.GetNodeRequest()).devices
+    first, second = agent.stub.GetNode(pb.GetNodeRequest()).devices
     times = pb.CallTimes(counts=NO_CALLS.counts)
     report = pb.ReportPluginRequest(
         starts=dict.fromkeys(STARTS, 0), errors=dict.fromkeys(SIDES, 0), allocate=times, pre_start=times,
-        offer=pb.PluginOffer(device_uuids=[first.uuid], late=True),
+        offer=pb.PluginOffer(device_uuids=[first.uuid]),
     )  # fmt: skip
     agent.stub.ReportPlugin(report)
-    node = scheduler.wait(lambda node: node["facts"]["late"])
-    assert [device["facts"]["offered"] for device in node["devices"]] == [True, False]
-    report.offer.late = False
+    scheduler.wait(lambda node: [device["facts"]["offered"] for device in node["devices"]] == [True, False])
+    report.offer.device_uuids.append(second.uuid)
     agent.stub.ReportPlugin(report)
-    scheduler.wait(lambda node: node["facts"]["late"] is False)
+    scheduler.wait(lambda node: all(device["facts"]["offered"] for device in node["devices"]))
 
 
 def test_a_scheduler_that_comes_late_or_comes_back_hears_everything(

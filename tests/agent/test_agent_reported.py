@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
 from sharepod.agent.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
-from sharepod.agent.plugin import PluginOffer, PluginReport
+from sharepod.agent.plugin import PluginReport
 from sharepod.agent.reported import MEMORY_STEP_BYTES, Painter, difference, settled
 from sharepod.agent.share import (
     DeviceTerms,
@@ -63,12 +63,11 @@ def test_what_is_told_is_never_off_by_more_than_a_step(values: list[int]) -> Non
 
 
 def test_a_picture_has_what_there_is_of_devices_and_shares() -> None:
-    plugin = PluginReport(offer=PluginOffer(frozenset({H200_B.uuid}), late=False))
+    plugin = PluginReport(offer=frozenset({H200_B.uuid}))
     painter = Painter()
     share = held(used_1m_millipercent=20_300, waited_1m_millipercent=5000)
     second = held("b", used_1m_millipercent=0, waited_1m_millipercent=97_000)
     picture = painter.paint(status(1, share, second, memory=3 * GIB, plugin=plugin))
-    assert picture.late is False
     assert [device.offered for device in picture.devices.values()] == [False, True]
     assert picture.devices[0].uuid == H200.uuid
     assert picture.device_numbers[0].waited_1m_millipercent == 102_000
@@ -77,7 +76,6 @@ def test_a_picture_has_what_there_is_of_devices_and_shares() -> None:
     assert (told.pod_uid, told.namespace, told.pod, told.container) == ("u", "team", "pod-a", "main")
     assert (told.request_millipercent, told.limit_millipercent, told.memory_limit_bytes) == (30_000, 60_000, GIB)
     assert picture.share_numbers["a", 0].used_1m_millipercent == 20_000
-    assert painter.paint(status(2)).late is None
 
 
 def test_noise_is_no_difference_and_an_idle_node_has_none() -> None:
@@ -107,12 +105,13 @@ def test_a_share_that_comes_back_on_another_device_ends_and_is_told_anew() -> No
     assert (told.ended, set(told.shares), set(told.share_numbers)) == (("a",), {("a", 1)}, {("a", 1)})
 
 
-def test_a_plugin_that_comes_or_goes_means_that_all_is_told() -> None:
+def test_a_device_that_is_offered_or_no_more_is_told() -> None:
     painter = Painter()
-    plugin = PluginReport(offer=PluginOffer(frozenset(), late=True))
+    plugin = PluginReport(offer=frozenset({H200_B.uuid}))
     before, after = painter.paint(status(1)), painter.paint(status(2, plugin=plugin))
-    assert difference(before, after) is None
-    assert difference(after, painter.paint(status(3))) is None
+    for told in (difference(before, after), difference(after, painter.paint(status(3)))):
+        assert told is not None
+        assert (set(told.devices), told.shares) == ({1}, {})
 
 
 def test_what_the_driver_and_labels_say_is_made_fit_to_be_told() -> None:

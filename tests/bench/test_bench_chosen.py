@@ -20,6 +20,6 @@ def device(index: int, request_percent: int, used_percent: int) -> DeviceUse:
 @pytest.mark.parametrize("busy", [0, 1])
 def test_a_latency_share_goes_where_it_is_idle_when_that_is_known(busy: int) -> None:
     promised = {busy: (60, 100), 1 - busy: (40, 1)}
-    use = NodeUse(NodeFacts("bench", "0", None), tuple(device(index, *promised[index]) for index in range(2)))
+    use = NodeUse(NodeFacts("bench", "0"), tuple(device(index, *promised[index]) for index in range(2)))
     assert choose(_without_numbers(use)) == busy, "by requests the fullest that fits"
     assert choose(use) == 1 - busy

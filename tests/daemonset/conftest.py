@@ -7,6 +7,8 @@ import pytest
 from kustomize import render
 from simulated_gpu import REPO_ROOT
 
+VERSIONS = ("1.31", "1.34", "1.37")
+"""The oldest Kubernetes that is served, and the two that `make e2e` starts."""
 DAEMONSET = REPO_ROOT / "daemonset"
 INSTALLS = {"default": DAEMONSET, **{path.name: path for path in sorted((DAEMONSET / "overlays").iterdir())}}
 """What `kubectl apply -k` may be given to install SharePod."""

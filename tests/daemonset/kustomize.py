@@ -13,20 +13,21 @@ import yaml
 Object = dict[str, Any]
 KEYS = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
 """What Kubernetes merges lists by; any other list is replaced."""
-KNOWN = {"bases", "resources", "generatorOptions", "configMapGenerator", "patchesStrategicMerge"}
+KNOWN = {"resources", "generatorOptions", "configMapGenerator", "patches"}
 
 
 def render(folder: Path) -> list[Object]:
     """Return the objects of a folder with a kustomization.yaml."""
     content = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert set(content) <= KNOWN, f"{folder}: kustomize.py does not know {set(content) - KNOWN}"
-    objects = [item for base in content.get("bases", ()) for item in render(folder / base)]
+    objects: list[Object] = []
     for name in content.get("resources", ()):
-        objects += [item for item in yaml.safe_load_all((folder / name).read_text()) if item]
+        path = folder / name
+        objects += render(path) if path.is_dir() else [item for item in yaml.safe_load_all(path.read_text()) if item]
     for generator in content.get("configMapGenerator", ()):
         objects.append(_config_map(folder, generator, content.get("generatorOptions", {}), objects))
-    for name in content.get("patchesStrategicMerge", ()):
-        patch = yaml.safe_load((folder / name).read_text())
+    for entry in content.get("patches", ()):
+        patch = yaml.safe_load((folder / entry["path"]).read_text())
         [target] = [item for item in objects if identity(item) == identity(patch)]
         _merge(target, patch)
     return objects

@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import DAEMONSET
+from conftest import DAEMONSET, VERSIONS
 from test_policy import RIGHT, WRONG, pod, refusals
 
 EXAMPLES = sorted(path.parent for path in DAEMONSET.glob("examples/*/pods.yaml"))
@@ -45,7 +45,7 @@ def test_there_is_one_for_each_thing_that_pods_may_ask_for() -> None:
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_valid_admitted_and_understood(folder: Path) -> None:
     for item in pods_of(folder):
-        for version in ("1.28", "1.37"):
+        for version in VERSIONS:
             kubernetes_validate.validate(item, version, strict=True)
         item["metadata"]["namespace"] = "default"
         assert refusals("annotations", item) == []

@@ -11,7 +11,7 @@ import kubernetes_validate
 import kueue_api
 import pytest
 import yaml
-from conftest import DAEMONSET
+from conftest import DAEMONSET, VERSIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from kustomize import render
@@ -52,7 +52,7 @@ def test_every_object_is_valid_with_unknown_fields_forbidden(item: Object) -> No
     if item["apiVersion"].startswith(kueue_api.GROUP):
         kueue_api.check(item)
     else:
-        for version in ("1.30", "1.37"):
+        for version in VERSIONS:
             kubernetes_validate.validate(item, version, strict=True)
     assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sharepod"
 

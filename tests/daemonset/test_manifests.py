@@ -1,4 +1,4 @@
-"""What is applied to a cluster: valid for the oldest and the newest Kubernetes, and with the least privilege."""
+"""What is applied to a cluster: valid for every Kubernetes that is tested or claimed, and with the least privilege."""
 
 import json
 import os
@@ -12,14 +12,12 @@ import kubernetes_validate
 import kueue_api
 import pytest
 import yaml
-from conftest import ADDITIONS, DAEMONSET, INSTALLS
+from conftest import ADDITIONS, DAEMONSET, INSTALLS, VERSIONS
 from kustomize import KEYS, render
 
 from sharepod.agent.settings import OPTIONS
 from sharepod.scheduler.usage_identity import AUDIENCE
 
-OLDEST, NEWEST = "1.28", "1.37"
-POLICIES_SINCE = "1.30"
 FOREIGN = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate", *kueue_api.PLURALS}
 """Kinds of the Prometheus operator, of cert-manager and of Kueue, of which Kubernetes has no schema."""
 Object = dict[str, Any]
@@ -39,13 +37,13 @@ def check(item: Object, version: str) -> None:
         kubernetes_validate.validate(item, version, strict=True)
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_with_unknown_fields_forbidden(install: list[Object], version: str) -> None:
     for item in install:
         check(item, version)
 
 
-@pytest.mark.parametrize("version", [POLICIES_SINCE, NEWEST])
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(ADDITIONS))
 def test_what_is_added_is_valid(name: str, version: str) -> None:
     for item in render(ADDITIONS[name]):
@@ -56,7 +54,7 @@ def test_a_field_that_does_not_exist_would_be_found(install: list[Object]) -> No
     [item] = [item for item in install if item["kind"] == "DaemonSet"]
     item["spec"]["template"]["spec"]["hostPid"] = True
     with pytest.raises(kubernetes_validate.ValidationError, match="hostPid"):
-        check(item, NEWEST)
+        check(item, VERSIONS[-1])
 
 
 @pytest.mark.parametrize("folder", [*INSTALLS.values(), *ADDITIONS.values()], ids=lambda path: path.name)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import DAEMONSET
+from conftest import DAEMONSET, VERSIONS
 from kustomize import render
-from test_manifests import NEWEST, OLDEST, check
+from test_manifests import check
 
 from sharepod.agent.settings import OPTIONS as AGENT_OPTIONS
 from sharepod.scheduler.metrics import manual
@@ -30,7 +30,7 @@ CONTAINERS = {item["name"]: item for item in POD["spec"]["containers"]}
 CONFIGURATION = yaml.safe_load((DAEMONSET / "scheduler" / "scheduler.yaml").read_text())
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_with_unknown_fields_forbidden(version: str) -> None:
     for item in NEW:
         check(item, version)
@@ -155,9 +155,9 @@ GATES = render(DAEMONSET / "gates")
 YIELDS = render(DAEMONSET / "scheduler" / "yields")
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_yields_and_gates_add_is_valid(version: str) -> None:
-    for item in [*YIELDS, *(GATES if version == NEWEST else [])]:
+    for item in [*YIELDS, *GATES]:
         check(item, version)
         assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sharepod"
 

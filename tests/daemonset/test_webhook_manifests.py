@@ -5,12 +5,12 @@ from typing import Any
 
 import cel
 import pytest
-from conftest import DAEMONSET
+from conftest import DAEMONSET, VERSIONS
 from foreign_pods import decided, hami, kai, kubeshare, patched, pod, right_pods
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kustomize import render
-from test_manifests import NEWEST, OLDEST, check
+from test_manifests import check
 from test_policy import refusals
 
 from sharepod.webhook import hami as hami_words
@@ -32,7 +32,7 @@ POD = one("Deployment")["spec"]["template"]
 [CONTAINER] = POD["spec"]["containers"]
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_with_unknown_fields_forbidden(version: str) -> None:
     for item in OBJECTS:
         check(item, version)

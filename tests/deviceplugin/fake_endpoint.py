@@ -37,7 +37,6 @@ class Endpoint:
         self.options = pb.DevicePluginOptions()
         self.devices: dict[str, bool] = {}
         """Whether each is healthy."""
-        self.memory_nodes: dict[str, list[int]] = {}
         self.lists = 0
         self.largest_bytes = 0
         self.stopped = False
@@ -53,11 +52,10 @@ class Endpoint:
         self.stub = rpc.DevicePluginStub(self._channel)
         self._watching: asyncio.Task[None] | None = None
 
-    async def connect(self, ask_options: bool) -> None:
+    async def connect(self) -> None:
         """Dial the plugin. Raises TimeoutError, or AioRpcError when it does not say its options."""
         await asyncio.wait_for(self._channel.channel_ready(), DIAL_TIMEOUT_S)
-        if ask_options:
-            self.options = await self.stub.GetDevicePluginOptions(pb.Empty())
+        self.options = await self.stub.GetDevicePluginOptions(pb.Empty())
 
     async def call(self, call: grpc.aio.UnaryUnaryCall[Any, Response]) -> Response:
         """Wait for a call's answer. Raises CallFailed."""
@@ -78,11 +76,6 @@ class Endpoint:
         try:
             async for response in self.stub.ListAndWatch(pb.Empty()):
                 self.devices = {device.id: device.health == "Healthy" for device in response.devices}
-                self.memory_nodes = {
-                    device.id: [node.id for node in device.topology.nodes]
-                    for device in response.devices
-                    if device.HasField("topology")
-                }
                 assert all(device.health in ("Healthy", "Unhealthy") for device in response.devices)
                 assert len(self.devices) == len(response.devices), "an id is there twice"
                 assert all(0 < len(name) <= 63 for name in self.devices)

@@ -1,6 +1,6 @@
 """A double of kubelet: registration, admission, starts of containers, checkpoint, pod-resources.
 
-It does what kubelets 1.20 and 1.36 were seen to do::
+It does what kubelet 1.36 was seen to do::
 
     async with FakeKubelet(directory) as kubelet:
         ...                                     # the plugin registers in kubelet.plugins
@@ -24,7 +24,7 @@ import json
 import random
 import re
 import socket
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import grpc
@@ -68,7 +68,6 @@ class FakeKubelet:
         directory: Path,
         *,
         resource: str = "sharepod.io/gpu",
-        version: Literal["1.20", "1.36"] = "1.36",
         seed: int = 0,
         pre_start_timeout_s: float = 30.0,
         rate: float = 100.0,
@@ -78,7 +77,6 @@ class FakeKubelet:
         self.socket = self.plugins / "kubelet.sock"
         self.pod_resources = directory / "pod-resources" / "kubelet.sock"
         self.resource = resource
-        self.version = version
         self.pods: dict[str, FakePod] = {}
         self.endpoint: Endpoint | None = None
         self.registrations: list[pb.RegisterRequest] = []
@@ -183,7 +181,7 @@ class FakeKubelet:
         endpoint = Endpoint(self.plugins / request.endpoint)
         try:
             endpoint.options = request.options
-            await endpoint.connect(ask_options=self.version == "1.36")
+            await endpoint.connect()
         except BaseException:
             await endpoint.stop()
             raise
@@ -266,7 +264,7 @@ class FakeKubelet:
 
     def listed(self) -> list[pods_pb.PodResources]:
         """What pod-resources says now: sidecars and app containers; no devices before the pod is admitted."""
-        pods = [pod for pod in self.pods.values() if pod.active or self.version == "1.20"]
+        pods = [pod for pod in self.pods.values() if pod.active]
         held = [pods_pb.ContainerDevices(resource_name=key, device_ids=ids) for key, ids in self.others_held.items()]
         other = pods_pb.PodResources(
             name="other", namespace="default", containers=[pods_pb.ContainerResources(name="main", devices=held)]
@@ -286,8 +284,7 @@ class FakeKubelet:
 
     def _entries(self, pod: FakePod, container: FakeContainer) -> list[pods_pb.ContainerDevices]:
         ids = container.ids if pod.admitted and pod.active else []
-        groups = [[name] for name in ids] if self.version == "1.36" else [ids] * bool(ids)
-        return [pods_pb.ContainerDevices(resource_name=self.resource, device_ids=group) for group in groups]
+        return [pods_pb.ContainerDevices(resource_name=self.resource, device_ids=[name]) for name in ids]
 
     def _fail(self, pod: FakePod, message: str) -> None:
         for container in pod.containers.values():
@@ -308,8 +305,6 @@ class FakeKubelet:
         assert len(response.container_responses) == 1
         self.calls.append(("Allocate", pod.name, container.name, tuple(container.ids)))
         container.response = response.container_responses[0]
-        if self.version == "1.20":
-            container.response.ClearField("cdi_devices")
         self._write_checkpoint()
 
     async def _choose(self, pod: FakePod, container: FakeContainer) -> list[str]:

@@ -52,8 +52,6 @@ class PodResources(pods_rpc.PodResourcesListerServicer):
         self, _request: pods_pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pods_pb.AllocatableResourcesResponse:
         kubelet = self._kubelet
-        if kubelet.version == "1.20":
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method GetAllocatableResources")
         await self._admit(context)
         resources = {kubelet.resource: sorted(kubelet.healthy)}
         for others in (kubelet.others, kubelet.others_held):

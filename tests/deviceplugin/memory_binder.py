@@ -55,7 +55,7 @@ class MemoryBinder:
 async def plugin(
     directory: Path, binder: MemoryBinder | None = None, units: Units | None = None, **options: object
 ) -> AsyncIterator[tuple[PluginService, Registration]]:
-    """A plugin in kubelet's directory, by default with one device that is bound late."""
-    service = PluginService(binder or MemoryBinder(), units or Units([(A, True)], late=True), **options)  # type: ignore[arg-type]
+    """A plugin in kubelet's directory, by default with one device."""
+    service = PluginService(binder or MemoryBinder(), units or Units([(A, True)]), **options)  # type: ignore[arg-type]
     async with Registration(service, directory) as registration:
         yield service, registration

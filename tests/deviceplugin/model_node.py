@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from model_sides import DEVICES, Lag, ModelAgent, ModelApi, ModelList, ModelProcesses, holder
+from model_sides import Lag, ModelAgent, ModelApi, ModelList, ModelProcesses, holder
 
 from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory
@@ -26,7 +26,7 @@ from sharepod.deviceplugin.record import Record
 from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.sweep import Sweeper
-from sharepod.deviceplugin.unit import UnitId, Units
+from sharepod.deviceplugin.unit import UnitId
 
 UNITS = 24
 KUBELET_WAITS_S = 30.0
@@ -70,11 +70,8 @@ class Plugin:
         sides = (shares, follower, agent, api, node.listing)
         self.sweeper = Sweeper(self.record, *sides, node.processes)  # type: ignore[arg-type]
         place = Place("/run/shares", "/hook", "/preload")
-        units = Units([(uuid, True) for uuid in DEVICES], late=True)
-        placement = Placement(self.record, follower, agent, lambda: units, Offer(), late=True)  # type: ignore[arg-type]
-        self.binder = Binder(
-            Policy(late=True), self.record, *sides, cdi, lambda _: place, node.no_view, placement  # type: ignore[arg-type]
-        )  # fmt: skip
+        placement = Placement(self.record, follower, Offer())
+        self.binder = Binder(Policy(), self.record, *sides, cdi, lambda _: place, placement)  # type: ignore[arg-type]
         work = follower.follow(), follower.resume_for_ever(), self.sweeper.sweep_for_ever()
         self.tasks = [asyncio.create_task(one) for one in work]
 
@@ -105,9 +102,6 @@ class ModelNode:
         """Pods without a share; the plugin's own is one, unless a person has started it."""
         if self.random.random() < 0.7:
             self.add_other()
-
-    def no_view(self) -> None:
-        """Nothing is asked of it where devices are picked late."""
 
     # The truth
 

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 class PluginNode:
     """Start it with `plugin_node`."""
 
-    def __init__(
-        self, directory: Path, binding: str, devices: str, metrics: Sequence[str], container_runtime: str
-    ) -> None:
+    def __init__(self, directory: Path, devices: str, metrics: Sequence[str], spare_percent: int) -> None:
         self.directory = directory
         self.simulated = devices
         self.metrics = metrics
@@ -39,20 +37,21 @@ class PluginNode:
         self.runtime = directory / "run"
         self.cdi = directory / "cdi"
         self.state = directory / "state"
-        self.binding = binding
-        self.environment: dict[str, str] = {}
-        """More variables, for the simulated devices."""
         self.flags: list[str] = []
         """More flags of the plugin."""
-        self.spare_percent = 0
+        self.spare_percent = spare_percent
         self.offer: list[str] = []
         """UUIDs, where not all devices are offered."""
         self.api = ApiServer()
-        info = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": container_runtime}
-        self.api.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
-        self.kubelet = FakeKubelet(directory / "kubelet", version="1.20" if binding == "early" else "1.36")
+        self.runs("v1.36.2", "containerd://2.1.9+unknown")
+        self.kubelet = FakeKubelet(directory / "kubelet")
         self.agent: asyncio.subprocess.Process | None = None
         self.plugin: asyncio.subprocess.Process | None = None
+
+    def runs(self, kubelet: str, container_runtime: str) -> None:
+        """Let the API server show the node with these versions."""
+        info = {"kubeletVersion": kubelet, "containerRuntimeVersion": container_runtime}
+        self.api.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
 
     async def start_agent(self) -> None:
         arguments = ["--runtime-directory", str(self.runtime), "--simulate", self.simulated, *self.metrics]
@@ -74,7 +73,7 @@ class PluginNode:
         kubeconfig.write_text(json.dumps(content))
         given = {
             "node-name": "n1", "agent-socket": self.runtime / "agent.sock", "state-directory": self.state,
-            "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi, "binding": self.binding,
+            "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi,
             "kubeconfig": kubeconfig, "log-format": "text", "offer": ",".join(self.offer),
             "spare-percent": self.spare_percent,
         }  # fmt: skip
@@ -89,7 +88,7 @@ class PluginNode:
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
-        environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state"), **self.environment}
+        environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state")}
         with (self.directory / log).open("a") as file:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module, *arguments, stderr=file, env=environment
@@ -174,19 +173,12 @@ async def until(condition: Callable[[], object], log: Callable[[], str], timeout
 
 @contextlib.asynccontextmanager
 async def plugin_node(
-    binding: str = "late",
-    devices: str = "2xH200",
-    metrics: Sequence[str] = ("--metrics-listen", "off"),
-    container_runtime: str = "containerd://2.1.9+unknown",
-    environment: Mapping[str, str] | None = None,
-    flags: Sequence[str] = (),
-    spare_percent: int = 0,
+    devices: str = "2xH200", metrics: Sequence[str] = ("--metrics-listen", "off"), spare_percent: int = 0
 ) -> AsyncIterator[PluginNode]:
     """Start a node with simulated devices; at the end nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     (directory / "gpus").mkdir()
-    node = PluginNode(directory, binding, devices, metrics, container_runtime)
-    node.environment, node.flags, node.spare_percent = dict(environment or {}), list(flags), spare_percent
+    node = PluginNode(directory, devices, metrics, spare_percent)
     try:
         async with node.api, node.kubelet:
             try:

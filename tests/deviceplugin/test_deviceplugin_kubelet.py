@@ -295,6 +295,6 @@ async def test_a_stop_does_not_wait_for_a_kubelet_that_does_not_answer(directory
 
 
 def test_a_directory_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
-    service = PluginService(MemoryBinder(), Units([(A, True)], late=True))
+    service = PluginService(MemoryBinder(), Units([(A, True)]))
     with pytest.raises(PluginError, match="too long for a socket, 107 bytes"):
         Registration(service, tmp_path / ("x" * 100))

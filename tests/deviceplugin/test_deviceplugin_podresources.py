@@ -1,4 +1,4 @@
-"""Who holds which units, as kubelet says it: in two shapes, at its rate, or not at all."""
+"""Who holds which units, as kubelet says it: at its rate, or not at all."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ class CuriousBinder(MemoryBinder):
         await super().pre_start(units)
 
 
-@pytest.mark.parametrize("version", ["1.20", "1.36"])
-async def test_both_shapes_are_one_set_of_units_for_each_container(directory: Path, version: str) -> None:
+async def test_the_entries_of_a_container_are_one_set_of_units(directory: Path) -> None:
     async with (
-        FakeKubelet(directory, version=version) as kubelet,  # type: ignore[arg-type]
+        FakeKubelet(directory) as kubelet,
         plugin(kubelet.plugins),
         PodResources(kubelet.pod_resources) as resources,
     ):
@@ -170,16 +169,6 @@ async def test_the_failure_of_one_call_cancels_no_other(directory: Path) -> None
             assert [type(answer) for answer in answers] == [KubeletUnavailable] * 4
 
 
-async def test_a_kubelet_that_is_too_old_is_told_by_its_version(directory: Path) -> None:
-    server = grpc.aio.server()
-    server.add_insecure_port(f"unix:{directory}/kubelet.sock")
-    await server.start()
-    async with PodResources(directory / "kubelet.sock") as resources:
-        with pytest.raises(KubeletUnavailable, match=r"kubelet 1\.20 or later is needed"):
-            await resources.list()
-    await server.stop(None)
-
-
 async def test_a_kubelet_that_others_ask_all_the_time_is_given_up_with_a_remedy(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +192,7 @@ async def test_what_is_asked_at_the_end_is_given_up(directory: Path) -> None:
 
 async def test_a_failed_admission_holds_nothing(directory: Path) -> None:
     async with (
-        FakeKubelet(directory, version="1.20") as kubelet,
+        FakeKubelet(directory) as kubelet,
         plugin(kubelet.plugins),
         PodResources(kubelet.pod_resources) as resources,
     ):

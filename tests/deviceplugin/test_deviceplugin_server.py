@@ -68,24 +68,12 @@ async def test_an_init_container_hands_its_units_on(directory: Path) -> None:
         assert binder.started == binder.allocated
 
 
-@pytest.mark.parametrize("version", ["1.20", "1.36"])
-async def test_both_kubelets_learn_that_the_plugin_wants_to_be_asked(directory: Path, version: str) -> None:
-    async with FakeKubelet(directory, version=version) as kubelet, plugin(kubelet.plugins):  # type: ignore[arg-type]
+async def test_kubelet_learns_that_the_plugin_wants_to_be_asked(directory: Path) -> None:
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins):
         endpoint = await kubelet.registered()
         assert (endpoint.options.pre_start_required, endpoint.options.get_preferred_allocation_available) == (True,) * 2
         pod = await kubelet.admit("default", "trainer", {"train": 30})
         assert (await kubelet.start(pod, "train")).pre_started
-
-
-async def test_units_bound_early_are_packed_on_the_device_that_is_left_with_least(directory: Path) -> None:
-    units = Units([(A, True), (B, True)], late=False)
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units):
-        await kubelet.registered()
-        on = []
-        for index, size in enumerate((60, 30, 40, 10)):
-            pod = await kubelet.admit("default", f"pod-{index}", {"main": size})
-            on.append({units.device_of(UnitId(name)) for name in pod.containers["main"].ids})
-        assert on == [{A}, {A}, {B}, {A}]
 
 
 @pytest.mark.parametrize(("retriable", "code"), [(True, "Unavailable"), (False, "FailedPrecondition")])
@@ -168,13 +156,13 @@ async def test_several_containers_in_one_request_are_answered_in_order(directory
 
 async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy_devices(directory: Path) -> None:
     binder = MemoryBinder()
-    units = Units([(A, True), (B, True)], late=True)
+    units = Units([(A, True), (B, True)])
     async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, binder, units) as (service, _):
         endpoint = await kubelet.registered()
         pods = [await kubelet.admit("default", f"pod-{index}", {"main": 60}) for index in range(2)]
         for uuid, pod in zip((A, B), pods, strict=True):
             binder.held[uuid] = frozenset(map(UnitId, pod.containers["main"].ids))
-        service.show(Units([(A, False), (B, True)], late=True))
+        service.show(Units([(A, False), (B, True)]))
         await wait_until(lambda: kubelet.allocatable == 100)
         assert kubelet.capacity == 200
         assert not kubelet.healthy & binder.held[A]
@@ -182,7 +170,7 @@ async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy
         binder.held[B] = frozenset()
         kubelet.delete(pods[1])
         await kubelet.admit("default", "pod-2", {"main": 100})
-        service.show(Units([(A, True), (B, True)], late=True))
+        service.show(Units([(A, True), (B, True)]))
         await wait_until(lambda: kubelet.allocatable == 200)
         assert endpoint.lists == 3
 
@@ -195,67 +183,19 @@ async def test_changes_that_come_together_are_one_list_and_none_where_nothing_ch
         await asyncio.sleep(0.3)
         assert endpoint.lists == 1
         for healthy in (False, True, False, True, False):
-            service.show(Units([(A, healthy)], late=True))
+            service.show(Units([(A, healthy)]))
         await wait_until(lambda: kubelet.allocatable == 0)
         assert endpoint.lists == 2
         assert kubelet.capacity == 100
 
 
-async def test_the_memory_node_of_a_device_is_told_only_when_it_is_given(directory: Path) -> None:
-    units = Units([(A, True), (B, True)], late=False)
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
+async def test_as_many_units_as_may_be_spared_are_below_what_kubelet_receives(directory: Path) -> None:
+    units = Units([(f"MIG-{A}/{index}/0", index % 2 == 0) for index in range(112)], spare_percent=400)
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units):
         endpoint = await kubelet.registered()
-        assert endpoint.memory_nodes == {}
-        service.show(units, {A: 0, B: 1})
-        await wait_until(lambda: endpoint.memory_nodes)
-        assert endpoint.memory_nodes["aaaaaaaa-99"] == [0]
-        assert endpoint.memory_nodes["bbbbbbbb-00"] == [1]
-
-
-@pytest.mark.parametrize("late", [True, False])
-async def test_sixteen_devices_with_the_longest_ids_keep_far_below_what_kubelet_receives(
-    directory: Path, late: bool
-) -> None:
-    devices = [(f"GPU-{'5' * 31}{index:x}", index % 2 == 0) for index in range(16)]
-    units = Units(devices, late=late)
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
-        endpoint = await kubelet.registered()
-        service.show(units, {uuid: index % 2 for index, (uuid, _) in enumerate(devices)})
-        service.changed()
-        assert (kubelet.capacity, kubelet.allocatable) == (1600, 800)
-        assert endpoint.largest_bytes < RECEIVE_LIMIT_BYTES / 10
-
-
-@pytest.mark.parametrize("late", [True, False])
-async def test_as_many_units_as_may_be_spared_with_the_longest_ids_are_below_what_kubelet_receives(
-    directory: Path, late: bool
-) -> None:
-    devices = [(f"MIG-{A}/{index}/0", False) for index in range(112)]
-    units = Units(devices, late=late, spare_percent=400)
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
-        endpoint = await kubelet.registered()
-        service.show(units, {} if late else {uuid: index for index, (uuid, _) in enumerate(devices)})
-        await wait_until(lambda: late or endpoint.memory_nodes)
         assert 39_900 < kubelet.capacity <= 40_000
-        assert endpoint.largest_bytes < RECEIVE_LIMIT_BYTES
-
-
-async def test_units_bound_early_are_packed_on_the_device_whose_share_yields(directory: Path) -> None:
-    units = Units([(A, True), (B, True)], late=False, spare_percent=100)
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins, units=units) as (service, _):
-        await kubelet.registered()
-
-        async def admitted(name: str, size: int) -> set[str | None]:
-            pod = await kubelet.admit("default", name, {"main": size})
-            return {units.device_of(UnitId(unit)) for unit in pod.containers["main"].ids}
-
-        assert await admitted("batch", 100) == {A}
-        assert await admitted("other", 30) == {B}, "that there are units of the first says nothing"
-        service.yielded = lambda: {A: 100}
-        assert await admitted("serve", 60) == {B}, "what is left of the second is less"
-        assert await admitted("next", 60) == {A}
-        assert await admitted("small", 30) == {A}
-        assert kubelet.allocatable == 400
+        assert kubelet.allocatable == kubelet.capacity / 2
+        assert endpoint.largest_bytes < RECEIVE_LIMIT_BYTES / 2
 
 
 async def test_more_ids_than_fit_into_a_message_elsewhere_are_received(directory: Path) -> None:

@@ -16,8 +16,8 @@ NODE = NodeView(
 @pytest.mark.parametrize("text", ["GPU-b", "GPU-b::7", "1", "1::0"])
 def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: str) -> None:
     offer = Offer()
-    assert offer.observe(NODE, [text, "GPU-elsewhere", "17"], 0.0, complete=True) == {"GPU-b"}
-    assert offer.observe(NODE, [text], 5.0, complete=True) == set()  # it is told once
+    assert offer.observe(NODE, [text, "GPU-elsewhere", "17"], 0.0) == {"GPU-b"}
+    assert offer.observe(NODE, [text], 5.0) == set()  # it is told once
     seen = offer.seen(NODE)
     assert [(device.healthy, device.health_reason) for device in seen.devices] == [
         (True, ""),
@@ -32,16 +32,13 @@ def test_everything_is_offered_unless_it_is_listed() -> None:
     some = Offer(["GPU-c", "GPU-elsewhere"]).seen(NODE)
     assert [device.uuid for device in some.devices] == ["GPU-c"]
     assert not some.all_offered
-    assert Offer(["GPU-c"]).observe(NODE, ["GPU-a", "GPU-b"], 0.0, complete=True) == set()
+    assert Offer(["GPU-c"]).observe(NODE, ["GPU-a", "GPU-b"], 0.0) == set()
 
 
-def test_a_device_is_ours_again_when_a_kubelet_that_knows_has_not_had_it_for_a_while() -> None:
+def test_a_device_is_ours_again_when_kubelet_has_not_had_it_for_a_while() -> None:
     offer = Offer()
-    offer.observe(NODE, ["GPU-a"], 0.0, complete=True)
-    offer.observe(NODE, [], CLEAR_S - 1, complete=True)  # kubelet or the other plugin restarts
+    offer.observe(NODE, ["GPU-a"], 0.0)
+    offer.observe(NODE, [], CLEAR_S - 1)  # kubelet or the other plugin restarts
     assert offer.rivals == {"GPU-a"}
-    offer.observe(NODE, [], CLEAR_S, complete=True)
+    offer.observe(NODE, [], CLEAR_S)
     assert offer.rivals == frozenset()
-    offer.observe(NODE, ["GPU-a"], 100.0, complete=False)
-    offer.observe(NODE, [], 10_000.0, complete=False)  # nobody holds it now: who offers it is not told
-    assert offer.rivals == {"GPU-a"}

@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 from apiserver import pod as api_pod
-from fake_pods import AdmissionFailed, StartFailed
+from fake_pods import StartFailed
 from plugin_node import PluginNode, plugin_node, until
 
 from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
@@ -130,9 +130,8 @@ async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_ma
         assert shares["pod/a"].devices[0].device_uuid == shares["pod/b"].devices[0].device_uuid
 
 
-@pytest.mark.parametrize("binding", ["late", "early"])
-async def test_a_pods_containers_find_their_units_after_init_containers_of_other_sizes(binding: str) -> None:
-    async with plugin_node(binding) as node:
+async def test_a_pods_containers_find_their_units_after_init_containers_of_other_sizes() -> None:
+    async with plugin_node() as node:
         pod = await node.admit("pod", {"main": 30}, init={"large": 30, "small": 20})
         for again in range(2):  # after a reboot kubelet runs init containers anew and allocates nothing
             for name in ("large", "small"):
@@ -145,76 +144,38 @@ async def test_a_pods_containers_find_their_units_after_init_containers_of_other
             assert list(shares) == ["pod/main"]
             response = pod.containers["main"].response
             assert response is not None
-            told = response.mounts[0].host_path if binding == "early" else response.cdi_devices[0].name
-            assert told.endswith(shares["pod/main"].id)
+            assert response.cdi_devices[0].name.endswith(shares["pod/main"].id)
             node.kubelet.end(pod, "main")
 
 
-@pytest.mark.parametrize(("runtime", "late"), [("containerd://2.1.9+unknown", True), ("containerd://1.7.28", False)])
-async def test_devices_are_picked_late_where_the_runtime_surely_has_cdi(runtime: str, late: bool) -> None:
-    async with plugin_node("auto", container_runtime=runtime) as node:
+async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
+    async with plugin_node() as node:
+        await node.end(node.plugin)
+        for kubelet, runtime, remedy in (
+            ("v1.30.14", "containerd://2.1.9", "1.31 or later is needed"),
+            ("v1.36.2", "containerd://1.7.28", "set runtime_cdi to on"),
+        ):
+            node.runs(kubelet, runtime)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments(),
+                stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, text = await asyncio.wait_for(process.communicate(), 60)
+            assert process.returncode == 1
+            (line,) = text.decode().splitlines()
+            cause = line.removeprefix("sharepod-deviceplugin: ")
+            assert remedy in cause
+            assert f"SharePodNodeNotServed: {cause}" in node.events("n1")
+        node.flags = ["--runtime-cdi", "on"]
+        await node.start_plugin()
         pod = await node.admit("pod", {"main": 30})
         await node.kubelet.start(pod, "main")
         response = pod.containers["main"].response
         assert response is not None
-        assert (len(response.cdi_devices), len(response.mounts) > 0) == (int(late), not late)
-        # A runtime without CDI, where an operator says late all the same, starts a container that sees no device.
-        assert response.envs.get("NVIDIA_VISIBLE_DEVICES") == ("void" if late else None)
+        assert (len(response.cdi_devices), list(response.mounts)) == (1, [])
+        # Where the operator is wrong, and the runtime has no CDI, the container sees no device.
+        assert dict(response.envs) == {"NVIDIA_VISIBLE_DEVICES": "void"}
         assert list(await node.shares()) == ["pod/main"]
-
-
-async def test_without_cdi_the_units_say_the_device_and_what_spans_two_is_refused() -> None:
-    async with plugin_node("early") as node:
-        pods = [await node.admit(f"p{number}", {"main": 60}) for number in range(2)]
-        for pod in pods:
-            await node.kubelet.start(pod, "main")
-        shares = await node.shares()
-        assert len({shares[f"p{number}/main"].devices[0].device_uuid for number in range(2)}) == 2
-        for number, pod in enumerate(pods):
-            response = pod.containers["main"].response
-            assert response is not None
-            share = shares[f"p{number}/main"]
-            assert response.envs["CUDA_VISIBLE_DEVICES"] == share.devices[0].device_uuid
-            assert response.mounts[0].host_path == share.directory
-            assert response.mounts[2].host_path == str(node.state / "libsharepod.so")
-        assert (node.state / "libsharepod.so").resolve().is_file()
-        with pytest.raises(AdmissionFailed, match="80 % would lie on 2 devices of this node"):
-            await node.kubelet.admit("default", "p2", {"main": 80})
-        await node.end(node.plugin)
-        await node.start_plugin()
-        await node.kubelet.restart(pods[0], "main", patience_s=30)
-        assert (await node.shares())["p0/main"].id == shares["p0/main"].id
-
-
-async def test_without_cdi_devices_and_same_device_are_what_kubelet_picked_or_an_error() -> None:
-    async with plugin_node("early") as node:
-        spread = await node.admit("spread", {"main": 100}, annotations={"sharepod.io/devices": "2"})
-        with pytest.raises(
-            StartFailed, match=r"100 units of one device, .* sharepod.io/devices asks for 2 devices: .* no CDI"
-        ):
-            await node.kubelet.start(spread, "main")
-        assert await node.shares() == {}  # not 50 % of one device, silently
-        await until(lambda: any("ShareNotReady" in text for text in node.events("spread")), node.log)
-        node.show(spread, {})
-        await node.kubelet.start(spread, "main")
-        assert (await node.shares())["spread/main"].devices[0].request_millipercent == 100_000
-        node.show(spread, {"sharepod.io/devices": "2"})
-        refused = "TermsNotApplied: container main: sharepod.io/devices is 2 and the share is on 1"
-        await until(lambda: any(refused in text for text in node.events("spread")), node.log)
-        assert (await node.shares())["spread/main"].devices[0].request_millipercent == 100_000
-        node.kubelet.delete(spread)
-        node.api.delete("spread")
-
-        whole = await node.admit("whole", {"main": 200}, annotations={"sharepod.io/devices": "2"})
-        await node.kubelet.start(whole, "main", patience_s=60)
-        assert len((await node.shares())["whole/main"].devices) == 2
-        node.kubelet.delete(whole)
-        node.api.delete("whole")
-        together = {"sharepod.io/same-device": "true"}
-        apart = await node.admit("apart", {"a": 60, "b": 60}, annotations=together)
-        await node.kubelet.start(apart, "a", patience_s=60)
-        with pytest.raises(StartFailed, match=r"same-device cannot be kept: container a .* picked \(\d and \d\)"):
-            await node.kubelet.start(apart, "b")
 
 
 async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
@@ -238,18 +199,6 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
         chosen = await node.admit("chosen", {"main": 10}, annotations={"sharepod.io/device": first})
         with pytest.raises(StartFailed, match="which the scheduler chose, is not offered on this node"):
             await node.kubelet.start(chosen, "main")
-
-
-async def test_an_old_kubelet_tells_of_nvidias_devices_only_when_they_are_held() -> None:
-    async with plugin_node("early") as node:
-        first, _ = await node.devices()
-        node.kubelet.others_held["nvidia.com/gpu"] = [first]
-        await until(lambda: node.kubelet.allocatable == 100, node.log)
-        pod = await node.admit("pod", {"main": 100})
-        await node.kubelet.start(pod, "main")
-        assert (await node.shares())["pod/main"].devices[0].device_uuid != first
-        await node.end(node.plugin)
-        await node.start_plugin(units=100)  # known before the first list of units
 
 
 async def test_only_what_the_operator_lists_is_offered() -> None:
@@ -341,20 +290,18 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         await until(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)
 
 
-@pytest.mark.parametrize("binding", ["late", "early"])
-async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_shares_are(binding: str) -> None:
+async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_shares_are() -> None:
     book = UsageBook()
     server = UsageServer(book, None)
     port = await server.start("127.0.0.1:0", None)
 
     def told() -> NodeUse:
-        return book.node("n1") or NodeUse(NodeFacts("n1", "", None), ())
+        return book.node("n1") or NodeUse(NodeFacts("n1", ""), ())
 
     feed = ("--scheduler-address", f"127.0.0.1:{port}", "--node-name", "n1")
     try:
-        async with plugin_node(binding, "2xH200", feed) as node:
-            await until(lambda: told().facts.late is (binding == "late"), node.log)
-            assert [device.facts.offered for device in told().devices] == [True, True]
+        async with plugin_node("2xH200", feed) as node:
+            await until(lambda: [device.facts.offered for device in told().devices] == [True, True], node.log)
             pod = await node.admit("train", {"main": 70})
             await node.kubelet.start(pod, "main")
             await until(lambda: any(device.shares for device in told().devices), node.log)
@@ -398,9 +345,8 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
 
 
 @pytest.mark.parametrize("api", ["current", "behind"])
-@pytest.mark.parametrize("binding", ["late", "early"])
-async def test_a_share_is_told_under_the_container_that_has_it_now(binding: str, api: str) -> None:
-    async with plugin_node(binding) as node:
+async def test_a_share_is_told_under_the_container_that_has_it_now(api: str) -> None:
+    async with plugin_node() as node:
         pod = await node.admit("pod", {"main": 30}, init={"prepare": 30})
         await node.kubelet.start(pod, "prepare")
         (prepared,) = (await node.shares()).values()
@@ -425,92 +371,17 @@ async def test_a_share_is_told_under_the_container_that_has_it_now(binding: str,
         assert list(await node.shares()) == ["pod/main"]
 
 
-async def test_without_cdi_memory_above_the_part_of_the_units_needs_a_device_that_the_scheduler_chose() -> None:
-    async with plugin_node("early") as node:
-        pod = await node.admit("pod", {"main": 30}, annotations={"sharepod.io/memory": "60Gi"})
-        refused = r"sharepod.io/memory is 60 GiB on device \d, above 42.\d+ GiB, which goes with 30 % of it: .* no CDI"
-        with pytest.raises(StartFailed, match=refused):
-            await node.kubelet.start(pod, "main")
-        assert await node.shares() == {}
-        await until(lambda: any(re.search(refused, text) for text in node.events("pod")), node.log)
-        node.show(pod, {"sharepod.io/memory": "40Gi"})
-        await node.kubelet.start(pod, "main")
-        share = (await node.shares())["pod/main"]
-        assert share.devices[0].memory_limit_bytes == 40 * GIB
-        node.show(pod, {"sharepod.io/memory": "61Gi"})  # nor while it runs
-        await until(
-            lambda: any("TermsNotApplied" in text and "61 GiB" in text for text in node.events("pod")), node.log
-        )
-        chosen = {"sharepod.io/memory": "60Gi", "sharepod.io/device": share.devices[0].device_uuid}
-        node.show(pod, chosen)
-        await node.kubelet.restart(pod, "main", patience_s=30)
-        assert (await node.shares())["pod/main"].devices[0].memory_limit_bytes == 60 * GIB
-
-
-@pytest.mark.parametrize(
-    ("binding", "asked", "told"), [("early", "on", [[0], [1], []]), ("early", "off", []), ("late", "on", [])]
-)
-async def test_kubelet_is_told_the_memory_node_of_each_device_only_when_asked_for(
-    binding: str, asked: str, told: list[list[int]]
-) -> None:
-    settings = {"SIMGPU_NUMA_NODES": "0,1"}
-    async with plugin_node(binding, "3xH200", environment=settings, flags=["--numa", asked]) as node:
-        assert node.kubelet.endpoint is not None
-        found = node.kubelet.endpoint.memory_nodes
-        assert len(node.kubelet.endpoint.devices) == 300
-        if not told:
-            assert found == {}
-            return
-        for uuid, nodes in zip(await node.devices(), told, strict=True):
-            units = [
-                unit for unit in node.kubelet.endpoint.devices if unit.rpartition("-")[0] == uuid[4:].replace("-", "")
-            ]
-            assert len(units) == 100
-            assert all(found.get(unit, []) == nodes for unit in units)
-
-
-def chosen_pod(node: PluginNode, name: str, units: int, device: str | None, created: str = "2026-01-01") -> None:
+def chosen_pod(node: PluginNode, name: str, units: int, device: str | None) -> None:
     """Let the API server show a pod that is bound to the node, as SharePod's scheduler leaves it."""
     annotations = {} if device is None else {"sharepod.io/device": device}
     body = api_pod(name, f"uid-{name}", annotations=annotations, phase="Pending")
-    body["metadata"]["creationTimestamp"] = f"{created}T00:00:00Z"
     body["spec"]["schedulerName"] = "sharepod-scheduler"
     body["spec"]["containers"] = [{"name": "main", "resources": {"limits": {"sharepod.io/gpu": str(units)}}}]
     node.api.put(body)
 
 
-async def test_without_cdi_a_pod_gets_units_of_the_device_that_the_scheduler_chose_for_it() -> None:
-    async with plugin_node("early") as node:
-        first, second = await node.devices()
-        for number, device in enumerate((second, first, second, second)):
-            name = f"pod{number}"
-            chosen_pod(node, name, 30, device, created=f"2026-01-0{number + 1}")
-            pod = await node.kubelet.admit("default", name, {"main": 30}, uid=f"uid-{name}")
-            await node.kubelet.start(pod, "main")
-            [held] = (await node.shares())[f"{name}/main"].devices
-            assert held.device_uuid == device
-        chosen_pod(node, "late", 20, first, created="2026-01-09")
-        chosen_pod(node, "early", 20, first, created="2026-01-08")
-        for name in ("late", "early"):
-            pod = await node.kubelet.admit("default", name, {"main": 20}, uid=f"uid-{name}")
-            await node.kubelet.start(pod, "main")
-        shares = await node.shares()
-        assert {shares[f"{name}/main"].devices[0].device_uuid for name in ("late", "early")} == {first}
-
-
-async def test_without_cdi_a_pod_that_nobody_chose_a_device_for_waits_for_no_one() -> None:
-    async with plugin_node("early") as node:
-        body = api_pod("other", "uid-other", phase="Pending")
-        body["spec"]["schedulerName"] = "default-scheduler"
-        body["spec"]["containers"] = [{"name": "main", "resources": {"limits": {"sharepod.io/gpu": "30"}}}]
-        node.api.put(body)
-        pod = await node.kubelet.admit("default", "other", {"main": 30}, uid="uid-other")
-        await node.kubelet.start(pod, "main")
-        assert "other/main" in await node.shares()
-
-
 async def test_a_pod_of_sharepods_scheduler_waits_a_moment_for_its_device() -> None:
-    async with plugin_node("late") as node:
+    async with plugin_node() as node:
         first, second = await node.devices()
         chosen_pod(node, "slow", 30, None)
         pod = await node.kubelet.admit("default", "slow", {"main": 30}, uid="uid-slow")

@@ -78,9 +78,8 @@ async def starting(node: PluginNode, pod: FakePod) -> None:
 
 
 @pytest.mark.realtime
-@pytest.mark.parametrize("binding", ["late", "early"])
-async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is_gone(binding: str) -> None:
-    async with plugin_node(binding, "1xH200", spare_percent=100) as node:
+async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is_gone() -> None:
+    async with plugin_node("1xH200", spare_percent=100) as node:
         batch = await node.admit("batch", {"main": 50}, annotations=MEMORY)
         await starting(node, batch)
         before = await held(node, "batch")
@@ -137,9 +136,8 @@ async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is
             await until(lambda: resumed in node.events("batch"), node.log)
 
 
-@pytest.mark.parametrize("binding", ["late", "early"])
-async def test_spare_units_let_a_pod_in_that_waits_until_there_is_room(binding: str) -> None:
-    async with plugin_node(binding, "1xH200", spare_percent=60) as node:
+async def test_spare_units_let_a_pod_in_that_waits_until_there_is_room() -> None:
+    async with plugin_node("1xH200", spare_percent=60) as node:
         assert node.kubelet.capacity == 160
         first = await node.admit("first", {"main": 80})
         await starting(node, first)
@@ -155,7 +153,7 @@ async def test_spare_units_let_a_pod_in_that_waits_until_there_is_room(binding: 
 
 
 async def test_a_container_whose_pod_has_not_its_time_back_starts_paused_and_goes_on_later() -> None:
-    async with plugin_node("late", "1xH200", spare_percent=100) as node:
+    async with plugin_node("1xH200", spare_percent=100) as node:
         batch = await node.admit("batch", {"main": 70}, annotations=MEMORY)
         await starting(node, batch)
         node.show(batch, MEMORY | PAUSE)
@@ -174,14 +172,14 @@ async def test_a_container_whose_pod_has_not_its_time_back_starts_paused_and_goe
 async def test_the_pods_of_a_gang_are_one_to_the_agent_unless_they_may_come_and_go() -> None:
     gang = {"sharepod.io/gang": "job", "sharepod.io/gang-size": "2"}
     elastic = gang | {"sharepod.io/gang": "crowd", "sharepod.io/gang-min": "1"}
-    async with plugin_node("late", "2xH200") as node:
+    async with plugin_node("2xH200") as node:
         for name, annotations in (("a", gang), ("b", gang), ("c", elastic), ("d", {})):
             await starting(node, await node.admit(name, {"main": 20}, annotations=annotations))
         found = {name: (await held(node, name)).gang for name in "abcd"}
         namespace = (await held(node, "a")).labels["namespace"]
         assert found == {"a": f"{namespace}/job", "b": f"{namespace}/job", "c": "", "d": ""}
 
-        late = await node.admit("e", {"main": 20})
-        await starting(node, late)
-        node.show(late, gang)
+        joins = await node.admit("e", {"main": 20})
+        await starting(node, joins)
+        node.show(joins, gang)
         await becomes(node, "e", lambda share: share.gang == f"{namespace}/job")

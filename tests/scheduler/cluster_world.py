@@ -51,7 +51,6 @@ class Agent:
 
     name: str
     devices: int
-    late: bool = True
     shares: dict[str, tuple[Pod, tuple[str, ...]]] = field(default_factory=dict)
     """By the pod's uid."""
     reports: bool = True
@@ -98,7 +97,7 @@ class Agent:
                 if self.uuid(index) in held
             )
             devices.append(DeviceUse(facts, shares=shares))
-        return NodeUse(NodeFacts(self.name, "0", self.late), tuple(devices))
+        return NodeUse(NodeFacts(self.name, "0"), tuple(devices))
 
 
 def _mib(pod: Pod) -> int:

@@ -65,9 +65,9 @@ class Front:
         await self.answers.stop()
         await self.api.__aexit__(None, None, None)
 
-    def node(self, name: str, devices: int = 2, *, late: bool = True) -> None:
+    def node(self, name: str, devices: int = 2) -> None:
         """Let a node join, its agent report."""
-        self.agents[name] = Agent(name, devices, late)
+        self.agents[name] = Agent(name, devices)
         self.server.put_node(node_body(name, devices))
         self.report(name)
 

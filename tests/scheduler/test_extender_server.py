@@ -93,18 +93,6 @@ def test_a_node_that_falls_silent_is_avoided_and_taken_again_when_it_reports(tmp
     with_front(tmp_path, test)
 
 
-def test_where_kubelet_picks_devices_they_are_written_before_the_answer(tmp_path: Path) -> None:
-    async def test(front: Front) -> None:
-        front.node("old", late=False)
-        await until(lambda: front.cluster.use("old") is not None, "the agent is not heard")
-        body = pod_body("p", 10)
-        front.server.put(body)
-        await front.filter(body, ["old"])
-        assert (front.device("p") or "").startswith("GPU-old-")
-
-    with_front(tmp_path, test)
-
-
 def test_an_api_server_that_is_away_delays_no_answer_and_what_was_not_written_is_told_later(tmp_path: Path) -> None:
     async def test(front: Front) -> None:
         body = pod_body("p", 10)

@@ -22,7 +22,7 @@ from sharepod.scheduler.usage import (
     UsageBook,
 )
 
-NODE = NodeFacts("n1", "0.1.0", late=True)
+NODE = NodeFacts("n1", "0.1.0")
 NUMBERS = DeviceNumbers(2**30, 50_000, 40_000, 30_000, 120_000)
 
 

@@ -48,7 +48,7 @@ def whole() -> pb.ReportUsageRequest:
 
 def test_every_field_arrives() -> None:
     assert read_report(whole().SerializeToString()) == Report(
-        NodeFacts("n1", "0.1.0", None),
+        NodeFacts("n1", "0.1.0"),
         (DeviceFacts(1, "GPU-1", "H200", 2**37, False, "Xid 79", True, -1, (2, 3)),),
         ((1, DeviceNumbers(2**30, 1000, 2500, 3000, 250_000)),),
         ((1, ShareTerms(SHARE, "u", "n", "p", "c", ShareClass.BATCH, 0, 50_000, 2**20, paused=True, yielding=True)),),

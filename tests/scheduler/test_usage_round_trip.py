@@ -23,7 +23,6 @@ def pictures(draw: st.DrawFn) -> Picture:
     indices = draw(st.sets(st.integers(0, 3), min_size=1))
     held = draw(st.sets(st.tuples(st.sampled_from(IDS), st.sampled_from(sorted(indices)))))
     return Picture(
-        draw(st.sampled_from([None, True, False])),
         {
             index: Device(
                 index, f"GPU-{index}", "H200", 2**37, draw(st.booleans()), "", draw(st.booleans()), -1,
@@ -45,7 +44,6 @@ def pictures(draw: st.DrawFn) -> Picture:
 def known(node: NodeUse) -> Picture:
     """Turn what the scheduler knows back into what the agent told."""
     return Picture(
-        node.facts.late,
         {
             d.facts.index: Device(
                 d.facts.index, d.facts.uuid, d.facts.model, d.facts.memory_total_bytes, d.facts.healthy,
