@@ -7,6 +7,7 @@ connection has a thread of its own here, which makes the handshake and bounds th
 
 from __future__ import annotations
 
+import functools
 import gzip
 import logging
 import socket
@@ -41,12 +42,15 @@ GZIP_LEVEL: Final = 1
 
 
 class Pages:
-    """A collector's metrics in the formats that Prometheus asks for. Our names are the same under every escaping."""
+    """A collector's metrics in the formats that Prometheus asks for.
+
+    Our names are the same under every escaping, and the encoder has least to do when it allows UTF-8.
+    """
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._text = Page(exposition.generate_latest)
-        self._openmetrics = Page(openmetrics.generate_latest)
+        self._openmetrics = Page(functools.partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8))
 
     def answer(self, accept: str) -> tuple[str, bytes]:
         """Return the content type that suits an Accept header, and the metrics as of now."""
