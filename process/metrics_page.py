@@ -23,8 +23,8 @@ number: Final[Callable[[float], str]] = floatToGoString
 """Writes a number as Prometheus does."""
 _VALUE: Final = "NaN"
 """What the encoder writes for the value of a new series."""
-_Key = tuple[str | tuple[str, str], ...]
-"""A series: its name and its labels."""
+_Key = tuple[str, ...]
+"""A series: its name, the names of its labels, their values."""
 
 
 class Collector(Protocol):
@@ -97,4 +97,4 @@ class Page:
 
 
 def _key(name: str, labels: Mapping[str, str]) -> _Key:
-    return name, *labels.items()
+    return name, *labels, *labels.values()
