@@ -38,7 +38,7 @@ from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
-from sharepod.process.run import run, take_open_files
+from sharepod.process.run import EXIT_FAILURE, run, take_open_files
 from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -312,7 +312,7 @@ def run_agent(settings: Settings) -> int:
 
     A planned stop opens the gates and keeps the shares of running programs for the next agent.
     """
-    return run(OPTIONS.program, settings, _serve, expected=(ShareError,), hang_up=True)
+    return run(OPTIONS.program, settings, _serve, expected={ShareError: EXIT_FAILURE}, hang_up=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.extender_cluster import DEVICES, node_name, use_of
 from sharepod.deviceplugin.api import Api
 from sharepod.deviceplugin.cluster import from_kubeconfig
-from sharepod.scheduler import process
+from sharepod.scheduler import heap
 from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.extender import Extender
@@ -63,7 +63,7 @@ async def _serve(kubeconfig: str, nodes: int, pods: int) -> None:
 
 def main() -> int:
     """Serve until the standard input ends."""
-    process.prepare()
+    heap.tune()
     kubeconfig, nodes, pods = sys.argv[1:]
     asyncio.run(_serve(kubeconfig, int(nodes), int(pods)))
     return 0

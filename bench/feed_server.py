@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharepod.process.credentials import Credentials
-from sharepod.scheduler import process
+from sharepod.process.run import take_open_files
+from sharepod.scheduler import heap
 from sharepod.scheduler.usage import UsageBook
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
 from sharepod.scheduler.usage_server import UsageServer
@@ -77,7 +78,8 @@ async def _serve(certificate: str, key: str) -> None:
 
 def main() -> int:
     """Serve until the standard input ends."""
-    process.prepare()
+    take_open_files()
+    heap.tune()
     asyncio.run(_serve(*sys.argv[1:]))
     return 0
 

@@ -42,7 +42,7 @@ from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 from sharepod.process import files
 from sharepod.process.errors import SettingsError
-from sharepod.process.run import run, work_until
+from sharepod.process.run import EXIT_FAILURE, run, work_until
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -241,5 +241,5 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    expected = (ClusterError, PluginError)
+    expected = {ClusterError: EXIT_FAILURE, PluginError: EXIT_FAILURE}
     sys.exit(run(OPTIONS.program, OPTIONS.start(), _serve, expected=expected, patience_s=LOOK_S))

@@ -1,33 +1,27 @@
-"""The flags of a process and its `--help`, made by Typer from settings, so that it looks like the `sharepod` command's.
+"""The flags of a process, and its `--help`, which Typer writes so that it looks like the `sharepod` command's.
 
-Typer reads what stands on the command line and leaves it as text: a value is judged in one place, wherever it stands.
+argparse reads the flags: Typer would load pydantic to judge their values, at 10 MiB in each process (ADR 25). Values stay
+text here; they are judged in one place, wherever they stand.
 """
 
 from __future__ import annotations
 
-import inspect
-from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
-import typer.main
+import argparse
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from sharepod.process.errors import SettingsError, unknown
 from sharepod.process.kinds import FLAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sharepod.process.setting import Setting
 
-_NO: Final = "no_"
-_CONFIG: Final = Annotated[str | None, typer.Option(metavar="PATH", help="YAML file with settings.")]
-_CONTEXT: Final = {
-    "help_option_names": ["-h", "--help"],
-    # What it does not know is named here, with the nearest flag.
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-}
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise SettingsError instead of ending the process."""
+        raise SettingsError(f"{message}: see `{self.prog} --help`")
 
 
 def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Sequence[str]) -> dict[str, object]:
@@ -35,48 +29,49 @@ def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Seq
 
     Raises SettingsError. `--help` is printed and ends the process.
     """
-    given: dict[str, object] | None = None
-
-    def take(context: typer.Context, **values: object) -> None:
-        nonlocal given
-        _refuse(program, context.args, [item.flag for item in items])
-        sources = {name: context.get_parameter_source(name) for name in values}
-        given = {name: values[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-    context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    config = Parameter("config", Parameter.KEYWORD_ONLY, annotation=_CONFIG, default=None)
-    options = [option for item in items for option in _options(item)]
-    take.__signature__ = inspect.Signature([context, *options, config])  # type: ignore[attr-defined]
-    application = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    application.command(help=head, context_settings=_CONTEXT)(take)
-    try:
-        code = typer.main.get_command(application)(list(arguments), prog_name=program, standalone_mode=False)
-    except typer.TyperException as error:
-        raise SettingsError(f"{error.format_message().rstrip('.')}: see `{program} --help`") from None
-    if given is None:
-        raise SystemExit(code)
+    parser = _Parser(prog=program, allow_abbrev=False, add_help=False)
+    parser.add_argument("--config")
+    parser.add_argument("-h", "--help", action="store_true")
     for item in items:
-        if given.pop(_NO + item.name, False):
-            given[item.name] = False
-    return given
+        if item.kind is FLAG:
+            parser.add_argument(item.flag, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(item.flag)
+    found, left = parser.parse_known_args(arguments)
+    if found.help:
+        _print_help(program, head, items)
+        raise SystemExit(0)
+    if left:
+        name = left[0].partition("=")[0]
+        flags = [*(item.flag for item in items), "--config", "--help"]
+        raise unknown("flag" if name.startswith("-") else "argument", name, flags, f"see `{program} --help`")
+    del found.help
+    return {name: value for name, value in vars(found).items() if value is not None}
 
 
-def _options(item: Setting) -> Iterator[Parameter]:
-    if item.kind is FLAG:
-        # Typer would give the negative flag a column of its own in `--help`, at the cost of the descriptions.
-        for name, hidden in ((item.name, False), (_NO + item.name, True)):
-            flag = "--" + name.replace("_", "-")
-            switch = Annotated[bool, typer.Option(flag, help=item.meaning, hidden=hidden)]
-            yield Parameter(name, Parameter.KEYWORD_ONLY, annotation=switch, default=False)
-    else:
-        option = Annotated[str | None, typer.Option(item.flag, metavar=item.kind.metavar, help=item.meaning)]
-        default = item.default.replace(",", ", ")  # so that `--help` can break the line there
-        yield Parameter(item.name, Parameter.KEYWORD_ONLY, annotation=option, default=default or None)
+def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
+    import inspect
 
+    import typer
+    import typer.main
 
-def _refuse(program: str, arguments: Sequence[str], flags: Sequence[str]) -> None:
-    """Raise SettingsError when something is left over."""
-    if arguments:
-        found = arguments[0].partition("=")[0]
-        what = "flag" if found.startswith("-") else "argument"
-        raise unknown(what, found, [*flags, "--config", "--help"], f"see `{program} --help`")
+    def take(**_: object) -> None:
+        """Stand for the process: it is never called."""
+
+    def parameter(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+    parameters = []
+    for item in items:
+        is_flag = item.kind is FLAG  # its negative would have a column of its own, at the cost of the descriptions
+        option = typer.Option(item.flag, metavar=None if is_flag else item.kind.metavar, help=item.meaning)
+        default = item.default.replace(",", ", ") or None  # a line can be broken there
+        parameters.append(
+            parameter(item.name, Annotated[bool if is_flag else str, option], False if is_flag else default)
+        )
+    config = typer.Option(metavar="PATH", help="YAML file with settings.")
+    parameters.append(parameter("config", Annotated[str, config]))
+    take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    application = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    application.command(help=head, context_settings={"help_option_names": ["-h", "--help"]})(take)
+    typer.main.get_command(application)(["--help"], prog_name=program, standalone_mode=False)

@@ -17,7 +17,7 @@ from sharepod.process import log
 from sharepod.process.errors import CannotStart, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 
 EXIT_FAILURE: Final = 1
 
@@ -42,14 +42,15 @@ def run(
     settings: Settings,
     serve: Callable[[Settings, asyncio.Event], Coroutine[None, None, None]],
     *,
-    expected: tuple[type[Exception], ...] = (),
+    expected: Mapping[type[Exception], int] | None = None,
     hang_up: bool = False,
     patience_s: float | None = None,
 ) -> int:
     """Await `serve` with the settings and an event that SIGTERM or SIGINT sets; return the exit code.
 
-    Besides CannotStart, the errors `expected` are one line on stderr. With `hang_up` the end of the terminal is a
-    signal too. `patience_s` after the signal `serve` is cancelled: it may still wait for another process.
+    Besides CannotStart, each error of `expected` is one line on stderr, and ends with its exit code. With `hang_up` the
+    end of the terminal is a signal too. `patience_s` after the signal `serve` is cancelled: it may still wait for
+    another process.
     """
     log.set_up(settings.log_format, settings.log_level)
     try:
@@ -57,9 +58,9 @@ def run(
     except CannotStart as error:
         sys.stderr.write(f"{program}: {error}\n")
         return error.exit_code
-    except expected as error:
+    except tuple(expected or ()) as error:
         sys.stderr.write(f"{program}: {error}\n")
-        return EXIT_FAILURE
+        return next(code for kind, code in (expected or {}).items() if isinstance(error, kind))
     except BaseExceptionGroup as group:
         for cause in group.exceptions:
             logging.getLogger("sharepod").critical("%s ended", program, exc_info=cause)

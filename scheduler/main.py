@@ -28,7 +28,8 @@ from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import CannotStart
 from sharepod.process.metrics import families
-from sharepod.scheduler import gate_metrics, metrics, process, usage_server
+from sharepod.process.run import take_open_files
+from sharepod.scheduler import gate_metrics, heap, metrics, usage_server
 from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.endings import Endings
@@ -291,7 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = OPTIONS.start(arguments)
         logs.set_up(settings.log_format, settings.log_level)
-        process.prepare()
+        take_open_files()
+        heap.tune()
         asyncio.run(_serve(settings))
     except (CannotStart, ClusterError) as error:
         sys.stderr.write(f"sharepod-scheduler: {error}\n")

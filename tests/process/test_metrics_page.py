@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
@@ -54,6 +54,7 @@ class Slow:
         return generate_latest(collector)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.lists(SERIES, min_size=1, max_size=3), st.text(max_size=10))
 def test_a_page_is_what_the_library_writes_whatever_comes_and_goes(scrapes: list[list[Series]], doc: str) -> None:
     for encode in ENCODERS:

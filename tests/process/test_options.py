@@ -88,7 +88,7 @@ def test_what_is_shown_is_read_again() -> None:
         (["--bind", "late"], {}, "unknown flag --bind: "),
         (["--zzz=1"], {}, "unknown flag --zzz: see `x-process --help`"),
         (["late"], {}, "unknown argument late: see `x-process --help`"),
-        (["--name"], {}, "Option '--name' requires an argument: see `x-process --help`"),
+        (["--name"], {}, "argument --name: expected one argument: see `x-process --help`"),
         (["--name", "b"], {"NAME": "c"}, "--name is not c"),
         ([], {"NAME": "c", "X_NAME": "b"}, "environment X_NAME is not c"),
         ([], {"NAME": "c"}, "--name is not c"),

@@ -34,7 +34,7 @@ async def fails():
 async def serve(settings, stopping):
 BODY
 
-sys.exit(run("x-process", Settings(), serve, expected=(LookupError,), hang_up=True, patience_s=PATIENCE))
+sys.exit(run("x-process", Settings(), serve, expected={LookupError: 3}, hang_up=True, patience_s=PATIENCE))
 """
 
 
@@ -75,7 +75,7 @@ def test_what_still_waits_for_another_process_is_given_up_after_the_patience() -
     [
         ("raise CannotStart('no GPU: get one')", 1, "x-process: no GPU: get one"),
         ("raise SettingsError('wrong: right it')", 2, "x-process: wrong: right it"),
-        ("raise KeyError('lost')", 1, "x-process: 'lost'"),
+        ("raise KeyError('lost')", 3, "x-process: 'lost'"),
         ("with listening(): raise OSError(98, 'Address already in use')", 2,
          "x-process: cannot listen: Address already in use: choose another address or port"),
     ],

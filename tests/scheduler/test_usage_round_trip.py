@@ -93,7 +93,7 @@ def test_after_each_message_both_sides_have_the_same_picture(shown: list[Picture
 
 
 def test_nothing_new_makes_an_empty_message() -> None:
-    picture = Picture(None, {}, {}, {}, {})
+    picture = Picture({}, {}, {}, {})
     told = difference(picture, picture)
     assert told is not None
     assert not told
