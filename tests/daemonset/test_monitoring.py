@@ -142,22 +142,22 @@ def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
         assert Path(settings["data"][f"SHAREPOD_METRICS_{key}"]).parent in mounted
 
 
-def test_the_extenders_port_is_scraped_with_tls_and_a_token() -> None:
+def test_the_schedulers_port_is_scraped_with_tls_and_a_token() -> None:
     objects = {item["kind"]: item for item in render(FOLDER) if "scheduler" in item["metadata"]["name"]}
     [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    [deployment] = [item for item in render(ADDITIONS["scheduler"]) if item["kind"] == "Deployment"]
+    [deployment] = [item for item in render(ADDITIONS["gates"]) if item["kind"] == "Deployment"]
     template = deployment["spec"]["template"]
     selected = objects["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
     assert selected <= template["metadata"]["labels"].items()
-    [extender] = [item for item in template["spec"]["containers"] if item["name"] == "extender"]
-    [port] = [item for item in extender["ports"] if item["name"] == endpoint["port"]]
+    [scheduler] = template["spec"]["containers"]
+    [port] = [item for item in scheduler["ports"] if item["name"] == endpoint["port"]]
     assert endpoint["scheme"] == "https"
     settings = objects["ConfigMap"]
-    assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in extender["envFrom"]
-    given = {item["name"]: item["value"] for item in extender["env"]}
+    assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in scheduler["envFrom"]
+    given = {item["name"]: item["value"] for item in scheduler["env"]}
     found = OPTIONS.parse([], {**given, **settings["data"]})
     assert found.metrics_listen.endswith(f":{port['containerPort']}")
-    [mount] = [item for item in extender["volumeMounts"] if item["name"] == "metrics"]
+    [mount] = [item for item in scheduler["volumeMounts"] if item["name"] == "metrics"]
     [volume] = [item for item in template["spec"]["volumes"] if item["name"] == "metrics"]
     assert volume["secret"]["optional"] is True
     assert {Path(name).parent for name in (found.metrics_tls_certificate, found.metrics_token_file)} == {
