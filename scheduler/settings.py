@@ -19,7 +19,6 @@ _LABEL: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-
 _TOPOLOGY: Final = text(
     rf"({_LABEL}(,{_LABEL}){{0,7}})?", "give at most eight labels of nodes, with commas", metavar="LABELS"
 )
-_LISTEN: Final = "give HOST:PORT, such as 127.0.0.1:9467"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +26,9 @@ class Settings:
     """How the scheduler runs."""
 
     listen: str = setting(
-        "127.0.0.1:9467",
-        address(_LISTEN),
+        "127.0.0.1:9467", address("give HOST:PORT, such as 127.0.0.1:9467"),
         "Where `sharepod explain` and `sharepod queue` ask. In the clear on loopback alone.",
-    )
+    )  # fmt: skip
     tls_certificate: str = setting(
         "", FILE, "PEM file with the certificate of that address; needed where it is not loopback."
     )
