@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST_ARGS ?=
+WORKERS ?= 4
 
 SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def hook/*.inc hook/*.map simgpu/*.[ch] simgpu/*.def simgpu/*.inc simgpu/*.map agent/*.[ch] scheduler/*.[ch] \
 	agent/build_native.py scheduler/build_native.py proto/*.proto)
@@ -25,8 +26,8 @@ build: $(VENV)/built ## Build everything into .venv (a second run is instant)
 demo: build ## Run three programs at 50/30/20 percent of one GPU, real or simulated
 	@$(BIN)/sharepod demo
 
-test: build ## Run the whole test suite (PYTEST_ARGS adds arguments)
-	@$(BIN)/pytest $(PYTEST_ARGS)
+test: build ## Run the whole test suite, WORKERS tests at a time (PYTEST_ARGS adds arguments)
+	@$(BIN)/python tests/run.py $(WORKERS) $(PYTEST_ARGS)
 
 # Another cluster only when it is given here: the variable in a developer's shell may lead to one in use.
 ifeq ($(origin KUBECONFIG),command line)

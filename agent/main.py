@@ -37,8 +37,8 @@ from sharepod.agent.service import NodeService
 from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
-from sharepod.process.errors import SettingsError
-from sharepod.process.run import EXIT_FAILURE, run, take_open_files
+from sharepod.process.errors import EXIT_FAILURE, SettingsError
+from sharepod.process.run import run, take_open_files
 from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 

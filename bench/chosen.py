@@ -2,7 +2,7 @@
 
 A node has two devices. A trainer was promised 60 % of one and works all the time, with kernels of 20 ms; a notebook was
 promised 40 % of the other and hardly works. By requests the latency share fits best beside the trainer: the device is
-then nearly full. The agent reports to a real usage server, the choice is that of the extender's own code, and the share
+then nearly full. The agent reports to a real usage server, a round of the gate controller chooses, and the share
 then runs where it was sent. Its latency is the program's own, not our meter's.
 """
 
@@ -20,8 +20,11 @@ from bench.scale import Scale
 from bench.table import Line, milli
 from sharepod.scheduler import node as nodes
 from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.extender import Extender
-from sharepod.scheduler.pod import Pod, read_pod
+from sharepod.scheduler.memory import Memory
+from sharepod.scheduler.orders import Release
+from sharepod.scheduler.pod import GATE, Pod, read_pod
+from sharepod.scheduler.queues import Queues
+from sharepod.scheduler.round import decide
 from sharepod.scheduler.usage import NO_NUMBERS, NodeUse, UsageBook
 from sharepod.scheduler.usage_server import UsageServer
 
@@ -56,7 +59,7 @@ def _pod() -> Pod:
     body = {
         "metadata": {"name": "service", "namespace": "bench", "uid": "service",
                      "annotations": {"sharepod.io/class": LATENCY.share_class}},
-        "spec": {"containers": [{"name": "main", "resources": resources}]},
+        "spec": {"containers": [{"name": "main", "resources": resources}], "schedulingGates": [{"name": GATE}]},
     }  # fmt: skip
     pod = read_pod(body)
     assert pod is not None
@@ -64,18 +67,18 @@ def _pod() -> Pod:
 
 
 def choose(use: NodeUse) -> int:
-    """Return the index of the device that the extender chooses for the latency share."""
+    """Return the index of the device for which the gate controller releases the latency share."""
     # No device plugin runs here to say what it offers.
     devices = tuple(replace(device, facts=replace(device.facts, offered=True)) for device in use.devices)
     cluster = Cluster()
     cluster.set_node(nodes.Node(NODE, 64_000, 512_000, 200))
     cluster.set_use(NODE, NodeUse(use.facts, devices))
-    extender = Extender(cluster)
-    filtered = extender.filter(_pod(), [NODE], 0.0)
-    assumed = cluster.assumed("service")
-    if assumed is None:
-        raise RuntimeError(f"the latency share fits nowhere: {filtered.failed}")
-    [[uuid]] = assumed.devices
+    cluster.set_pod(_pod())
+    orders = decide(cluster, Memory(), Queues(), 0.0)
+    places = [place for order in orders if isinstance(order, Release) for place in order.places]
+    if not places:
+        raise RuntimeError(f"the latency share fits nowhere: {orders}")
+    [[uuid]] = places[0].devices
     return next(device.facts.index for device in devices if device.facts.uuid == uuid)
 
 

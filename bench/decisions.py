@@ -1,9 +1,8 @@
 """How long placement takes to decide in a large cluster: 10,000 nodes of eight devices, 100,000 pods on them.
 
-A decision is what kube-scheduler asks about a pod: which of the candidates fit (filter), and which of those is best
-(prioritise): the board is asked twice, and then the pod is taken as placed. Between decisions pods end, devices are
-measured anew, and the policy looks at what is scarce. HTTP and names are not in it. One thread: its processor time is
-shown beside the time that passed.
+A decision is what a round makes about a pod: which of the candidates fit, and which of those is best. The board is
+asked twice, and then the pod is taken as placed. Between decisions pods end, devices are measured anew, and the policy
+looks at what is scarce. Names are not in it. One thread: its processor time is shown beside the time that passed.
 """
 
 import gc
@@ -113,7 +112,7 @@ def _measure(board: Board, chance: random.Random, index: int, device: int) -> No
 
 
 def decide(board: Board, policy: NativePolicy, ask: PodAsk, candidates: NDArray[np.int32]) -> Place | None:
-    """Filter, then prioritise."""
+    """Return the best place among the candidates that fit."""
     fitting = candidates[board.fit_array(ask, candidates) == Verdict.FITS]
     ranking = board.rank_array(ask, policy, fitting)
     best = ranking.best()

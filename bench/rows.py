@@ -14,7 +14,6 @@ from bench import (
     costs,
     decisions,
     density,
-    extender,
     feed,
     memory,
     neighbours,
@@ -53,7 +52,6 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "rounds": rounds.measure,
     "queues": queues.measure,
     "feed": feed.feed,
-    "extender": extender.extender,
     "traces": replay.traces,
     "rivals": rivals.rivals,
 }

@@ -72,7 +72,7 @@ class _Cluster:
     async def start_scheduler(self) -> None:
         directory: Path = self.node.directory
         flags = {
-            "front": "gates", "kubeconfig": directory / "kubeconfig", "listen": "127.0.0.1:0", "metrics-listen": "off",
+            "kubeconfig": directory / "kubeconfig", "listen": "127.0.0.1:0", "metrics-listen": "off",
             "usage-listen": f"127.0.0.1:{self.usage_port}", "drain-seconds": 0,
         }  # fmt: skip
         with (directory / "scheduler.log").open("w") as log:

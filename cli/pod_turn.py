@@ -31,8 +31,6 @@ def _waits(turn: Object) -> Iterator[str]:
             f"  its turn: {turn['position']} of {turn['in_line']} jobs in the line, {turn['in_queue']} of its queue; "
             f"{waited}"
         )
-    if not turn["gates"]:
-        yield f"  why: {turn['why']}"
     for before in turn["before"]:
         yield f"      before it {before['job']}, {before['devices']:g} devices: {before['why']}"
     more = (turn["position"] or 1) - 1 - len(turn["before"])

@@ -1,4 +1,4 @@
-"""What the cluster's scheduler says of a pod: asked of the extender, which listens on its own pod's loopback."""
+"""What the cluster's scheduler says of a pod."""
 
 from __future__ import annotations
 
@@ -55,14 +55,11 @@ def _lines(found: Object) -> Iterator[str]:
     turn = found.get("turn")
     if turn is not None:
         yield from turns.lines(turn)
-    if (turn is None or not turn["gates"]) and found["state"] in ("waiting", "sent"):
-        yield _answer(found["answer"])
     if found["fitting"]:
         yield f"It would go to (policy {found['policy']}):"
     for number, fit in enumerate(found["fitting"], 1):
         chosen = "; ".join(", ".join(map(str, devices)) for devices in fit["devices"])
-        aside = "" if fit["proposed"] is not False else "; kube-scheduler did not ask about it"
-        yield f"  {number:>2}  {fit['left']['node']}: device {chosen}, {_behind(fit, number)}{aside}"
+        yield f"  {number:>2}  {fit['left']['node']}: device {chosen}, {_behind(fit, number)}"
         yield f"      left: {_devices(fit['left'])}"
     if found["fitting_nodes"] > len(found["fitting"]):
         yield f"  and {found['fitting_nodes'] - len(found['fitting'])} more"
@@ -87,14 +84,6 @@ def _there(found: Object) -> Iterator[str]:
             yield "      nobody"
         if place["more"]:
             yield f"      and {place['more']} more"
-
-
-def _answer(answer: Object | None) -> str:
-    if answer is None:
-        return "This replica has not been asked about it: kube-scheduler has not come to it, or asks another one."
-    text = f"Asked {answer['ago_s']} s ago about {_nodes(answer['proposed'])}: {answer['fitting']} fitted"
-    text += "".join(f"; {count} not: {reason}" for reason, count in answer["refused"])
-    return text + (f"; {answer['chosen']} was chosen." if answer["chosen"] else ".")
 
 
 def _behind(fit: Object, number: int) -> str:

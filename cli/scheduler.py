@@ -13,11 +13,11 @@ from sharepod.cli.errors import EXIT_USAGE, CliError
 
 URL: Final = "http://127.0.0.1:9467"
 """Where it listens unless it is told otherwise."""
-STRANGER: Final = "what answers at {url} is no extender of this version: give its address with --scheduler"
+STRANGER: Final = "what answers at {url} is no SharePod scheduler of this version: give its address with --scheduler"
 PATIENCE_S: Final = 10.0
 _ANSWER_MAX: Final = 16 * 2**20
 _ERROR_MAX: Final = 1000
-_INSIDE: Final = "kubectl -n sharepod exec deploy/sharepod-scheduler -c extender -- sharepod {command}"
+_INSIDE: Final = "kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod {command}"
 
 
 def get(url: str, path: str, command: str) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class Follower:
         """Why terms are not applied, as the pod's owner was told."""
         self._owed: set[AllocationId] = set()
         """Those whose terms say that they run, and which stay paused until others leave room."""
+        self.ended: Final = asyncio.Event()
+        """A pod that holds an allocation is gone or has finished. The sweeper clears it."""
 
     @property
     def owes(self) -> bool:
@@ -77,8 +79,16 @@ class Follower:
                 self._pods[pod.cgroup_uid] = pod
                 if self.active():
                     await self._apply(pod)
+                if pod.phase in FINISHED:
+                    self._note_end(pod)
             elif (known := self._pods.get(pod.cgroup_uid)) is not None and known.uid == pod.uid:
                 del self._pods[pod.cgroup_uid]
+                self._note_end(pod)
+
+    def _note_end(self, pod: Pod) -> None:
+        bindings = (item.binding for item in self._record.all())
+        if any(one is not None and one.cgroup_uid == pod.cgroup_uid for one in bindings):
+            self.ended.set()
 
     async def settle(self) -> None:
         """Apply what could not be applied when it changed."""

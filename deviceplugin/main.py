@@ -41,8 +41,8 @@ from sharepod.deviceplugin.sweep import Sweeper
 from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 from sharepod.process import files
-from sharepod.process.errors import SettingsError
-from sharepod.process.run import EXIT_FAILURE, run, work_until
+from sharepod.process.errors import EXIT_FAILURE, SettingsError
+from sharepod.process.run import run, work_until
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -8,6 +8,7 @@ share ends only when every one of them is known to see, and all of them agree.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -33,12 +34,14 @@ UNBOUND_S: Final = 60.0
 """An allocation that nobody started and pod-resources does not list for so long was of a pod that is gone."""
 SWEEP_S: Final = 10.0
 HURRY_S: Final = 1.0
-"""While a share waits for the room of others."""
+"""While a share waits for the room of others, and for SWEEP_S after a pod has ended, until its shares are released."""
+NOTICE_S: Final = 0.2
+"""Kubelet hears of a deleted pod from its own watch, and may list the pod for a moment after ours has shown the end."""
 _LABELS: Final = ("namespace", "pod", "container", "pod_uid")
 
 
 class Sweeper:
-    """Looks every SWEEP_S, or every HURRY_S."""
+    """Looks when a pod ends, and otherwise every SWEEP_S, or every HURRY_S."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Sweeper:
         """False while another plugin serves the node."""
         self._unbound_since: dict[AllocationId, float] = {}
         """When this process first saw an allocation without a container; the wall clock may be set meanwhile."""
+        self._hurry_until_s = 0.0
         self._said = ""
 
     async def sweep_for_ever(self) -> None:
@@ -77,11 +81,26 @@ class Sweeper:
                     if self._said != str(error):
                         self._said = str(error)
                         log.warning("shares are not looked through", extra={"cause": str(error)})
-            until_s = asyncio.get_running_loop().time() + SWEEP_S
-            while asyncio.get_running_loop().time() < until_s:
-                await asyncio.sleep(HURRY_S)
-                if self._follower.owes:
-                    break
+            await self._until_due()
+
+    async def _until_due(self) -> None:
+        """Wait for the next look. Two looks are HURRY_S apart at least."""
+        loop, ended = asyncio.get_running_loop(), self._follower.ended
+        due_s = loop.time() + SWEEP_S
+        await asyncio.sleep(HURRY_S)
+        while loop.time() < due_s and not self._hurries(loop.time()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), HURRY_S)
+        if ended.is_set():
+            ended.clear()
+            await asyncio.sleep(NOTICE_S)
+            self._hurry_until_s = loop.time() + SWEEP_S
+
+    def _hurries(self, now_s: float) -> bool:
+        if self._follower.ended.is_set() or self._follower.owes:
+            return True
+        bound = (item for item in self._record.all() if item.binding is not None)
+        return now_s < self._hurry_until_s and any(self._may_be_over(item) for item in bound)
 
     async def sweep(self) -> None:
         """Release the shares of containers that are gone, and what was given out and never used.

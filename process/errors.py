@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+EXIT_FAILURE: Final = 1
+EXIT_USAGE: Final = 2
 
 
 class CannotStart(Exception):
     """Something that the operator can put right keeps the process from starting."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = EXIT_FAILURE
 
 
 class SettingsError(CannotStart):
     """A flag, an environment variable, a line of the configuration file, or a file that one of them names is wrong."""
 
-    exit_code = 2
+    exit_code = EXIT_USAGE
 
 
 def unknown(what: str, name: str, known: Sequence[str], remedy: str = "") -> SettingsError:

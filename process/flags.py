@@ -1,7 +1,7 @@
 """The flags of a process, and its `--help`, which Typer writes so that it looks like the `sharepod` command's.
 
-argparse reads the flags: Typer would load pydantic to judge their values, at 10 MiB in each process (ADR 25). Values stay
-text here; they are judged in one place, wherever they stand.
+argparse reads the flags: Typer would load pydantic to judge their values, at 10 MiB in each process (ADR 25). Values
+stay text here; they are judged in one place, wherever they stand.
 """
 
 from __future__ import annotations

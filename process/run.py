@@ -11,15 +11,13 @@ import logging
 import resource
 import signal
 import sys
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sharepod.process import log
-from sharepod.process.errors import CannotStart, SettingsError
+from sharepod.process.errors import EXIT_FAILURE, CannotStart, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-
-EXIT_FAILURE: Final = 1
 
 
 class Logged(Protocol):

@@ -84,8 +84,6 @@ class Cluster:
         """Members of gangs that live no more, as they were last seen, since `take_gone` was last asked."""
         self._contended: set[str] = set()
         """Nodes on which somebody has waited for a device."""
-        self._untold: set[str] = set()
-        """Bound pods that may not say where they are, or say it wrongly."""
         self._dirty: set[str] = set()
         self.seats = Seats({})
         self.version = 0
@@ -157,8 +155,6 @@ class Cluster:
             self.forget(pod.uid, but_on=pod.place)
             if pod.chosen:
                 self.forget(pod.uid)
-            elif pod.ask.shares and pod.node:
-                self._untold.add(pod.uid)
 
     def remove_pod(self, uid: str) -> None:
         """Take it that the API server has a pod no more, or that it has ended."""
@@ -310,22 +306,6 @@ class Cluster:
         facts = self._facts.get(name)
         return tuple(facts.pods.values()) if facts else ()
 
-    def untold(self) -> list[tuple[Pod, Names]]:
-        """Return the bound pods that do not say where they are, or say it wrongly, with where they count.
-
-        No devices: they fit on none of their node, as far as is known.
-        """
-        found = []
-        for uid in list(self._untold):
-            pod = self._pods.get(uid)
-            row = self.row(pod.node) if pod is not None else None
-            devices = row.named(row.places[uid]) if row is not None and uid in row.places else ()
-            if pod is None or pod.deleting or (devices and _alike(devices, pod.chosen)):
-                self._untold.discard(uid)
-            elif row is not None:
-                found.append((pod, devices))
-        return found
-
     def assumed(self, uid: str) -> Assumed | None:
         """Return what is assumed of a pod."""
         return self._assumed.get(uid)
@@ -339,9 +319,7 @@ class Cluster:
         row, allowed = facts.row, self.allowed(pod, self.seats.indices([name]))
         rest = Rest(spec, row.cpu_milli, row.memory_mib, row.free_milli, row.free_mib, int(allowed[0]))
         running = [
-            Running(
-                other.uid, other.priority, other.created_s, other.ask, row.places[other.uid], other.yields == "pause"
-            )
+            Running(other.uid, other.ask, row.places[other.uid], other.yields == "pause")
             for other in facts.pods.values()
             if other.uid in row.places
         ]
@@ -386,12 +364,7 @@ class Cluster:
             devices = [device.facts for device in facts.use.devices[:NODE_DEVICES_MAX]]
             if self.seats.put(name, spec, devices, row):
                 facts.row = row
-                self._untold |= row.presumed
             return
         self.seats.remove(name)
         if facts.node is None and facts.use is None and not facts.pods and not facts.assumed:
             del self._facts[name]
-
-
-def _alike(one: Names, other: Names) -> bool:
-    return [sorted(share) for share in one] == [sorted(share) for share in other]

@@ -1,12 +1,11 @@
 """Why a pod is where it is, or waits: each node's answer, with what is left there. Pure.
 
-It is the answer of now, by the same code that answers kube-scheduler; what this replica last answered stands beside it.
-However large the cluster is, no more is told than one can read.
+It is the answer of now, by the same code that decides about gates. However large the cluster is, no more is told than
+one can read.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from sharepod.scheduler.cluster import Cluster
     from sharepod.scheduler.decision import Judgement
-    from sharepod.scheduler.extender import Answered
     from sharepod.scheduler.native import Ranking
     from sharepod.scheduler.pod import Pod
     from sharepod.scheduler.row import Row
@@ -89,8 +87,6 @@ class Fit:
     """How much of `behind` is for what is measured, promised and linked there; the rest is for the room it takes."""
     devices: tuple[tuple[int, ...], ...]
     """Of each share, the indices."""
-    proposed: bool | None
-    """kube-scheduler asked about it last; None: this replica was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +96,6 @@ class Refused:
     reason: str
     nodes: int
     examples: tuple[Left, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What this replica last answered about the pod."""
-
-    ago_s: int
-    proposed: int
-    """Nodes that kube-scheduler asked about: it had refused the others itself, or had found enough."""
-    fitting: int
-    refused: tuple[tuple[str, int], ...]
-    """Why, and how many."""
-    chosen: str
-    """The node that got the most points; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +118,6 @@ class Explanation:
     """Of each device that it has."""
     left: Left | None
     """Of the node where it is."""
-    answer: Answer | None
-    """None: this replica has not been asked about it lately."""
     fitting: tuple[Fit, ...]
     """The best first, at most LISTED."""
     fitting_nodes: int
@@ -148,20 +128,10 @@ class Explanation:
     """What the controller knows of it; None: there is none, or it neither waits nor yields."""
 
 
-def explain(
-    cluster: Cluster,
-    pod: Pod,
-    answered: Answered | None = None,
-    now_s: float = 0.0,
-    *,
-    scheduler_name: str = "",
-    incomplete: str = "",
-    turn: Turn | None = None,
-) -> Explanation:
-    """Explain a pod. The view is settled; `scheduler_name` is ours, where that is to be compared."""
+def explain(cluster: Cluster, pod: Pod, *, incomplete: str = "", turn: Turn | None = None) -> Explanation:
+    """Explain a pod. The view is settled."""
     assumed = cluster.assumed(pod.uid)
-    node = pod.node or (assumed.node if assumed else "")
-    answer = _answer(answered, now_s) if answered is not None else None
+    node = pod.place or (assumed.node if assumed else "")
     if pod.refusal or not pod.ask.shares or node:
         state = "refused" if pod.refusal else "bound" if pod.node else "sent" if node else "waiting"
         known_by = "" if pod.refusal else _known_by(cluster, pod, node)
@@ -169,23 +139,21 @@ def explain(
         held = _held(cluster, pod, node)
         return Explanation(
             pod.title, pod.uid, state, node, cluster.policy.name, text + _going(pod), known_by, held,
-            neighbours(cluster, pod, node), _left(cluster, node) if held else None, answer, (), 0, (), incomplete, turn,
+            neighbours(cluster, pod, node), _left(cluster, node) if held else None, (), 0, (), incomplete, turn,
         )  # fmt: skip
     judged = judge(cluster, pod, sorted(cluster.names()))
-    fitting, count = _fitting(cluster, judged, answered)
+    fitting, count = _fitting(cluster, judged)
     refused = _refused(cluster, judged)
     total = count + sum(one.nodes for one in refused)
     text = f"its shares fit on {count} of {total} nodes"
     if pod.withheld:
         text = f"another's scheduling gate holds it, and it takes no room before that has gone; {text}"
-    elif turn is not None and turn.gates:
+    elif turn is not None:
         text = f"its gate is kept: {turn.why}; by devices alone {text}"
-    elif scheduler_name and pod.scheduler != scheduler_name:
-        text += f", but its schedulerName is {pod.scheduler or 'empty'}: {scheduler_name} is never asked about it"
-    elif count:
-        text += ", by devices: what else kube-scheduler asks of a node is in the pod's events"
+    elif not pod.gated:
+        text = f"it has no gate, so kube-scheduler places it by what nodes have left in all; by devices {text}"
     return Explanation(
-        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _going(pod), "", (), (), None, answer,
+        pod.title, pod.uid, "waiting", "", cluster.policy.name, text + _going(pod), "", (), (), None,
         fitting, count, refused, incomplete, turn,
     )  # fmt: skip
 
@@ -223,7 +191,7 @@ def _known_by(cluster: Cluster, pod: Pod, node: str) -> str:
         return "agent"
     if pod.uid in row.presumed:
         return "presumed"
-    known = {name for share in pod.chosen for name in share} if pod.node else set()
+    known = {name for share in pod.chosen for name in share} if pod.place else set()
     return "annotation" if known and known.issubset(row.uuids) else "assumed"
 
 
@@ -251,17 +219,7 @@ def _held(cluster: Cluster, pod: Pod, node: str) -> tuple[Held, ...]:
     )
 
 
-def _answer(answered: Answered, now_s: float) -> Answer:
-    filtered, ranked = answered.filtered, answered.ranked
-    reasons = Counter(filtered.failed.values()) + Counter(filtered.hopeless.values())
-    only = filtered.fitting[0] if len(filtered.fitting) == 1 else ""
-    return Answer(
-        max(0, int(now_s - answered.at_s)), answered.proposed, len(filtered.fitting), tuple(reasons.most_common()),
-        ranked.best if ranked is not None else only,
-    )  # fmt: skip
-
-
-def _fitting(cluster: Cluster, judged: Judgement, answered: Answered | None) -> tuple[tuple[Fit, ...], int]:
+def _fitting(cluster: Cluster, judged: Judgement) -> tuple[tuple[Fit, ...], int]:
     ranking = judged.ranking
     if ranking is None:
         return (), 0
@@ -270,21 +228,13 @@ def _fitting(cluster: Cluster, judged: Judgement, answered: Answered | None) -> 
     listed = positions[:LISTED]
     if not listed:
         return (), 0
-    proposed: set[str] = set()
-    if answered is not None:
-        proposed.update(answered.filtered.fitting, answered.filtered.failed, answered.filtered.hopeless)
     uses = _uses(cluster, judged, ranking, listed)
     least = int(ranking.cost[listed[0]])
     fits = []
     for position, use in zip(listed, uses, strict=True):
         name, behind = judged.names[position], int(ranking.cost[position]) - least
         milli = round(behind * GRAIN_MILLI) if ROWS[cluster.policy.name] is Rule.WORTH else None
-        fits.append(
-            Fit(
-                _left(cluster, name, judged.pod), behind, milli, use - uses[0], ranking.devices(position),
-                name in proposed if answered is not None else None,
-            )
-        )  # fmt: skip
+        fits.append(Fit(_left(cluster, name, judged.pod), behind, milli, use - uses[0], ranking.devices(position)))
     return tuple(fits), len(positions)
 
 

@@ -59,14 +59,9 @@ class Gatekeeper:
         lease: Lease,
         not_ready: Callable[[], str],
         *,
-        patience_s: float = 0.0,
         unix: Callable[[], float] = time.time,
     ) -> None:
-        """`not_ready` returns why nothing can be decided yet; `unix` is the wall clock, and may jump.
-
-        `patience_s`: how long others have for finding a place for a job before it is looked at here.
-        """
-        self._patience_s = patience_s
+        """`not_ready` returns why nothing can be decided yet; `unix` is the wall clock, and may jump."""
         self._cluster, self._writer, self._lease = cluster, writer, lease
         self._not_ready, self._unix = not_ready, unix
         self.memory, self.queues = Memory(), Queues()
@@ -86,7 +81,6 @@ class Gatekeeper:
         """How far the wall clock has been set since this replica is there."""
         self._over: frozenset[str] = frozenset()
         """Queues that hold more than their caps."""
-        self.memory.restarts.wanted = writer.gates
         writer.refused, writer.released, writer.tally = self._refused, self._released, self.memory.tally
         writer.leads = lease.is_held
 
@@ -139,7 +133,7 @@ class Gatekeeper:
             return False
         began_s, result = time.perf_counter(), "failed"
         try:
-            orders = decide(self._cluster, self.memory, self.queues, now_s, patience_s=self._patience_s)
+            orders = decide(self._cluster, self.memory, self.queues, now_s)
             result = "decided"
         finally:
             self.last_s = time.perf_counter() - began_s

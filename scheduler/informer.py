@@ -41,18 +41,17 @@ class Informer:
         book: UsageBook,
         *,
         resource: str,
-        waits_for: str = "",
         domains: tuple[str, ...] = (),
         pace: Pace | None = None,
     ) -> None:
-        """`waits_for` as in `read_pod`, `domains` as in `read_node`."""
+        """`domains` as in `read_node`."""
         self._cluster = cluster
         self._book = book
         pace = pace or Pace(last_s=5.0)
         pods: Source[Pod] = Source(
             "/api/v1/pods",
             {"fieldSelector": LIVE},
-            lambda item: read_pod(item, resource, waits_for),
+            lambda item: read_pod(item, resource),
             lambda pod: pod.uid,
             PAGE,
         )

@@ -43,9 +43,9 @@ class Neighbours:
 
 
 def counted(cluster: Cluster, node: str, uid: str) -> Pod | None:
-    """Return a pod as it counts on a node: as it is bound there, else as it was when it was chosen to go there."""
+    """Return a pod as it counts on a node: bound or released to go there, else as it was when it was chosen for it."""
     pod, assumed = cluster.pod(uid), cluster.assumed(uid)
-    if pod is not None and pod.node == node:
+    if pod is not None and pod.place == node:
         return pod
     return assumed.pod if assumed is not None and assumed.node == node else None
 

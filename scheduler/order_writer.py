@@ -48,9 +48,8 @@ _NEWS_MAX: Final = 128
 class OrderWriter:
     """The writer of one controller."""
 
-    def __init__(self, api: Api, server: str, cluster: Cluster, events: EventWriter, *, gates: bool) -> None:
-        """`gates`: pods are released by removing their gates; else kube-scheduler asks for their places by itself."""
-        self._api, self._server, self._cluster, self._events, self.gates = api, server, cluster, events, gates
+    def __init__(self, api: Api, server: str, cluster: Cluster, events: EventWriter) -> None:
+        self._api, self._server, self._cluster, self._events = api, server, cluster, events
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused: Callable[[Pod], None] = lambda _: None
         """Called for a pod that a disruption budget keeps from being evicted."""
@@ -118,7 +117,7 @@ class OrderWriter:
     def _released(self, order: Release, assumed: Assumed) -> None:
         """Tell one of those that were released together, unless there is more to tell than is heard."""
         self.released(assumed.pod)
-        if not self.gates or assumed is not order.places[0] or self._events.waiting > _NEWS_MAX:
+        if assumed is not order.places[0] or self._events.waiting > _NEWS_MAX:
             return
         nodes = sorted({place.node for place in order.places})
         text = f"its gate has gone: it goes to node {assumed.node}"
@@ -136,8 +135,6 @@ class OrderWriter:
 
     async def _release(self, assumed: Assumed) -> Answer | None:
         pod = assumed.pod
-        if not self.gates:  # a pod that changes is tried again by kube-scheduler, which asks for its place then
-            return await self._patch(pod, {"metadata": {"uid": pod.uid, "annotations": {NODE: assumed.node}}}, _MERGE)
         node = self._cluster.node(assumed.node)
         if node is None or not node.hostname:
             raise ApiUnavailable(f"node {assumed.node} has no label kubernetes.io/hostname: give it one", status=422)

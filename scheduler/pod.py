@@ -47,7 +47,6 @@ class Pod:
     name: str
     node: str
     """Where it is bound; empty: nowhere yet."""
-    scheduler: str
     priority: int
     created: str
     """When, as the API server writes it: sorts by time."""
@@ -115,11 +114,8 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-def read_pod(item: object, resource: str = RESOURCE, waits_for: str = "") -> Pod | None:
-    """Return the pod of an object from the API server; None when it is none.
-
-    `waits_for`: the schedulerName of pods that count as gated for as long as they are not bound; empty: none do.
-    """
+def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
+    """Return the pod of an object from the API server; None when it is none."""
     if not isinstance(item, dict):
         return None
     metadata, spec, status = at(item, "metadata"), at(item, "spec"), at(item, "status")
@@ -132,15 +128,13 @@ def read_pod(item: object, resource: str = RESOURCE, waits_for: str = "") -> Pod
         namespace=namespace,
         name=name,
         node=str(spec.get("nodeName") or ""),
-        scheduler=str(spec.get("schedulerName") or ""),
         priority=priority if isinstance(priority, int) else 0,
         created=created if isinstance(created, str) else "",
         ended=status.get("phase") in _FINISHED,
         deleting=bool(metadata.get("deletionTimestamp")),
         ask=PodAsk(_effective(spec, "cpu"), _effective(spec, "memory")),
         withheld=any(gate.get("name") != GATE for gate in entries(spec, "schedulingGates")),
-        gated=any(gate.get("name") == GATE for gate in entries(spec, "schedulingGates"))
-        or (bool(waits_for) and not spec.get("nodeName") and spec.get("schedulerName") == waits_for),
+        gated=any(gate.get("name") == GATE for gate in entries(spec, "schedulingGates")),
         demands=read_demands(spec),
         preempts=spec.get("preemptionPolicy") != "Never",
         running=status.get("phase") == "Running",

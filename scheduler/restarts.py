@@ -66,8 +66,6 @@ class Restarts:
     """What is known of members that were lost."""
 
     def __init__(self) -> None:
-        self.wanted = True
-        """False: whoever releases pods is not us, so that nothing is started anew."""
         self._lost: OrderedDict[str, Lost] = OrderedDict()
         """By uid."""
         self._ending: dict[Key, _Ending] = {}
@@ -76,7 +74,7 @@ class Restarts:
 
     def lose(self, pod: Pod, now_s: float) -> None:
         """Take it that a pod lives no more; only of gangs that start anew whole it is kept."""
-        if self.wanted and pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
+        if pod.gang is not None and pod.gang.restart == "whole" and not pod.gated:
             self._lost[pod.uid] = Lost(pod, now_s, GONE if pod.deleting else "", "it was deleted")
             if len(self._lost) > KNOWN_MAX:
                 self._lost.popitem(last=False)
@@ -169,7 +167,7 @@ class Restarts:
     def _find_lost(self, memory: Memory, now_s: float) -> None:
         """Find gangs that lost a member while nobody looked: another has come in its place since they started."""
         for job in memory.waits.values():
-            if self.wanted and job.restart == "whole" and not job.resumes and job.released and job.needed:
+            if job.restart == "whole" and not job.resumes and job.released and job.needed:
                 running = [memory.started_s(pod) for pod in job.released if pod.running]
                 if running and min(running) + 1.0 < min(map(memory.came_s, job.needed)):  # times are whole seconds
                     self._lost[job.needed[0].uid] = Lost(job.needed[0], now_s, GONE, _before(job))

@@ -41,15 +41,15 @@ OVERRUN: Final = -(2**31)
 """The priority of a paused pod that has run for longer than its queue lets it: it goes on when nobody else waits."""
 
 
-def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float, *, patience_s: float = 0.0) -> list[Order]:
-    """Return what is to be done now; jobs that wait for less than `patience_s` are left to others."""
+def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> list[Order]:
+    """Return what is to be done now."""
     cluster.settle(now_s)
     rules = (queues.default, *queues.by_name.values())
     memory.look(cluster, _busy(cluster) if any(queue.idle_s is not None for queue in rules) else (), now_s)
     if not memory.decides:
         memory.take_over(now_s)
     orders = relieve(cluster, memory, now_s) + memory.restarts.restart(cluster, memory, now_s)
-    orders += _Round(cluster, memory, queues, now_s, patience_s).run()
+    orders += _Round(cluster, memory, queues, now_s).run()
     for order in orders:
         if isinstance(order, Yield):
             memory.yielded(order.pod, order.how, order.why, now_s)
@@ -57,14 +57,13 @@ def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float, *, pa
 
 
 class _Round:
-    def __init__(self, cluster: Cluster, memory: Memory, queues: Queues, now_s: float, patience_s: float = 0.0) -> None:
+    def __init__(self, cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> None:
         self._cluster, self._memory, self._queues, self._now_s = cluster, memory, queues, now_s
         self._placer = Placer(cluster, now_s)
         self._tally = memory.tally
         self._orders: list[Order] = []
         self._waits: list[tuple[Job, str]] = []
-        jobs = [self._resuming(job) for job in memory.waits.values()]
-        self._waiting = [job for job in jobs if job.resumes or now_s - job.since_s >= patience_s]
+        self._waiting = [self._resuming(job) for job in memory.waits.values()]
         self._held_back = memory.restarts.holding(now_s)
         self._capacity = capacity_of(cluster, memory)
         device_mib = self._capacity.device_mib

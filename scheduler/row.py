@@ -173,8 +173,8 @@ def row_of(
 
     `units`: percents of devices that kubelet counts, taken or not.
 
-    Shares of pods that are `gone` (uids) count no more: nothing would tell kube-scheduler when the agent has released
-    them, and whoever comes in their place waits for that on the node.
+    Shares of pods that are `gone` (uids) count no more: the pod that comes in their place waits on the node until the
+    agent has released them.
     """
     devices = use.devices[: spec.devices]
     uuids = tuple(device.facts.uuid for device in devices)

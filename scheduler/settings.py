@@ -16,7 +16,6 @@ _LABEL: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-
 _TOPOLOGY: Final = text(
     rf"({_LABEL}(,{_LABEL}){{0,7}})?", "give at most eight labels of nodes, with commas", metavar="LABELS"
 )
-_LISTEN: Final = "give HOST:PORT, such as 127.0.0.1:9467"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +23,15 @@ class Settings:
     """How the scheduler runs."""
 
     listen: str = setting(
-        "127.0.0.1:9467", address(_LISTEN), "Where kube-scheduler asks. In the clear on loopback alone."
-    )
+        "127.0.0.1:9467", address("give HOST:PORT, such as 127.0.0.1:9467"),
+        "Where `sharepod explain` and `sharepod queue` ask. In the clear on loopback alone.",
+    )  # fmt: skip
     tls_certificate: str = setting(
         "", FILE, "PEM file with the certificate of that address; needed where it is not loopback."
     )
     tls_key: str = setting("", FILE, "PEM file with the key of that certificate.")
     client_ca: str = setting(
-        "", FILE, "PEM file: kube-scheduler's certificate must be signed by one of these. Needed with tls_certificate."
+        "", FILE, "PEM file: a client's certificate must be signed by one of these. Needed with tls_certificate."
     )
     usage_listen: str = setting(
         "0.0.0.0:9466", address("give HOST:PORT, such as 0.0.0.0:9466", off="off"),
@@ -61,18 +61,9 @@ class Settings:
         "", FILE, "File with the token that Prometheus has to show; needed where it is not loopback."
     )
     policy: str = setting(DEFAULT, choice(*ROWS), "Which of the nodes with room is best.")
-    front: str = setting(
-        "extender", choice("extender", "gates"), "How pods are held until they have a place. extender: kube-scheduler "
-        "asks here. gates: their scheduling gates are removed here (Kubernetes 1.30), which gangs and queues need. One "
-        "of the two in a cluster.",
-    )  # fmt: skip
-    yields: str = setting(
-        "off", choice("on", "off"), "on: shares of lower priority are paused, or evicted, where one of higher priority "
-        "waits. Always so with gates.",
-    )  # fmt: skip
     lease: str = setting(
         "sharepod/sharepod-gates-leader", text(_OBJECT, "give NAMESPACE/NAME", "NAMESPACE/NAME"),
-        "The Lease by which replicas agree on which of them decides about gates and yields.",
+        "The Lease by which replicas agree on which of them decides.",
     )  # fmt: skip
     queues: str = setting(
         "sharepod/sharepod-gates-queues", text(_OBJECT, "give NAMESPACE/NAME", "NAMESPACE/NAME"),
@@ -81,10 +72,6 @@ class Settings:
     topology: str = setting(
         "topology.kubernetes.io/zone", _TOPOLOGY, "Labels of nodes that name their rack, switch, zone and so on, the "
         "narrowest first, with commas: members of a gang go to as narrow a one as takes them.",
-    )  # fmt: skip
-    scheduler_name: str = setting(
-        "sharepod-scheduler", text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "give the name of a scheduler"),
-        "schedulerName of the pods whose devices are chosen here.",
     )  # fmt: skip
     resource: str = setting(
         "sharepod.io/gpu",
@@ -104,11 +91,6 @@ class Settings:
         """Return the labels of `topology`."""
         return tuple(filter(None, self.topology.split(",")))
 
-    @property
-    def keeps(self) -> bool:
-        """Tell whether this process decides about gates, or which share yields."""
-        return self.front == "gates" or self.yields == "on"
-
 
 _PROTECTION: Final = {
     "listen": ("tls_certificate", "tls_key", "client_ca"),
@@ -120,7 +102,7 @@ _PROTECTION: Final = {
 OPTIONS: Final = Options(
     Settings,
     program="sharepod-scheduler",
-    purpose="Place pods on devices by what they really do.",
+    purpose="Give pods with scheduling gates their devices, by what those really do.",
     prefix="SHAREPOD_SCHEDULER_",
     complete=protected(_PROTECTION),
 )

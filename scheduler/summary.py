@@ -1,4 +1,4 @@
-"""How the extender stands, in numbers: what its metrics show. Pure: everything is given."""
+"""How the scheduler stands, in numbers: what its metrics show. Pure: everything is given."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ def summarise(
     now_s: float,
     *,
     ready: bool,
-    written: int,
-    failed: int,
     streams: int,
     stream_ends: Mapping[str, int],
 ) -> Look:
@@ -36,19 +34,16 @@ def summarise(
         if pod.ask.shares:
             pods["bound" if pod.node else "waiting"] += 1
             pods["assumed"] += cluster.assumed(pod.uid) is not None and not pod.node
-    untold = cluster.untold()
     rows = [row for name in ages if (row := cluster.row(name)) is not None]
     yardstick = Policy("fgd", cluster.board, cluster.mix)
     return Look(
         ready=ready,
         nodes_by_state={"reporting": len(fresh), "silent": len(ages) - len(fresh)},
-        pods_by_state=pods | {"untold": len(untold), "homeless": sum(not devices for _, devices in untold)},
+        pods_by_state=pods | {"homeless": sum(len(row.homeless) for row in rows)},
         devices=sum(len(row.uuids) for row in rows),
         left=sum(cluster.board.free_milli.values()) / DEVICE_MILLI,
         wasted=cluster.board.fragmentation(yardstick.native) / DEVICE_MILLI,
         lag_s=max(fresh, default=0.0),
-        annotations_written=written,
-        annotations_failed=failed,
         streams=streams,
         stream_ends=stream_ends,
     )

@@ -143,7 +143,7 @@ class Timeline:
         name = f"{task.name}-{number}" if gang else task.name
         containers = ("main",) * len(task.ask.shares)
         pod = Pod(
-            uid, task.user, name, "", "", task.priority, f"{self._serial:012d}", ended=False, deleting=False,
+            uid, task.user, name, "", task.priority, f"{self._serial:012d}", ended=False, deleting=False,
             ask=task.ask, containers=containers, gang=gang, gated=True,
         )  # fmt: skip
         self._tasks[uid] = task.name

@@ -103,8 +103,6 @@ class Turn:
 
     decides: bool
     """False: another replica does, and knows the rest."""
-    gates: bool
-    """Its gate is ours to remove; else kube-scheduler has the queue."""
     waits: bool
     """It has no place yet; else it yields where it is."""
     job: str
@@ -126,9 +124,7 @@ class Turn:
     barred: tuple[Barred, ...]
 
 
-def turn_of(
-    cluster: Cluster, memory: Memory, queues: Queues, pod: Pod, now_s: float, *, decides: bool, gates: bool
-) -> Turn | None:
+def turn_of(cluster: Cluster, memory: Memory, queues: Queues, pod: Pod, now_s: float, *, decides: bool) -> Turn | None:
     """Return the turn of a pod; None: it neither waits for a place nor yields to others."""
     job, waits = memory.jobs.get(key_of(pod)), pod.gated and cluster.assumed(pod.uid) is None
     if job is None or not (waits or pod.yields):
@@ -148,7 +144,7 @@ def turn_of(
         waited_s = None if since_s is None else max(0.0, now_s - since_s)
     text, ways = _ways(cluster, memory, queues, job, now_s) if waits and decides else ("", ())
     return Turn(
-        decides, gates, waits, job.title, why, None if place is None else place + 1, len(line),
+        decides, waits, job.title, why, None if place is None else place + 1, len(line),
         None if place is None else 1 + sum(other.namespace == job.namespace for other in before),
         job.priority, waited_s,
         tuple(_before(other, own, queues, shares, now_s) for other in before[:LISTED]),

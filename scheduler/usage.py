@@ -105,11 +105,6 @@ class NodeFacts:
     name: str
     version: str
 
-    @property
-    def late(self) -> bool:
-        """Devices are picked when containers start: everywhere. The extender alone asks, and goes with this."""
-        return True
-
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:

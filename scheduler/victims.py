@@ -1,7 +1,6 @@
 """Which pods of a node have to go so that one of higher priority fits on its devices. Values in, values out.
 
-kube-scheduler proposes victims by sums and does not see on which device room comes to be. Here the devices are known:
-of its victims those stay that need not go, and where they do not help, others go.
+Sums over a node do not say on which device room comes to be: here the devices of each pod are known.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.native import Board, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from sharepod.scheduler.ask import NodeSpec, PodAsk
 
 One = TypeVar("One")
 EXACT: Final = 12
 """Of so many pods every set is looked at, the least first; of more, none goes that could stay beside the others."""
-LOOKS_MAX: Final = 2_000
-"""Sets that are looked at: some tens of milliseconds. Then the best that was found is good enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +44,11 @@ class Running:
     """A pod on the node."""
 
     uid: str
-    priority: int
-    started_s: float
-    """When it was bound or created: of equals the youngest goes."""
     ask: PodAsk
     devices: tuple[tuple[int, ...], ...]
     """Of each share, those that it has."""
     paused: bool = False
     """Its time of devices is others' already."""
-
-
-def least_victims(
-    rest: Rest, ask: PodAsk, priority: int, running: Sequence[Running], proposed: Collection[str] = ()
-) -> tuple[str, ...] | None:
-    """Return the pods that have to go, sorted: of those proposed if they suffice, else of all; None: nothing helps.
-
-    Only pods of lower priority go. Of all sets that make room that one goes in which the fewest pods have the highest
-    priority, then the fewest the next; then that which holds the least time of devices; then the younger pods. It is
-    empty where the pod fits as it is. Raises PlacementError for devices that the node has not.
-    """
-    for pod in running:
-        if not all(0 <= device < rest.spec.devices for devices in pod.devices for device in devices):
-            raise PlacementError(f"pod {pod.uid} is on {pod.devices}: {rest.spec.name} has {rest.spec.devices} devices")
-        if len(pod.devices) != len(pod.ask.shares):
-            raise PlacementError(f"pod {pod.uid} has {len(pod.ask.shares)} shares: say of each on which devices it is")
-    lower = [pod for pod in running if pod.priority < priority]
-    named = [pod for pod in lower if pod.uid in proposed]
-    room = Room(rest, ask)
-    for candidates in (named, lower):
-        if room.is_made_by(candidates):
-            found = least_set(room.is_made_by, candidates, _weights(candidates))
-            return tuple(sorted(pod.uid for pod in found))
-    return None
 
 
 class Room:
@@ -125,9 +95,12 @@ def least_set(
     suffices: Callable[[Sequence[One]], bool],
     candidates: Sequence[One],
     weights: Sequence[int],
-    looks_max: int = LOOKS_MAX,
+    looks_max: int,
 ) -> list[One]:
-    """Return the set of least weight that suffices; all candidates together do."""
+    """Return the set of least weight that suffices; all candidates together do.
+
+    After `looks_max` looks the best that was found is good enough.
+    """
     looks = 0
 
     def look(chosen: Sequence[One]) -> bool:
@@ -154,20 +127,3 @@ def least_set(
         if look(chosen):
             return chosen
     return spared
-
-
-def _weights(candidates: Sequence[Running]) -> list[int]:
-    """Return what it costs that each pod goes; the sum of a set's is less exactly if the set is less.
-
-    The digits of a number: how many of each priority go, the highest first, then their time of devices, then a bit for
-    each pod, the oldest first.
-    """
-    priorities = sorted({pod.priority for pod in candidates})
-    by_age = sorted(candidates, key=lambda pod: (-pod.started_s, pod.uid))
-    digit = 1 + len(candidates)
-    most_milli = 1 + sum(pod.ask.milli for pod in candidates)
-    ages = {pod.uid: 1 << place for place, pod in enumerate(by_age)}
-    return [
-        (digit ** priorities.index(pod.priority) * most_milli + pod.ask.milli) * (1 << len(candidates)) + ages[pod.uid]
-        for pod in candidates
-    ]

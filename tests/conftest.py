@@ -45,6 +45,24 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--realtime`, with which `make test` runs apart what measures real time."""
+    chosen = {"choices": ("also", "without", "only"), "default": "also"}
+    parser.addoption("--realtime", **chosen, help="whether tests that measure real time run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what `--realtime` does not want."""
+    wanted = config.getoption("realtime")
+    if wanted == "also":
+        return
+    parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        parts[(item.get_closest_marker("realtime") is not None) == (wanted == "only")].append(item)
+    items[:] = parts[True]
+    config.hook.pytest_deselected(items=parts[False])
+
+
 @pytest.fixture
 def make_simgpu() -> Iterator[MakeSimgpu]:
     """Make simulated GPUs: ``make_simgpu("2xH200,1xA10", SIMGPU_SLICE_US="1000")``."""

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from agent_process import free_port, metered, program, scrape, usage, wait_until
 
 from sharepod.proto import v1_pb2 as pb
@@ -38,7 +37,6 @@ def rounds(number: int) -> tuple[int, int, int, int]:
     return number * EACH_WAY, number * 2, number * EACH_WAY, number * 2
 
 
-@pytest.mark.realtime
 def test_host_copies_are_told_wherever_usage_is(make_agent: MakeAgent) -> None:
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address).start()
@@ -59,7 +57,6 @@ def test_host_copies_are_told_wherever_usage_is(make_agent: MakeAgent) -> None:
         assert shown["host_to_device_copies"] == shown["device_to_host_copies"] == 2
 
 
-@pytest.mark.realtime
 def test_host_copies_of_the_dead_and_the_living_go_on_under_the_next_agent(agent: RunningAgent) -> None:
     share = metered(agent.register(name="a"))
     with program(share, of=COPIES):

@@ -312,7 +312,6 @@ while time.monotonic() < end:
 """
 
 
-@pytest.mark.realtime
 def test_a_tenant_at_war_with_its_own_slots_harms_nobody_else(
     agent: RunningAgent, bad_program: Path, tmp_path: Path
 ) -> None:

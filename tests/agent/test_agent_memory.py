@@ -127,7 +127,6 @@ def test_external_memory_is_charged_for_each_import(share: CappedShare) -> None:
         assert share.holds() == 0
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("kind", ["linear", "physical", "array", "external"])
 def test_two_processes_of_eight_threads_share_the_last_bytes_and_never_pass_the_cap(
     share: CappedShare, kind: str

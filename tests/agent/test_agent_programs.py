@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 
 
+@pytest.mark.realtime
 def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) -> None:
     answer = agent.register(50, name="a")
     with program(metered(answer)) as process:

@@ -3,6 +3,9 @@
 `make bench` measures the bars themselves; what guards them here must hold on a noisy two-core machine.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
 
 from bench import costs, figures, memory, neighbours, pauses, shares, streams
@@ -11,27 +14,38 @@ from bench.scale import TEST
 
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
 
-RUNS = 3
 MS = 1_000_000
+Measured = TypeVar("Measured")
+
+
+def two_of_three(measure: Callable[[], Measured], fine: Callable[[Measured], bool]) -> None:
+    """Assert that the median of three runs is fine: two of them are. The third is made only where it decides."""
+    made = [measure(), measure()]
+    if sum(map(fine, made)) == 1:
+        made.append(measure())
+    assert sum(map(fine, made)) >= 2, made
 
 
 @pytest.mark.parametrize("case", [shares.CASES[0], shares.CASES[4]], ids=lambda case: case.what)
 def test_saturated_shares_get_what_they_asked_for(case: shares.Case) -> None:
-    runs = [shares.run(case, TEST.short_s) for _ in range(RUNS)]
-    errors = [figures.median(figures.share_errors(run.samples, case.targets, 1)) for run in runs]
-    bar = max(shares.error_bar_pp(1, run, case) for run in runs)
-    assert figures.median(errors) <= 2 * bar
+    def error_to_bar() -> float:
+        run = shares.run(case, TEST.short_s)
+        error = figures.median(figures.share_errors(run.samples, case.targets, 1))
+        return error / shares.error_bar_pp(1, run, case)
+
+    two_of_three(error_to_bar, lambda ratio: ratio <= 2)
 
 
 def test_saturated_shares_pay_for_what_they_got() -> None:
-    runs = [shares.run(shares.CASES[4], 11) for _ in range(RUNS)]
-    assert figures.median([shares.bill_error(run) for run in runs]) <= 2 * 0.5
+    two_of_three(lambda: shares.bill_error(shares.run(shares.CASES[4], 11)), lambda error: error <= 2 * 0.5)
 
 
 @pytest.mark.parametrize("case", [*streams.CASES[1:6], *streams.CASES[7:9]], ids=lambda case: case.what)
 def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(case: streams.Case) -> None:
-    errors = [abs(streams.bill_errors(case, TEST.short_s)["a"]) for _ in range(RUNS)]
-    assert figures.median(errors) <= 2 * streams.BAR_PERCENT  # by the sum of the spans: 17, 139, 0.1, 60
+    def error_percent() -> float:  # by the sum of the spans: 17, 139, 0.1, 60
+        return abs(streams.bill_errors(case, TEST.short_s)["a"])
+
+    two_of_three(error_percent, lambda error: error <= 2 * streams.BAR_PERCENT)
 
 
 def test_without_the_hook_the_same_shares_get_equal_parts() -> None:
@@ -43,26 +57,27 @@ def test_without_the_hook_the_same_shares_get_equal_parts() -> None:
 def test_two_saturating_shares_lose_little() -> None:
     loads = {"a": shares.saturating(50, "500us"), "b": shares.saturating(50, "500us")}
     case = shares.Case("two", loads, MS // 2)
-    used = [figures.utilisation(shares.run(case, TEST.short_s).samples) for _ in range(RUNS)]
-    assert figures.median(used) >= 1 - 2 * 0.01
+    two_of_three(lambda: figures.utilisation(shares.run(case, TEST.short_s).samples), lambda used: used >= 1 - 2 * 0.01)
 
 
 def test_nobody_stalls_when_an_equal_joins_and_leaves() -> None:
     loads = {"a": shares.saturating(50, "500us"), "late": shares.saturating(50, "500us")}
-    runs = [pauses.joined(loads, "late", TEST.alone_s, hook=True) for _ in range(RUNS)]
-    bar = max(100 * MS, 2 * max(quantum for _, _, quantum in runs) + MS // 2)
-    assert figures.median([pause for pause, _, _ in runs]) <= 2 * bar
+
+    def pause_to_bar() -> float:
+        pause_ns, _, quantum_ns = pauses.joined(loads, "late", TEST.alone_s, hook=True)
+        return pause_ns / max(100 * MS, 2 * quantum_ns + MS // 2)
+
+    two_of_three(pause_to_bar, lambda ratio: ratio <= 2)
 
 
 def test_a_limit_holds_on_an_idle_device_and_is_smooth() -> None:
-    errors, longest = [], []
-    for _ in range(RUNS):
+    def error_and_longest_pause_ns() -> tuple[float, float]:
         with Node(log_kernels=pauses.LOG_KERNELS) as node:
             samples = node.run({"a": Load(Terms(30, 30), "saturate", {"unit": "500us", "depth": 4})}, TEST.short_s)
-            errors.append(figures.median(figures.limit_errors(samples, "a", 0.3)))
-            longest.append(figures.longest_pause_ns(node.kernels(), "a", samples[0].now_ns, samples[-1].now_ns))
-    assert figures.median(errors) <= 2
-    assert figures.median(longest) <= 200 * MS
+            longest_ns = figures.longest_pause_ns(node.kernels(), "a", samples[0].now_ns, samples[-1].now_ns)
+            return figures.median(figures.limit_errors(samples, "a", 0.3)), longest_ns
+
+    two_of_three(error_and_longest_pause_ns, lambda made: made[0] <= 2 and made[1] <= 200 * MS)
 
 
 def test_a_launch_through_the_open_gate_costs_nanoseconds() -> None:
@@ -72,9 +87,10 @@ def test_a_launch_through_the_open_gate_costs_nanoseconds() -> None:
 
 def test_a_latency_share_beside_batch_stays_near_its_solo_latency() -> None:
     solo = neighbours.serve(TEST.requests, beside={}, hook=False)
-    shared = [neighbours.serve(TEST.requests, beside={"batch": neighbours.BATCH}, hook=True) for _ in range(RUNS)]
-    assert figures.median([service.p99_ns for service in shared]) <= 3 * solo.p99_ns
-    assert figures.median([service.kept for service in shared]) >= 0.8
+    two_of_three(
+        lambda: neighbours.serve(TEST.requests, beside={"batch": neighbours.BATCH}, hook=True),
+        lambda shared: shared.p99_ns <= 3 * solo.p99_ns and shared.kept >= 0.8,
+    )
 
 
 def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
@@ -88,5 +104,6 @@ def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
 
 
 def test_a_trainer_keeps_nearly_all_beside_shares_that_mostly_idle() -> None:
-    kept = [float(line.result) for _ in range(RUNS) for line in neighbours.trainer(TEST)]
-    assert figures.median(kept) >= 0.8
+    two_of_three(
+        lambda: [float(line.result) for line in neighbours.trainer(TEST)], lambda kept: figures.median(kept) >= 0.8
+    )

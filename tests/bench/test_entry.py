@@ -60,6 +60,7 @@ def ended(pid: int) -> bool:
     return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
 
 
+@pytest.mark.realtime  # alone: any bench that starts beside it would take its files away
 def test_a_bench_that_is_killed_leaves_no_agent_behind_and_its_files_to_the_next_one(repo_root: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED], cwd=repo_root, stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None

@@ -43,7 +43,6 @@ def test_every_row_is_measured_and_written_on_the_simulated_gpu(repo_root: Path,
     assert float(measured["SIMGPU_LAUNCH_COST_NS"]) == pytest.approx(2500, rel=0.5)
 
 
-@pytest.mark.realtime
 def test_a_row_that_cannot_be_measured_in_time_is_reported_and_the_files_are_there(
     repo_root: Path, tmp_path: Path
 ) -> None:

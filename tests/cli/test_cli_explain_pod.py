@@ -1,4 +1,4 @@
-"""`sharepod explain pod/NAME`, with an extender that answers from memory."""
+"""`sharepod explain pod/NAME`, with a scheduler that answers from memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ def left(node: str) -> dict[str, Any]:
 
 
 def explanation() -> dict[str, Any]:
-    fit = {"behind": 0, "behind_milli": 0, "behind_use": 0, "devices": [[0], [1, 2]], "proposed": True}
+    fit = {"behind": 0, "behind_milli": 0, "behind_use": 0, "devices": [[0], [1, 2]]}
     return {
         "pod": "team/train-0", "uid": "u", "state": "waiting", "node": "", "policy": "worth", "known_by": "",
         "text": "its shares fit on 2 of 3 nodes", "held": [], "there": [], "left": None, "incomplete": "",
-        "answer": {"ago_s": 3, "proposed": 2, "fitting": 2, "refused": [], "chosen": "n1"},
         "fitting": [
             {"left": left("n1"), **fit},
-            {"left": left("n2"), **fit, "behind": 12, "behind_milli": 240, "behind_use": -1, "proposed": False},
+            {"left": left("n2"), **fit, "behind": 12, "behind_milli": 240, "behind_use": -1},
         ],
         "fitting_nodes": 2,
         "refused": [{"reason": "no device with 60 percent left", "nodes": 1, "examples": [left("n3")]}],
@@ -45,7 +44,7 @@ def explanation() -> dict[str, Any]:
 
 
 @dataclass
-class Extender:
+class Scheduler:
     """Answers each request with `status` and `body`; remembers the paths."""
 
     port: int = 0
@@ -59,8 +58,8 @@ class Extender:
 
 
 @pytest.fixture
-def extender() -> Iterator[Extender]:
-    told = Extender()
+def scheduler() -> Iterator[Scheduler]:
+    told = Scheduler()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -81,39 +80,37 @@ def extender() -> Iterator[Extender]:
         thread.join()
 
 
-def test_a_pod_is_asked_for_by_namespace_and_name(sharepod: Sharepod, extender: Extender) -> None:
-    answer = sharepod("explain", "pod/train-0", "-n", "team", "--scheduler", extender.url + "/")
+def test_a_pod_is_asked_for_by_namespace_and_name(sharepod: Sharepod, scheduler: Scheduler) -> None:
+    answer = sharepod("explain", "pod/train-0", "-n", "team", "--scheduler", scheduler.url + "/")
     assert (answer.code, answer.err) == (0, "")
-    assert extender.asked == ["/explain/team/train-0"]
+    assert scheduler.asked == ["/explain/team/train-0"]
     lines = answer.out.splitlines()
     assert lines[0] == "team/train-0: its shares fit on 2 of 3 nodes"
-    assert lines[1] == "Asked 3 s ago about 2 nodes: 2 fitted; n1 was chosen."
     assert "   1  n1: device 0; 1, 2, the best" in lines
     costs = "costs 240 milli of a device more (+260 for the room it takes, -20 for what runs, is promised or not linked"
     assert f"   2  n2: device 0; 1, 2, {costs}" in answer.out
-    assert "kube-scheduler did not ask about it" in answer.out
     assert "1.5 processors and 2 GiB of memory" in " ".join(answer.out.split())
 
 
-def test_it_is_read_at_eighty_columns(sharepod: Sharepod, extender: Extender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_read_at_80_columns(sharepod: Sharepod, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "PIPE_WIDTH", 80)
     console.console.cache_clear()
     try:
-        answer = sharepod("explain", "pod/train-0", "--scheduler", extender.url)
+        answer = sharepod("explain", "pod/train-0", "--scheduler", scheduler.url)
     finally:
         console.console.cache_clear()
     assert max(map(len, answer.out.splitlines())) <= 80
     assert "7 40 % and 32 GiB (37 % used, 30 % latency)" in " ".join(answer.out.split()), "nothing is cut off"
 
 
-def test_machines_get_all_of_it(sharepod: Sharepod, extender: Extender) -> None:
-    answer = sharepod("explain", "pod/train-0", "-o", "json", "--scheduler", extender.url)
+def test_machines_get_all_of_it(sharepod: Sharepod, scheduler: Scheduler) -> None:
+    answer = sharepod("explain", "pod/train-0", "-o", "json", "--scheduler", scheduler.url)
     assert json.loads(answer.out) == explanation()
 
 
-def test_what_the_extender_refuses_is_its_one_line(sharepod: Sharepod, extender: Extender) -> None:
-    extender.status, extender.body = 404, b"pod default/trein is not known: did you mean train?\n"
-    answer = sharepod("explain", "pod/trein", "--scheduler", extender.url)
+def test_what_the_scheduler_refuses_is_its_one_line(sharepod: Sharepod, scheduler: Scheduler) -> None:
+    scheduler.status, scheduler.body = 404, b"pod default/trein is not known: did you mean train?\n"
+    answer = sharepod("explain", "pod/trein", "--scheduler", scheduler.url)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "error: pod default/trein is not known: did you mean train?\n"
 
@@ -125,23 +122,22 @@ def test_what_the_extender_refuses_is_its_one_line(sharepod: Sharepod, extender:
         (404, b"404: Not Found"), (404, b""), (500, b"500 Internal Server Error"), (403, b"Forbidden"),
     ],
 )  # fmt: skip
-def test_what_is_no_extender_is_told_as_such(sharepod: Sharepod, extender: Extender, status: int, body: bytes) -> None:
-    extender.status, extender.body = status, body
-    answer = sharepod("explain", "pod/a", "--scheduler", extender.url)
+def test_what_is_none_is_told_as_such(sharepod: Sharepod, scheduler: Scheduler, status: int, body: bytes) -> None:
+    scheduler.status, scheduler.body = status, body
+    answer = sharepod("explain", "pod/a", "--scheduler", scheduler.url)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == (
-        f"error: what answers at {extender.url} is no extender of this version: give its address with --scheduler\n"
+        f"error: what answers at {scheduler.url} is no SharePod scheduler of this version: "
+        "give its address with --scheduler\n"
     )
 
 
-def test_where_nobody_listens_the_command_that_works_is_named(sharepod: Sharepod, extender: Extender) -> None:
+def test_where_nobody_listens_the_command_that_works_is_named(sharepod: Sharepod, scheduler: Scheduler) -> None:
     answer = sharepod("explain", "pod/train-0", "-n", "team", "--scheduler", "http://127.0.0.1:1")
     assert answer.code == 1
     [line] = answer.err.splitlines()
     assert line.startswith("error: no scheduler answers at http://127.0.0.1:1 (")
-    assert line.endswith(
-        "kubectl -n sharepod exec deploy/sharepod-scheduler -c extender -- sharepod explain pod/train-0 -n team"
-    )
+    assert line.endswith("kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod explain pod/train-0 -n team")
 
 
 @pytest.mark.parametrize(

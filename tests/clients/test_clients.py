@@ -78,6 +78,7 @@ def test_every_kind_of_device_memory_is_there_for_cuda_bindings(place: Place) ->
     assert seen["leaked"] == 0
 
 
+@pytest.mark.realtime
 def test_cuda_bindings_runs_unmodified(place: Place) -> None:
     seen = run("bindings_client.py", place.env)
     assert seen["devices"] == 3
@@ -91,6 +92,7 @@ def test_cuda_bindings_runs_unmodified(place: Place) -> None:
     check_account(place, 10_000_000)
 
 
+@pytest.mark.realtime
 def test_numba_cuda_runs_unmodified(place: Place) -> None:
     seen = run("numba_client.py", place.env)
     assert seen["devices"] == 3

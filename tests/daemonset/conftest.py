@@ -17,8 +17,8 @@ ADDITIONS = {
     for name in (
         "policy",
         "monitoring",
-        "scheduler",
-        "scheduler/cert-manager",
+        "gates",
+        "gates/cert-manager",
         "compatibility",
         "compatibility/cert-manager",
         "kueue",

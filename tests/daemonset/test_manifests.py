@@ -73,7 +73,7 @@ def normal(objects: list[Object]) -> list[Any]:
     def sort(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
             name = value.get("name", "")
-            hashed = re.fullmatch("(sharepod-(?:agent|scheduler-settings))-[a-z0-9]{10}", str(name))
+            hashed = re.fullmatch("(sharepod-agent)-[a-z0-9]{10}", str(name))
             plain = {"name": hashed[1]} if hashed else {}
             return {inner: sort(item, inner) for inner, item in {**value, **plain}.items()}
         if isinstance(value, list):
@@ -126,7 +126,7 @@ def test_the_agent_has_a_token_that_the_scheduler_takes_and_no_api_server(pod: O
 
 
 def test_the_settings_of_the_feed_are_ones_that_the_agent_takes(pod: Object) -> None:
-    found_maps = [item for item in render(ADDITIONS["scheduler"]) if item["kind"] == "ConfigMap"]
+    found_maps = [item for item in render(ADDITIONS["gates"]) if item["kind"] == "ConfigMap"]
     [settings] = [item for item in found_maps if item["metadata"]["name"].endswith("-feed")]
     agent = named(pod, "agent")
     assert {"name": settings["metadata"]["name"], "optional": True} in [

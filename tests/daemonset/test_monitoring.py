@@ -150,7 +150,7 @@ def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
 @pytest.mark.parametrize(
     ("name", "container", "folder", "options"),
     [
-        ("scheduler", "extender", "gates", SCHEDULER_OPTIONS),
+        ("scheduler", "scheduler", "gates", SCHEDULER_OPTIONS),
         ("webhook", "webhook", "compatibility", WEBHOOK_OPTIONS),
     ],
 )

@@ -154,6 +154,37 @@ def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(t
     run_virtually(test())
 
 
+@pytest.mark.parametrize("order", ["calm", "forced", "early"])
+@pytest.mark.parametrize("gap_s", [0.0, 4.0])
+def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container(
+    directory: Path, order: str, gap_s: float
+) -> None:
+    """The next pod's device is picked among what shares hold: one that nobody has any more is packed round."""
+
+    async def at_once() -> None:
+        """Nothing."""
+
+    async def test() -> None:
+        node = ModelNode(directory, 1)
+        await node.start_plugin()
+        node.create(3, 0)
+        await asyncio.sleep(200)
+        for side in (node.api, node.agent, node.listing, node.processes):
+            side._lag = at_once  # type: ignore[attr-defined]
+        await asyncio.sleep(20)
+        (pod,) = node.pods
+        node.random.choice = lambda _: gap_s  # type: ignore[method-assign, assignment]
+        node.delete(0, order)
+        assert pod.task is not None
+        await pod.task
+        assert node.agent.held
+        await asyncio.sleep(1.5)
+        assert not node.agent.held
+        await node.end()
+
+    run_virtually(test())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_owner_is_told(
     directory: Path, seed: int

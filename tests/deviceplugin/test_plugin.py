@@ -91,6 +91,26 @@ async def test_annotations_of_a_running_pod_are_followed_and_its_end_releases_th
         assert await node.shares() == {}
 
 
+@pytest.mark.parametrize("end", ["deleted", "succeeded"])
+async def test_pods_that_start_a_moment_after_another_has_ended_are_packed_without_it(end: str) -> None:
+    """Of two empty devices 70 and 30 fill one. Beside a share of 30 that nobody has any more, they lie on both."""
+    async with plugin_node() as node:
+        before = await node.admit("before", {"main": 30})
+        await node.kubelet.start(before, "main")
+        if end == "deleted":
+            node.kubelet.delete(before)
+            node.api.delete("before")
+        else:
+            node.kubelet.finish(before)
+            node.show(before, {}, phase="Succeeded")
+        await asyncio.sleep(1.5)
+        for name, size in (("seventy", 70), ("thirty", 30)):
+            await node.kubelet.start(await node.admit(name, {"main": size}), "main")
+        shares = await node.shares()
+        assert list(shares) == ["seventy/main", "thirty/main"]
+        assert len({share.devices[0].device_uuid for share in shares.values()}) == 1
+
+
 async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
     async with plugin_node() as node:
         wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limits": "50"})

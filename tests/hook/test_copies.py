@@ -83,7 +83,6 @@ def test_every_copy_inside_a_device_is_billed(make_simgpu: MakeSimgpu, tmp_path:
     assert account.used_ns >= busy_ns * 0.995 > 0
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize(("target", "source"), [("host", "device"), ("device", "host"), ("host", "host")])
 def test_no_copy_of_host_memory_is_gated(make_simgpu: MakeSimgpu, tmp_path: Path, target: str, source: str) -> None:
     account = run_metered(make_simgpu(), tmp_path, copy_by(CALLS, target, source)).usage[0]

@@ -47,7 +47,6 @@ def copied(way: str, count: int, size: int = BYTES) -> Copies:
     return Copies(**{f"{way}_bytes": count * size, f"{way}_count": count})
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("way", WAYS)
 def test_every_host_copy_is_counted_to_the_byte_in_its_direction(
     make_simgpu: MakeSimgpu, tmp_path: Path, way: str
@@ -61,7 +60,6 @@ def test_every_host_copy_is_counted_to_the_byte_in_its_direction(
     assert (account.launches, account.turns, account.used_ns, account.faults) == (0, 0, 0, 0)
 
 
-@pytest.mark.realtime
 def test_what_is_copied_is_what_arrives_and_all_of_it_is_counted(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     body = f"""{PROGRAM}
 import os
@@ -79,7 +77,6 @@ for tail, more in (("_v2", ()), ("Async_v2", (c_void_p(),))):
     assert account.copies == copied("to_device", 2) + copied("to_host", 2)
 
 
-@pytest.mark.realtime
 def test_what_is_no_host_copy_is_not_counted_as_one(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     inside = [f"ok({call}('other', 'device'))" for call in CALLS]
     outside = [f"ok({call}('host', 'host'))" for call in CALLS]
@@ -90,7 +87,6 @@ def test_what_is_no_host_copy_is_not_counted_as_one(make_simgpu: MakeSimgpu, tmp
     assert run_metered(make_simgpu(), tmp_path, body).usage[0].copies == NO_COPIES
 
 
-@pytest.mark.realtime
 def test_a_copy_into_a_capturing_stream_is_not_made_and_not_counted(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     body = f"""{PROGRAM}{NAMED}
 stream, graph = new_stream(), c_void_p()
@@ -103,7 +99,6 @@ ok(cuda.cuStreamEndCapture(stream, byref(graph)))
     assert run_metered(make_simgpu(), tmp_path, body).usage[0].copies == copied("to_device", 1)
 
 
-@pytest.mark.realtime
 def test_copies_are_of_the_device_that_is_current(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     body = """
 first, second = c_void_p(), c_void_p()
@@ -122,7 +117,6 @@ for context, address, count in ((second, other, 2), (first, mine, 3), (second, o
     assert [account.copies for account in usage] == [copied("to_device", 3, 4096), copied("to_device", 6, 4096)]
 
 
-@pytest.mark.realtime
 def test_threads_that_copy_at_once_lose_no_count(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     body = """
 import threading
@@ -224,7 +218,6 @@ def asynchronous(line: str) -> str:
     return line.replace("_v2(", "Async_v2(").replace("c_size_t(1 << 26))", "c_size_t(1 << 26), None)")
 
 
-@pytest.mark.realtime
 def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
     arbiter: NativeArbiter, begin: Callable[[], Running]
 ) -> None:
@@ -242,7 +235,6 @@ def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
     program.done()
 
 
-@pytest.mark.realtime
 def test_what_dead_processes_copied_stays(begin: Callable[[], Running]) -> None:
     for number in (1, 2):
         program = begin()
@@ -254,7 +246,6 @@ def test_what_dead_processes_copied_stays(begin: Callable[[], Running]) -> None:
     assert usage.faults == 0
 
 
-@pytest.mark.realtime
 def test_a_count_that_falls_or_cannot_be_true_is_not_believed(begin: Callable[[], Running], tmp_path: Path) -> None:
     program = begin()
     program.do(TO_DEVICE)

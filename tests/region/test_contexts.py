@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from simulated_gpu import MakeSimgpu
 
 from sharepod.agent.native import NativeArbiter
@@ -27,7 +26,6 @@ print("done")
 """
 
 
-@pytest.mark.realtime
 def test_no_marker_outlives_its_stream_or_its_context(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     arbiter = NativeArbiter()
     device = arbiter.add_device("GPU-53474750-0000-0000-8000-000000000000")

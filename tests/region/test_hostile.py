@@ -96,7 +96,6 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Native
         assert turn.charged_ns <= turn.drained_ns - turn.granted_ns
 
 
-@pytest.mark.realtime
 def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: NativeArbiter, tmp_path: Path) -> None:
     device = arbiter.add_device(UUID)
     share = add_share(arbiter, tmp_path / "liar", device)
@@ -134,6 +133,7 @@ while True:
 """
 
 
+@pytest.mark.realtime
 def test_a_flood_of_rings_holds_nobody_up(arbiter: NativeArbiter, tmp_path: Path) -> None:
     device = arbiter.add_device(UUID)
     add_share(arbiter, tmp_path / "liar", device)

@@ -11,8 +11,7 @@ Taking out any one of the barriers breaks that: the model can tell.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -132,8 +131,7 @@ def agent(close_fence: bool) -> list[Step]:
     ]
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Everything at one instant; values only, so that states compare."""
 
     memory: tuple[Any, ...]
@@ -158,15 +156,11 @@ class Model:
     def next(self, state: State) -> Iterator[State]:
         """Yield every state that is one step away. Raises Broken."""
         if state.work:
-            yield self._with(state, work=False)  # the device finishes
+            yield state._replace(work=False)  # the device finishes
         for thread in range(len(self._programs)):
             yield from self._drains(state, thread)
             if state.at[thread] < len(self._programs[thread]):
                 yield from self._step(state, thread)
-
-    @staticmethod
-    def _with(state: State, **changes: Any) -> State:
-        return State(**{**{name: getattr(state, name) for name in State.__dataclass_fields__}, **changes})
 
     def _drains(self, state: State, thread: int) -> Iterator[State]:
         buffer = state.buffers[thread]
@@ -179,7 +173,7 @@ class Model:
         word, value, _ = state.buffers[thread][place]
         memory = tuple(value if name == word else old for name, old in zip(WORDS, state.memory, strict=True))
         buffer = state.buffers[thread][:place] + state.buffers[thread][place + 1 :]
-        return self._with(state, memory=memory, buffers=self._put(state.buffers, thread, buffer))
+        return state._replace(memory=memory, buffers=self._put(state.buffers, thread, buffer))
 
     def _flush(self, state: State, thread: int) -> State:
         while state.buffers[thread]:
@@ -192,7 +186,7 @@ class Model:
 
     def _step(self, state: State, thread: int) -> Iterator[State]:
         step = self._programs[thread][state.at[thread]]
-        on = self._with(state, at=self._put(state.at, thread, state.at[thread] + 1))
+        on = state._replace(at=self._put(state.at, thread, state.at[thread] + 1))
         yield from getattr(self, f"_{step[0]}")(on, thread, *step[1:])
 
     def _at(self, state: State, thread: int, label: str) -> Iterator[State]:
@@ -203,7 +197,7 @@ class Model:
 
     def _store(self, state: State, thread: int, word: str, value: Any, *, release: bool = False) -> Iterator[State]:
         entry = (word, value(dict(state.registers[thread])), release)
-        yield self._with(state, buffers=self._put(state.buffers, thread, (*state.buffers[thread], entry)))
+        yield state._replace(buffers=self._put(state.buffers, thread, (*state.buffers[thread], entry)))
 
     def _release(self, state: State, thread: int, word: str, value: Any) -> Iterator[State]:
         yield from self._store(state, thread, word, value, release=True)
@@ -222,7 +216,7 @@ class Model:
         yield self._to(state, thread, label)
 
     def _to(self, state: State, thread: int, label: str) -> State:
-        return self._with(state, at=self._put(state.at, thread, self._labels[thread][label]))
+        return state._replace(at=self._put(state.at, thread, self._labels[thread][label]))
 
     def _fence(self, state: State, thread: int) -> Iterator[State]:
         yield self._flush(state, thread)
@@ -236,7 +230,7 @@ class Model:
         unlocking = any(word == "owner" for word, _, _ in state.buffers[thread])
         owner = WORDS.index("owner")
         if not unlocking and state.memory[owner] is None:
-            yield self._with(state, memory=self._put(state.memory, owner, thread))
+            yield state._replace(memory=self._put(state.memory, owner, thread))
 
     def _unlock(self, state: State, thread: int) -> Iterator[State]:
         yield from self._store(state, thread, "owner", lambda r: None, release=True)
@@ -248,15 +242,15 @@ class Model:
     def _launch(self, state: State, thread: int) -> Iterator[State]:
         if state.drained:
             raise Broken(f"thread {thread} launches after the drain")
-        yield self._with(state, work=True)
+        yield state._replace(work=True)
 
     def _drained(self, state: State, thread: int) -> Iterator[State]:
         if state.work:
             raise Broken(f"thread {thread} takes the turn for drained while work runs")
-        yield self._with(state, drained=True)
+        yield state._replace(drained=True)
 
     def _registers(self, state: State, thread: int, registers: Registers) -> State:
-        return self._with(state, registers=self._put(state.registers, thread, tuple(sorted(registers.items()))))
+        return state._replace(registers=self._put(state.registers, thread, tuple(sorted(registers.items()))))
 
 
 STARTS = {"entered": (T, (T, 0)), "granted": (0, (0, 0)), "parked": (0, (T, T))}

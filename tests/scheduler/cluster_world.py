@@ -1,4 +1,4 @@
-"""A cluster for the scheduler's view to be right about: API server, kube-scheduler, agents and plugins as values."""
+"""A cluster for the scheduler's view to be right about: API server, gate controller, agents and plugins as values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sharepod.agent.share import ShareClass
 from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.extender import Extender
 from sharepod.scheduler.node import read_node
-from sharepod.scheduler.pod import Pod, device_annotations, read_pod
+from sharepod.scheduler.placing import Placer
+from sharepod.scheduler.pod import NODE, Pod, device_annotations, read_pod
 from sharepod.scheduler.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
 
 if TYPE_CHECKING:
+    from sharepod.scheduler.cluster import Assumed
     from sharepod.scheduler.row import Row
 
 DEVICE_BYTES = 80 * 2**30
-OURS = "sharepod-scheduler"
 Body = dict[str, Any]
 
 
@@ -34,7 +34,7 @@ def pod_body(name: str, units: int, annotations: dict[str, str] | None = None, c
             "name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": dict(annotations or {}),
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
-        "spec": {"schedulerName": OURS, "containers": [{"name": "main", "resources": resources}]},
+        "spec": {"containers": [{"name": "main", "resources": resources}]},
         "status": {"phase": "Pending"},
     }  # fmt: skip
 
@@ -122,7 +122,7 @@ class World:
         self.pods: dict[str, Body] = {}
         self.now_s = 1000.0
 
-    def replica(self, order: random.Random | None = None) -> Extender:
+    def replica(self, order: random.Random | None = None) -> Cluster:
         """Return a replica that has heard of everything, in some order."""
         cluster = Cluster()
         facts: list[Any] = [("node", name) for name in self.nodes]
@@ -131,7 +131,7 @@ class World:
         for kind, name in facts:
             self.tell(cluster, kind, name)
         cluster.settle(self.now_s)
-        return Extender(cluster)
+        return cluster
 
     def tell(self, cluster: Cluster, kind: str, name: str) -> None:
         """Tell a replica how one thing is now."""
@@ -157,43 +157,26 @@ class World:
         self.pods[uid] = copy.deepcopy(body)
         return uid
 
-    def units_on(self, node: str) -> int:
-        """Return the units of the pods that are bound to a node, as kube-scheduler counts them."""
-        return sum(
-            int(body["spec"]["containers"][0]["resources"]["limits"]["sharepod.io/gpu"])
-            for body in self.pods.values()
-            if body["spec"].get("nodeName") == node and body["status"]["phase"] in ("Pending", "Running")
-        )
+    def place(self, cluster: Cluster, uid: str) -> Assumed | None:
+        """Find a pod its place as a round of the gate controller does; None: no node takes it."""
+        places = Placer(cluster, self.now_s).place([self.pod(uid)])
+        return places[0] if places else None
 
-    def schedule(self, extender: Extender, uid: str) -> str:
-        """Schedule a pod as kube-scheduler does, and bind it. Returns its node, empty when none takes it."""
-        pod = self.pod(uid)
-        units = pod.ask.shares[0].milli // 10 * pod.ask.shares[0].devices
-        names = [
-            name for name, agent in self.agents.items()
-            if name in self.nodes and self.units_on(name) + units <= 100 * agent.devices
-        ]  # fmt: skip
-        if not names:
-            return ""
-        fitting = extender.filter(pod, names, self.now_s).fitting
-        if len(fitting) > 1:
-            scores = extender.prioritise(pod, fitting, self.now_s).scores
-            fitting = [fitting[scores.index(max(scores))]]
-        if not fitting:
-            return ""
-        self.pods[uid]["spec"]["nodeName"] = fitting[0]
-        return fitting[0]
-
-    def annotate(self, pod: Pod, devices: tuple[tuple[str, ...], ...]) -> bool:
+    def release(self, assumed: Assumed) -> bool:
         """Write what was chosen, as the API server takes it. Returns whether there is such a pod."""
-        body = self.pods.get(pod.uid)
+        body = self.pods.get(assumed.pod.uid)
         if body is None:
             return False
-        for key, text in device_annotations(pod, devices).items():
-            body["metadata"]["annotations"].pop(key, None)
+        annotations = body["metadata"]["annotations"]
+        for key, text in {**device_annotations(assumed.pod, assumed.devices), NODE: assumed.node}.items():
+            annotations.pop(key, None)
             if text is not None:
-                body["metadata"]["annotations"][key] = text
+                annotations[key] = text
         return True
+
+    def bind(self, uid: str) -> None:
+        """Bind a released pod as kube-scheduler does: its node selector leaves one node."""
+        self.pods[uid]["spec"]["nodeName"] = self.pods[uid]["metadata"]["annotations"][NODE]
 
     def start(self, uid: str) -> bool:
         """Start a bound pod as its device plugin does. Returns False when its agent has no room for it."""

@@ -33,19 +33,17 @@ RULES = "sharepod/sharepod-gates-queues"
 class Replica:
     """One controller; its agents' reports are put straight into its view."""
 
-    def __init__(
-        self, server: ApiServer, directory: Path, name: str, *, gates: bool, lease: str, unix: Callable[[], float]
-    ) -> None:
+    def __init__(self, server: ApiServer, directory: Path, name: str, *, lease: str, unix: Callable[[], float]) -> None:
         self._access = server.cluster(directory)
         self.api = Api(self._access)
         self.events = EventWriter(self.api, self._access.server, name, 0.01, "sharepod-scheduler")
         self.cluster = Cluster()
         self.informer = Informer(
             self.api, self._access.server, self.cluster, UsageBook(), resource="sharepod.io/gpu",
-            pace=Pace(0.01, 0.1, 20), waits_for="" if gates else "sharepod-scheduler", domains=("rack",),
+            pace=Pace(0.01, 0.1, 20), domains=("rack",),
         )  # fmt: skip
         self.lease = Lease(self.api, self._access.server, namespace="sharepod", name=lease, holder=name)
-        self.writer = OrderWriter(self.api, self._access.server, self.cluster, self.events, gates=gates)
+        self.writer = OrderWriter(self.api, self._access.server, self.cluster, self.events)
         self.keeper = Gatekeeper(
             self.cluster, self.writer, self.lease, lambda: "" if self.informer.listed else "it starts", unix=unix
         )
@@ -100,10 +98,10 @@ class World:
 
     @contextlib.asynccontextmanager
     async def replica(
-        self, name: str = "one", *, gates: bool = True, lease: str = "leader", unix: Callable[[], float] = time.time
+        self, name: str = "one", *, lease: str = "leader", unix: Callable[[], float] = time.time
     ) -> AsyncIterator[Replica]:
         directory = self.directory / "account"
-        async with Replica(self.server, directory, name, gates=gates, lease=lease, unix=unix) as replica:
+        async with Replica(self.server, directory, name, lease=lease, unix=unix) as replica:
             replica.report(self.agents)
             self.replicas.append(replica)
             yield replica

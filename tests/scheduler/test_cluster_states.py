@@ -10,11 +10,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharepod.scheduler.cluster import ASSUMED_S, Assumed
+from sharepod.scheduler.cluster import ASSUMED_S
+from sharepod.scheduler.decision import judge
+from sharepod.scheduler.native import Verdict
+from sharepod.scheduler.pod import NODE
 from sharepod.scheduler.policy import Policy
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.extender import Extender
+    from collections.abc import Iterator
+
+    from sharepod.scheduler.cluster import Assumed, Cluster
+    from sharepod.scheduler.decision import Judgement
 
 SIZES = {"n1": 2, "n2": 1, "n3": 4}
 UNITS = st.sampled_from([10, 25, 40, 50, 60, 75, 100, 200])
@@ -29,17 +35,16 @@ class Events(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.world = World(SIZES)
-        self.extender: Extender = self.world.replica()
+        self.cluster: Cluster = self.world.replica()
         self.untold: set[tuple[str, str]] = set()
         """What has happened and the replica has not heard of."""
         self.writes: dict[str, Assumed] = {}
-        self.extender.chosen = self.chose
         self.number = 0
-        self.careless = False
-        """Somebody was away: a replica, a write. Agents may then have to refuse, until all is known again."""
 
-    def chose(self, assumed: Assumed) -> None:
-        self.writes[assumed.pod.uid] = assumed
+    def place(self, uid: str) -> None:
+        assumed = self.world.place(self.cluster, uid)
+        if assumed is not None:
+            self.writes[uid] = assumed
 
     @rule(units=UNITS, annotations=ANNOTATIONS)
     def create(self, units: int, annotations: dict[str, str]) -> None:
@@ -48,60 +53,68 @@ class Events(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(UNITS, min_size=1, max_size=5), annotations=ANNOTATIONS)
     def burst(self, sizes: list[int], annotations: dict[str, str]) -> None:
-        """Several pods come at once, and are scheduled one after the other."""
+        """Several pods come at once, and are placed one after the other."""
         for units in sizes:
             self.create(units, annotations)
-            uid = f"uid-p{self.number:03}"
-            if self.world.schedule(self.extender, uid):
-                self.untold.add(("pod", uid))
+            self.place(f"uid-p{self.number:03}")
 
     @rule(pick=PICK)
     def run_all(self, pick: int) -> None:
-        """What was chosen is written, and whatever is bound starts."""
+        """What was chosen is written, and whatever is released is bound and starts."""
         while self.writes:
             self.write(pick, lost=False)
-        for uid in sorted(self.world.pods):
-            if self.world.pods[uid]["spec"].get("nodeName") and self.world.pod(uid).chosen:
-                self.start_one(uid)
+        for uid in sorted(self.released()):
+            self.world.bind(uid)
+            self.start_one(uid)
+
+    def released(self) -> set[str]:
+        return {uid for uid, body in self.world.pods.items() if NODE in body["metadata"]["annotations"]}
 
     def some(self, pick: int, kind: str) -> str:
-        """Return one of the pods that wait to be bound, to be started, or that are there; empty: there is none."""
+        """Return a pod that waits for its place, to be bound or to be started, or any; empty: there is none."""
+        released = self.released()
         bound = {uid for uid, body in self.world.pods.items() if body["spec"].get("nodeName")}
         running = {uid for agent in self.world.agents.values() for uid in agent.shares}
-        found = {"unbound": set(self.world.pods) - bound, "bound": bound - running, "any": set(self.world.pods)}[kind]
+        pods = set(self.world.pods)
+        found = {
+            "waiting": pods - released - set(self.writes), "released": released - bound, "bound": bound - running,
+            "any": pods,
+        }[kind]  # fmt: skip
         return sorted(found)[pick % len(found)] if found else ""
 
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
     def schedule(self, pick: int) -> None:
-        uid = self.some(pick, "unbound")
-        if uid and self.world.schedule(self.extender, uid):
-            self.untold.add(("pod", uid))
+        uid = self.some(pick, "waiting")
+        if uid:
+            self.place(uid)
 
     @precondition(lambda self: self.writes)
     @rule(pick=PICK, lost=st.sampled_from([False, False, False, True]))
     def write(self, pick: int, lost: bool) -> None:
+        """What was chosen is written; what is lost is decided anew once it is assumed no longer."""
         assumed = self.writes.pop(sorted(self.writes)[pick % len(self.writes)])
-        if lost:
-            self.careless = True
-        elif self.world.annotate(assumed.pod, assumed.devices):
+        if not lost and self.world.release(assumed):
             self.untold.add(("pod", assumed.pod.uid))
 
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
+    def bind(self, pick: int) -> None:
+        uid = self.some(pick, "released")
+        if uid:
+            self.world.bind(uid)
+            self.untold.add(("pod", uid))
+
+    @precondition(lambda self: self.world.pods)
+    @rule(pick=PICK)
     def start(self, pick: int) -> None:
-        """The plugin waits for what was chosen: here for as long as it takes, unless it was lost."""
         uid = self.some(pick, "bound")
-        if not uid or uid in self.writes:
-            return
-        if self.world.pod(uid).chosen or self.careless:
+        if uid:
             self.start_one(uid)
 
     def start_one(self, uid: str) -> None:
-        pod = self.world.pod(uid)
-        started = self.world.start(uid)
-        assert started or self.careless, f"{uid} was sent where it does not fit"
-        self.untold |= {("pod", uid), ("use", pod.node)}
+        assert self.world.start(uid), f"{uid} was sent where it does not fit"
+        self.untold |= {("pod", uid), ("use", self.world.pod(uid).node)}
 
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
@@ -123,7 +136,7 @@ class Events(RuleBasedStateMachine):
         random.Random(seed).shuffle(items)
         for kind, name in items[: int(len(items) * part) + 1]:
             self.untold.discard((kind, name))
-            self.world.tell(self.extender.cluster, kind, name)
+            self.world.tell(self.cluster, kind, name)
 
     @rule(seconds=st.sampled_from([0.5, ASSUMED_S + 1]))
     def wait(self, seconds: float) -> None:
@@ -133,30 +146,18 @@ class Events(RuleBasedStateMachine):
                 self.write(0, lost=False)
             self.hear_all()
         self.world.now_s += seconds
-        self.extender.cluster.settle(self.world.now_s)
+        self.cluster.settle(self.world.now_s)
 
     @rule(seed=st.integers(0, 5))
     def restart(self, seed: int) -> None:
         """Another replica takes over: what was assumed and not written is lost."""
-        self.careless = self.careless or bool(self.writes)
         self.writes.clear()
         self.untold.clear()
-        self.extender = self.world.replica(random.Random(seed))
-        self.extender.chosen = self.chose
-
-    @rule()
-    def look(self) -> None:
-        """What is bound and untold is told."""
-        self.hear_all()
-        self.extender.cluster.settle(self.world.now_s)
-        for pod, devices in self.extender.cluster.untold():
-            if devices and pod.uid not in self.writes:
-                self.world.annotate(pod, devices)
-                self.untold.add(("pod", pod.uid))
+        self.cluster = self.world.replica(random.Random(seed))
 
     def hear_all(self) -> None:
         for kind, name in sorted(self.untold):
-            self.world.tell(self.extender.cluster, kind, name)
+            self.world.tell(self.cluster, kind, name)
         self.untold.clear()
 
     @invariant()
@@ -166,35 +167,40 @@ class Events(RuleBasedStateMachine):
         for agent in self.world.agents.values():
             for index in range(agent.devices):
                 assert agent.used_milli(agent.uuid(index)) <= 1000
-        self.extender.cluster.settle(self.world.now_s)
+        self.cluster.settle(self.world.now_s)
         for name in SIZES:
-            row = self.extender.cluster.row(name)
-            if row is not None and not self.careless:
+            row = self.cluster.row(name)
+            if row is not None:
                 assert min(row.free_milli) >= 0, f"{name} is promised twice: {row}"
 
     def teardown(self) -> None:
         """In the end, when all is heard and nothing is assumed, every replica sees the same and answers the same."""
         self.hear_all()
         self.world.now_s += ASSUMED_S + 1
-        cluster = self.extender.cluster
+        cluster = self.cluster
         cluster.settle(self.world.now_s)
         names = list(SIZES)
         for seed in range(3):
             other = self.world.replica(random.Random(seed))
-            assert rows(other.cluster, names) == rows(cluster, names)
-            for each in (cluster, other.cluster):
+            assert rows(other, names) == rows(cluster, names)
+            for each in (cluster, other):
                 each.renew(Policy("worth", each.board, each.expected()), each.expected())
             for units in (25, 100, 200):
                 pod = self.world.pod(self.world.create(pod_body("probe", units)))
-                ours, theirs = (each.filter(pod, names, self.world.now_s) for each in (self.extender, other))
-                assert ours == theirs, (ours, theirs)
-                if len(ours.fitting) > 1:
-                    one, another = (each.prioritise(pod, names, self.world.now_s) for each in (self.extender, other))
-                    assert one.devices
+                ours, theirs = (judge(each, pod, names) for each in (cluster, other))
+                assert ours.names == theirs.names == names
+                for one, another in zip(judgements(ours), judgements(theirs), strict=True):
                     assert one == another
-                for each in (self.extender, other):
-                    each.cluster.forget(pod.uid)
                 del self.world.pods[pod.uid]
+
+
+def judgements(judged: Judgement) -> Iterator[tuple[int, int, object]]:
+    """Yield what was found of each node: the verdict, and where it fits the cost and the devices."""
+    ranking = judged.ranking
+    assert ranking is not None
+    for position, (verdict, cost) in enumerate(zip(ranking.verdict.tolist(), ranking.cost.tolist(), strict=True)):
+        fits = verdict == Verdict.FITS
+        yield verdict, cost if fits else 0, ranking.devices(position) if fits else ()
 
 
 Events.TestCase.settings = settings(

@@ -3,105 +3,110 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cluster_world import World, node_body, pod_body, read
 
 from sharepod.scheduler.cluster import ASSUMED_S, Cluster
+from sharepod.scheduler.decision import judge, refusal_text
+from sharepod.scheduler.native import Verdict
 from sharepod.scheduler.node import read_node
-
-if TYPE_CHECKING:
-    from sharepod.scheduler.extender import Extender
 
 NODES = ["n1", "n2"]
 
 
-def two_nodes() -> tuple[World, Extender]:
+def two_nodes() -> tuple[World, Cluster]:
     world = World({"n1": 2, "n2": 2})
     return world, world.replica()
 
 
-def place(world: World, extender: Extender, name: str, units: int, **annotations: str) -> tuple[str, tuple[str, ...]]:
-    """Schedule a pod, write what was chosen, and let the replica hear of it."""
+def place(world: World, cluster: Cluster, name: str, units: int, **annotations: str) -> tuple[str, tuple[str, ...]]:
+    """Find a pod its place, have it released and bound there, and let the replica hear of it."""
     keys = {f"sharepod.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
     uid = world.create(pod_body(name, units, keys))
-    world.tell(extender.cluster, "pod", uid)
-    node = world.schedule(extender, uid)
-    assumed = extender.cluster.assumed(uid)
-    if not node or assumed is None:
+    world.tell(cluster, "pod", uid)
+    assumed = world.place(cluster, uid)
+    if assumed is None:
         return "", ()
-    world.annotate(world.pod(uid), assumed.devices)
-    world.tell(extender.cluster, "pod", uid)
-    return node, assumed.devices[0]
+    world.release(assumed)
+    world.bind(uid)
+    world.tell(cluster, "pod", uid)
+    return assumed.node, assumed.devices[0]
+
+
+def judged(cluster: Cluster, body: dict[str, Any], names: list[str] = NODES) -> dict[str, str]:
+    """Return of each node that is on the board why a pod does not fit there; an empty text: it fits."""
+    pod = read(body)
+    cluster.settle(1000.0)
+    found = judge(cluster, pod, names)
+    verdicts = found.ranking.verdict.tolist() if found.ranking is not None else []
+    return {
+        name: "" if verdict == Verdict.FITS else refusal_text(pod, Verdict(verdict))
+        for name, verdict in zip(found.names, verdicts, strict=True)
+    }
 
 
 def test_pods_with_one_word_are_on_the_same_device_and_nowhere_else() -> None:
-    world, extender = two_nodes()
-    first = place(world, extender, "a", 30, device_affinity="team")
-    other = place(world, extender, "b", 60)
-    assert place(world, extender, "c", 10, device_affinity="team") == first
-    assert place(world, extender, "d", 40, device_affinity="other") != ("", ())
+    world, cluster = two_nodes()
+    first = place(world, cluster, "a", 30, device_affinity="team")
+    other = place(world, cluster, "b", 60)
+    assert place(world, cluster, "c", 10, device_affinity="team") == first
+    assert place(world, cluster, "d", 40, device_affinity="other") != ("", ())
     left = 100 - 30 - 10 - (60 if other == first else 0)
-    refused = read(pod_body("e", left + 1, {"sharepod.io/device-affinity": "team"}))
-    filtered = extender.filter(refused, NODES, world.now_s)
-    assert filtered.fitting == []
-    assert "device affinity" in filtered.failed["n2"] or "device affinity" in filtered.failed["n1"]
+    found = judged(cluster, pod_body("e", left + 1, {"sharepod.io/device-affinity": "team"}))
+    assert all(found.values())
+    assert any("device affinity" in text for text in found.values())
 
 
 def test_pods_with_one_word_are_apart_on_every_node_and_of_other_namespaces_are_not_meant() -> None:
-    world, extender = two_nodes()
-    places = [place(world, extender, f"p{number}", 10, device_anti_affinity="apart") for number in range(4)]
+    world, cluster = two_nodes()
+    places = [place(world, cluster, f"p{number}", 10, device_anti_affinity="apart") for number in range(4)]
     assert len(set(places)) == 4
-    assert place(world, extender, "p4", 10, device_anti_affinity="apart") == ("", ())
+    assert place(world, cluster, "p4", 10, device_anti_affinity="apart") == ("", ())
     body = pod_body("p5", 10, {"sharepod.io/device-anti-affinity": "apart"})
     body["metadata"]["namespace"] = "elsewhere"
-    assert extender.filter(read(body), NODES, world.now_s).fitting == NODES
+    assert judged(cluster, body) == dict.fromkeys(NODES, "")
     world.end("uid-p2")
-    world.tell(extender.cluster, "pod", "uid-p2")
-    assert place(world, extender, "p6", 10, device_anti_affinity="apart") == places[2]
+    world.tell(cluster, "pod", "uid-p2")
+    assert place(world, cluster, "p6", 10, device_anti_affinity="apart") == places[2]
 
 
 def test_a_whole_job_goes_to_models_that_it_names_or_nowhere() -> None:
-    world, extender = two_nodes()
-    assert place(world, extender, "a", 10, model="H200, A100")[0]
-    refused = extender.filter(read(pod_body("b", 10, {"sharepod.io/model": "A100"})), NODES, world.now_s)
-    assert refused.fitting == []
-    assert refused.hopeless == dict.fromkeys(NODES, "its devices are of no model that the pod takes")
+    world, cluster = two_nodes()
+    assert place(world, cluster, "a", 10, model="H200, A100")[0]
+    found = judged(cluster, pod_body("b", 10, {"sharepod.io/model": "A100"}))
+    assert found == dict.fromkeys(NODES, "its devices are of no model that the pod takes")
 
 
-def test_a_choice_counts_until_its_devices_are_seen_on_the_pod_or_it_is_too_old() -> None:
-    world, extender = two_nodes()
-    cluster = extender.cluster
+def test_a_choice_counts_until_it_is_seen_on_the_pod_or_it_is_too_old() -> None:
+    world, cluster = two_nodes()
     uid = world.create(pod_body("a", 100))
-    node = world.schedule(extender, uid)
-    assumed = cluster.assumed(uid)
+    assumed = world.place(cluster, uid)
     assert assumed is not None
-    world.tell(cluster, "pod", uid)  # bound, and it does not say where it is
+    world.tell(cluster, "pod", uid)  # as it was before it was released
     cluster.settle(world.now_s)
-    row = cluster.row(node)
-    assert row is not None
-    assert row.named(row.places[uid]) == assumed.devices
-    assert cluster.untold() == [(world.pod(uid), assumed.devices)]
-    world.annotate(world.pod(uid), assumed.devices)
-    world.tell(cluster, "pod", uid)
-    assert (cluster.assumed(uid), cluster.untold()) == (None, [])
+    for released in (False, True):
+        row = cluster.row(assumed.node)
+        assert row is not None
+        assert row.named(row.places[uid]) == assumed.devices
+        assert (cluster.assumed(uid) is None) is released
+        world.release(assumed)
+        world.tell(cluster, "pod", uid)
+        cluster.settle(world.now_s)
 
-    unbound = read(pod_body("b", 100))
-    extender.filter(unbound, ["n1"], world.now_s)
-    assert cluster.assumed(unbound.uid) is not None, "with one node left nobody asks for an order"
+    other = world.create(pod_body("b", 100))
+    assert world.place(cluster, other) is not None
     cluster.settle(world.now_s + ASSUMED_S - 1)
-    assert cluster.assumed(unbound.uid) is not None
+    assert cluster.assumed(other) is not None
     cluster.settle(world.now_s + ASSUMED_S)
-    assert cluster.assumed(unbound.uid) is None
+    assert cluster.assumed(other) is None
 
 
 def test_what_a_pod_was_told_to_yield_counts_until_it_is_shown_or_for_a_while() -> None:
-    world, extender = two_nodes()
-    cluster = extender.cluster
-    uid = world.create(pod_body("a", 100))
-    world.schedule(extender, uid)
-    world.tell(cluster, "pod", uid)
+    world, cluster = two_nodes()
+    place(world, cluster, "a", 100)
+    uid = "uid-a"
     shown = cluster.pod(uid)
     assert shown is not None
     cluster.presume(uid, "limit", world.now_s)
@@ -118,43 +123,40 @@ def test_what_a_pod_was_told_to_yield_counts_until_it_is_shown_or_for_a_while() 
 
 
 def test_a_pod_that_is_bound_elsewhere_than_it_was_sent_counts_there_alone() -> None:
-    world, extender = two_nodes()
+    world, cluster = two_nodes()
     uid = world.create(pod_body("a", 100))
-    sent = world.schedule(extender, uid)
-    other = next(name for name in NODES if name != sent)
+    assumed = world.place(cluster, uid)
+    assert assumed is not None
+    other = next(name for name in NODES if name != assumed.node)
     world.pods[uid]["spec"]["nodeName"] = other
-    world.tell(extender.cluster, "pod", uid)
-    extender.cluster.settle(world.now_s)
-    rows = {name: extender.cluster.row(name) for name in NODES}
+    world.tell(cluster, "pod", uid)
+    cluster.settle(world.now_s)
+    rows = {name: cluster.row(name) for name in NODES}
     assert [uid in row.places for row in rows.values() if row is not None] == [name == other for name in NODES]
 
 
 def test_a_bound_pod_that_fits_on_no_device_of_its_node_is_told_apart() -> None:
-    world, extender = two_nodes()
+    world, cluster = two_nodes()
     for number in range(2):
-        place(world, extender, f"p{number}", 60)
+        place(world, cluster, f"p{number}", 60)
     full = world.pods["uid-p0"]["spec"]["nodeName"]
     for number in range(2, 4):
         world.create(pod_body(f"p{number}", 60))
         world.pods[f"uid-p{number}"]["spec"]["nodeName"] = full
-        world.tell(extender.cluster, "pod", f"uid-p{number}")
-    extender.cluster.settle(world.now_s)
-    row = extender.cluster.row(full)
+        world.tell(cluster, "pod", f"uid-p{number}")
+    cluster.settle(world.now_s)
+    row = cluster.row(full)
     assert row is not None
     placed = sum(1 for uid in row.places if uid.startswith("uid-p"))
     assert placed == 2
     assert len(row.homeless) == len([pod for pod in world.pods.values() if pod["spec"].get("nodeName") == full]) - 2
     assert all(value >= 0 for value in row.free_milli)
-    assert [devices for pod, devices in extender.cluster.untold() if pod.uid in row.homeless] == [()] * len(
-        row.homeless
-    )
 
 
 @pytest.mark.parametrize("gone", ["node", "use"])
 def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone: str) -> None:
-    world, extender = two_nodes()
-    cluster = extender.cluster
-    node, devices = place(world, extender, "a", 70)
+    world, cluster = two_nodes()
+    node, devices = place(world, cluster, "a", 70)
     before = cluster.row(node)
     if gone == "node":
         body: dict[str, Any] = world.nodes.pop(node)
@@ -163,7 +165,7 @@ def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone:
         world.agents[node].reports = False
         world.tell(cluster, "use", node)
     other = next(name for name in NODES if name != node)
-    assert extender.filter(read(pod_body("b", 10)), NODES, world.now_s).fitting == [other]
+    assert judged(cluster, pod_body("b", 10)) == {other: ""}
     assert cluster.row(node) is None
     if gone == "node":
         world.nodes[node] = body
@@ -171,7 +173,6 @@ def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone:
     else:
         world.agents[node].reports = True
         world.tell(cluster, "use", node)
-    cluster.forget("uid-b")
     cluster.settle(world.now_s)
     after = cluster.row(node)
     assert before is not None
@@ -181,8 +182,7 @@ def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone:
 
 
 def test_nodes_of_a_new_model_and_more_nodes_than_there_was_room_for_are_taken() -> None:
-    world, extender = two_nodes()
-    cluster = extender.cluster
+    world, cluster = two_nodes()
     for number in range(3, 200):
         name = f"n{number}"
         world.nodes[name] = node_body(name, 1)
@@ -196,7 +196,7 @@ def test_nodes_of_a_new_model_and_more_nodes_than_there_was_room_for_are_taken()
         if number % 50 == 0:
             cluster.settle(world.now_s)
     names = [f"n{number}" for number in range(1, 200)]
-    assert extender.filter(read(pod_body("b", 100)), names, world.now_s).fitting == names
+    assert judged(cluster, pod_body("b", 100), names) == dict.fromkeys(names, "")
 
 
 def yielding(world: World, uid: str, how: str, *, paused: bool) -> None:
@@ -222,7 +222,7 @@ def test_a_pod_that_yields_counts_as_its_annotation_says_whatever_its_agent_has_
         found = {}
         for how in ("", "limit", "pause"):
             yielding(world, uid, how, paused=paused)
-            row = world.replica().cluster.row("n1")
+            row = world.replica().row("n1")
             assert row is not None
             [strain] = row.strains
             found[how] = row.free_milli, row.free_mib, row.cpu_milli, strain.latency_milli, strain.limits_milli
@@ -242,7 +242,7 @@ def test_a_share_of_no_pod_that_is_known_counts_as_its_agent_says() -> None:
     assert world.start(uid)
     yielding(world, uid, "", paused=True)
     del world.pods[uid]
-    row = world.replica().cluster.row("n1")
+    row = world.replica().row("n1")
     assert row is not None
     assert row.free_milli == (1000,)
     assert row.free_mib == (24 * 1024,)

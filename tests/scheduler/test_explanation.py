@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_world import OURS, World, pod_body, read
+from cluster_world import World, pod_body, read
 
 from sharepod.cli.errors import CliError
 from sharepod.cli.pods import lines
+from sharepod.scheduler.cluster import ASSUMED_S
 from sharepod.scheduler.explanation import EXAMPLES, LISTED, Explanation, explain, find
 from sharepod.scheduler.neighbours import LISTED as NEIGHBOURS_LISTED
+from sharepod.scheduler.pod import GATE
 from sharepod.scheduler.usage import DeviceNumbers
-from sharepod.scheduler.wire import explanation_answer
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.extender import Extender
+    from sharepod.scheduler.cluster import Cluster
     from sharepod.scheduler.usage import DeviceUse
-
-import json
 
 AGENTLESS = "no SharePod agent reports from it"
 
 
-def explained(world: World, uid: str, extender: Extender | None = None, **more: Any) -> Explanation:
-    extender = extender or world.replica()
-    extender.cluster.settle(world.now_s)
-    pod = extender.cluster.pod(uid)
+def explained(world: World, uid: str, cluster: Cluster | None = None, **more: Any) -> Explanation:
+    cluster = cluster or world.replica()
+    cluster.settle(world.now_s)
+    pod = cluster.pod(uid)
     assert pod is not None
-    return explain(extender.cluster, pod, extender.answered(uid), world.now_s, **more)
+    return explain(cluster, pod, **more)
 
 
 def shown(found: Explanation, width: int = 200) -> str:
     """Return what the command prints of it, by way of the wire."""
-    return "\n".join(lines(json.loads(explanation_answer(found)), "http://here", width))
+    return "\n".join(lines(json.loads(json.dumps(asdict(found))), "http://here", width))
 
 
 def started(world: World, name: str, units: int, node: str, annotations: dict[str, str] | None = None) -> str:
@@ -46,14 +46,14 @@ def started(world: World, name: str, units: int, node: str, annotations: dict[st
     return uid
 
 
-def busy(world: World, extender: Extender, node: str, numbers: DeviceNumbers) -> None:
+def busy(world: World, cluster: Cluster, node: str, numbers: DeviceNumbers) -> None:
     use = world.agents[node].use()
     assert use is not None
 
     def with_numbers(device: DeviceUse) -> DeviceUse:
         return replace(device, numbers=numbers)
 
-    extender.cluster.set_use(node, replace(use, devices=tuple(map(with_numbers, use.devices))))
+    cluster.set_use(node, replace(use, devices=tuple(map(with_numbers, use.devices))))
 
 
 def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_there() -> None:
@@ -80,12 +80,12 @@ def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_th
 def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
     world = World({"n1": 1, "n2": 1})
     uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
-    extender = world.replica()
-    busy(world, extender, "n1", DeviceNumbers(used_1m_millipercent=80_000, waited_1m_millipercent=30_000))
-    best, other = explained(world, uid, extender).fitting
+    cluster = world.replica()
+    busy(world, cluster, "n1", DeviceNumbers(used_1m_millipercent=80_000, waited_1m_millipercent=30_000))
+    best, other = explained(world, uid, cluster).fitting
     assert (best.left.node, other.left.node) == ("n2", "n1")
     assert other.behind == other.behind_use > 0
-    text = shown(explained(world, uid, extender))
+    text = shown(explained(world, uid, cluster))
     assert "0 100 % and 80 GiB (80 % used, 30 % waited)" in text
     assert "for what runs, is promised or not linked there" in text
     assert "for the room it takes" not in text
@@ -94,15 +94,16 @@ def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
 def test_an_explanation_changes_no_answer() -> None:
     world = World({"n1": 2, "n2": 2})
     uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
-    extender = world.replica()
-    busy(world, extender, "n1", DeviceNumbers(used_1m_millipercent=80_000))
-    first = explained(world, uid, extender)
-    version = extender.cluster.version
-    assert explained(world, uid, extender) == first
-    assert extender.cluster.version == version
-    assert extender.cluster.assumed(uid) is None
-    ranked = extender.prioritise(world.pod(uid), ["n1", "n2"], world.now_s)
-    assert ranked.best == first.fitting[0].left.node == "n2", "what is measured still weighs"
+    cluster = world.replica()
+    busy(world, cluster, "n1", DeviceNumbers(used_1m_millipercent=80_000))
+    first = explained(world, uid, cluster)
+    version = cluster.version
+    assert explained(world, uid, cluster) == first
+    assert cluster.version == version
+    assert cluster.assumed(uid) is None
+    assumed = world.place(cluster, uid)
+    assert assumed is not None
+    assert assumed.node == first.fitting[0].left.node == "n2", "what is measured still weighs"
 
 
 def test_nodes_that_are_as_good_are_told_so() -> None:
@@ -117,14 +118,14 @@ def test_why_a_device_is_closed_is_told_of_each() -> None:
     world.agents["n1"].unhealthy = frozenset({1})
     started(world, "first", 30, "n1", {"sharepod.io/device-anti-affinity": "apart"})
     uid = world.create(pod_body("waits", 80, {"sharepod.io/device-anti-affinity": "apart"}))
-    extender = world.replica()
-    use = extender.cluster.use("n1")
+    cluster = world.replica()
+    use = cluster.use("n1")
     assert use is not None
     held, bad, spare = use.devices
     spare = replace(spare, facts=replace(spare.facts, offered=False))
     bad = replace(bad, facts=replace(bad.facts, health_reason="XID 79"))
-    extender.cluster.set_use("n1", replace(use, devices=(held, bad, spare)))
-    found = explained(world, uid, extender)
+    cluster.set_use("n1", replace(use, devices=(held, bad, spare)))
+    found = explained(world, uid, cluster)
     [refused] = found.refused
     assert [device.closed for device in refused.examples[0].devices] == [
         "not allowed by the pod's device affinity", "not healthy: XID 79", "not offered by its device plugin",
@@ -213,48 +214,42 @@ def test_many_neighbours_are_counted_not_listed() -> None:
     assert (len(place.shares), place.more) == (NEIGHBOURS_LISTED, 19 - NEIGHBOURS_LISTED)
 
 
-def test_a_pod_that_was_sent_is_told_with_its_answer_and_its_neighbours() -> None:
+def test_a_pod_that_was_sent_is_told_with_its_devices_and_its_neighbours_until_it_is_bound() -> None:
     world = World({"n1": 1, "n2": 1})
     started(world, "most", 70, "n1")
     uid = world.create(pod_body("sent", 30))
-    extender = world.replica()
-    pod = world.pod(uid)
-    assert extender.filter(pod, ["n1", "n2"], world.now_s).fitting == ["n1", "n2"]
-    extender.prioritise(pod, ["n1", "n2"], world.now_s)
-    world.now_s += 12.5
-    found = explained(world, uid, extender)
-    assert (found.state, found.node, found.known_by) == ("sent", "n1", "assumed")
-    assert found.held[0].devices == ((0, "GPU-n1-0"),)
-    assert [one.pod for one in found.there[0].shares] == ["default/most"]
-    assert found.answer is not None
-    assert (found.answer.ago_s, found.answer.proposed, found.answer.fitting, found.answer.chosen) == (12, 2, 2, "n1")
-    assert "Asked 12 s ago about 2 nodes: 2 fitted; n1 was chosen." in shown(found)
-    world.now_s += 30
-    assert explained(world, uid, extender).state == "waiting", "a choice that nobody has seen bound counts no more"
+    cluster = world.replica()
+    assumed = world.place(cluster, uid)
+    assert assumed is not None
+    for known_by in ("assumed", "annotation"):
+        found = explained(world, uid, cluster)
+        assert (found.state, found.node, found.known_by) == ("sent", "n1", known_by)
+        assert found.held[0].devices == ((0, "GPU-n1-0"),)
+        assert [one.pod for one in found.there[0].shares] == ["default/most"]
+        assert "it was sent to n1, and is not seen bound yet" in found.text
+        world.release(assumed)
+        world.tell(cluster, "pod", uid)
+    world.bind(uid)
+    world.tell(cluster, "pod", uid)
+    assert explained(world, uid, cluster).state == "bound"
 
 
-def test_what_kube_scheduler_did_not_ask_about_is_told() -> None:
-    world = World({"n1": 1, "n2": 1, "n3": 1})
-    started(world, "full", 90, "n3")
-    uid = world.create(pod_body("waits", 50))
-    extender = world.replica()
-    extender.filter(world.pod(uid), ["n2", "n3"], world.now_s)
-    extender.cluster.forget(uid)
-    found = explained(world, uid, extender)
-    assert {fit.left.node: fit.proposed for fit in found.fitting} == {"n1": False, "n2": True}
-    text = shown(found)
-    assert "n1: device 0, the best; kube-scheduler did not ask about it" in text
-    assert "Asked 0 s ago about 2 nodes: 1 fitted; 1 not: no device with 50 percent left; n2 was chosen." in text
-
-
-def test_a_pod_of_another_scheduler_is_told_that_nobody_asks() -> None:
+def test_a_choice_that_nobody_has_written_counts_no_more_after_a_while() -> None:
     world = World({"n1": 1})
-    body = pod_body("theirs", 30)
-    body["spec"]["schedulerName"] = "default-scheduler"
-    found = explained(world, world.create(body), scheduler_name=OURS)
-    assert f"its schedulerName is default-scheduler: {OURS} is never asked about it" in found.text
-    assert "its schedulerName" not in explained(world, world.create(pod_body("ours", 30)), scheduler_name=OURS).text
-    assert "This replica has not been asked about it" in shown(found)
+    uid = world.create(pod_body("sent", 30))
+    cluster = world.replica()
+    assert world.place(cluster, uid) is not None
+    world.now_s += ASSUMED_S
+    assert explained(world, uid, cluster).state == "waiting"
+
+
+def test_a_pod_without_a_gate_is_told_that_kube_scheduler_places_it() -> None:
+    world = World({"n1": 1})
+    gated = pod_body("gated", 30)
+    gated["spec"]["schedulingGates"] = [{"name": GATE}]
+    text = "it has no gate, so kube-scheduler places it by what nodes have left in all; by devices its shares fit on 1"
+    assert text in explained(world, world.create(pod_body("free", 30))).text
+    assert explained(world, world.create(gated)).text == "its shares fit on 1 of 1 nodes"
 
 
 def test_what_cannot_be_or_needs_no_device_is_one_sentence() -> None:
@@ -274,14 +269,14 @@ def test_what_cannot_be_or_needs_no_device_is_one_sentence() -> None:
 def test_a_pod_is_found_by_namespace_and_name() -> None:
     world = World({"n1": 1})
     world.create(pod_body("a", 10))
-    cluster = world.replica().cluster
+    cluster = world.replica()
     assert find(cluster, "default", "a") == read(pod_body("a", 10))
     assert find(cluster, "other", "a") is None
 
 
 def test_what_another_version_answers_is_one_line_and_no_control_character_reaches_the_terminal() -> None:
     for answer in ({}, {"pod": "a", "text": "b"}, {"pod": 1, "text": 2, "incomplete": "", "held": 3}):
-        with pytest.raises(CliError, match="http://here is no extender of this version"):
+        with pytest.raises(CliError, match="http://here is no SharePod scheduler of this version"):
             lines(answer, "http://here", 80)
     world = World({"n1": 1})
     found = replace(explained(world, world.create(pod_body("a", 10))), text="red \x1b[31m\nline")

@@ -221,20 +221,3 @@ def test_members_that_do_not_agree_are_told_and_stay_gated(tmp_path: Path) -> No
             assert not world.is_released("b")
 
     in_world(tmp_path, test)
-
-
-def test_beside_the_extender_lower_pods_yield_and_the_waiting_one_is_touched(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 1)
-        world.create("low", 100, gated=False, memory="1Gi")
-        body = world.body("low")
-        body["spec"]["nodeName"] = "n1"
-        body["metadata"]["annotations"]["sharepod.io/device"] = "GPU-n1-0"
-        body["status"] = {"phase": "Running"}
-        world.server.put(body)
-        world.create("high", 60, priority=10, gated=False, memory="1Gi")
-        async with world.replica(gates=False):
-            await until(lambda: world.yields("low") == "pause", "not paused")
-            await until(lambda: "sharepod.io/node" in world.body("high")["metadata"]["annotations"], "not touched")
-
-    in_world(tmp_path, test)

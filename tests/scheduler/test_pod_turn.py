@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,15 +15,12 @@ from typer.testing import CliRunner
 from sharepod.cli.errors import CliError
 from sharepod.cli.main import app
 from sharepod.cli.pods import lines
-from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.demands import Demands
 from sharepod.scheduler.explanation import explain, find
-from sharepod.scheduler.extender import Extender
-from sharepod.scheduler.extender_server import ExtenderServer
 from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.status_server import StatusServer
 from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.turn import LISTED, NEVER, NOBODY, UNLISTED, turn_of
-from sharepod.scheduler.wire import explanation_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +35,7 @@ def pod_named(line: Timeline, name: str) -> Pod:
 
 def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
     pod = pod_named(line, name)
-    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides, gates=True)
+    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
     assert found is not None
     return found
 
@@ -46,8 +43,8 @@ def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
 def shown(line: Timeline, name: str, *, decides: bool = True, width: int = 300) -> str:
     """Return what the command prints, by way of the wire."""
     pod = pod_named(line, name)
-    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides, gates=True)
-    answer = explanation_answer(explain(line.cluster, pod, None, line.now_s, turn=found))
+    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
+    answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
     return "\n".join(lines(json.loads(answer), "http://here", width))
 
 
@@ -209,7 +206,7 @@ def test_a_pod_that_makes_room_is_told_for_whom_since_when_and_when_it_goes_on()
     line.end("high")
     line.step()
     pod = pod_named(line, "low")
-    assert turn_of(line.cluster, line.memory, line.queues, pod, 191.0, decides=True, gates=True) is None
+    assert turn_of(line.cluster, line.memory, line.queues, pod, 191.0, decides=True) is None
 
 
 def test_a_replica_that_does_not_decide_says_so() -> None:
@@ -240,27 +237,27 @@ def test_a_gang_of_which_more_came_than_it_takes_tells_those_so() -> None:
 @pytest.mark.parametrize("turned", [7, [], {"decides": True}, {"decides": True, "waits": True, "waited_s": "x"}])
 def test_what_is_no_turn_is_one_clear_error(turned: object) -> None:
     line = full()
-    found = json.loads(explanation_answer(explain(line.cluster, pod_named(line, "light"))))
-    with pytest.raises(CliError, match="no extender of this version"):
+    found = json.loads(json.dumps(asdict(explain(line.cluster, pod_named(line, "light")))))
+    with pytest.raises(CliError, match="no SharePod scheduler of this version"):
         lines({**found, "turn": turned}, "http://here", 80)
 
 
 async def asked(replica: Replica, *arguments: str) -> tuple[int, str, str]:
     """Ask a replica's own server, as the command does in its pod."""
-    extender, annotator = Extender(replica.cluster), Annotator(replica.api, "there")
-    answers = ExtenderServer(extender, annotator, resource="sharepod.io/gpu", not_ready=lambda: "")
     keeper = replica.keeper
-    answers.turn = lambda pod, now_s: turn_of(
-        replica.cluster, keeper.memory, keeper.queues, pod, now_s, decides=replica.lease.is_held(), gates=True
-    )
-    port = await answers.start("127.0.0.1:0", None)
+
+    def turn_at(pod: Pod, now_s: float) -> Turn | None:
+        decides = replica.lease.is_held()
+        return turn_of(replica.cluster, keeper.memory, keeper.queues, pod, now_s, decides=decides)
+
+    status = StatusServer(replica.cluster, not_ready=lambda: "", queue=lambda _: {}, turn=turn_at)
+    port = await status.start("127.0.0.1:0", None)
     try:
         command = ["explain", "--scheduler", f"http://127.0.0.1:{port}", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, app, command)
         return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
     finally:
-        await answers.stop()
-        await annotator.stop()
+        await status.stop()
 
 
 def test_the_command_explains_a_gated_pod_and_one_that_yields_and_refuses_bad_names(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from extender_front import Front, with_front
 from rounds_world import nodes, task
+from status_front import Front, with_front
 from typer.testing import CliRunner
 
 from sharepod.cli import main as cli
@@ -45,9 +45,7 @@ def rounds() -> Timeline:
     return line
 
 
-def asked(
-    tmp_path: Path, *arguments: str, decides: bool = True, trouble: str = "", queue: bool = True
-) -> tuple[int, str, str]:
+def asked(tmp_path: Path, *arguments: str, decides: bool = True, trouble: str = "") -> tuple[int, str, str]:
     line, lease = rounds(), Held(decides, trouble)
 
     async def test(front: Front) -> None:
@@ -55,7 +53,7 @@ def asked(
             held: Lease = lease  # type: ignore[assignment]
             return view(line.memory, line.queues, held, 95.0, refusal="queues.yaml: 'a': weight is -1")
 
-        front.answers.queue = look if queue else None
+        front.queue = look
         command = ["queue", "--scheduler", f"http://127.0.0.1:{front.port}", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, app, command)
         found.append((result.exit_code, result.stdout, result.stderr + str(result.exception or "")))
@@ -148,7 +146,7 @@ def test_nobody_there_is_one_line_that_says_where_to_ask(
     shown, why = capsys.readouterr()
     assert (ended.value.code, shown) == (1, "")
     assert why.startswith("error: no scheduler answers at http://127.0.0.1:1 (")
-    assert why.endswith("kubectl -n sharepod exec deploy/sharepod-scheduler -c extender -- sharepod queue\n")
+    assert why.endswith("kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod queue\n")
 
 
 def test_help_says_what_a_job_is_in_which_order_they_are_tried_and_where_to_ask() -> None:
@@ -161,9 +159,3 @@ def test_help_says_what_a_job_is_in_which_order_they_are_tried_and_where_to_ask(
         "-o json",
     ):
         assert said in text
-
-
-def test_where_kube_scheduler_has_the_queue_the_command_says_so(tmp_path: Path) -> None:
-    code, shown, why = asked(tmp_path, queue=False)
-    assert (code, shown) == (1, "")
-    assert "kube-scheduler has the queue: start with --front gates" in why

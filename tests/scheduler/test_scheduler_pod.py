@@ -20,7 +20,7 @@ def body(containers: list[dict[str, Any]], annotations: dict[str, str] | None = 
             "name": "p", "namespace": "team", "uid": "u1", "annotations": annotations or {},
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
-        "spec": {"containers": containers, "schedulerName": "sharepod-scheduler", "priority": 7, **spec},
+        "spec": {"containers": containers, "priority": 7, **spec},
         "status": {"phase": "Pending"},
     }  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_a_pod_with_one_share_is_read_whole() -> None:
                                                         "sharepod.io/class": "latency"})  # fmt: skip
     share = ShareAsk(300, mib=10240, share_class="latency", limit_milli=600)
     assert pod.ask == PodAsk(1500, 2048, (share,))
-    assert (pod.containers, pod.priority, pod.scheduler, pod.title) == (("main",), 7, "sharepod-scheduler", "team/p")
+    assert (pod.containers, pod.priority, pod.title) == (("main",), 7, "team/p")
     assert (pod.chosen, pod.refusal, pod.node, pod.ended, pod.deleting) == ((), "", "", False, False)
 
 

@@ -1,4 +1,4 @@
-"""The extender as the process that is shipped, with a real agent that reports to it and the API server's double."""
+"""The scheduler as the process that is shipped, with a real agent that reports to it and the API server's double."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def with_api_server(tmp_path: Path, test: Callable[[ApiServer], Coroutine[Any, A
     asyncio.run(run())
 
 
-def test_a_pod_is_sent_to_a_device_that_a_real_agent_has_told_of(tmp_path: Path) -> None:
+def test_a_pod_is_judged_by_the_devices_that_a_real_agent_has_told_of(tmp_path: Path) -> None:
     async def test(server: ApiServer) -> None:
         server.put_node(node_body("n1", 2))
         flags = scheduler_flags(tmp_path, server)
@@ -100,8 +100,8 @@ def test_a_pod_is_sent_to_a_device_that_a_real_agent_has_told_of(tmp_path: Path)
             in_memory() as memory,
             process(tmp_path, "sharepod.scheduler.main", *flags) as (scheduler, log),
         ):
-            await until(lambda: port_of(log, "extender started"), log.read_text)
-            feed, port = port_of(log, "agents may report"), port_of(log, "extender started")
+            await until(lambda: port_of(log, "scheduler started"), log.read_text)
+            feed, port = port_of(log, "agents may report"), port_of(log, "scheduler started")
             agent_flags = (
                 "--runtime-directory", str(memory / "run"), "--simulate", "2xH200", "--metrics-listen", "off",
                 "--node-name", "n1", "--scheduler-address", f"127.0.0.1:{feed}",
@@ -120,10 +120,17 @@ def test_a_pod_is_sent_to_a_device_that_a_real_agent_has_told_of(tmp_path: Path)
                 assert ready, log.read_text()
                 body = pod_body("p", 30)
                 server.put(body)
-                async with client.post("/filter", json={"Pod": body, "NodeNames": ["n1"]}) as response:
-                    answer = await response.json()
+                answer: dict[str, Any] = {}
+                for _ in range(int(PATIENCE_S / 0.1)):
+                    async with client.get("/explain/default/p") as response:
+                        if response.status == 200:
+                            answer = await response.json()
+                            break
+                    await asyncio.sleep(0.1)
                 # No device plugin has said what it offers: that is a reason, and it is told.
-                assert answer["FailedNodes"] == {"n1": "no healthy device is offered"}, answer
+                [refused] = answer["refused"]
+                assert refused["reason"] == "no healthy device is offered", answer
+                assert [device["memory_mib"] > 0 for device in refused["examples"][0]["devices"]] == [True, True]
             scheduler.send_signal(signal.SIGTERM)
             async with asyncio.timeout(PATIENCE_S):
                 assert await scheduler.wait() == 0
@@ -132,32 +139,13 @@ def test_a_pod_is_sent_to_a_device_that_a_real_agent_has_told_of(tmp_path: Path)
     with_api_server(tmp_path, test)
 
 
-def test_metrics_are_there_from_the_start(tmp_path: Path) -> None:
-    async def test(server: ApiServer) -> None:
-        server.put_node(node_body("n1", 2))
-        flags = scheduler_flags(tmp_path, server)
-        address = f"127.0.0.1:{unused_port()}"
-        flags[flags.index("off")] = address
-        async with process(tmp_path, "sharepod.scheduler.main", *flags) as (_, log):
-            await until(lambda: port_of(log, "extender started"), log.read_text)
-            async with aiohttp.ClientSession() as client, client.get(f"http://{address}/metrics") as response:
-                text = await response.text()
-        assert "sharepod_scheduler_ready 0.0" in text
-        assert 'sharepod_scheduler_nodes{state="reporting"} 0.0' in text
-        assert 'sharepod_scheduler_decisions_total{result="ok",verb="filter"} 0.0' in text
-        assert 'sharepod_scheduler_feed_streams_ended_total{why="lie"} 0.0' in text
-        assert "sharepod_gates" not in text, "there are none"
-
-    with_api_server(tmp_path, test)
-
-
-def test_with_gates_it_decides_and_its_metrics_say_so(tmp_path: Path) -> None:
+def test_it_decides_and_its_metrics_say_so(tmp_path: Path) -> None:
     async def test(server: ApiServer) -> None:
         server.put_namespace("sharepod")
         flags = scheduler_flags(tmp_path, server)
         address = f"127.0.0.1:{unused_port()}"
         flags[flags.index("off")] = address
-        async with process(tmp_path, "sharepod.scheduler.main", *flags, "--front", "gates") as (_, log):
+        async with process(tmp_path, "sharepod.scheduler.main", *flags) as (_, log):
             await until(lambda: '"this replica decides"' in log.read_text(), log.read_text)
             text = ""
             async with aiohttp.ClientSession() as client:
@@ -167,6 +155,9 @@ def test_with_gates_it_decides_and_its_metrics_say_so(tmp_path: Path) -> None:
                     if 'sharepod_gates_round_seconds_count{result="decided"} 0.0' not in text:
                         break
                     await asyncio.sleep(0.1)
+        assert "sharepod_scheduler_ready 1.0" in text
+        assert 'sharepod_scheduler_nodes{state="reporting"} 0.0' in text
+        assert 'sharepod_scheduler_feed_streams_ended_total{why="lie"} 0.0' in text
         assert "sharepod_gates_leading 1.0" in text
         assert 'sharepod_gates_round_seconds_count{result="failed"} 0.0' in text
         assert 'sharepod_gates_orders_total{order="release",result="written"} 0.0' in text
@@ -184,7 +175,7 @@ def told(server: ApiServer) -> set[tuple[str, str]]:
     return {(event["involvedObject"]["name"], event["reason"]) for event in server.events.values()}
 
 
-def test_with_gates_it_reads_its_rules_shows_its_queue_starts_gangs_anew_and_gives_its_lease_up(tmp_path: Path) -> None:
+def test_it_reads_its_rules_shows_its_queue_starts_gangs_anew_and_gives_its_lease_up(tmp_path: Path) -> None:
     async def test(server: ApiServer) -> None:
         server.put_namespace("sharepod")
         server.put_config_map("sharepod", "sharepod-gates-queues", {"queues.yaml": "default: {cap: 3}"})
@@ -196,11 +187,11 @@ def test_with_gates_it_reads_its_rules_shows_its_queue_starts_gangs_anew_and_giv
         waits = pod_body("alone", 50, {"sharepod.io/gang": "h", "sharepod.io/gang-size": "2"})
         waits["spec"]["schedulingGates"] = [{"name": "sharepod.io/gate"}]
         server.put(waits)
-        flags = (*scheduler_flags(tmp_path, server), "--front", "gates", "--usage-listen", "off")
+        flags = [*scheduler_flags(tmp_path, server), "--usage-listen", "off"]
         async with process(tmp_path, "sharepod.scheduler.main", *flags) as (scheduler, log):
             await until(lambda: ("sharepod-gates-queues", "QueuesRead") in told(server), log.read_text)
             await until(lambda: ("alone", "GangIncomplete") in told(server), log.read_text)
-            port = port_of(log, "extender started")
+            port = port_of(log, "scheduler started")
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
                 async with client.get("/queue") as response:
                     queue = await response.json()

@@ -22,7 +22,6 @@ FEED = {"SHAREPOD_SCHEDULER_USAGE_CERTIFICATE": "/c", "SHAREPOD_SCHEDULER_USAGE_
         (["--metrics-listen", "10.0.0.1:9468"], "give --metrics-tls-certificate, --metrics-tls-key, --metrics-token"),
         (["--usage-certificate", "x"], "--usage-certificate is 'x': give an absolute path"),
         (["--resource", "gpu"], "--resource is 'gpu': give the name of a resource, such as sharepod.io/gpu"),
-        (["--scheduler-name", "A B"], "--scheduler-name is 'A B': give the name of a scheduler"),
         (["--lease", "lease"], "--lease is 'lease': give NAMESPACE/NAME"),
         (["--topology", "a,,b"], "--topology is 'a,,b': give at most eight labels of nodes"),
         (["--usage-account", "node"], "--usage-account is 'node': give system:serviceaccount:NAMESPACE:NAME"),

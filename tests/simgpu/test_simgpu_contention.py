@@ -73,7 +73,6 @@ def test_two_deep_queues_and_a_loop_share_by_the_formula(make_simgpu: MakeSimgpu
     assert shares == pytest.approx([44.4, 44.4, 11.1], abs=1.5)
 
 
-@pytest.mark.realtime
 def test_a_process_killed_while_it_submits_leaves_nothing_stuck_and_no_memory(
     make_simgpu: MakeSimgpu, start: Start, run: Run
 ) -> None:

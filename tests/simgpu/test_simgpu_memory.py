@@ -74,6 +74,7 @@ def test_huge_allocations_take_no_ram_and_count_to_the_byte(make_simgpu: MakeSim
     assert max(0, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss - before_kib) < 200 * 1024
 
 
+@pytest.mark.realtime
 def test_a_word_written_by_a_stream_appears_when_the_work_before_it_is_done(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu(),
@@ -99,6 +100,7 @@ def test_a_word_written_by_a_stream_appears_when_the_work_before_it_is_done(make
     assert 0.003 < float(seconds) < 0.009
 
 
+@pytest.mark.realtime
 def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_later(
     make_simgpu: MakeSimgpu, run: Run
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_l
     assert 0.0005 < float(output) < 0.006
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
     "release",
     [
@@ -158,6 +161,7 @@ def test_a_spinning_kernel_runs_until_its_word_is_written(make_simgpu: MakeSimgp
         assert 22_000_000 < spin.busy_ns < 60_000_000
 
 
+@pytest.mark.realtime
 def test_a_spin_on_one_device_is_released_from_another(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu("2xH200"),
@@ -177,6 +181,7 @@ def test_a_spin_on_one_device_is_released_from_another(make_simgpu: MakeSimgpu, 
     assert 0.004 < float(output) < 0.05
 
 
+@pytest.mark.realtime
 def test_a_host_function_holds_its_stream_and_may_not_call_the_driver(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu(),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
+import pytest
 from simulated_gpu import MakeSimgpu
 
 from sharepod.simgpu.truth import Truth
@@ -79,6 +80,7 @@ def test_events_around_queued_work_differ_by_exactly_its_duration(make_simgpu: M
     assert abs(float(output) - 1200) < 0.01
 
 
+@pytest.mark.realtime
 def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simgpu: MakeSimgpu, run: Run) -> None:
     gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
     run(
@@ -123,6 +125,7 @@ def test_a_wait_on_an_event_orders_two_streams(make_simgpu: MakeSimgpu, run: Run
         assert k["second_1ms"].started_ns == k["first_4ms"].ended_ns
 
 
+@pytest.mark.realtime
 def test_a_launch_costs_cpu_time_and_a_synchronised_loop_little_more_than_its_kernels(
     make_simgpu: MakeSimgpu, run: Run
 ) -> None:
@@ -144,6 +147,7 @@ def test_a_launch_costs_cpu_time_and_a_synchronised_loop_little_more_than_its_ke
     assert 105_000 <= loop_ns < 250_000
 
 
+@pytest.mark.realtime
 def test_the_launch_queue_holds_1024_and_then_blocks(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu(),

@@ -94,7 +94,6 @@ def test_hook_and_arbiter_share_a_device_without_a_race(program: Path, regions: 
     assert outside == 0 or cogrants > 0
 
 
-@pytest.mark.realtime
 def test_a_process_ends_beside_its_keeper_without_a_race(program: Path, regions: Path) -> None:
     for attempt in range(20):
         directory = regions / str(attempt)

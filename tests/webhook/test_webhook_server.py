@@ -175,7 +175,6 @@ def test_a_body_that_is_longer_than_it_says_is_not_kept(running: Webhook) -> Non
     assert running.event("request not understood", status=413)["cause"]
 
 
-@pytest.mark.realtime
 def test_a_body_that_does_not_come_is_not_waited_for(running: Webhook) -> None:
     connection = running.connect()
     with contextlib.closing(connection):

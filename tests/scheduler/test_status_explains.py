@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_world import node_body, pod_body
-from extender_front import Front, until, with_front
+from status_front import Front, until, with_front
 from yarl import URL
 
 from sharepod.cli import pods
@@ -23,13 +23,13 @@ def test_a_pod_is_explained_as_the_command_shows_it(tmp_path: Path) -> None:
     async def test(front: Front) -> None:
         front.server.put_node(node_body("n3", 2))  # its agent never reports
         for number in range(3):
-            assert await front.schedule(pod_body(f"p{number}", 60), ["n1", "n2"])
-            await until(lambda name=f"p{number}": front.device(name) is not None, "no device")  # type: ignore[misc]
+            assert front.schedule(pod_body(f"p{number}", 60))
         front.server.put(pod_body("waits", 70))
         front.server.put(pod_body("wide", 200))
         front.server.put(pod_body("wrong", 30, {"sharepod.io/limit": "10"}))
         await until(lambda: all(front.cluster.pod(f"uid-{name}") for name in ("waits", "wide", "wrong")), "not seen")
         await until(lambda: "n3" in front.cluster.names(), "the node is not seen")
+        await until(lambda: all(front.cluster.assumed(f"uid-p{number}") is None for number in range(3)), "not bound")
 
         url = f"http://127.0.0.1:{front.port}"
 
@@ -42,14 +42,15 @@ def test_a_pod_is_explained_as_the_command_shows_it(tmp_path: Path) -> None:
         assert re.search(rf"container main: device \d \({front.device('p0')}\)\n", bound), bound
         assert "its annotation names its devices, its agent does not report its shares yet" in bound
         waits = await said("waits")
-        assert "default/waits: its shares fit on 1 of 3 nodes" in waits
+        assert (
+            "kube-scheduler places it by what nodes have left in all; by devices its shares fit on 1 of 3 nodes"
+            in waits
+        )
         assert re.search(r"1  n[12]: device \d, the best\n +left: .*100 % and 80 GiB", waits), waits
         assert re.search(r"1 node: no device with 70 percent left\n +n[12]: 0 40 % and 32 GiB, 1 40 %", waits), waits
         assert "1 node: no SharePod agent reports from it\n      n3: nothing is known of it" in waits
         assert "2 nodes: fewer than 2 devices free" in await said("wide")
         assert "limit 10 % is below the request 30 %" in await said("wrong")
-        await front.filter(pod_body("wide", 200), ["n1", "n2"])
-        assert "Asked 0 s ago about 2 nodes: 0 fitted; 2 not: fewer than 2 devices free." in await said("wide")
         for where, name, text in (
             ("default", "wait", "did you mean waits?"),
             ("default", "other", "name a pod of that namespace"),

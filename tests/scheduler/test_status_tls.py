@@ -1,4 +1,4 @@
-"""The extender beyond the loopback: who is let in, and files that are renewed under it."""
+"""The status server beyond the loopback: who is let in, and files that are renewed under it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 import trustme
-from cluster_world import pod_body
 
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
 from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.extender import Extender
-from sharepod.scheduler.extender_server import ExtenderServer
+from sharepod.scheduler.status_server import StatusServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """What a Secret's volume has: the extender's certificate and key, and whose clients are let in."""
+    """What a Secret's volume has: the server's certificate and key, and whose clients are let in."""
 
     def __init__(self, directory: Path) -> None:
         self.paths = [directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
@@ -44,37 +42,35 @@ class Files:
 
     def credentials(self) -> Credentials:
         certificate, key, client_ca = map(str, self.paths)
-        return Credentials(certificate, key, client_ca=client_ca, what="extender", reader="scheduler")
+        return Credentials(certificate, key, client_ca=client_ca, what="status", reader="scheduler")
 
     def client(self, issuer: trustme.CA | None, servers: trustme.CA | None = None) -> ssl.SSLContext:
         """Return what a client has that trusts an authority and shows a certificate of an issuer, or none."""
         context = ssl.create_default_context()
         (servers or self.servers).configure_trust(context)
         if issuer is not None:
-            issuer.issue_cert("kube-scheduler").configure_cert(context)
+            issuer.issue_cert("client").configure_cert(context)
         return context
 
 
 @asynccontextmanager
 async def serving(files: Files) -> AsyncIterator[str]:
-    extender = Extender(Cluster())
-    answers = ExtenderServer(extender, None, resource="sharepod.io/gpu", not_ready=lambda: "")  # type: ignore[arg-type]
-    port = await answers.start("127.0.0.1:0", files.credentials().following())
+    status = StatusServer(Cluster(), not_ready=lambda: "", queue=lambda _: {}, turn=lambda *_: None)
+    port = await status.start("127.0.0.1:0", files.credentials().following())
     try:
         yield f"https://127.0.0.1:{port}"
     finally:
-        await answers.stop()
+        await status.stop()
 
 
 async def reaches(url: str, context: ssl.SSLContext) -> bool:
-    """Tell whether a client gets an answer of the extender, by a connection of its own."""
-    body = {"Pod": pod_body("p", 10), "Nodes": None, "NodeNames": ["n1"]}
+    """Tell whether a client gets an answer of the server, by a connection of its own."""
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
-            session.post(f"{url}/filter", json=body) as response,
+            session.get(f"{url}/readyz") as response,
         ):
-            return response.status == 200 and "FailedNodes" in await response.json(content_type=None)
+            return response.status == 200 and await response.text() == "ok\n"
     except aiohttp.ClientError:
         return False
 
@@ -142,7 +138,7 @@ def test_renewed_files_hold_from_the_next_connection_on(tmp_path: Path, caplog: 
                 files.paths[2].write_text("half written")
                 for _ in range(3):
                     assert await reaches(url, files.client(files.clients)), "the last that could be read stays"
-            assert [record.getMessage() for record in caplog.records] == ["credentials of the extender not read again"]
+            assert [record.getMessage() for record in caplog.records] == ["credentials of the status not read again"]
 
     asyncio.run(check())
 
@@ -151,7 +147,7 @@ def test_renewed_files_hold_from_the_next_connection_on(tmp_path: Path, caplog: 
 def test_files_that_are_none_are_said(tmp_path: Path, broken: int) -> None:
     files = Files(tmp_path)
     files.paths[broken].write_text("x")
-    with pytest.raises(SettingsError, match=r"extender: .*give PEM files that go together") as caught:
+    with pytest.raises(SettingsError, match=r"status: .*give PEM files that go together") as caught:
         files.credentials()
     assert str(files.paths[broken]) in str(caught.value)
     files.paths[broken].unlink()

@@ -1,23 +1,23 @@
-"""One replica of the extender in this process, with an API server's double and agents that a test tells."""
+"""One replica's status server in this process, with an API server's double and agents that a test tells."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import copy
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 from apiserver import ApiServer
-from cluster_world import Agent, node_body
+from cluster_world import Agent, node_body, read
 
 from sharepod.deviceplugin.api import Api
 from sharepod.deviceplugin.watch import Pace
-from sharepod.scheduler.annotator import Annotator
 from sharepod.scheduler.cluster import Cluster
-from sharepod.scheduler.extender import Extender
-from sharepod.scheduler.extender_server import ExtenderServer
 from sharepod.scheduler.informer import Informer
+from sharepod.scheduler.placing import Placer
+from sharepod.scheduler.pod import NODE, device_annotations
+from sharepod.scheduler.status_server import StatusServer
 from sharepod.scheduler.usage import Report, UsageBook
 
 if TYPE_CHECKING:
@@ -39,18 +39,17 @@ class Front:
         self.informer = Informer(
             self.api, access.server, self.cluster, self.book, resource=RESOURCE, pace=Pace(0.01, 0.1, 20)
         )
-        self.annotator = Annotator(self.api, access.server)
-        self.extender = Extender(self.cluster)
-        self.answers = ExtenderServer(
-            self.extender, self.annotator, resource=RESOURCE,
-            not_ready=lambda: self.informer.not_ready(time.monotonic()),
+        self.queue: Callable[[float], dict[str, object]] = lambda _: {}
+        self.status = StatusServer(
+            self.cluster, not_ready=lambda: self.informer.not_ready(time.monotonic()),
+            queue=lambda now_s: self.queue(now_s), turn=lambda *_: None,
         )  # fmt: skip
         self.agents: dict[str, Agent] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         await self.api.__aenter__()
-        self.port = await self.answers.start("127.0.0.1:0", None)
+        self.port = await self.status.start("127.0.0.1:0", None)
         works = (self.informer.follow_pods(), self.informer.follow_nodes(), self.informer.follow_usage())
         self._tasks = [asyncio.create_task(work) for work in works]
         self.client = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}")
@@ -61,8 +60,7 @@ class Front:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.client.close()
-        await self.annotator.stop()
-        await self.answers.stop()
+        await self.status.stop()
         await self.api.__aexit__(None, None, None)
 
     def node(self, name: str, devices: int = 2) -> None:
@@ -81,37 +79,20 @@ class Front:
         )
         self.book.apply(name, report, time.monotonic())
 
-    async def call(self, verb: str, body: Any) -> Any:
-        async with self.client.post(f"/{verb}", json=body) as response:
-            assert response.status == 200, await response.text()
-            return json.loads(await response.read())
-
-    async def filter(self, body: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        answer = await self.call("filter", {"Pod": body, "Nodes": None, "NodeNames": names})
-        assert isinstance(answer, dict)
-        return answer
-
-    async def schedule(self, body: dict[str, Any], names: list[str]) -> str:
-        """Schedule and bind a pod as kube-scheduler does."""
-        self.server.put(body)
-        answer = await self.filter(body, names)
-        assert answer["Error"] == ""
-        fitting = answer["NodeNames"]
-        if len(fitting) > 1:
-            scores = await self.call("prioritize", {"Pod": body, "NodeNames": fitting})
-            fitting = [max(scores, key=lambda item: item["Score"])["Host"]]
-        if not fitting:
+    def schedule(self, body: dict[str, Any]) -> str:
+        """Find a pod a place as a round does, and have it released and bound there. Returns its node, or nothing."""
+        found = Placer(self.cluster, time.monotonic()).place([read(body)])
+        if found is None:
             return ""
-        key = body["metadata"]["namespace"], body["metadata"]["name"]
-        bound = json.loads(json.dumps(self.server.pods[key]))
-        bound["spec"]["nodeName"] = fitting[0]
+        [place] = found
+        bound = copy.deepcopy(body)
+        bound["metadata"]["annotations"] |= {NODE: place.node} | device_annotations(place.pod, place.devices)
+        bound["spec"]["nodeName"] = place.node
         self.server.put(bound)
-        return str(fitting[0])
+        return place.node
 
-    def device(self, name: str) -> str | None:
-        annotations = self.server.pods["default", name]["metadata"]["annotations"]
-        found = annotations.get("sharepod.io/device")
-        return None if found is None else str(found)
+    def device(self, name: str) -> str:
+        return str(self.server.pods["default", name]["metadata"]["annotations"]["sharepod.io/device"])
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
@@ -127,7 +108,7 @@ def with_front(tmp_path: Path, test: Callable[[Front], Coroutine[Any, Any, None]
             if listed:
                 front.node("n1")
                 front.node("n2")
-                await until(lambda: not front.informer.not_ready(time.monotonic()), "the extender is not ready")
+                await until(lambda: not front.informer.not_ready(time.monotonic()), "the replica is not ready")
             await test(front)
 
     asyncio.run(run())

@@ -1,0 +1,64 @@
+"""`make test` runs what measures real time alone, after all the rest; its status tells of both parts."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = """
+import os, pathlib
+import pytest
+
+def note(name):
+    with pathlib.Path("ran").open("a") as ran:
+        ran.write(f"{name} {os.environ.get('PYTEST_XDIST_WORKER', 'alone')[:2]}\\n")
+    assert name != os.environ["FAILING"]
+
+def test_beside():
+    note("beside")
+
+@pytest.mark.realtime
+def test_alone():
+    note("alone")
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, repo_root: Path) -> Path:
+    """A tree with one test of each part."""
+    for name in ("conftest.py", "simulated_gpu.py", "run.py"):
+        shutil.copy(repo_root / "tests" / name, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  realtime: measures real time\n")
+    (tmp_path / "test_parts.py").write_text(CASES)
+    return tmp_path
+
+
+def run(tree: Path, workers: int, *arguments: str, failing: str = "") -> tuple[int, list[str]]:
+    """Return the status and what ran where, in this order: under a worker (`gw`) or not (`al`)."""
+    command = [sys.executable, str(tree / "run.py"), str(workers), "-p", "no:cacheprovider", *arguments]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env = {**inherited, "FAILING": failing}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=100)
+    ran = tree / "ran"
+    return done.returncode, ran.read_text().splitlines() if ran.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("workers", "arguments", "failing", "status", "ran"),
+    [
+        (1, (), "beside", 1, ["beside gw", "alone al"]),
+        (1, (), "alone", 1, ["beside gw", "alone al"]),
+        (1, ("-x",), "beside", 2, ["beside gw"]),
+        (1, ("-k", "beside"), "", 0, ["beside gw"]),
+        (1, ("-k", "alone"), "", 0, ["alone al"]),
+        (1, ("-k", "neither"), "", 5, []),
+        (0, ("-p", "no:randomly"), "", 0, ["beside al", "alone al"]),
+    ],
+)
+def test_what_runs_where_and_the_status(
+    tree: Path, workers: int, arguments: tuple[str, ...], failing: str, status: int, ran: list[str]
+) -> None:
+    assert run(tree, workers, *arguments, failing=failing) == (status, ran)
