@@ -159,7 +159,15 @@ def test_loopback_is_told_from_what_others_reach(place: str, own: bool) -> None:
     assert is_loopback(place) is own
 
 
-@pytest.mark.parametrize(("page", "module"), [("operations.md", "sharepod.agent.settings")])
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("operations.md", "sharepod.agent.settings"),
+        ("device-plugin.md", "sharepod.deviceplugin.settings"),
+        ("scheduler.md", "sharepod.scheduler.settings"),
+        ("compatibility.md", "sharepod.webhook.settings"),
+    ],
+)
 def test_the_manual_has_the_current_settings(page: str, module: str) -> None:
     written = (Path(__file__).resolve().parents[2] / "docs" / page).read_text()
     assert with_settings(written, module) == written
