@@ -82,7 +82,7 @@ def test_what_is_shown_is_read_again() -> None:
         (["--listen", "127.0.0.1:65536"], {}, "--listen is '127.0.0.1:65536': give HOST:PORT"),
         (["--name", "A"], {}, "--name is 'A': give small letters"),
         ([], {"X_OVERCOMMIT": "maybe"}, "environment X_OVERCOMMIT is 'maybe': give true or false"),
-        ([], {"X_NAM": "a"}, "unknown environment variable X_NAM: did you mean X_NAME?"),
+        ([], {"X_NAMED": "a"}, "unknown environment variable X_NAMED: did you mean X_NAME?"),
         ([], {"X_SERVICE_HOST": "a"}, "unknown environment variable X_SERVICE_HOST: known are X_BINDING, X_CONFIG, "),
         (["--bindin", "late"], {}, "unknown flag --bindin: did you mean --binding?"),
         (["--bind", "late"], {}, "unknown flag --bind: "),
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_one_line_with_its_remedy(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("nam: a\n", "unknown key in FILE: nam: did you mean name?"),
+        ("named: a\n", "unknown key in FILE: named: did you mean name?"),
         ("- a\n", "configuration FILE is no mapping: write lines of key: value"),
         ("a: [\n", "configuration FILE is no YAML: while parsing"),
         ("name: [a]\n", "FILE: name is ['a']: give text"),
