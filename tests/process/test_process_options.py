@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,8 +141,20 @@ def test_the_help_has_every_setting_with_its_bounds_and_default(capsys: pytest.C
     assert "--name is X_NAME and name" in said
     for name in (*shown(Settings()), "config", "help"):
         assert f"--{name.replace('_', '-')} " in said
-    for part in ("One of late, on, off. [default: late]", "From 0 to 60. [default: 5]", "[default: a, b]"):
+    for part in ("One of late, on, off. [default: late]", "From 0 to 60. [default: 5]", "[default: a,b]"):
         assert part in said
+
+
+@pytest.mark.parametrize("name", ["agent", "deviceplugin", "scheduler", "webhook"])
+def test_no_word_of_a_help_is_cut_at_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        import_module(f"sharepod.{name}.settings").OPTIONS.start(["--help"])
+    said = capsys.readouterr().out
+    assert "--log-level" in said
+    assert "…" not in said
 
 
 def test_a_wrong_start_ends_with_its_line_and_code(capsys: pytest.CaptureFixture[str]) -> None:
