@@ -7,7 +7,7 @@ stay text here; they are judged in one place, wherever they stand.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 from sharepod.process.errors import SettingsError, unknown
 from sharepod.process.kinds import FLAG
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.process.setting import Setting
+
+_WORD_MAX: Final = 29
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,6 +51,12 @@ def read_flags(program: str, head: str, items: Sequence[Setting], arguments: Seq
     return {name: value for name, value in vars(found).items() if value is not None}
 
 
+def _broken(word: str) -> str:
+    """Return a word with spaces after its commas, colons and slashes where `--help` would cut it at 80 columns."""
+    end = max(word.rfind(mark, 0, _WORD_MAX) for mark in ",:/") + 1
+    return word if len(word) <= _WORD_MAX or not end else f"{word[:end]} {_broken(word[end:])}"
+
+
 def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
     import inspect
 
@@ -65,7 +73,7 @@ def _print_help(program: str, head: str, items: Sequence[Setting]) -> None:
     for item in items:
         is_flag = item.kind is FLAG  # its negative would have a column of its own, at the cost of the descriptions
         option = typer.Option(item.flag, metavar=None if is_flag else item.kind.metavar, help=item.meaning)
-        default = item.default.replace(",", ", ") or None  # a line can be broken there
+        default = _broken(item.default) or None
         parameters.append(
             parameter(item.name, Annotated[bool if is_flag else str, option], False if is_flag else default)
         )

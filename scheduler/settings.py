@@ -14,7 +14,7 @@ from sharepod.scheduler.policy import DEFAULT, ROWS
 _OBJECT: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _LABEL: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _TOPOLOGY: Final = text(
-    rf"({_LABEL}(,{_LABEL}){{0,7}})?", "give at most eight labels of nodes, with commas", metavar="LABELS"
+    rf"({_LABEL}(,{_LABEL}){{0,7}})?", "give at most eight labels of nodes, with commas", metavar="LIST"
 )
 
 
@@ -62,12 +62,12 @@ class Settings:
     )
     policy: str = setting(DEFAULT, choice(*ROWS), "Which of the nodes with room is best.")
     lease: str = setting(
-        "sharepod/sharepod-gates-leader", text(_OBJECT, "give NAMESPACE/NAME", "NAMESPACE/NAME"),
-        "The Lease by which replicas agree on which of them decides.",
+        "sharepod/sharepod-gates-leader", text(_OBJECT, "give NAMESPACE/NAME"),
+        "NAMESPACE/NAME of the Lease by which replicas agree on which of them decides.",
     )  # fmt: skip
     queues: str = setting(
-        "sharepod/sharepod-gates-queues", text(_OBJECT, "give NAMESPACE/NAME", "NAMESPACE/NAME"),
-        "The ConfigMap with the rules of queues, key queues.yaml. It need not be there.",
+        "sharepod/sharepod-gates-queues", text(_OBJECT, "give NAMESPACE/NAME"),
+        "NAMESPACE/NAME of the ConfigMap with the rules of queues, key queues.yaml. It need not be there.",
     )  # fmt: skip
     topology: str = setting(
         "topology.kubernetes.io/zone", _TOPOLOGY, "Labels of nodes that name their rack, switch, zone and so on, the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def test_what_is_shown_is_read_again() -> None:
         (["--listen", "127.0.0.1:65536"], {}, "--listen is '127.0.0.1:65536': give HOST:PORT"),
         (["--name", "A"], {}, "--name is 'A': give small letters"),
         ([], {"X_OVERCOMMIT": "maybe"}, "environment X_OVERCOMMIT is 'maybe': give true or false"),
-        ([], {"X_NAM": "a"}, "unknown environment variable X_NAM: did you mean X_NAME?"),
+        ([], {"X_NAMED": "a"}, "unknown environment variable X_NAMED: did you mean X_NAME?"),
         ([], {"X_SERVICE_HOST": "a"}, "unknown environment variable X_SERVICE_HOST: known are X_BINDING, X_CONFIG, "),
         (["--bindin", "late"], {}, "unknown flag --bindin: did you mean --binding?"),
         (["--bind", "late"], {}, "unknown flag --bind: "),
@@ -107,7 +108,7 @@ def test_what_is_wrong_is_one_line_with_its_remedy(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("nam: a\n", "unknown key in FILE: nam: did you mean name?"),
+        ("named: a\n", "unknown key in FILE: named: did you mean name?"),
         ("- a\n", "configuration FILE is no mapping: write lines of key: value"),
         ("a: [\n", "configuration FILE is no YAML: while parsing"),
         ("name: [a]\n", "FILE: name is ['a']: give text"),
@@ -140,8 +141,20 @@ def test_the_help_has_every_setting_with_its_bounds_and_default(capsys: pytest.C
     assert "--name is X_NAME and name" in said
     for name in (*shown(Settings()), "config", "help"):
         assert f"--{name.replace('_', '-')} " in said
-    for part in ("One of late, on, off. [default: late]", "From 0 to 60. [default: 5]", "[default: a, b]"):
+    for part in ("One of late, on, off. [default: late]", "From 0 to 60. [default: 5]", "[default: a,b]"):
         assert part in said
+
+
+@pytest.mark.parametrize("name", ["agent", "deviceplugin", "scheduler", "webhook"])
+def test_no_word_of_a_help_is_cut_at_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        import_module(f"sharepod.{name}.settings").OPTIONS.start(["--help"])
+    said = capsys.readouterr().out
+    assert "--log-level" in said
+    assert "…" not in said
 
 
 def test_a_wrong_start_ends_with_its_line_and_code(capsys: pytest.CaptureFixture[str]) -> None:
