@@ -1,7 +1,7 @@
 """Serves a collector's metrics over HTTP: on loopback in the clear, beyond it with TLS and a bearer token.
 
 prometheus_client reads what a scraper accepts and writes the text. Its own server knows no token, keeps its first
-certificate, and makes the handshake in the thread that accepts, where a silent peer stops everybody (ADR 23). So each
+certificate, and makes the handshake in the thread that accepts, where a silent peer stops everybody (ADR 24). So each
 connection has a thread of its own here, which makes the handshake and bounds the time that it takes.
 """
 
