@@ -33,7 +33,8 @@ test: build ## Run the whole test suite, WORKERS tests at a time (PYTEST_ARGS ad
 ifeq ($(origin KUBECONFIG),command line)
 e2e: export SHAREPOD_E2E_KUBECONFIG := $(abspath $(KUBECONFIG))
 endif
-e2e: build ## Run the tests that need a Kubernetes cluster, on one made here or KUBECONFIG=… (root)
+e2e: export SHAREPOD_E2E_KUBERNETES := $(KUBERNETES)
+e2e: build ## Run the tests that need a Kubernetes cluster, on 1.37, KUBERNETES=1.34 or KUBECONFIG=… (root, Go)
 	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
 
 check: build ## Check types, style, imports, protocol, spelling and C warnings

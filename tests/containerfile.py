@@ -5,6 +5,7 @@ else is an error, never skipped.
 """
 
 import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -50,6 +51,8 @@ class Stage:
     directory: str = "/"
     user: str = ""
     entrypoint: list[str] = field(default_factory=list)
+    said: str | None = None
+    """What the files depend on so far; None: on too much for them to be kept."""
 
 
 def read_steps(text: str) -> list[Step]:
@@ -114,13 +117,20 @@ class Build:
     """One run of a Containerfile. `base` returns the root file system of an image's name, a tar archive."""
 
     def __init__(
-        self, context: Path, scratch: Path, base: Callable[[str], Path], passed: Mapping[str, str] | None = None
+        self,
+        context: Path,
+        scratch: Path,
+        base: Callable[[str], Path],
+        passed: Mapping[str, str] | None = None,
+        kept: Path | None = None,
     ) -> None:
         self._context = context
         self._scratch = scratch
         self._base = base
         self._passed = dict(passed or {})
         """Variables of RUN steps that are not in the image, such as a package registry's."""
+        self._kept = kept
+        """Where the results of RUN steps are kept that do not depend on the whole context."""
         self._arguments: dict[str, str] = {}
         self._stages: dict[str, Stage] = {}
         self._stage: Stage | None = None
@@ -163,8 +173,9 @@ class Build:
             _call("cp", "-a", f"{before.root}/.", root)
             self._stage = Stage(root, dict(before.environment), before.directory, before.user, before.entrypoint)
         else:
-            _call("tar", "--extract", "--numeric-owner", "--file", self._base(image), "--directory", root)
-            self._stage = Stage(root)
+            base = self._base(image)
+            _unpack(base, root)
+            self._stage = Stage(root, said=base.name)
         self._stages[name] = self._stage
 
     def _env(self, step: Step) -> None:
@@ -193,6 +204,8 @@ class Build:
         words = shlex.split(self._filled(step.text))
         options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
         *sources, target = [word for word in words if not word.startswith("--")]
+        files = [self._context / source for source in sources]
+        self._depend(step, None if "from" in options or not all(file.is_file() for file in files) else files)
         place = self._inside(target)
         if set(options) - {"from", "chmod"}:
             raise ContainerfileError(f"line {step.line}: of COPY's options only --from and --chmod are run here")
@@ -214,8 +227,34 @@ class Build:
                 if "chmod" in options:
                     into.chmod(int(options["chmod"], 8))
 
+    def _depend(self, step: Step, files: list[Path] | None) -> None:
+        """Note that the stage depends on a step and on the files that it copies; None: on more than is looked at."""
+        stage = self._current()
+        if stage.said is None or files is None:
+            stage.said = None
+            return
+        said = hashlib.sha256(f"{stage.said}\n{stage.directory}\n{stage.environment}\n{step.text}\n".encode())
+        for file in files:
+            said.update(file.read_bytes())
+        stage.said = said.hexdigest()[:16]
+
     def _run(self, step: Step) -> None:
         stage = self._current()
+        self._depend(step, [])
+        layer = self._kept / f"{stage.said}.tar" if self._kept and stage.said else None
+        if layer and layer.exists():
+            layer.touch()
+            shutil.rmtree(stage.root)
+            stage.root.mkdir()
+            _unpack(layer, stage.root)
+            return
+        self._run_anew(step, stage)
+        if layer:
+            partial = layer.with_suffix(".partial")
+            _call("tar", "--create", "--numeric-owner", "--file", partial, "--directory", stage.root, ".")
+            partial.rename(layer)
+
+    def _run_anew(self, step: Step, stage: Stage) -> None:
         for name in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt"):
             place = stage.root / name
             if name == "etc/resolv.conf" and not place.exists():
@@ -232,6 +271,10 @@ class Build:
             )
         except ContainerfileError as error:
             raise ContainerfileError(f"line {step.line}: {error}") from None
+
+
+def _unpack(archive: Path, root: Path) -> None:
+    _call("tar", "--extract", "--numeric-owner", "--file", archive, "--directory", root)
 
 
 def _call(*command: object) -> None:

@@ -23,8 +23,8 @@ _CONTENTS = ("pods", "poddisruptionbudgets", "configmaps", "secrets", "leases", 
 class Deletion:
     """The ends of one store's objects."""
 
-    def __init__(self, store: Store, admission: Admission, minor: int, unix: Callable[[], float]) -> None:
-        self._store, self._admission, self._minor, self._unix = store, admission, minor, unix
+    def __init__(self, store: Store, admission: Admission, unix: Callable[[], float]) -> None:
+        self._store, self._admission, self._unix = store, admission, unix
         self.kubelet_s: float | None = None
         """A kubelet ends deleted pods so much later; None: there is none, and they stay."""
         self._kubelet: set[asyncio.TimerHandle] = set()
@@ -77,7 +77,7 @@ class Deletion:
         self._store.put("namespaces", place.key, body)
         for plural in _CONTENTS:
             for key, _ in list(self._store.all(plural, place.name)):
-                there = Place(kind_named(plural, self._minor), *key)
+                there = Place(kind_named(plural), *key)
                 await self.delete(there, {"gracePeriodSeconds": 0}, warnings=warnings)
         left = self._store.get("namespaces", place.key)
         return None if left is None else left.body

@@ -25,18 +25,18 @@ def is_guarded(pod: Body) -> bool:
     return not over and not pod["metadata"].get("deletionTimestamp")
 
 
-def budgets_of(pod: Body, budgets: Iterable[Body], *, empty: bool) -> list[Body]:
-    """Return the budgets that match a pod; `empty`: whether one that selects by nothing does (from policy/v1 on)."""
+def budgets_of(pod: Body, budgets: Iterable[Body]) -> list[Body]:
+    """Return the budgets that match a pod: one that selects by nothing does."""
     labels = pod["metadata"].get("labels") or {}
-    return [one for one in budgets if labels_match(one.get("spec", {}).get("selector"), labels, empty=empty)]
+    return [one for one in budgets if labels_match(one.get("spec", {}).get("selector"), labels, empty=True)]
 
 
-def status_of(budget: Body, pods: Iterable[Body], *, empty: bool) -> Body:
+def status_of(budget: Body, pods: Iterable[Body]) -> Body:
     """Return a budget's status for the pods of its namespace."""
     spec = budget.get("spec", {})
     matched = [
         pod for pod in pods
-        if labels_match(spec.get("selector"), pod["metadata"].get("labels") or {}, empty=empty)
+        if labels_match(spec.get("selector"), pod["metadata"].get("labels") or {}, empty=True)
         and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
     ]  # fmt: skip
     healthy = sum(is_ready(pod) and not pod["metadata"].get("deletionTimestamp") for pod in matched)

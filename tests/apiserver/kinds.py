@@ -1,13 +1,11 @@
-"""What is served: kinds of objects, their paths, and since which release. A kind more is a row more."""
+"""What is served: kinds of objects, and their paths. A kind more is a row more."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-NEWEST = 36
-"""The minor release that is played where no other is asked for."""
-GATES_SINCE = 27
-"""Scheduling gates are on by default; before, the field is dropped as any unknown one."""
+RELEASE = ("1", "37")
+"""What is played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +22,6 @@ class Kind:
     """PUT is refused without a resourceVersion."""
     stored: bool = True
     """False: it can only be created, and is the question to an answer."""
-    since: int = 0
-    until: int = 999
-    """Minor releases that serve it."""
 
     @property
     def api_version(self) -> str:
@@ -50,8 +45,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Secret", "secrets"),
     Kind("ServiceAccount", "serviceaccounts"),
     Kind("Lease", "leases", group="coordination.k8s.io", needs_version=True),
-    Kind("PodDisruptionBudget", "poddisruptionbudgets", since=21, **_PDB),  # type: ignore[arg-type]
-    Kind("PodDisruptionBudget", "poddisruptionbudgets", version="v1beta1", until=24, **_PDB),  # type: ignore[arg-type]
+    Kind("PodDisruptionBudget", "poddisruptionbudgets", **_PDB),  # type: ignore[arg-type]
     Kind("PriorityClass", "priorityclasses", group="scheduling.k8s.io", namespaced=False),
     Kind("MutatingWebhookConfiguration", "mutatingwebhookconfigurations", **_HOOK),  # type: ignore[arg-type]
     Kind("ValidatingWebhookConfiguration", "validatingwebhookconfigurations", **_HOOK),  # type: ignore[arg-type]
@@ -79,8 +73,8 @@ class Place:
         return f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
 
 
-def place_of(path: str, minor: int) -> Place | None:
-    """Return what a path leads to at a minor release; None: nothing."""
+def place_of(path: str) -> Place | None:
+    """Return what a path leads to; None: nothing."""
     words = path.strip("/").split("/")
     if words[:2] == ["api", "v1"]:
         group, version, rest = "", "v1", words[2:]
@@ -95,7 +89,7 @@ def place_of(path: str, minor: int) -> Place | None:
         return None
     plural, name, subresource = [*rest, "", ""][:3]
     for kind in KINDS:
-        if (kind.group, kind.version, kind.plural) == (group, version, plural) and kind.since <= minor <= kind.until:
+        if (kind.group, kind.version, kind.plural) == (group, version, plural):
             if subresource and subresource not in kind.subresources:
                 return None
             if (bool(namespace) and not kind.namespaced) or (kind.namespaced and name and not namespace):
@@ -104,6 +98,6 @@ def place_of(path: str, minor: int) -> Place | None:
     return None
 
 
-def kind_named(plural: str, minor: int = NEWEST) -> Kind:
-    """Return the kind of a plural, at the newest version that is served."""
-    return next(kind for kind in KINDS if kind.plural == plural and kind.since <= minor <= kind.until)
+def kind_named(plural: str) -> Kind:
+    """Return the kind of a plural."""
+    return next(kind for kind in KINDS if kind.plural == plural)

@@ -48,13 +48,12 @@ class Ask:
 class Registry:
     """What may be written to one store, and how."""
 
-    def __init__(self, store: Store, admission: Admission, minor: int, unix: Callable[[], float]) -> None:
+    def __init__(self, store: Store, admission: Admission, unix: Callable[[], float]) -> None:
         """`unix` is the wall clock."""
-        self.store, self._admission, self._minor, self._unix = store, admission, minor, unix
+        self.store, self._admission, self._unix = store, admission, unix
         self.reviews: dict[str, Body] = {}
         """What a TokenReview of a token answers as its status; others are not authenticated."""
-        self.deletion = Deletion(store, admission, minor, unix)
-        self.knows_eviction_v1 = minor >= 22
+        self.deletion = Deletion(store, admission, unix)
         self.evicted: list[str] = []
         """Names of pods, as they were evicted."""
 
@@ -182,7 +181,7 @@ class Registry:
     async def evict(self, place: Place, eviction: Body, ask: Ask) -> None:
         """Delete a pod if its budgets allow it. Raises Refusal."""
         version = eviction.get("apiVersion")
-        if version not in ("policy/v1", "policy/v1beta1") or (version == "policy/v1" and not self.knows_eviction_v1):
+        if version not in ("policy/v1", "policy/v1beta1"):
             raise bad_request(f'no kind "Eviction" is registered for version "{version}"')
         if eviction.get("metadata", {}).get("name") != place.name:
             raise bad_request("name in URL does not match name in Eviction object")
@@ -191,7 +190,7 @@ class Registry:
         if evict.is_guarded(pod):
             self.settle_budgets(place.namespace)
             budgets = [kept.body for _, kept in self.store.all("poddisruptionbudgets", place.namespace)]
-            evict.check(pod, evict.budgets_of(pod, budgets, empty=self._minor >= 21))
+            evict.check(pod, evict.budgets_of(pod, budgets))
         alone = Place(kind_named("pods"), place.namespace, place.name)
         await self.deletion.delete(
             alone, options, dry_run=ask.dry_run or bool(options.get("dryRun")), warnings=ask.warnings
@@ -202,7 +201,7 @@ class Registry:
         """Do a disruption controller's work, whenever somebody looks at what it does."""
         for key, kept in list(self.store.all("poddisruptionbudgets", namespace)):
             pods = (found.body for _, found in self.store.all("pods", key[0]))
-            status = evict.status_of(kept.body, pods, empty=self._minor >= 21)
+            status = evict.status_of(kept.body, pods)
             if status != kept.body.get("status"):
                 self.store.put("poddisruptionbudgets", key, {**kept.body, "status": status})
 
@@ -236,12 +235,10 @@ class Registry:
         _check_kind(place, body)
         check_changed(place, before, body)
         self._keep_other_part(place, before, body)
-        self._refill(place, body)
         write = Write(place, place.name, "UPDATE", body, before, ask.dry_run)
         body = await self._admission.mutate(write, ask.warnings) or body
         check_changed(place, before, body)
         self._keep_other_part(place, before, body)
-        self._refill(place, body)
         if place.kind.plural == "pods":
             (rules.check_status if place.subresource else rules.check_changed)(before, body)
         elif place.kind.plural == "events":
@@ -274,15 +271,11 @@ class Registry:
         if not isinstance(body.setdefault("metadata", {}), dict):
             raise bad_request("metadata is no object")
         if place.kind.plural == "pods":
-            rules.fill(body, self._minor, self._priority_class)
+            rules.fill(body, self._priority_class)
         elif place.kind.plural == "namespaces":
             body["status"] = {"phase": "Active"}
         elif place.kind.plural == "poddisruptionbudgets":
             body.pop("status", None)
-
-    def _refill(self, place: Place, body: Body) -> None:
-        if place.kind.plural == "pods":
-            rules.drop_unknown(body, self._minor)
 
     def _check_new(self, place: Place, body: Body) -> None:
         if place.kind.plural == "pods":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from .kinds import GATES_SINCE
 from .refusal import Refusal, conflict, invalid
 from .store import copied
 
@@ -35,10 +34,9 @@ def gates_of(pod: Body) -> list[str]:
     return [gate["name"] for gate in pod["spec"].get("schedulingGates") or ()]
 
 
-def fill(pod: Body, minor: int, priority_of: Callable[[str], Body | None]) -> None:
+def fill(pod: Body, priority_of: Callable[[str], Body | None]) -> None:
     """Fill in what a new pod leaves out. Raises Refusal for a priority class that is not there."""
     spec = pod.setdefault("spec", {})
-    drop_unknown(pod, minor)
     for key, value in {
         "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
         "securityContext": {}, "schedulerName": "default-scheduler", "enableServiceLinks": True,
@@ -64,11 +62,6 @@ def fill(pod: Body, minor: int, priority_of: Callable[[str], Body | None]) -> No
     pod["status"] = {"phase": "Pending", "qosClass": _qos(spec)}
     if spec.get("schedulingGates"):
         pod["status"]["conditions"] = [dict(_GATED)]
-
-
-def drop_unknown(pod: Body, minor: int) -> None:
-    if minor < GATES_SINCE:
-        pod["spec"].pop("schedulingGates", None)
 
 
 def _containers(spec: Body) -> list[Body]:

@@ -20,7 +20,7 @@ from .admission import Admission
 from .faults import Faults
 from .hand import Hand
 from .keys import AUTHORITY, server_context
-from .kinds import NEWEST, Place, place_of
+from .kinds import RELEASE, Place, place_of
 from .listing import listed, matcher
 from .refusal import Refusal, bad_request
 from .registry import APPLY, JSON, MERGE, STRATEGIC, Ask, Registry
@@ -42,10 +42,9 @@ _PATCHES = (JSON, MERGE, STRATEGIC, APPLY)
 class ApiServer(Hand):
     """Start with `async with`; `stop` and `start` make it go and come back at the same address."""
 
-    def __init__(self, minor: int = NEWEST, unix: Callable[[], float] = time.time) -> None:
-        """`minor`: which release of Kubernetes 1 is played; `unix`: its wall clock."""
+    def __init__(self, unix: Callable[[], float] = time.time) -> None:
+        """`unix`: its wall clock."""
         super().__init__(Store())
-        self.minor = minor
         self.token = "first"  # noqa: S105
         self.faults = Faults()
         self.services: dict[tuple[str, str], int] = {}
@@ -56,7 +55,7 @@ class ApiServer(Hand):
         """How many versions the cache is behind, from which a list at version 0 is answered."""
         self.port = 0
         self._admission = Admission(self.store, self.services)
-        self.registry = Registry(self.store, self._admission, minor, unix)
+        self.registry = Registry(self.store, self._admission, unix)
         self.watches = Watches(self.store)
         self._runner: web.AppRunner | None = None
         self._connections: set[asyncio.Transport] = set()
@@ -173,7 +172,7 @@ class ApiServer(Hand):
             return web.Response(text="ok")
         if not request.path.startswith(("/api/", "/apis/", "/version")):
             return web.Response(text="404 page not found", status=404)
-        place = place_of(request.path, self.minor)
+        place = place_of(request.path)
         watches = place is not None and request.method == "GET" and request.query.get("watch") in ("true", "1")
         verb = "watch" if watches else request.method.lower()
         what = f"{verb} {place.what if place is not None else request.path}"
@@ -183,7 +182,8 @@ class ApiServer(Hand):
             self._authenticate(request)
             self.faults.check(what)
             if request.path == "/version":
-                return _json({"major": "1", "minor": str(self.minor), "gitVersion": f"v1.{self.minor}.0"})
+                major, minor = RELEASE
+                return _json({"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.0"})
             if watches and place is not None:
                 return await self.watches.serve(request, place)
             response = await self._do(request, place)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 GUARDED = {"guarded": "yes"}
 
 
-async def eviction(there: There, name: str, version: str = "", **options: Body) -> Answer:
+async def eviction(there: There, name: str, version: str = "policy/v1", **options: Body) -> Answer:
     body = {
-        "apiVersion": version or ("policy/v1" if there.minor >= 22 else "policy/v1beta1"), "kind": "Eviction",
+        "apiVersion": version, "kind": "Eviction",
         "metadata": {"name": name, "namespace": there.namespace}, "deleteOptions": options,
     }  # fmt: skip
     return await there.ask("POST", there.path("pods", name) + "/eviction", body)
@@ -22,18 +22,15 @@ async def eviction(there: There, name: str, version: str = "", **options: Body) 
 
 async def budget(there: There, least: int, healthy: int) -> None:
     """Make a budget for at least so many, and wait until its controller has counted the healthy."""
-    group = "policy/v1" if there.minor >= 21 else "policy/v1beta1"
     spec = {"minAvailable": least, "selector": {"matchLabels": GUARDED}}
-    body = {"apiVersion": group, "kind": "PodDisruptionBudget", "metadata": {"name": "budget"}, "spec": spec}
-    await there.done("POST", there.path("poddisruptionbudgets", group=group), body)
+    body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "budget"}, "spec": spec}
+    await there.done("POST", there.path("poddisruptionbudgets", group="policy/v1"), body)
     await counted(there, healthy)
 
 
 async def counted(there: There, healthy: int) -> None:
-    group = "policy/v1" if there.minor >= 21 else "policy/v1beta1"
-
     async def seen() -> bool:
-        found = await there.done("GET", there.path("poddisruptionbudgets", "budget", group))
+        found = await there.done("GET", there.path("poddisruptionbudgets", "budget", "policy/v1"))
         status = found.get("status", {})
         new = status.get("observedGeneration", 0) >= found["metadata"].get("generation", 1)
         return bool(new and status.get("currentHealthy") == healthy)

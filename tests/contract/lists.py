@@ -39,7 +39,7 @@ class TestLists:
         assert names == ["map-a", "map-b", "map-c", "map-d", "map-e"]
 
     @promise
-    async def test_a_page_of_a_version_that_is_compacted_is_gone(self, there: There) -> None:
+    async def test_a_page_of_a_version_that_is_compacted_is_of_that_version_or_gone(self, there: There) -> None:
         if there.connection.compact is None:
             pytest.skip("this API server's history cannot be compacted from here")
         for name in ("a", "b", "c"):
@@ -48,8 +48,12 @@ class TestLists:
         await there.config_map("later", {})
         await there.connection.compact()
         token = first["metadata"]["continue"]
-        answer = await there.ask("GET", there.path("configmaps"), limit="1", **{"continue": token})
-        assert (answer.status, answer.reason) == (410, "Expired")
+        answer = await there.ask("GET", there.path("configmaps"), **{"continue": token})
+        if answer.status == 200:  # since 1.34, as long as the API server has a snapshot of its own
+            assert answer.body["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+            assert "later" not in [item["metadata"]["name"] for item in answer.body["items"]]
+        else:
+            assert (answer.status, answer.reason) == (410, "Expired")
 
     @promise
     async def test_a_list_at_version_0_comes_in_one_piece(self, there: There) -> None:

@@ -25,8 +25,8 @@ SHARE = "sharepod.io/gpu"
 class There:
     """A namespace of one API server."""
 
-    def __init__(self, client: Client, namespace: str, minor: int) -> None:
-        self.client, self.namespace, self.minor = client, namespace, minor
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
         self.connection = client.connection
 
     def path(self, plural: str, name: str = "", group: str = "") -> str:
@@ -109,9 +109,7 @@ def promise(test: Callable[[Any, There], Coroutine[None, None, None]]) -> Callab
 @contextlib.asynccontextmanager
 async def _there(connection: Connection) -> AsyncIterator[There]:
     async with Client(connection) as client:
-        version = await client.ask("GET", "/version")
-        minor = int(version.body["minor"].rstrip("+"))
-        there = There(client, f"contract-{random.getrandbits(40):010x}", minor)
+        there = There(client, f"contract-{random.getrandbits(40):010x}")
         labels = {"contract": there.namespace}
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": there.namespace, "labels": labels}}
         await there.done("POST", "/api/v1/namespaces", body)

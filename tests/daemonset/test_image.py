@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containerfile import Build, ContainerfileError, Step, context_files, read_steps
+from containerfile import Build, ContainerfileError, Stage, Step, context_files, read_steps
 from simulated_gpu import REPO_ROOT
 
 IMAGE = REPO_ROOT / "daemonset" / "image"
@@ -97,6 +97,35 @@ def test_a_step_that_is_not_understood_is_an_error(tmp_path: Path, text: str, ca
         pass
     with pytest.raises(ContainerfileError, match=re.escape(cause)):
         Build(tmp_path, tmp_path / "scratch", lambda _: empty).run(text)
+
+
+def test_a_step_runs_again_only_when_something_has_changed_that_it_depends_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    empty, context, kept = tmp_path / "empty.tar", tmp_path / "context", tmp_path / "kept"
+    with tarfile.open(empty, "w"):
+        pass
+    context.mkdir()
+    kept.mkdir()
+    ran: list[str] = []
+
+    def run(_: Build, step: Step, stage: Stage) -> None:
+        ran.append(step.text)
+        (stage.root / step.text).write_text("made")
+
+    monkeypatch.setattr(Build, "_run_anew", run)
+    text = "FROM x\nCOPY pins /\nRUN tools\nCOPY . /\nRUN program\n"
+    for number, (pins, source, runs) in enumerate(
+        [("1", "a", ["tools", "program"]), ("1", "b", ["program"]), ("2", "b", ["tools", "program"])]
+    ):
+        (context / "pins").write_text(pins)
+        (context / "source").write_text(source)
+        ran.clear()
+        stage = Build(context, tmp_path / str(number), lambda _: empty, kept=kept).run(text)
+        assert ran == runs
+        assert {path.name: path.read_text() for path in stage.root.iterdir()} == {
+            "pins": pins, "source": source, "tools": "made", "program": "made",
+        }  # fmt: skip
 
 
 # ---- the probe

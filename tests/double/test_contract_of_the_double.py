@@ -1,4 +1,4 @@
-"""The double holds what a new Kubernetes holds."""
+"""The double holds what Kubernetes holds."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = [
 
 
 @contextlib.asynccontextmanager
-async def double(minor: int) -> AsyncIterator[Connection]:
-    async with ApiServer(minor) as server:
+async def double() -> AsyncIterator[Connection]:
+    async with ApiServer() as server:
 
         async def compact() -> None:
             server.compact()
@@ -44,4 +44,4 @@ async def double(minor: int) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 def connected() -> Connected:
-    return lambda: double(36)
+    return double

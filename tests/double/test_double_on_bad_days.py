@@ -18,9 +18,9 @@ PODS = "/api/v1/pods"
 A = "/api/v1/namespaces/default/pods/a"
 
 
-def with_double(test: Callable[[ApiServer, Client], Coroutine[None, None, None]], minor: int = 36) -> None:
+def with_double(test: Callable[[ApiServer, Client], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
-        async with ApiServer(minor) as server:
+        async with ApiServer() as server:
             address = server.address()
             async with Client(Connection(address)) as client:
                 await test(server, client)

@@ -24,6 +24,7 @@ MODULES = Path(__file__).with_name("tools")
 PACKAGES = Path(__file__).with_name("apt-packages.txt")
 GO_NEEDED = (1, 26, 6)  # containerd 2.4 says so in its go.mod
 PROGRESS_SECONDS = 20.0
+KEPT = 2  # builds of a module
 KUBERNETES = "k8s.io/kubernetes"
 
 
@@ -60,8 +61,12 @@ class Module:
     @property
     def version(self) -> str:
         """The version that ``go.mod`` pins, as ``v1.37.2``."""
-        found = re.search(rf"^\s*(?:require )?{re.escape(self.source)} (v\S+)", self._text("go.mod"), re.MULTILINE)
-        assert found, f"{self.name} does not require {self.source}"
+        return self.pinned(self.source)
+
+    def pinned(self, path: str) -> str:
+        """Return the version of a module that ``go.mod`` requires."""
+        found = re.search(rf"^\s*(?:require )?{re.escape(path)} (v\S+)", self._text("go.mod"), re.MULTILINE)
+        assert found, f"{self.name} does not require {path}"
         return found[1]
 
     def linker_flags(self) -> str:
@@ -81,8 +86,10 @@ def kubernetes(minor: int) -> Module:
     programs = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     # Without these they call themselves v0.0.0, which clients take for an old release.
-    values = ("gitVersion=%s", "gitMajor=1%.0s", f"gitMinor={minor}%.0s", "gitTreeState=archive%.0s")
-    values += ("buildDate=1970-01-01T00:00:00Z%.0s",)
+    values = (
+        *("gitVersion=%s", "gitMajor=1%.0s", f"gitMinor={minor}%.0s", "gitTreeState=archive%.0s"),
+        "buildDate=1970-01-01T00:00:00Z%.0s",
+    )
     return Module(
         f"kubernetes-1.{minor}",
         tuple((name, f"{KUBERNETES}/cmd/{name}") for name in programs),
@@ -233,9 +240,9 @@ def build(*modules: Module) -> list[Path]:
     check_packages()
     folders = [cache_folder(module) for module in modules]
     root = cache_root() / "tools"
+    if all(folder.is_dir() for folder in folders):
+        return folders  # without the lock: another process may build other modules for minutes
     with locked(root):
-        if all(folder.is_dir() for folder in folders):
-            return folders
         for interrupted in root.glob("build-*"):
             shutil.rmtree(interrupted)
         with tempfile.TemporaryDirectory(prefix="build-", dir=root) as place:
@@ -244,10 +251,15 @@ def build(*modules: Module) -> list[Path]:
                     began = time.monotonic()
                     build_module(module, Path(place)).rename(folder)
                     say(f"{module.name} {module.version}: built in {time.monotonic() - began:.0f} s")
-                    for older in root.glob(f"{module.name}_*"):
-                        if older != folder:
-                            shutil.rmtree(older)
+                    remove_older(root, module)
     return folders
+
+
+def remove_older(root: Path, module: Module) -> None:
+    """Keep a module's newest builds: checkouts of two versions share the cache."""
+    kept = sorted(root.glob(f"{module.name}_*"), key=lambda folder: folder.stat().st_mtime)
+    for folder in kept[:-KEPT]:
+        shutil.rmtree(folder)
 
 
 def main() -> int:

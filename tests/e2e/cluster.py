@@ -1,4 +1,4 @@
-"""A Kubernetes cluster for a test, of one node or of several: ``with Cluster(servers) as cluster``.
+"""A Kubernetes cluster for a test, of one node or of several: ``with Cluster(programs) as cluster``.
 
 Owns the order in which the components start and what it means that the cluster is ready. The control plane is on the
 first node. The nodes that carry it own what must not stay behind; the components' settings are ``components'``. What a
@@ -7,34 +7,35 @@ ours can do, to its first node where no other is named: to others, ask ``members
 """
 
 import shutil
-import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import components
-from build_kubernetes import cache_root
+from build_tools import cache_root
 from certificates import Authority
 from image import Image, static_program, write_image
 from kubectl import ClusterError, Kubectl, wait_until
 from member import Member
 from node import Node
+from programs import Programs
+
+MOUNTED_BY_PODS = {"serviceaccount": "default", "configmap": "kube-root-ca.crt"}
 
 
 class Cluster:
     """One cluster, from its start to its end."""
 
-    def __init__(self, servers: Path, nodes: int = 1) -> None:
-        self.servers = servers.resolve()
-        (images := cache_root().with_name("images")).mkdir(parents=True, exist_ok=True)
-        first = Member(1, [servers, images])
+    def __init__(self, programs: Programs, nodes: int = 1) -> None:
+        self.programs = programs
+        (images := cache_root() / "images").mkdir(parents=True, exist_ok=True)
+        first = Member(1, programs, [images])
         self.shared = first.node.state / "shared"  # keys and images, which every node sees
-        others = [Member(number, [servers, images, self.shared]) for number in range(2, nodes + 1)]
+        others = [Member(number, programs, [images, self.shared]) for number in range(2, nodes + 1)]
         self.members = [first, *others]
-        self.kubectl = Kubectl(self._run_kubectl)
+        self.kubectl = Kubectl(self._kubectl_command)
         self._nodes = ExitStack()
 
     def __enter__(self) -> Self:
@@ -96,15 +97,6 @@ class Cluster:
         """End a component in order and start it anew."""
         self.members[0].restart(name)
 
-    @contextmanager
-    def without(self, name: str) -> Iterator[None]:
-        """Do without a component for a while."""
-        self.kill(name)
-        try:
-            yield
-        finally:
-            self.start(name)
-
     def reboot(self) -> None:
         """End what runs on the node, forget what was in its memory, and start it anew; its control plane stays."""
         self.members[0].reboot()
@@ -123,21 +115,14 @@ class Cluster:
             return False
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    def _run_kubectl(
-        self, arguments: tuple[str, ...], stdin: bytes | None, timeout_seconds: float
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _kubectl_command(self) -> list[str]:
+        """Return how kubectl is called. Its files are the machine's, for manifests lie in the checkout."""
         state = self.node.state
-        ours = [f"--kubeconfig={state / 'admin.kubeconfig'}", f"--cache-dir={state / 'kubectl'}"]
-        # Its files are the machine's: manifests lie in the checkout.
-        return self.node.run(
-            [self.servers / "kubectl", *ours, *arguments],
-            namespaces=["--net"],
-            stdin=stdin,
-            timeout_seconds=timeout_seconds,
-        )
+        where = ["nsenter", f"--target={self.node.pid}", "--net", "--", str(self.programs.kubernetes / "kubectl")]
+        return [*where, f"--kubeconfig={state / 'admin.kubeconfig'}", f"--cache-dir={state / 'kubectl'}"]
 
     def _start(self) -> None:
-        state, servers, first = self.node.state, self.servers, self.members[0]
+        state, programs, first = self.node.state, self.programs, self.members[0]
         authority = Authority(self.shared / "keys")
         access = {
             name: components.kubeconfig(state / f"{name}.kubeconfig", authority, name, subject)
@@ -147,36 +132,37 @@ class Cluster:
                 ("kube-scheduler", "/CN=system:kube-scheduler"),
             )
         }
-        first.start_component(components.etcd("/run/etcd"))
+        first.start_component(components.etcd(programs, "/run/etcd"))
         for member in self.members:
             own = member.node.state
-            member.start_component(components.containerd(own / "containerd.toml", own / "networks", member.number))
-        first.start_component(components.api_server(servers, authority))
+            member.start_component(
+                components.containerd(programs, own / "containerd.toml", own / "networks", member.number)
+            )
+        first.start_component(components.api_server(programs, authority))
         for member in self.members:
-            wait_until("containerd answers", lambda member=member: member.answers("containerd", "ctr", "version"))
+            member.wait_for_runtime()
         root = static_program(Path(__file__).with_name("pause.c"), state / "pause", "pause")
         self.import_image(Image(components.PAUSE_IMAGE, ["/pause"]), root)
         wait_until("the API server is ready", self._api_is_ready)
         name = "kube-controller-manager"
-        first.start_component(components.controller_manager(servers, authority, access[name], len(self.members)))
-        first.start_component(components.scheduler(servers, access["kube-scheduler"]))
-        name_server, reaper = (
-            shutil.copy(Path(__file__).with_name(program), state) for program in ("name_server.py", "reaper.py")
-        )
+        first.start_component(components.controller_manager(programs, authority, access[name], len(self.members)))
+        first.start_component(components.scheduler(programs, access["kube-scheduler"]))
+        name_server = shutil.copy(Path(__file__).with_name("name_server.py"), state)
         first.start_component(components.name_server(name_server, authority))
-        first.start_component(components.reaper(reaper, authority))
         for member in self.members:
             self._start_kubelet(member, authority)
         for member in self.members:
             wait_until(f"{member.name} is ready", lambda member=member: self._is_ready(member))
-        wait_until("the default service account exists", self._pods_may_be_made)
+        wait_until("pods may be made", self._pods_may_be_made)
 
     def _start_kubelet(self, member: Member, authority: Authority) -> None:
         own, name = member.node.state, f"kubelet-{member.name}"
         (member.node.root / components.STATIC_PODS.lstrip("/")).mkdir(parents=True)
         subject = f"/O=system:nodes/CN=system:node:{member.name}"
         access = components.kubeconfig(own / "kubelet.kubeconfig", authority, name, subject)
-        member.start_component(components.kubelet(self.servers, authority, access, own / "kubelet.json", member.number))
+        member.start_component(
+            components.kubelet(self.programs, authority, access, own / "kubelet.json", member.number)
+        )
 
     def _is_ready(self, member: Member) -> bool:
         return member.runs("kubelet") and self.node_is_ready(member.name)
@@ -190,7 +176,8 @@ class Cluster:
             return False
 
     def _pods_may_be_made(self) -> bool:
+        """Tell whether there is what every pod mounts."""
         try:
-            return bool(self.kubectl.get("serviceaccount", "default").get("secrets"))
+            return all(self.kubectl.get(kind, name) for kind, name in MOUNTED_BY_PODS.items())
         except ClusterError:
             return False

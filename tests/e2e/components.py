@@ -6,6 +6,7 @@ server listens at the first address of the service range itself; the machine's f
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from node_init import (
     SERVICE_RANGE,
     node_address,
 )
+from programs import Programs
 
 API_SERVER = f"https://{SERVICE_ADDRESS}:443"
 ETCD = "http://127.0.0.1:2379"
@@ -26,7 +28,8 @@ CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 NODE_NAME = "node1"  # the first
 PAUSE_IMAGE = "docker.io/library/pause:e2e"
 STATIC_PODS = "/var/lib/kubelet/static-pods"
-CNI_PLUGINS = "/usr/lib/cni"
+UNUSED_SNAPSHOTTERS = ("btrfs", "zfs", "devmapper", "erofs", "blockfile")
+ETCD_FLAGS = ("--log-level=warn", "--unsafe-no-fsync")  # nothing of it outlives the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,10 @@ class Component:
 
     name: str
     command: tuple[str | Path, ...]
+
+
+def of_kubernetes(programs: Programs, name: str, flags: Mapping[str, object]) -> Component:
+    return Component(name, (programs.kubernetes / name, *(f"--{flag}={value}" for flag, value in flags.items())))
 
 
 def node_name(number: int) -> str:
@@ -61,17 +68,17 @@ def kubeconfig(path: Path, authority: Authority, name: str, subject: str) -> Pat
     return path
 
 
-def etcd(data: str) -> Component:
+def etcd(programs: Programs, data: str) -> Component:
     urls = {
         "--listen-client-urls": ETCD,
         "--advertise-client-urls": ETCD,
         "--listen-peer-urls": "http://127.0.0.1:2380",
     }
     flags = [f"{flag}={value}" for flag, value in urls.items()]
-    return Component("etcd", ("etcd", f"--data-dir={data}", "--logger=zap", *flags))
+    return Component("etcd", (programs.runtime / "etcd", f"--data-dir={data}", *ETCD_FLAGS, *flags))
 
 
-def api_server(binaries: Path, authority: Authority) -> Component:
+def api_server(programs: Programs, authority: Authority) -> Component:
     served = (SERVICE_ADDRESS, NODE_ADDRESS, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default.svc")
     certificate, key = authority.issue("kube-apiserver", "/CN=kube-apiserver", served)
     client, client_key = authority.issue("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client")
@@ -105,15 +112,16 @@ def api_server(binaries: Path, authority: Authority) -> Component:
         "allow-privileged": "true",
         "event-ttl": "1h",
     }
-    return Component("kube-apiserver", (binaries / "kube-apiserver", *(f"--{k}={v}" for k, v in flags.items())))
+    return Component(
+        "kube-apiserver", (programs.kubernetes / "kube-apiserver", *(f"--{k}={v}" for k, v in flags.items()))
+    )
 
 
-def controller_manager(binaries: Path, authority: Authority, access: Path, nodes: int) -> Component:
+def controller_manager(programs: Programs, authority: Authority, access: Path, nodes: int) -> Component:
     flags: dict[str, object] = {
         "kubeconfig": access,
         "leader-elect": "false",
         "bind-address": "127.0.0.1",
-        "port": 0,
         "root-ca-file": authority.certificate,
         "service-account-private-key-file": authority.folder / "service-accounts.key",
         "use-service-account-credentials": "true",
@@ -122,13 +130,14 @@ def controller_manager(binaries: Path, authority: Authority, access: Path, nodes
     if nodes > 1:
         # Half of the default: tests wait for it. Each kubelet here says every two seconds that it is there.
         flags["node-monitor-grace-period"] = "20s"
-    name = "kube-controller-manager"
-    return Component(name, (binaries / name, *(f"--{k}={v}" for k, v in flags.items())))
+    return of_kubernetes(programs, "kube-controller-manager", flags)
 
 
-def scheduler(binaries: Path, access: Path) -> Component:
-    flags = {"kubeconfig": access, "leader-elect": "false", "bind-address": "127.0.0.1", "port": 0}
-    return Component("kube-scheduler", (binaries / "kube-scheduler", *(f"--{k}={v}" for k, v in flags.items())))
+def scheduler(programs: Programs, access: Path) -> Component:
+    flags = {"kubeconfig": access, "leader-elect": "false", "bind-address": "127.0.0.1"}
+    return Component(
+        "kube-scheduler", (programs.kubernetes / "kube-scheduler", *(f"--{k}={v}" for k, v in flags.items()))
+    )
 
 
 def name_server(program: Path, authority: Authority) -> Component:
@@ -136,12 +145,7 @@ def name_server(program: Path, authority: Authority) -> Component:
     return Component("name-server", ("python3", "-I", program, NAME_SERVER_ADDRESS, API_SERVER, authority.folder))
 
 
-def reaper(program: Path, authority: Authority) -> Component:
-    """Return the reaper; it needs the keys of `admin`."""
-    return Component("reaper", ("python3", "-I", program, API_SERVER, authority.folder))
-
-
-def kubelet(binaries: Path, authority: Authority, access: Path, configuration: Path, number: int) -> Component:
+def kubelet(programs: Programs, authority: Authority, access: Path, configuration: Path, number: int) -> Component:
     name, address = node_name(number), node_address(number)
     certificate, key = authority.issue(f"kubelet-server-{name}", f"/CN={name}", (address, name))
     configuration.write_text(
@@ -159,6 +163,9 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
                 "address": address,
                 "healthzBindAddress": "127.0.0.1",
                 "readOnlyPort": 0,
+                "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+                # Version 1 of control groups, which kubelets of 1.35 and later refuse unless they are told.
+                "failCgroupV1": False,
                 "cgroupDriver": "cgroupfs",
                 "oomScoreAdj": 0,
                 "failSwapOn": False,
@@ -170,7 +177,7 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
                 "imageGCHighThresholdPercent": 100,
                 "containerLogMaxSize": "50Mi",
                 "nodeStatusUpdateFrequency": "2s",
-                # Not a minute: what 1.20 fails to see at once, that a container is ready or has ended, it sees then.
+                # Not a minute: a pod whose start failed is tried again after this.
                 "syncFrequency": "5s",
                 "shutdownGracePeriod": "0s",
                 "staticPodPath": STATIC_PODS,
@@ -183,15 +190,12 @@ def kubelet(binaries: Path, authority: Authority, access: Path, configuration: P
         "kubeconfig": access,
         "hostname-override": name,
         "node-ip": address,
-        "container-runtime": "remote",
-        "container-runtime-endpoint": f"unix://{CONTAINERD_SOCKET}",
-        "pod-infra-container-image": PAUSE_IMAGE,
         "root-dir": "/var/lib/kubelet",
     }
-    return Component("kubelet", (binaries / "kubelet", *(f"--{k}={v}" for k, v in flags.items())))
+    return of_kubernetes(programs, "kubelet", flags)
 
 
-def containerd(configuration: Path, networks: Path, number: int) -> Component:
+def containerd(programs: Programs, configuration: Path, networks: Path, number: int) -> Component:
     networks.mkdir()
     own = node_address(number).rpartition(".")[0]
     # What is on no wire is a service's address, and all of these are the first node's.
@@ -203,29 +207,31 @@ def containerd(configuration: Path, networks: Path, number: int) -> Component:
     network = {"cniVersion": "0.4.0", "name": "e2e", "plugins": [bridge]}
     (networks / "e2e.conflist").write_text(json.dumps(network))
     configuration.write_text(
-        f"""version = 2
+        f"""version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+disabled_plugins = [{", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in UNUSED_SNAPSHOTTERS)}]
 [grpc]
   address = "{CONTAINERD_SOCKET}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_IMAGE}"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{PAUSE_IMAGE}"
+[plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
   disable_apparmor = true
   enable_selinux = false
-  stream_server_address = "127.0.0.1"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PLUGINS}"
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{programs.runtime}"]
     conf_dir = "{networks}"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+    runtime_path = "{programs.runtime / "containerd-shim-runc-v2"}"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+    BinaryName = "{programs.runtime / "runc"}"
     SystemdCgroup = false
 """
     )
-    return Component("containerd", ("containerd", "--config", configuration))
+    return Component("containerd", (programs.runtime / "containerd", "--config", configuration))

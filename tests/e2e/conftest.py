@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from build_kubernetes import BuildError, build
+from build_tools import KUEUE, RUNTIME, BuildError, Module, build
 from cluster import Cluster
 from kubectl import Kubectl
 from leftovers import leftovers
 from node import why_not
+from programs import Programs, chosen, versions
 from sharepod_cluster import SharePod, sharepod_on
 from sharepod_nodes import SharePodNodes, sharepod_nodes
 
@@ -31,33 +32,61 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "two_node_cluster" in getattr(item, "fixturenames", ()))
 
 
-@pytest.fixture(scope="session")
-def servers(pytestconfig: pytest.Config) -> Path:
-    """Return the folder with Kubernetes' servers, or skip where no cluster can be; building them says how far it is."""
+def pytest_configure(config: pytest.Config) -> None:
+    """End before the first test when a release is asked for that is not tested."""
+    config.addinivalue_line("markers", "releases: shows what differs between releases of Kubernetes")
+    try:
+        chosen()
+    except BuildError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header() -> str:
+    """Tell which versions run."""
+    return f"cluster: {OTHER_CLUSTER or versions()}"
+
+
+def built(pytestconfig: pytest.Config, *modules: Module) -> list[Path]:
+    """Return the folders of modules' programs, or skip where no cluster can be. The build says how far it is.
+
+    What cannot be built ends the run: every other test would say the same.
+    """
     if OTHER_CLUSTER:
         pytest.skip("another cluster was given: this test needs one of its own")
     if reason := why_not():
         pytest.skip(reason)
     try:
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            return build()
+            return build(*modules)
     except BuildError as error:
-        pytest.fail(str(error), pytrace=False)
+        pytest.exit(str(error), returncode=1)
 
 
 @pytest.fixture(scope="session")
-def own_cluster(servers: Path) -> Iterator[Cluster]:
+def programs(pytestconfig: pytest.Config) -> Programs:
+    """Return the cluster's programs, of the release that was asked for."""
+    return Programs(*built(pytestconfig, chosen(), RUNTIME))
+
+
+@pytest.fixture(scope="session")
+def kueue_folder(pytestconfig: pytest.Config) -> Path:
+    """Return the folder of Kueue's manager and manifests."""
+    return built(pytestconfig, KUEUE)[0]
+
+
+@pytest.fixture(scope="session")
+def own_cluster(programs: Programs) -> Iterator[Cluster]:
     """Start the shared cluster of our own; a test that asks for it does what no other cluster lets it do."""
-    with Cluster(servers) as cluster:
+    with Cluster(programs) as cluster:
         namespaces = cluster.node.namespaces()
         yield cluster
     assert leftovers(cluster.node, namespaces) == []
 
 
 @pytest.fixture(scope="session")
-def two_node_cluster(servers: Path) -> Iterator[Cluster]:
+def two_node_cluster(programs: Programs) -> Iterator[Cluster]:
     """Start a cluster of two nodes beside the other one, for the tests that need a second."""
-    with Cluster(servers, nodes=2) as cluster:
+    with Cluster(programs, nodes=2) as cluster:
         namespaces = [member.node.namespaces() for member in cluster.members]
         yield cluster
     for member, own in zip(cluster.members, namespaces, strict=True):

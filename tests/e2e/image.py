@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from build_kubernetes import BuildError, cache_root, locked, output
+from build_tools import BuildError, cache_root, locked, output
 
 SUITE = "bookworm"
 
@@ -82,7 +82,7 @@ def debian_root(packages: Sequence[str], variant: str = "extract") -> Path:
     if not places:
         raise BuildError(f"the package lists do not know Debian's {SUITE}: apt-get update")
     key = hashlib.sha256("\n".join([variant, *sorted(packages)]).encode()).hexdigest()[:12]
-    folder = cache_root().with_name("roots")
+    folder = cache_root() / "roots"
     kept = folder / f"{key}.tar"
     with locked(folder):
         if not kept.exists():

@@ -5,12 +5,13 @@ Knows no cluster: how kubectl is run is given to it.
 
 import json
 import os
+import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 READY_SECONDS = 150.0
 POLL_SECONDS = 0.2
@@ -18,15 +19,6 @@ POLL_SECONDS = 0.2
 
 class ClusterError(Exception):
     """The cluster did not do what was asked of it, with its own words."""
-
-
-class Runs(Protocol):
-    """Runs kubectl with these arguments to its end, failed or not."""
-
-    def __call__(
-        self, arguments: tuple[str, ...], stdin: bytes | None, timeout_seconds: float
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Return what came of it."""
 
 
 def wait_until(what: str, holds: Callable[[], bool], timeout_seconds: float = READY_SECONDS) -> None:
@@ -41,30 +33,44 @@ def wait_until(what: str, holds: Callable[[], bool], timeout_seconds: float = RE
 class Kubectl:
     """A cluster as its user sees it."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, command: Callable[[], Sequence[str]]) -> None:
+        self._command = command  # asked each time: it is known only once the cluster has started
 
     @classmethod
     def of(cls, kubeconfig: Path) -> "Kubectl":
         """Return the cluster that a kubeconfig leads to, through the machine's own kubectl."""
-
-        def run(
-            arguments: tuple[str, ...], stdin: bytes | None, timeout_seconds: float
-        ) -> subprocess.CompletedProcess[bytes]:
-            environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-            command = ["kubectl", *arguments]
-            return subprocess.run(
-                command, input=stdin, capture_output=True, env=environment, timeout=timeout_seconds, check=False
-            )
-
-        return cls(run)
+        return cls(lambda: ["kubectl", f"--kubeconfig={kubeconfig}"])
 
     def __call__(self, *arguments: str, stdin: bytes | None = None, timeout_seconds: float = 60.0) -> str:
         """Run kubectl and return what it prints; raise ClusterError with what it says when it fails."""
-        done = self._runs(arguments, stdin, timeout_seconds)
+        command = [*self._command(), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_seconds, check=False)
         if done.returncode:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
         return done.stdout.decode()
+
+    def follow(self, script: str, folder: Path, timeout_seconds: float = 300.0) -> str:
+        """Run a shell's commands in a folder, as a reader of a page runs them, and return what they print.
+
+        Their `kubectl` leads to this cluster.
+        """
+        programs = folder / "bin"
+        programs.mkdir(exist_ok=True)
+        (programs / "kubectl").write_text(f'#!/bin/sh\nexec {shlex.join(self._command())} "$@"\n')
+        (programs / "kubectl").chmod(0o755)
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+        if done.returncode:
+            raise ClusterError(f"{script.strip()}\n{done.stdout}{done.stderr}")
+        return done.stdout
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self("get", kind, name, f"--namespace={namespace}", "--output=json"))
@@ -110,7 +116,7 @@ class Kubectl:
     def wait_for_phase(
         self, pod: str, *phases: str, namespace: str = "default", timeout_seconds: float = READY_SECONDS
     ) -> str:
-        """Wait until a pod is in one of the phases and return which; an old kubectl cannot wait for a phase."""
+        """Wait until a pod is in one of the phases and return which."""
         seen = ""
 
         def reached() -> bool:

@@ -13,6 +13,7 @@ import components
 from components import Component
 from kubectl import ClusterError, wait_until
 from node import Node
+from programs import Programs
 
 LAST_LINES = 30
 REBOOT = """
@@ -32,10 +33,11 @@ rm -rf /run/containerd /run/netns /run/cni /run/sharepod /run/sharepod-gpus /run
 class Member:
     """One node of a cluster."""
 
-    def __init__(self, number: int, visible: Sequence[Path]) -> None:
+    def __init__(self, number: int, programs: Programs, visible: Sequence[Path]) -> None:
         self.number = number
         self.name = components.node_name(number)
-        self.node = Node(visible, number)
+        self.node = Node(visible, number, [programs.kubernetes, programs.runtime])
+        self._ctr_program = programs.runtime / "ctr"
         self.components: dict[str, Component] = {}
 
     def start_component(self, component: Component) -> None:
@@ -54,7 +56,9 @@ class Member:
         wait_until(f"{name} gone", lambda: self.node.look(name).pid is None)
 
     def start(self, name: str) -> None:
-        """Start a component that was killed or has ended."""
+        """Start a component that was killed or has ended. A kubelet ends at once where its runtime does not answer."""
+        if name == "kubelet":
+            self.wait_for_runtime()
         self.node.start(name, self.components[name].command)
 
     def restart(self, name: str) -> None:
@@ -80,9 +84,10 @@ class Member:
             raise ClusterError(f"{name} ended with {process.exit_status} on {self.name}")
         return True
 
-    def answers(self, component: str, *command: str) -> bool:
-        """Tell whether a command that asks a component has its answer."""
-        return self.runs(component) and self.node.run(command).returncode == 0
+    def wait_for_runtime(self) -> None:
+        """Return once containerd answers."""
+        asks = (self._ctr_program, "version")
+        wait_until("containerd answers", lambda: self.runs("containerd") and self.node.run(asks).returncode == 0)
 
     def import_archive(self, archive: Path) -> None:
         """Make the image of an archive known to the node, which sees the file under the same path."""
@@ -93,7 +98,7 @@ class Member:
         self._ctr("tasks", "kill", "--signal", "SIGKILL", identity)
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        done = self.node.run(["ctr", "--namespace=k8s.io", *arguments], timeout_seconds=300)
+        done = self.node.run([self._ctr_program, "--namespace=k8s.io", *arguments], timeout_seconds=300)
         if done.returncode:
             raise ClusterError(f"ctr {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
         return done

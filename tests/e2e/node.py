@@ -58,12 +58,14 @@ def why_not() -> str | None:
 class Node:
     """One node, from ``with Node() as node`` to its end. It sees the visible folders as they are on the machine.
 
-    Its number is its place among those that are joined: it says which address it has.
+    It may write into those of them that are not read-only. Its number is its place among the nodes that are joined:
+    the number says which address it has.
     """
 
-    def __init__(self, visible: Sequence[Path] = (), number: int = 1) -> None:
+    def __init__(self, visible: Sequence[Path] = (), number: int = 1, read_only: Sequence[Path] = ()) -> None:
         self.number = number
         self.visible = [folder.resolve() for folder in visible]
+        self.read_only = [folder.resolve() for folder in read_only]
         self.name = f"sharepod-e2e-{secrets.token_hex(4)}"
         self.state = Path(tempfile.gettempdir()) / self.name
         self.groups = own_groups(self.name)
@@ -86,6 +88,7 @@ class Node:
                     "state": str(self.state),
                     "socket": theirs.fileno(),
                     "visible": [str(folder) for folder in self.visible],
+                    "read_only": [str(folder) for folder in self.read_only],
                     "number": self.number,
                 }
                 self._keeper = subprocess.Popen(

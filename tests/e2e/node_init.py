@@ -49,7 +49,7 @@ def mount(source: str | Path, target: Path, *options: str) -> None:
     run("mount", *options, source, target)
 
 
-def make_root(state: Path, visible: list[Path]) -> Path:
+def make_root(state: Path, visible: list[Path], read_only: list[Path]) -> Path:
     """Lay the node's file system over the machine's, with these folders just as they are; return its root."""
     memory = state / "memory"
     mount("node", memory, "-t", "tmpfs")
@@ -65,8 +65,10 @@ def make_root(state: Path, visible: list[Path]) -> Path:
         mount(disk, root / name, "--bind")
     mount("node", root / "run", "-t", "tmpfs", "-o", "mode=0755")
     mount("node", root / "tmp", "-t", "tmpfs", "-o", "mode=1777")
-    for folder in visible:
+    for folder in (*visible, *read_only):
         mount(folder, root / folder.relative_to("/"), "--bind")
+    for folder in read_only:
+        run("mount", "-o", "remount,bind,ro", root / folder.relative_to("/"))
     return root
 
 
@@ -215,7 +217,7 @@ def main() -> int:
     state = Path(asked["state"])
     with socket.socket(fileno=int(asked["socket"])) as client:
         client.set_inheritable(False)
-        root = make_root(state, [state, *map(Path, asked["visible"])])
+        root = make_root(state, [state, *map(Path, asked["visible"])], list(map(Path, asked["read_only"])))
         make_devices(root)
         make_kernel_files(state, root, asked["hierarchies"])
         enter_root(root)

@@ -69,10 +69,6 @@ class SharePod:
         except StopIteration:
             return False
 
-    def binds_late(self) -> bool:
-        """Tell whether devices are picked when containers start."""
-        return '"binding": "late"' in self.kubectl.logs(self.own_pod(), "--container=device-plugin", namespace=OURS)
-
     def registrations(self) -> int:
         """Return how often the plugin has registered with kubelet since it started; 0 while nobody can tell."""
         try:

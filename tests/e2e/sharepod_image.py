@@ -1,6 +1,7 @@
 """SharePod's own image, from the steps of its Containerfile, kept between runs.
 
-Owns the cache: one archive, named after everything that the steps see.
+Owns the cache: archives, each named after everything that the steps see, and the results of the steps that do not see
+the sources.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from build_kubernetes import cache_root, locked, say
+from build_tools import cache_root, locked, say
 from containerfile import Build, context_files
 from image import Image, debian_root, write_image
 from simulated_gpu import REPO_ROOT
@@ -17,6 +18,8 @@ from simulated_gpu import REPO_ROOT
 NAME = "docker.io/library/sharepod:0.1.0"
 KEPT = 3
 """Images in the cache: of the checkouts that share it."""
+LAYERS = 6
+"""Results of steps that do not see the sources: of two versions of the Containerfile."""
 BASE = ("ca-certificates",)
 
 
@@ -37,19 +40,27 @@ def context_digest(context: Path, base: Path) -> str:
     return said.hexdigest()[:16]
 
 
+def by_age(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
+
+
 def sharepod_image(context: Path = REPO_ROOT) -> Path:
     """Return the archive of the image, built first where it is missing. Raises ContainerfileError, BuildError."""
     base = debian_root(BASE, "apt")
-    folder = cache_root().with_name("images")
+    folder = cache_root() / "images"
     kept = folder / f"sharepod-{context_digest(context, base)}.tar"
+    if kept.exists():
+        return kept  # without the lock: another checkout may build its own for minutes
     with locked(folder):
         if kept.exists():
             return kept
-        for older in sorted(folder.glob("sharepod-*.tar"), key=lambda path: path.stat().st_mtime)[: -(KEPT - 1)]:
+        for older in [*by_age(folder, "sharepod-*.tar")[: -(KEPT - 1)], *by_age(folder, "layers/*.tar")[:-LAYERS]]:
             older.unlink()
         say("building SharePod's image, some minutes")
         with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as name:
-            build = Build(context, Path(name) / "stages", lambda _: base, passed_variables(os.environ))
+            layers = folder / "layers"
+            layers.mkdir(exist_ok=True)
+            build = Build(context, Path(name) / "stages", lambda _: base, passed_variables(os.environ), layers)
             stage = build.run((context / "Containerfile").read_text())
             image = Image(NAME, (), stage.environment, stage.user, stage.entrypoint)
             write_image(image, stage.root, Path(name) / "image.tar").rename(kept)

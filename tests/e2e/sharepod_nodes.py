@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from cluster import Cluster
-from kubectl import ClusterError, Kubectl, wait_until
+from kubectl import Kubectl, wait_until
 from sharepod_cluster import Share, SharePod, install
 
 
@@ -43,15 +43,6 @@ class SharePodNodes:
     def wait_until_empty(self) -> None:
         """Wait until no node has a share of what was before."""
         wait_until("no other share", self.is_empty)
-
-    def refusal(self, pod: str) -> str:
-        """Return why a pod is not scheduled, in the words of its condition; empty while nobody has said."""
-        try:
-            conditions = self.kubectl.get("pod", pod)["status"].get("conditions", [])
-        except ClusterError:
-            return ""
-        told = [one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"]
-        return str(told[0].get("message", "")) if told else ""
 
 
 def sharepod_nodes(cluster: Cluster) -> SharePodNodes:

@@ -1,8 +1,6 @@
 """A real API server holds what the double holds (tests/contract).
 
-Excepted on our own cluster, which is Kubernetes 1.20: scheduling gates, which came with 1.27, and policy/v1, with 1.22.
-What it does in their place is in `TestOldRelease`, and evictions are asked of policy/v1beta1. A cluster that is given
-is held to gates. Where it cannot be reached as that needs, it is not held to webhooks and to compaction.
+A cluster that is given is not held to webhooks and to compaction: it cannot be reached as that needs.
 """
 
 import base64
@@ -25,7 +23,6 @@ from contract.evictions import TestEvictions
 from contract.gates import TestGates
 from contract.leases import TestLeases
 from contract.lists import TestLists
-from contract.old_release import TestOldRelease
 from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
@@ -37,17 +34,15 @@ from sharepod.kube.access import from_kubeconfig
 if TYPE_CHECKING:
     from contract.there import Connected
 
+pytestmark = pytest.mark.releases
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
-if OTHER_CLUSTER:
-    del TestOldRelease
-else:
-    del TestGates
 
 __all__ = [
     "TestApplies",
     "TestDeletions",
     "TestEvents",
     "TestEvictions",
+    "TestGates",
     "TestLeases",
     "TestLists",
     "TestPatches",

@@ -1,11 +1,13 @@
-"""The servers of Kubernetes are built once, and what is missing for it is said in one line with the remedy."""
+"""The cluster's programs are built once, and what is missing for it is said in one line with the remedy."""
 
+import os
 import time
 from pathlib import Path
 
-import build_kubernetes
+import build_tools
 import pytest
-from build_kubernetes import SERVERS, BuildError, build, let_extenders_preempt, version_flags
+from build_tools import ALL, RUNTIME, BuildError, Module, build, cache_folder
+from programs import RELEASES, VARIABLE, Programs, chosen
 
 
 def test_a_missing_package_is_one_line_with_the_remedy(
@@ -13,48 +15,86 @@ def test_a_missing_package_is_one_line_with_the_remedy(
 ) -> None:
     packages = tmp_path / "apt-packages.txt"
     packages.write_text("# a comment\ndpkg\nno-such-compiler\nno-such-library\n")
-    monkeypatch.setattr(build_kubernetes, "PACKAGES", packages)
-    assert build_kubernetes.main() == 1
+    monkeypatch.setattr(build_tools, "PACKAGES", packages)
+    assert build_tools.main() == 1
     remedy = "apt-get install --no-install-recommends no-such-compiler no-such-library"
     assert capsys.readouterr() == ("", f"the cluster lacks packages: {remedy}\n")
 
 
+def go_that_says(folder: Path, version: str) -> str:
+    """Make a Go of this version, and return a path that leads to it and to nothing else."""
+    (folder / "go").write_text(f"#!/bin/sh\necho {version}\n")
+    (folder / "go").chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        (None, "Go 1.26.6 or later builds the cluster, and PATH has none: install it, or KUBECONFIG=…"),
+        ("go1.19.8", "Go 1.26.6 or later builds the cluster, and PATH has go1.19.8: install a newer one"),
+        ("go1.26.5", "Go 1.26.6 or later builds the cluster, and PATH has go1.26.5: install a newer one"),
+    ],
+)
+def test_a_go_that_is_missing_or_old_is_one_line_with_the_version_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, says: str
+) -> None:
+    monkeypatch.setenv("PATH", go_that_says(tmp_path, version) if version else str(tmp_path))
+    with pytest.raises(BuildError) as caught:
+        build_tools.go_version()
+    assert str(caught.value) == says
+
+
+def test_a_newer_go_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", go_that_says(tmp_path, "go1.27"))
+    assert build_tools.go_version() == "go1.27"
+
+
 def test_a_build_that_fails_leaves_nothing_that_looks_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(folder: Path, version: str) -> Path:
-        folder.mkdir()
-        raise BuildError(f"no source of {version}")
+    def fail(module: Module, place: Path) -> Path:
+        (place / module.name).mkdir()
+        raise BuildError(f"no source of {module.name}")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build_kubernetes, "fetch_source", fail)
-    with pytest.raises(BuildError, match="no source"):
-        build()
-    assert [path.name for path in build_kubernetes.cache_root().iterdir()] == ["lock"]
+    monkeypatch.setattr(build_tools, "build_module", fail)
+    with pytest.raises(BuildError, match="no source of runtime"):
+        build(RUNTIME)
+    assert [path.name for path in (tmp_path / "sharepod" / "tools").iterdir()] == ["lock"]
 
 
-FACTORY = "NewMap(a,\n\t\tframeworkruntime.WithPodNominator(nominator),\n\t\tframeworkruntime.WithProfile(b),\n\t)\n"
+def test_the_two_newest_builds_of_a_module_are_kept(tmp_path: Path) -> None:
+    for age, name in enumerate(("runtime_a", "helm_a", "runtime_b", "runtime_c", "kueue_a")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (age, age))
+    build_tools.remove_older(tmp_path, RUNTIME)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["helm_a", "kueue_a", "runtime_b", "runtime_c"]
 
 
-def test_extenders_are_handed_to_preemption_once(tmp_path: Path) -> None:
-    (factory := tmp_path / "factory.go").write_text(FACTORY)
-    for _ in range(2):
-        let_extenders_preempt(factory)
-        assert factory.read_text().count("\t\tframeworkruntime.WithExtenders(extenders),\n") == 1
-        assert factory.read_text().count("frameworkruntime") == 3
-
-
-def test_a_source_in_which_extenders_cannot_be_handed_on_is_said(tmp_path: Path) -> None:
-    (factory := tmp_path / "factory.go").write_text("package scheduler\n")
-    with pytest.raises(BuildError, match="102971"):
-        let_extenders_preempt(factory)
-
-
-def test_servers_that_are_built_are_there_at_once(servers: Path) -> None:
+def test_programs_that_are_built_are_there_at_once_and_tell_their_version(programs: Programs) -> None:
     began = time.monotonic()
-    assert build() == servers
+    assert Programs(*build(chosen(), RUNTIME)) == programs
     assert time.monotonic() - began < 10
-    assert {path.name for path in servers.iterdir()} == set(SERVERS)
+    for module in (chosen(), RUNTIME):
+        assert {path.name for path in cache_folder(module).iterdir()} == {name for name, _ in module.programs}
+    told = {
+        programs.kubernetes / "kubelet": chosen().version,
+        programs.runtime / "containerd": RUNTIME.version,
+        programs.runtime / "runc": RUNTIME.pinned("github.com/opencontainers/runc").removeprefix("v"),
+    }
+    for program, version in told.items():
+        assert version in build_tools.output(program, "--version").replace(",", " ").split(), program
 
 
-def test_the_release_is_what_the_package_really_is() -> None:
-    assert "version.gitVersion=v1.20.2 " in version_flags("1.20.5+really1.20.2-1.1+deb12u1")
-    assert "version.gitVersion=v1.32.7 " in version_flags("1.32.7+ds-2")
+def test_a_release_that_is_not_tested_is_one_line_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1.35")
+    with pytest.raises(BuildError, match=r"^KUBERNETES=1\.35 is not tested: give 1\.37 or 1\.34$"):
+        chosen()
+    for release, module in RELEASES.items():
+        monkeypatch.setenv(VARIABLE, release)
+        assert chosen() is module
+        assert module.version.startswith(f"v{release}.")
+
+
+@pytest.mark.parametrize("module", ALL, ids=lambda module: module.name)
+def test_every_version_that_a_program_tells_is_pinned(module: Module) -> None:
+    assert f"={module.version}" in module.linker_flags() or not module.version_variables

@@ -3,82 +3,37 @@
 Judged by what the simulated devices did, and by what the API server keeps.
 """
 
-import base64
-import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from kubectl import ClusterError, Kubectl
+from kubectl import ClusterError
+from pages import commands, follow
 from sharepod_cluster import OURS, Pair, SharePod, gpu_pod
 from simulated_gpu import REPO_ROOT
 
+pytestmark = pytest.mark.releases
 MANIFESTS = REPO_ROOT / "daemonset" / "compatibility"
 NAMESPACE = "default"
 LABEL = "sharepod.io/compatibility"
 MARK = "compatibility.sharepod.io/from"
-CONDITIONS_SINCE = (1, 28)
-"""What is older has no matchConditions, and asks about every pod of the namespaces that take part."""
 STEADY_S = 4.0
 TOLERANCE = 0.015
 Object = dict[str, Any]
 
 
-def certificate(folder: Path) -> tuple[bytes, bytes]:
-    """Return a certificate and its key, made as daemonset/compatibility/README.md says."""
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=sharepod-webhook "
-        "-addext subjectAltName=DNS:sharepod-webhook.sharepod.svc -keyout tls.key -out tls.crt"
-    )
-    readme = " ".join((MANIFESTS / "README.md").read_text().replace("\\\n", " ").split())
-    assert command in readme
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    return (folder / "tls.crt").read_bytes(), (folder / "tls.key").read_bytes()
-
-
-def manifests(kubectl: Kubectl, authority: bytes) -> list[Object]:
-    """Return the webhook's objects, with whom to trust, and without what this cluster is too old for."""
-    found = [item for item in yaml.safe_load_all(kubectl("kustomize", str(MANIFESTS))) if item]
-    version = json.loads(kubectl("version", "--output=json"))["serverVersion"]
-    old = (int(version["major"]), int(version["minor"].rstrip("+"))) < CONDITIONS_SINCE
-    for item in found:
-        if item["kind"] == "MutatingWebhookConfiguration":
-            item["webhooks"][0]["clientConfig"]["caBundle"] = base64.b64encode(authority).decode()
-            if old:
-                del item["webhooks"][0]["matchConditions"]
-    return [item for item in found if not (old and item["kind"] == "PodDisruptionBudget")]
-
-
 @pytest.fixture(scope="module")
 def compatibility(sharepod: SharePod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharePod]:
-    """Install the webhook, and let one namespace take part."""
+    """Install the webhook by the commands of its page, and let one namespace take part."""
     kubectl = sharepod.kubectl
-    shown, key = certificate(tmp_path_factory.mktemp("certificate"))
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/tls",
-        "metadata": {"name": "sharepod-webhook", "namespace": OURS},
-        "data": {name: base64.b64encode(text).decode() for name, text in (("tls.crt", shown), ("tls.key", key))},
-    }
-    objects = manifests(kubectl, shown)
-    first = [item for item in objects if item["kind"] != "MutatingWebhookConfiguration"]
-    last = [item for item in objects if item["kind"] == "MutatingWebhookConfiguration"]
     try:
-        kubectl.apply_objects(secret, *first)
-        wait = f"--namespace={OURS}", "--timeout=150s"
-        kubectl("rollout", "status", "deployment/sharepod-webhook", *wait, timeout_seconds=180)
-        kubectl.apply_objects(*last)
+        follow(kubectl, tmp_path_factory.mktemp("webhook"), *commands(MANIFESTS / "README.md"))
         kubectl("label", "namespace", NAMESPACE, f"{LABEL}=enabled")
         yield sharepod
     finally:
         kubectl("label", "namespace", NAMESPACE, f"{LABEL}-")
-        for item in (*last, *first, secret):
-            place = [f"--namespace={item['metadata']['namespace']}"] if "namespace" in item["metadata"] else []
-            kubectl("delete", item["kind"], item["metadata"]["name"], *place, "--ignore-not-found", "--wait=false")
+        kubectl("delete", "-k", str(MANIFESTS), "--ignore-not-found", timeout_seconds=120)
+        kubectl("delete", "secret", "sharepod-webhook", f"--namespace={OURS}", "--ignore-not-found")
 
 
 def written(name: str, resources: Object | None = None, **more: Any) -> Object:

@@ -11,7 +11,6 @@ from sharepod_cluster import SharePod
 from simulated_gpu import REPO_ROOT
 
 EXAMPLES = sorted(path.parent for path in (REPO_ROOT / "daemonset" / "examples").glob("*/pods.yaml"))
-NEED_LATE_BINDING = {"two-devices"}
 
 WRITE = bool(os.environ.get("SHAREPOD_E2E_WRITE"))
 """Put what is printed into the READMEs, to be read over and committed."""
@@ -24,14 +23,6 @@ def test_a_line_is_compared_by_kinds() -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_prints_what_its_readme_shows(sharepod: SharePod, folder: Path) -> None:
-    if folder.name in NEED_LATE_BINDING and not sharepod.binds_late():
-        sharepod.kubectl("apply", "-f", str(folder / "pods.yaml"))
-        try:
-            wait_until("the refusal", lambda: any("ShareNotReady" in event for event in sharepod.events("wide")))
-        finally:
-            # Kubelet tries to start it for half a minute before it looks up.
-            sharepod.kubectl("delete", "pod", "wide", "--force", "--grace-period=0")
-        return
     wait_until("no share of another test", lambda: sharepod.listed() == [])
     # All in one request: one by one the events of a long run take a minute.
     sharepod.kubectl("delete", "--raw", "/api/v1/namespaces/default/events")

@@ -1,75 +1,154 @@
-"""Kueue's manifests are taken by a real API server that knows the kinds, with unknown fields refused."""
+"""The real Kueue counts quotas of shares by the manifests as shipped, and gates place what it lets in."""
 
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import kueue_api
 import pytest
 import yaml
+from gates import gates_on
 from kubectl import ClusterError, Kubectl, wait_until
+from kueue import kueue_on
+from pages import follow
+from sharepod_cluster import gpu_pod
+from sharepod_nodes import SharePodNodes
 from simulated_gpu import REPO_ROOT
+from test_scheduler_places import assert_as_chosen, assert_none_too_full
 
 FOLDER = REPO_ROOT / "daemonset" / "kueue"
+APPLY = "kubectl apply -k daemonset/kueue"
 NAMESPACE = "team-a"
-SUSPENDED_SINCE = (1, 24)
-"""What is older has Jobs that are neither suspended nor indexed; test_kueue_manifests.py has the Job's fields."""
+QUEUE = "kueue.x-k8s.io/queue-name"
 Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def api(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """Have the API server know Kueue's kinds: by Kueue itself where it is installed, else for as long as this lasts."""
-    names = [item["metadata"]["name"] for item in kueue_api.definitions()]
-    there = json.loads(kubectl("get", "customresourcedefinitions", "--output=json"))["items"]
-    missing = [item for item in kueue_api.definitions() if item["metadata"]["name"] not in _names(there)]
-    assert len(missing) in (0, len(names)), "Kueue is there in part"
-    if missing:
-        kubectl.apply_objects(*missing)
-        kubectl.wait_for("condition=Established", *(f"customresourcedefinition/{name}" for name in names))
-        # An old kubectl knows fields by what the API server publishes, some time later.
-        wait_until("the fields are published", lambda: _explains(kubectl, "clusterqueue.spec.cohortName"), 60)
-    try:
-        yield kubectl
-    finally:
-        kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_seconds=120)
-        kubectl("delete", "-k", str(FOLDER), "--ignore-not-found")
-        if missing:
-            kubectl("delete", "customresourcedefinitions", *names)
+def api(two_nodes: SharePodNodes, kueue_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """Install gates, Kueue, and the queues of the page by its own command."""
+    assert APPLY in (FOLDER / "README.md").read_text(encoding="utf-8")
+    kubectl, folder = two_nodes.kubectl, tmp_path_factory.mktemp("kueue")
+    with gates_on(two_nodes, folder), kueue_on(two_nodes.cluster, kueue_folder):
+        wait_until("Kueue's webhooks answer", lambda: answers(kubectl), 60)
+        follow(kubectl, folder, APPLY)
+        try:
+            yield kubectl
+        finally:
+            kubectl("delete", "-k", str(FOLDER / "example"), "--ignore-not-found", timeout_seconds=120)
+            kubectl("delete", "-k", str(FOLDER), "--ignore-not-found", timeout_seconds=120)
 
 
-def _explains(kubectl: Kubectl, field: str) -> bool:
+def answers(kubectl: Kubectl) -> bool:
+    """Tell whether Kueue's webhooks do: their certificates take a moment to be made."""
     try:
-        kubectl("explain", field)
+        kubectl("apply", "-k", str(FOLDER), "--dry-run=server")
     except ClusterError:
         return False
     return True
 
 
-def _names(items: list[Object]) -> set[str]:
-    return {item["metadata"]["name"] for item in items}
-
-
 def rendered(kubectl: Kubectl, folder: str = "") -> list[Object]:
-    """Return what kubectl makes of a folder, without what this cluster is too old for."""
-    version = json.loads(kubectl("version", "--output=json"))["serverVersion"]
-    old = (int(version["major"]), int(version["minor"].rstrip("+"))) < SUSPENDED_SINCE
-    found = [item for item in yaml.safe_load_all(kubectl("kustomize", str(FOLDER / folder))) if item]
-    return [item for item in found if not (old and item["kind"] == "Job")]
+    """Return what kubectl makes of a folder."""
+    return [item for item in yaml.safe_load_all(kubectl("kustomize", str(FOLDER / folder))) if item]
 
 
-def test_what_is_shipped_is_taken_as_it_is_and_kept_whole(api: Kubectl) -> None:
-    for folder in ("", "example"):
-        objects = rendered(api, folder)
-        listed = {"apiVersion": "v1", "kind": "List", "items": objects}
-        api("apply", "--validate=true", "-f", "-", stdin=json.dumps(listed).encode())
-        for item in objects:
-            kept = api.get(item["kind"].lower(), item["metadata"]["name"], item["metadata"].get("namespace", "default"))
-            if item["kind"] in kueue_api.PLURALS:
-                assert kept.get("spec", {}).items() >= item.get("spec", {}).items(), "nothing was dropped"
-            if item["kind"] == "Job":
-                assert kept["spec"]["suspend"] is True
+def test_what_is_shipped_is_kept_whole(api: Kubectl) -> None:
+    for item in rendered(api):
+        kept = api.get(item["kind"].lower(), item["metadata"]["name"])
+        assert contains(kept.get("spec", {}), item.get("spec", {})), "something was dropped"
+
+
+def contains(kept: Any, given: Any) -> bool:
+    """Tell whether all that was given is there; what it was not told, Kueue fills in."""
+    if isinstance(given, dict):
+        return all(key in kept and contains(kept[key], value) for key, value in given.items())
+    if isinstance(given, list):
+        return len(kept) == len(given) and all(map(contains, kept, given))
+    return bool(kept == given)
+
+
+def test_the_example_is_let_in_and_all_its_pods_run_where_gates_chose(api: Kubectl, two_nodes: SharePodNodes) -> None:
+    api.apply(FOLDER / "example")
+    try:
+        pods = f"--namespace={NAMESPACE}", "--selector=job-name=train"
+
+        def all_run() -> bool:
+            found = json.loads(api("get", "pods", *pods, "--output=json"))["items"]
+            return [pod["status"]["phase"] for pod in found] == ["Running"] * 8
+
+        wait_until("all eight run", all_run)
+        assert_none_too_full(two_nodes)
+        assert sum(len(shares) for shares in two_nodes.listed().values()) == 8
+        [workload] = json.loads(api("get", "workloads", f"--namespace={NAMESPACE}", "--output=json"))["items"]
+        [assigned] = workload["status"]["admission"]["podSetAssignments"]
+        assert (assigned["count"], assigned["resourceUsage"]["sharepod.io/gpu"]) == (8, "400")
+    finally:
+        api("delete", "-k", str(FOLDER / "example"), "--ignore-not-found", timeout_seconds=120)
+        two_nodes.wait_until_empty()
+
+
+@pytest.fixture
+def small(api: Kubectl) -> Iterator[str]:
+    """Make a queue of one device's units, and return the name of the LocalQueue that leads to it."""
+    quota = {"name": "sharepod-any", "resources": [{"name": "sharepod.io/gpu", "nominalQuota": "100"}]}
+    groups = [{"coveredResources": ["sharepod.io/gpu"], "flavors": [quota]}]
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+    api.apply_objects(
+        {
+            **head,
+            "kind": "ClusterQueue",
+            "metadata": {"name": "small"},
+            "spec": {"namespaceSelector": {}, "resourceGroups": groups},
+        },
+        {
+            **head,
+            "kind": "LocalQueue",
+            "metadata": {"name": "small", "namespace": "default"},
+            "spec": {"clusterQueue": "small"},
+        },
+    )
+    yield "small"
+    api("delete", "localqueue,clusterqueue", "small", timeout_seconds=90)
+
+
+def job(name: str, units: int, queue: str) -> Object:
+    spec = gpu_pod(name, units, restartPolicy="Never")["spec"]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": "default", "labels": {QUEUE: queue}},
+        "spec": {"suspend": True, "template": {"spec": spec}},
+    }
+
+
+def test_a_job_beyond_the_quota_waits_and_goes_on_when_another_has_ended(
+    api: Kubectl, two_nodes: SharePodNodes, small: str
+) -> None:
+    api.apply_objects(job("sixty", 60, small))
+    try:
+        wait_until("the first runs", lambda: active(api, "sixty") == 1)
+        api.apply_objects(job("fifty", 50, small))
+        want = "insufficient unused quota for sharepod.io/gpu in flavor sharepod-any, 10 more needed"
+        wait_until("the reason", lambda: any(want in said for said in reasons(api, "fifty")), 60)
+        assert api.get("job", "fifty")["spec"]["suspend"] is True
+        api("delete", "job", "sixty", timeout_seconds=90)
+        wait_until("the second runs", lambda: active(api, "fifty") == 1)
+        pods = json.loads(api("get", "pods", "--selector=job-name=fifty", "--output=json"))["items"]
+        assert_as_chosen(two_nodes, pods)
+    finally:
+        api("delete", "job", "sixty", "fifty", "--ignore-not-found", timeout_seconds=90)
+        two_nodes.wait_until_empty()
+
+
+def active(api: Kubectl, name: str) -> int:
+    return int(api.get("job", name)["status"].get("ready", 0))
+
+
+def reasons(api: Kubectl, name: str) -> list[str]:
+    found = json.loads(api("get", "workloads", "--output=json"))["items"]
+    own = [item for item in found if item["metadata"]["ownerReferences"][0]["name"] == name]
+    return [condition["message"] for item in own for condition in item["status"].get("conditions", [])]
 
 
 @pytest.mark.parametrize(

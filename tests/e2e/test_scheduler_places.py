@@ -1,4 +1,4 @@
-"""SharePod's scheduler places pods where their shares fit, and they run on the devices that it chose."""
+"""With gates, pods are released where their shares fit, and they run on the devices that were chosen for them."""
 
 import json
 from collections import Counter
@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from gates import Gates, gates_on
 from kubectl import wait_until
 from sharepod_cluster import OURS, PYTHON, gpu_pod
 from sharepod_nodes import SharePodNodes
-from shipped_scheduler import SCHEDULER, ShippedScheduler, shipped_scheduler
 
 NODES = ("node1", "node2")
 DEVICE = "sharepod.io/device"
@@ -24,17 +24,13 @@ def idle(name: str, units: int, **more: Any) -> Object:
     return gpu_pod(name, units, container=dict(IDLE), **more)
 
 
-def ours(name: str, units: int, **more: Any) -> Object:
-    return idle(name, units, schedulerName=SCHEDULER, **more)
-
-
 def units_of(pod: Object) -> int:
     return int(pod["spec"]["containers"][0]["resources"]["limits"]["sharepod.io/gpu"])
 
 
 @pytest.fixture(scope="module")
-def scheduler(two_nodes: SharePodNodes) -> Iterator[ShippedScheduler]:
-    with shipped_scheduler(two_nodes) as installed:
+def gates(two_nodes: SharePodNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
+    with gates_on(two_nodes, tmp_path_factory.mktemp("gates")) as installed:
         yield installed
 
 
@@ -64,18 +60,11 @@ def devices_of(two_nodes: SharePodNodes) -> dict[str, list[str]]:
 
 
 def assert_as_chosen(two_nodes: SharePodNodes, pods: list[Object]) -> None:
-    """Every pod has its devices written, and pods of a node and a size are on the devices chosen for them.
-
-    Kubelet, where it picks the units, does not say for whom: two alike may have each other's place.
-    """
+    """Every pod has its devices written, and its share is on them."""
     pods = two_nodes.kubectl.get_pods(*(pod["metadata"]["name"] for pod in pods))
+    chosen = {pod["metadata"]["uid"]: sorted(pod["metadata"]["annotations"][DEVICE].split(",")) for pod in pods}
     real = devices_of(two_nodes)
-    chosen = Counter(place(pod, sorted(pod["metadata"]["annotations"][DEVICE].split(","))) for pod in pods)
-    assert chosen == Counter(place(pod, real[pod["metadata"]["uid"]]) for pod in pods)
-
-
-def place(pod: Object, devices: list[str]) -> tuple[str, int, str]:
-    return pod["spec"]["nodeName"], units_of(pod), ",".join(devices)
+    assert chosen == {uid: real[uid] for uid in chosen}
 
 
 def assert_none_too_full(two_nodes: SharePodNodes) -> None:
@@ -87,27 +76,19 @@ def assert_none_too_full(two_nodes: SharePodNodes) -> None:
         assert all(each <= 100_000 for each in held.values()), (node, held)
 
 
-def test_what_fits_on_no_device_is_bound_by_the_plain_scheduler_and_fails(
-    two_nodes: SharePodNodes, halves: list[Object]
-) -> None:
-    two_nodes.kubectl.apply_objects(idle("plain", 60, restartPolicy="Never"))
-    try:
-        assert two_nodes.kubectl.wait_for_phase("plain", "Failed") == "Failed"
-        pod = two_nodes.kubectl.get("pod", "plain")
-        assert pod["spec"]["nodeName"] in NODES
-        assert pod["status"]["reason"] == "UnexpectedAdmissionError"
-    finally:
-        two_nodes.delete("plain")
+def test_two_of_sixty_are_on_two_devices(two_nodes: SharePodNodes, gates: Gates) -> None:
+    with two_nodes.pods(idle("a", 60), idle("b", 60)) as pods:
+        assert_as_chosen(two_nodes, pods)
+        assert_none_too_full(two_nodes)
 
 
 def test_what_fits_on_no_device_waits_with_a_reason_and_gets_the_first_that_is_free(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler, halves: list[Object]
+    two_nodes: SharePodNodes, gates: Gates, halves: list[Object]
 ) -> None:
-    two_nodes.kubectl.apply_objects(ours("waits", 60))
-    try:
-        wait_until("a reason", lambda: two_nodes.refusal("waits") != "", 20)
-        assert two_nodes.refusal("waits").startswith("0/2 nodes are available: 2 ")
-        assert "Insufficient" not in two_nodes.refusal("waits"), "kube-scheduler alone sees room"
+    with waiting(two_nodes, gates, idle("waits", 60)) as why:
+        assert why == "no room for 60 percent now"
+        [condition] = two_nodes.kubectl.get("pod", "waits")["status"]["conditions"]
+        assert (condition["type"], condition["reason"]) == ("PodScheduled", "SchedulingGated")
         leaving = next(pod for pod in halves if pod["spec"]["nodeName"] == "node2")
         [freed] = devices_of(two_nodes)[leaving["metadata"]["uid"]]
         two_nodes.delete(leaving["metadata"]["name"])
@@ -115,34 +96,22 @@ def test_what_fits_on_no_device_waits_with_a_reason_and_gets_the_first_that_is_f
         pod = two_nodes.kubectl.get("pod", "waits")
         assert (pod["spec"]["nodeName"], pod["metadata"]["annotations"][DEVICE]) == ("node2", freed)
         assert devices_of(two_nodes)[pod["metadata"]["uid"]] == [freed]
-    finally:
-        two_nodes.delete("waits")
 
 
-def test_why_a_pod_waits_is_told_device_by_device(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler, halves: list[Object]
-) -> None:
-    two_nodes.kubectl.apply_objects(ours("why", 60))
-    try:
-        wait_until("a reason", lambda: two_nodes.refusal("why") != "", 20)
-        said = explained(scheduler, "why")
-        assert "default/why: its shares fit on 0 of 2 nodes" in said
+def test_why_a_pod_waits_is_told_device_by_device(two_nodes: SharePodNodes, gates: Gates, halves: list[Object]) -> None:
+    with waiting(two_nodes, gates, idle("why", 60)):
+        said = gates.explained("why")
+        assert "its gate is kept: no room for 60 percent now; by devices alone its shares fit on 0 of 2 nodes" in said
         assert "2 nodes: no device with 60 percent left" in said
         for node in NODES:
             assert f"{node}: 0 40 % and " in said
         placed = halves[0]
-        said = explained(scheduler, placed["metadata"]["name"])
+        said = gates.explained(placed["metadata"]["name"])
         assert f"it is bound to {placed['spec']['nodeName']}" in said
-    finally:
-        two_nodes.delete("why")
-
-
-def explained(scheduler: ShippedScheduler, pod: str) -> str:
-    return scheduler.ask(scheduler.pods()[0], "sharepod", "explain", f"pod/{pod}")
 
 
 def test_an_urgent_pod_takes_the_place_of_the_one_whose_device_makes_room(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler, halves: list[Object]
+    two_nodes: SharePodNodes, gates: Gates, halves: list[Object]
 ) -> None:
     urgent = {
         "apiVersion": "scheduling.k8s.io/v1",
@@ -150,7 +119,7 @@ def test_an_urgent_pod_takes_the_place_of_the_one_whose_device_makes_room(
         "metadata": {"name": "urgent"},
         "value": 1000,
     }
-    two_nodes.kubectl.apply_objects(urgent, ours("urgent", 60, priorityClassName="urgent"))
+    two_nodes.kubectl.apply_objects(urgent, idle("urgent", 60, priorityClassName="urgent"))
     try:
         two_nodes.kubectl.wait_for("condition=Ready", "pod/urgent")
         pod = two_nodes.kubectl.get("pod", "urgent")
@@ -164,29 +133,29 @@ def test_an_urgent_pod_takes_the_place_of_the_one_whose_device_makes_room(
 
 
 @contextmanager
-def waiting(two_nodes: SharePodNodes, pod: Object) -> Iterator[str]:
+def waiting(two_nodes: SharePodNodes, gates: Gates, pod: Object) -> Iterator[str]:
     """Make a pod that finds no place, and yield why; at the end it is gone."""
     name = pod["metadata"]["name"]
     two_nodes.kubectl.apply_objects(pod)
     try:
-        wait_until("a reason", lambda: two_nodes.refusal(name) != "", 20)
-        yield two_nodes.refusal(name)
+        wait_until("a reason", lambda: gates.reason(name) != "", 20)
+        yield gates.reason(name)
     finally:
         two_nodes.delete(name)
 
 
-def test_pods_of_one_word_are_on_one_device_and_wait_for_it(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
-) -> None:
+def test_pods_of_one_word_are_on_one_device_and_wait_for_it(two_nodes: SharePodNodes, gates: Gates) -> None:
     word = {"sharepod.io/device-affinity": "team"}
-    with two_nodes.pods(ours("first", 50, annotations=word)) as (first,):
+    with two_nodes.pods(idle("first", 50, annotations=word)) as (first,):
         [device] = devices_of(two_nodes)[first["metadata"]["uid"]]
-        with two_nodes.pods(ours("second", 30, annotations=word), ours("third", 15, annotations=word)) as pods:
+        with two_nodes.pods(idle("second", 30, annotations=word), idle("third", 15, annotations=word)) as pods:
             for pod in pods:
                 assert devices_of(two_nodes)[pod["metadata"]["uid"]] == [device]
-            with waiting(two_nodes, ours("fourth", 25, annotations=word)) as why:  # three other devices are free
-                assert "that device affinity allows" in why
-                assert "no device with 25 percent left" in why
+            with waiting(two_nodes, gates, idle("fourth", 25, annotations=word)) as why:  # three other devices are free
+                assert why == "no room for 25 percent now"
+                said = gates.explained("fourth")
+                assert "no healthy device is offered that device affinity allows" in said
+                assert "no device with 25 percent left" in said
                 two_nodes.delete("second")
                 two_nodes.kubectl.wait_for("condition=Ready", "pod/fourth")
                 fourth = two_nodes.kubectl.get("pod", "fourth")
@@ -194,14 +163,15 @@ def test_pods_of_one_word_are_on_one_device_and_wait_for_it(
 
 
 def test_pods_that_are_to_be_apart_are_on_a_device_each_and_wait_for_one(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
+    two_nodes: SharePodNodes, gates: Gates
 ) -> None:
     word = {"sharepod.io/device-anti-affinity": "apart"}
-    with two_nodes.pods(*(ours(f"apart-{n}", 10 + n, annotations=word) for n in range(4))) as pods:
+    with two_nodes.pods(*(idle(f"apart-{n}", 10 + n, annotations=word) for n in range(4))) as pods:
         devices = [devices_of(two_nodes)[pod["metadata"]["uid"]] for pod in pods]
         assert len({(pod["spec"]["nodeName"], *device) for pod, device in zip(pods, devices, strict=True)}) == 4
-        with waiting(two_nodes, ours("one-more", 20, annotations=word)) as why:
-            assert why == "0/2 nodes are available: 2 no healthy device is offered that device affinity allows."
+        with waiting(two_nodes, gates, idle("one-more", 20, annotations=word)) as why:
+            assert why == "no room for 20 percent now"
+            assert "2 nodes: no healthy device is offered that device affinity allows" in gates.explained("one-more")
             two_nodes.delete("apart-2")
             two_nodes.kubectl.wait_for("condition=Ready", "pod/one-more")
             pod = two_nodes.kubectl.get("pod", "one-more")
@@ -211,22 +181,20 @@ def test_pods_that_are_to_be_apart_are_on_a_device_each_and_wait_for_one(
             )
 
 
-def test_a_node_whose_agent_hangs_gets_no_pods_until_it_reports_again(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
-) -> None:
-    elsewhere = [ours(f"elsewhere-{n}", 60 + n) for n in range(2)]
-    there = ours("only-there", 30, nodeSelector={"kubernetes.io/hostname": "node2"})
+def test_a_node_whose_agent_hangs_gets_no_pods_until_it_reports_again(two_nodes: SharePodNodes, gates: Gates) -> None:
+    elsewhere = [idle(f"elsewhere-{n}", 60 + n) for n in range(2)]
+    there = idle("only-there", 30, nodeSelector={"kubernetes.io/hostname": "node2"})
     node = two_nodes.nodes["node2"]
     with ExitStack() as cleared:
         with node.hung_agent():
-            wait_until("each replica notices", lambda: scheduler.metric(NODES_BY, state="silent") == [1, 1], 60)
+            wait_until("each replica notices", lambda: gates.metric(NODES_BY, state="silent") == [1, 1], 60)
             assert node.offers(200), "kube-scheduler alone sees room"
-            why = cleared.enter_context(waiting(two_nodes, there))
-            assert "1 no SharePod agent reports from it" in why
+            why = cleared.enter_context(waiting(two_nodes, gates, there))
+            assert why == "no room for 30 percent on nodes whose agents report, nodes without: 1"
             for pod in cleared.enter_context(two_nodes.pods(*elsewhere)):
                 assert pod["spec"]["nodeName"] == "node1", "there is as much room on the other"
-        wait_until("each replica hears it", lambda: scheduler.metric(NODES_BY, state="reporting") == [2, 2], 60)
-        with two_nodes.pods(ours("again", 60)) as (again,):
+        wait_until("each replica hears it", lambda: gates.metric(NODES_BY, state="reporting") == [2, 2], 60)
+        with two_nodes.pods(idle("again", 60)) as (again,):
             assert again["spec"]["nodeName"] == "node2", "the devices of the other have 40 % and 39 % left"
             assert_as_chosen(two_nodes, [again])
 
@@ -264,19 +232,19 @@ for address in sorted({place[4][0] for place in socket.getaddrinfo(host, port)})
     ids=["own", "none"],
 )
 def test_who_tells_of_a_node_that_is_not_its_own_is_not_believed_and_is_seen(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler, shown: str, end: str, answer: str
+    two_nodes: SharePodNodes, gates: Gates, shown: str, end: str, answer: str
 ) -> None:
     ended = "sharepod_scheduler_feed_streams_ended_total"
-    before = scheduler.metric(ended, why=end)
+    before = gates.metric(ended, why=end)
     answers = two_nodes.nodes["node1"].agent(PYTHON, "-c", LIE, "node2", shown).splitlines()
-    assert len(answers) == len(scheduler.pods()) == 2
+    assert len(answers) == len(gates.pods()) == 2
     assert all(each.startswith(answer) for each in answers), answers
-    assert scheduler.metric(ended, why=end) == [count + 1 for count in before]
-    for pod in scheduler.pods():
-        told = next(line for line in reversed(scheduler.log(pod)) if line["event"] == f"usage stream ended: {end}")
+    assert gates.metric(ended, why=end) == [count + 1 for count in before]
+    for pod in gates.pods():
+        told = next(line for line in reversed(gates.log(pod)) if line["event"] == f"usage stream ended: {end}")
         assert (told["node"], told["cause"]) == ("node1" if shown == "own" else "", answers[0].partition(" ")[2])
-    assert scheduler.metric("sharepod_scheduler_devices") == [4, 4]
-    assert scheduler.metric(NODES_BY, state="reporting") == [2, 2]
+    assert gates.metric("sharepod_scheduler_devices") == [4, 4]
+    assert gates.metric(NODES_BY, state="reporting") == [2, 2]
 
 
 def is_there(two_nodes: SharePodNodes, pod: Object) -> bool:
@@ -284,10 +252,8 @@ def is_there(two_nodes: SharePodNodes, pod: Object) -> bool:
     return name in two_nodes.kubectl("get", "pods", "--output=jsonpath={.items[*].metadata.name}").split()
 
 
-def test_a_program_runs_on_the_device_that_was_chosen_for_its_pod(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
-) -> None:
-    pods = [gpu_pod(f"works-{n}", 60 + n, schedulerName=SCHEDULER) for n in range(4)]
+def test_a_program_runs_on_the_device_that_was_chosen_for_its_pod(two_nodes: SharePodNodes, gates: Gates) -> None:
+    pods = [gpu_pod(f"works-{n}", 60 + n) for n in range(4)]
     with two_nodes.pods(*pods) as started:
         assert_as_chosen(two_nodes, started)
         for pod in started:
@@ -306,7 +272,7 @@ SIZES = (20, 5)
 
 
 def many(count: int) -> list[Object]:
-    return [ours(f"many-{n}", SIZES[n % len(SIZES)]) for n in range(count)]
+    return [idle(f"many-{n}", SIZES[n % len(SIZES)]) for n in range(count)]
 
 
 def assert_all_run_as_chosen(two_nodes: SharePodNodes, names: list[str]) -> None:
@@ -315,9 +281,7 @@ def assert_all_run_as_chosen(two_nodes: SharePodNodes, names: list[str]) -> None
     assert_none_too_full(two_nodes)
 
 
-def test_many_pods_at_once_all_run_on_the_devices_that_were_chosen(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
-) -> None:
+def test_many_pods_at_once_all_run_on_the_devices_that_were_chosen(two_nodes: SharePodNodes, gates: Gates) -> None:
     pods = many(30)
     assert sum(units_of(pod) for pod in pods) == 375, "of 400"
     names = [pod["metadata"]["name"] for pod in pods]
@@ -328,26 +292,25 @@ def test_many_pods_at_once_all_run_on_the_devices_that_were_chosen(
         two_nodes.delete(*names)
 
 
-@pytest.mark.parametrize("killed", [("kube-scheduler", "agent"), ("extender",)], ids=" and ".join)
+@pytest.mark.parametrize("killed", ["leader and agent", "all replicas"])
 def test_pods_that_come_before_and_after_something_was_killed_all_run_on_the_devices_that_were_chosen(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler, killed: tuple[str, ...]
+    two_nodes: SharePodNodes, gates: Gates, killed: str
 ) -> None:
     pods = many(16)
     names = [pod["metadata"]["name"] for pod in pods]
     try:
         two_nodes.kubectl.apply_objects(*pods[:8])
         wait_until("some are bound", lambda: bound(two_nodes) > 1)
-        for container in killed:
-            if container == "agent":
-                node = two_nodes.nodes["node2"]
-                node.kill_container(node.own_pod(), "agent", OURS)
-            else:
-                scheduler.kill(container)
+        if killed == "all replicas":
+            for pod in gates.pods():
+                gates.kill(pod)
+        else:
+            gates.kill(gates.leader())
+            node = two_nodes.nodes["node2"]
+            node.kill_container(node.own_pod(), "agent", OURS)
         two_nodes.kubectl.apply_objects(*pods[8:])
-        scheduler.wait_until_ready()
-        # kube-scheduler tries pods that met nobody again after a minute, or when another one ends.
-        two_nodes.delete(names[0])
-        assert_all_run_as_chosen(two_nodes, names[1:])
+        gates.wait_until_ready()
+        assert_all_run_as_chosen(two_nodes, names)
     finally:
         two_nodes.delete(*names)
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gates import Gates, gates_on
 from kubectl import wait_until
 from sharepod_cluster import OURS
 from sharepod_nodes import SharePodNodes
-from shipped_scheduler import ShippedScheduler, shipped_scheduler
-from simulated_gpu import REPO_ROOT
-from test_scheduler_places import assert_none_too_full, ours
+from test_scheduler_places import assert_none_too_full, idle
 
-YIELDS = REPO_ROOT / "daemonset" / "scheduler" / "yields"
 YIELD = "sharepod.io/yield"
 SPARE = "SHAREPOD_PLUGIN_SPARE_PERCENT"
 HIGH = "sharepod-test-high"
@@ -23,20 +21,18 @@ Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def scheduler(two_nodes: SharePodNodes) -> Iterator[ShippedScheduler]:
-    """Install the scheduler with what has shares yield, on nodes with spare units."""
+def gates(two_nodes: SharePodNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
+    """Install gates on nodes with spare units."""
     kubectl = two_nodes.kubectl
     classes = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": HIGH}, "value": 1000}
     plugin = ("set", "env", "daemonset/sharepod", f"--namespace={OURS}", "--containers=device-plugin")
-    kubectl("apply", "-k", str(YIELDS))
     kubectl.apply_objects(classes)
     kubectl(*plugin, f"{SPARE}=100")
     try:
-        with shipped_scheduler(two_nodes, units=400) as installed:
+        with gates_on(two_nodes, tmp_path_factory.mktemp("gates"), units=400) as installed:
             yield installed
     finally:
         kubectl(*plugin, f"{SPARE}-")
-        kubectl("delete", "-k", str(YIELDS), "--ignore-not-found")
         kubectl("delete", "priorityclass", HIGH)
         nodes = (f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node")
         kubectl("delete", "pods", *nodes, timeout_seconds=120)
@@ -49,13 +45,13 @@ def _empty(two_nodes: SharePodNodes) -> None:
 
 
 def low(number: int, annotations: dict[str, str], **labels: str) -> Object:
-    pod = ours(f"low-{number}", 100, annotations=annotations)
+    pod = idle(f"low-{number}", 100, annotations=annotations)
     pod["metadata"]["labels"] = labels
     return pod
 
 
 def high(annotations: dict[str, str]) -> Object:
-    return ours("high", 60, annotations=annotations, priorityClassName=HIGH)
+    return idle("high", 60, annotations=annotations, priorityClassName=HIGH)
 
 
 def yielding(two_nodes: SharePodNodes) -> list[str]:
@@ -71,7 +67,7 @@ def paused(two_nodes: SharePodNodes) -> list[str]:
 
 
 def test_a_low_pod_is_paused_for_a_high_one_and_goes_on_when_that_has_gone(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
+    two_nodes: SharePodNodes, gates: Gates
 ) -> None:
     kubectl = two_nodes.kubectl
     with two_nodes.pods(*(low(number, SOME_MEMORY) for number in range(DEVICES))) as before:
@@ -103,11 +99,11 @@ def assert_none_too_full_but(two_nodes: SharePodNodes, name: str) -> None:
 
 
 def test_where_memory_is_short_one_is_evicted_that_no_disruption_budget_keeps(
-    two_nodes: SharePodNodes, scheduler: ShippedScheduler
+    two_nodes: SharePodNodes, gates: Gates
 ) -> None:
     kubectl = two_nodes.kubectl
     budget = {
-        "apiVersion": "policy/v1beta1",
+        "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": "guard"},
         "spec": {"minAvailable": DEVICES - 1, "selector": {"matchLabels": {"guarded": "true"}}},
@@ -133,18 +129,18 @@ def healthy(two_nodes: SharePodNodes) -> int:
     return int(budget.get("status", {}).get("currentHealthy", 0))
 
 
-def test_what_waits_is_shown_by_the_replica_that_decides(two_nodes: SharePodNodes, scheduler: ShippedScheduler) -> None:
+def test_what_waits_is_shown_by_the_replica_that_decides(two_nodes: SharePodNodes, gates: Gates) -> None:
     kubectl = two_nodes.kubectl
     with two_nodes.pods(*(low(number, SOME_MEMORY) for number in range(DEVICES))):
-        kubectl.apply_objects(ours("equal", 60, annotations=SOME_MEMORY))
+        kubectl.apply_objects(idle("equal", 60, annotations=SOME_MEMORY))
         try:
-            wait_until("it is in the queue", lambda: any("equal" in said for said in queues(scheduler)), 30)
-            [said] = [said for said in queues(scheduler) if "equal" in said]
+            wait_until("it is in the queue", lambda: any("equal" in said for said in queues(gates)), 30)
+            [said] = [said for said in queues(gates) if "equal" in said]
             assert "no room for 60 percent now" in " ".join(said.split())
             assert yielding(two_nodes) == [], "equals do not yield"
         finally:
             two_nodes.delete("equal")
 
 
-def queues(scheduler: ShippedScheduler) -> list[str]:
-    return [scheduler.ask(pod, "sh", "-c", "sharepod queue 2>&1 || true") for pod in scheduler.pods()]
+def queues(gates: Gates) -> list[str]:
+    return [gates.ask(pod, "sh", "-c", "sharepod queue 2>&1 || true") for pod in gates.pods()]

@@ -1,0 +1,134 @@
+"""Gates as they are shipped, daemonset/gates, installed and taken away by the commands of the pages themselves."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from kubectl import ClusterError, Kubectl, wait_until
+from pages import commands, follow
+from prometheus_client.parser import text_string_to_metric_families
+from sharepod_cluster import OURS, PYTHON
+from sharepod_nodes import SharePodNodes
+from simulated_gpu import REPO_ROOT
+
+MANIFESTS = REPO_ROOT / "daemonset"
+GATES, WEBHOOK = MANIFESTS / "gates" / "README.md", MANIFESTS / "compatibility" / "README.md"
+SELECTOR = "--selector=app.kubernetes.io/component=scheduler"
+SECRETS = ("sharepod-webhook", "sharepod-scheduler-feed")
+LEASE = "sharepod-gates-leader"
+REASONS = ("Waits", "QueueCap", "NeverFits", "GateRefused")
+METRICS = """
+import urllib.request
+print(urllib.request.urlopen("http://127.0.0.1:9468/metrics").read().decode())
+"""
+Object = dict[str, Any]
+
+
+class Gates:
+    """The webhook and the controller, installed."""
+
+    def __init__(self, two_nodes: SharePodNodes) -> None:
+        self._two_nodes = two_nodes
+        self._kubectl = two_nodes.kubectl
+
+    def pods(self) -> list[str]:
+        """Return the names of the controller's pods."""
+        chosen = (f"--namespace={OURS}", SELECTOR)
+        return self._kubectl("get", "pods", *chosen, "--output=jsonpath={.items[*].metadata.name}").split()
+
+    def leader(self) -> str:
+        """Return the pod that decides; empty while there is none."""
+        lease = json.loads(self._kubectl("get", "leases", f"--namespace={OURS}", "--output=json"))["items"]
+        holders = [item["spec"].get("holderIdentity", "") for item in lease if item["metadata"]["name"] == LEASE]
+        return next((pod for pod in self.pods() if any(holder.startswith(pod) for holder in holders)), "")
+
+    def kill(self, pod: str) -> None:
+        """Kill the controller of one replica, as a crash would end it; it is started again."""
+        self._two_nodes.cluster.kill_container(pod, self._container(pod), OURS)
+
+    def metric(self, name: str, **labels: str) -> list[float]:
+        """Return what a series of each replica's is; a replica that does not have it has none."""
+        return [
+            sample.value
+            for pod in self.pods()
+            for family in text_string_to_metric_families(self.ask(pod, PYTHON, "-c", METRICS))
+            for sample in family.samples
+            if (sample.name, sample.labels) == (name, labels)
+        ]
+
+    def ask(self, pod: str, *command: str) -> str:
+        """Run a command in a replica and return what it prints."""
+        return self._kubectl.execute(pod, *command, namespace=OURS)
+
+    def explained(self, pod: str) -> str:
+        """Return what the replica that decides says of a pod, in one line."""
+        return " ".join(self.ask(self.leader(), "sharepod", "explain", f"pod/{pod}").split())
+
+    def log(self, pod: str) -> list[Object]:
+        """Return what a replica has logged since it was started."""
+        return [json.loads(line) for line in self._kubectl.logs(pod, namespace=OURS).splitlines()]
+
+    def reason(self, pod: str) -> str:
+        """Return why a pod waits behind its gate, in the words of its Event; empty while nobody has said."""
+        chosen = f"--field-selector=involvedObject.name={pod}"
+        found = json.loads(self._kubectl("get", "events", chosen, "--output=json"))["items"]
+        uid = self._kubectl.get("pod", pod)["metadata"]["uid"]
+        told = [item for item in found if item["reason"] in REASONS and item["involvedObject"]["uid"] == uid]
+        return str(told[-1]["message"]) if told else ""
+
+    def wait_until_ready(self) -> None:
+        """Wait until every replica is ready and one decides; otherwise what they say is in the error."""
+        rollout = ("rollout", "status", "deployment/sharepod-scheduler", f"--namespace={OURS}", "--timeout=150s")
+        try:
+            self._kubectl(*rollout, timeout_seconds=180)
+            wait_until("a replica decides", lambda: self.leader() != "")
+        except ClusterError as error:
+            add_logs(self._kubectl, error)
+            raise
+
+    def _container(self, pod: str) -> str:
+        [container] = self._kubectl.get("pod", pod, OURS)["spec"]["containers"]
+        return str(container["name"])
+
+
+def add_logs(kubectl: Kubectl, error: ClusterError) -> None:
+    """Put into an error what the controller's pods say."""
+    error.add_note(kubectl("describe", "pods", f"--namespace={OURS}", SELECTOR))
+    with suppress(ClusterError):
+        error.add_note(kubectl("logs", SELECTOR, "--tail=40", f"--namespace={OURS}"))
+
+
+def install(kubectl: Kubectl, folder: Path) -> None:
+    """Type what daemonset/gates/README.md says: the webhook of the compatibility page, then its own blocks."""
+    try:
+        follow(kubectl, folder, *commands(WEBHOOK)[:2], *commands(GATES))
+    except ClusterError as error:
+        add_logs(kubectl, error)
+        raise
+
+
+def remove(kubectl: Kubectl) -> None:
+    """Take gates and webhook away as the pages say."""
+    for name in ("gates", "compatibility"):
+        kubectl("delete", "-k", str(MANIFESTS / name), "--ignore-not-found", timeout_seconds=150)
+    kubectl("delete", "secret", *SECRETS, f"--namespace={OURS}", "--ignore-not-found")
+    left = ("get", "pods", f"--namespace={OURS}", "--output=name")
+    wait_until("gates are gone", lambda: "scheduler" not in kubectl(*left) and "webhook" not in kubectl(*left))
+
+
+@contextmanager
+def gates_on(two_nodes: SharePodNodes, folder: Path, units: int = 200) -> Iterator[Gates]:
+    """Install gates where each node is to offer so many units, and take them away again."""
+    kubectl, installed = two_nodes.kubectl, Gates(two_nodes)
+    try:
+        install(kubectl, folder)
+        installed.wait_until_ready()
+        wait_until("both nodes offer devices", lambda: all(node.offers(units) for node in two_nodes.nodes.values()))
+        wait_until(
+            "both nodes report", lambda: installed.metric("sharepod_scheduler_nodes", state="reporting") == [2, 2]
+        )
+        yield installed
+    finally:
+        remove(kubectl)

@@ -1,0 +1,69 @@
+"""Kueue's own manager on a cluster of ours, from its own manifests, configured as daemonset/kueue says."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from build_tools import KUEUE
+from cluster import Cluster
+from image import Image
+from kubectl import ClusterError
+from simulated_gpu import REPO_ROOT
+
+IMAGE = "docker.io/library/kueue:e2e"
+NAMESPACE = "kueue-system"
+CONFIGURATION = REPO_ROOT / "daemonset" / "kueue" / "configuration.yaml"
+SETTINGS = "controller_manager_config.yaml"
+FRAMEWORKS = ("batch/job", "pod")  # the kinds of other frameworks are not installed here
+Object = dict[str, Any]
+
+
+def fitted(item: Object) -> Object:
+    """Return an object of Kueue's manifests with the image that is there and the configuration that ours asks for."""
+    if item["kind"] == "ConfigMap" and SETTINGS in item.get("data", {}):
+        settings = yaml.safe_load(item["data"][SETTINGS]) | yaml.safe_load(CONFIGURATION.read_text(encoding="utf-8"))
+        settings["integrations"] = {"frameworks": list(FRAMEWORKS)}
+        item["data"][SETTINGS] = yaml.safe_dump(settings)
+    if item["kind"] == "Deployment":
+        [container] = item["spec"]["template"]["spec"]["containers"]
+        container |= {"image": IMAGE, "imagePullPolicy": "Never"}
+    return item
+
+
+def make_image(cluster: Cluster, manager: Path) -> None:
+    """Make Kueue's image known to the nodes: the program, and nothing else."""
+    root = cluster.shared / "kueue"
+    root.mkdir(exist_ok=True)
+    if not (root / manager.name).exists():
+        try:
+            os.link(manager, root / manager.name)
+        except OSError:  # on another file system
+            shutil.copy(manager, root / manager.name)
+    cluster.import_image(Image(IMAGE, (), user="65532", entrypoint=["/manager"]), root)
+
+
+@contextmanager
+def kueue_on(cluster: Cluster, folder: Path) -> Iterator[None]:
+    """Install Kueue from the folder of its module, and take it away again."""
+    kubectl = cluster.kubectl
+    make_image(cluster, folder / "manager")
+    shown = kubectl("kustomize", str(folder / KUEUE.copied / "default"))
+    objects = [fitted(item) for item in yaml.safe_load_all(shown) if item]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}).encode()
+    try:
+        # A kind of Kueue's is too large for the annotation that an apply by the client leaves.
+        kubectl("apply", "--server-side", "-f", "-", stdin=listed, timeout_seconds=120)
+        rollout = ("rollout", "status", "deployment/kueue-controller-manager", f"--namespace={NAMESPACE}")
+        try:
+            kubectl(*rollout, "--timeout=150s", timeout_seconds=180)
+        except ClusterError as error:
+            error.add_note(kubectl("describe", "pods", f"--namespace={NAMESPACE}"))
+            raise
+        yield
+    finally:
+        kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=listed, timeout_seconds=120)

@@ -1,0 +1,73 @@
+"""Every way to install that daemonset/README.md names is taken by the cluster as it stands, and starts.
+
+Where the node has no NVIDIA driver, as here, a node's pod waits and says so. What it does with simulated devices the
+other tests show.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from kubectl import ClusterError, Kubectl, wait_until
+from leftovers import leftovers
+from pages import follow
+from programs import Programs
+from sharepod_cluster import OURS
+from sharepod_image import sharepod_image
+from simulated_gpu import REPO_ROOT
+
+PAGE = REPO_ROOT / "daemonset" / "README.md"
+NAMED = re.findall(r"^\| `(daemonset/[^`]*)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+WITH_DRIVER = [place for place in NAMED if place == "daemonset/" or ("overlays" in place and "simulated" not in place)]
+SHOWN_ELSEWHERE = {
+    "daemonset/overlays/simulated": "test_sharepod.py",
+    "daemonset/policy": "test_policy.py",
+    "daemonset/compatibility": "test_compatibility.py",
+    "daemonset/gates": "test_scheduler_places.py",
+    "daemonset/kueue": "test_kueue.py",
+    "daemonset/monitoring": "test_monitoring.py",
+}
+RUNTIME_CLASS = {
+    "apiVersion": "node.k8s.io/v1",
+    "kind": "RuntimeClass",
+    "metadata": {"name": "nvidia"},
+    "handler": "runc",
+}
+
+
+@pytest.fixture(scope="module")
+def bare(programs: Programs) -> Iterator[Kubectl]:
+    """Start a cluster that has SharePod's image, and a RuntimeClass as NVIDIA's operator makes it."""
+    with Cluster(programs) as cluster:
+        namespaces = cluster.node.namespaces()
+        cluster.import_archive(sharepod_image())
+        cluster.kubectl.apply_objects(RUNTIME_CLASS)
+        yield cluster.kubectl
+    assert leftovers(cluster.node, namespaces) == []
+
+
+def test_each_way_to_install_is_shown_by_a_test() -> None:
+    assert set(NAMED) == {*WITH_DRIVER, *SHOWN_ELSEWHERE}
+    for name in SHOWN_ELSEWHERE.values():
+        assert Path(__file__).with_name(name).exists()
+
+
+@pytest.mark.parametrize("place", WITH_DRIVER)
+def test_a_way_to_install_is_taken_and_its_pod_waits_for_the_driver(bare: Kubectl, tmp_path: Path, place: str) -> None:
+    try:
+        follow(bare, tmp_path, f"kubectl apply -k {place}")
+        wait_until("it says what it waits for", lambda: "no NVIDIA driver on this node" in said(bare))
+    finally:
+        bare("delete", "-k", str(REPO_ROOT / place), "--ignore-not-found", timeout_seconds=120)
+        left = ("get", "pods", f"--namespace={OURS}", "--output=name")
+        wait_until("the installation is gone", lambda: bare(*left) == "")
+
+
+def said(kubectl: Kubectl) -> str:
+    chosen = (f"--namespace={OURS}", "--selector=app.kubernetes.io/component=node", "--container=install")
+    try:
+        return kubectl("logs", *chosen)
+    except ClusterError:
+        return ""
