@@ -36,7 +36,6 @@ class Settings:
     offer: frozenset[str] = frozenset()
     limit_percent: int = 100
     spare_percent: int = 0
-    scheduler_name: str = "sharepod-scheduler"
     simulated_libraries: Path = Path("/var/lib/sharepod/simgpu")
     kubeconfig: str = ""
     log_format: str = "json"
@@ -70,7 +69,6 @@ _DOCS: Final = {
     "spare_percent": "Units of each device that are offered beyond its 100, 0 to 400, so that another pod can come "
     "where one yields: kubelet counts the units of a pod for as long as it is there. Needs SharePod's scheduler; with "
     "another one, pods wait on a node that is full.",
-    "scheduler_name": "schedulerName of pods whose devices SharePod's scheduler chooses: they wait for that a moment.",
     "simulated_libraries": "Directory of the simulated driver on the node, for simulated devices.",
     "kubeconfig": "Configuration file for the API server, outside of a cluster. Default: the service account.",
     "log_format": "Format of the log on stderr: text or json.",
