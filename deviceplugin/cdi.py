@@ -53,6 +53,13 @@ class CdiDirectory:
         except OSError as error:
             raise PluginError(f"{path} cannot be written: {error.strerror}: make room in {self._directory}") from None
 
+    def written_unix_s(self, share_id: str) -> float | None:
+        """Return when the share's file was written last, which is at every start of its container; None: it is gone."""
+        try:
+            return self._path(share_id).stat().st_mtime
+        except OSError:
+            return None
+
     def remove(self, share_id: str) -> None:
         """Remove a share's file; one that is not there is no error."""
         self._path(share_id).unlink(missing_ok=True)

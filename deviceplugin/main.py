@@ -201,7 +201,7 @@ async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
         plugin.place(node)
         with contextlib.suppress(KubeletUnavailable):  # a device in two plugins is never offered, not even at first
             plugin.note(await kubelet.given(RIVAL_DOMAIN), asyncio.get_running_loop().time())
-        policy = Policy(nvidia_cdi=settings.devices == "cdi", scheduler_name=settings.scheduler_name)
+        policy = Policy(nvidia_cdi=settings.devices == "cdi")
         cdi = CdiDirectory(settings.cdi_directory)
         record = Record(Store(settings.state_directory))
         cdi.remove_others(item.id for item in record.all())

@@ -62,10 +62,6 @@ class Settings:
         "can come where one yields: kubelet counts the units of a pod for as long as it is there. Needs SharePod's "
         "scheduler; with another one, pods wait on a node that is full.",
     )  # fmt: skip
-    scheduler_name: str = setting(
-        "sharepod-scheduler", text(),
-        "schedulerName of pods whose devices SharePod's scheduler chooses: they wait for that a moment.",
-    )  # fmt: skip
     simulated_libraries: Path = setting(
         Path("/var/lib/sharepod/simgpu"), PATH, "Directory of the simulated driver on the node, for simulated devices."
     )
