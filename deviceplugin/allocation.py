@@ -100,7 +100,7 @@ class Allocations:
         """Return the pod's other allocations with some of the same units: their containers are done.
 
         Kubelet gives a pod's units to its next container when the one before (an init container) is done. Their shares
-        go, they stay: the containers after them may have their units, and init containers run again after a reboot.
+        go, they stay: the containers after them may have their units, and init containers may run again.
         """
         if claimed.binding is None:
             return ()

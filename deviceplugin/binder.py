@@ -17,7 +17,9 @@ from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.cdi import name_of, nvidia_edits
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.injection import NO_DEVICE, VISIBLE, ContainerEdits, Place, edits_of
+from sharepod.deviceplugin.podresources import Holder
 from sharepod.kube.client import ApiUnavailable
+from sharepod.kube.pod import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.cdi import CdiDirectory
     from sharepod.deviceplugin.follow import Follower
     from sharepod.deviceplugin.placement import Placement
-    from sharepod.deviceplugin.podresources import Holder
     from sharepod.deviceplugin.record import Claim, Record
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer, Kubelet
     from sharepod.deviceplugin.terms import PodTerms
     from sharepod.deviceplugin.unit import UnitId
-    from sharepod.kube.pod import Pod
+    from sharepod.kube.pod import Container, Pod
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -43,9 +44,11 @@ ROOM_WAIT_S: Final = 20.0
 ROOM_LEFT_S: Final = 3.0
 """What is left for the rest of a start when room was waited for: the wait is shorter when less is left before it."""
 ROOM_LOOK_S: Final = 0.5
-CHOICE_S: Final = 5.0
-"""For the scheduler to say which devices it chose: it does so when it binds the pod, unless it is away."""
-CHOICE_LOOK_S: Final = 0.2
+API_WAIT_S: Final = 2.0
+"""For the API server to show a pod that the watch has shown: it starts with the terms that were told last otherwise."""
+WATCH_WAIT_S: Final = 2.0
+"""For the watch to tell of a pod that kubelet has admitted."""
+WATCH_LOOK_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,6 @@ class Policy:
 
     nvidia_cdi: bool = False
     """Devices come from NVIDIA's CDI files, not from its runtime."""
-    scheduler_name: str = ""
-    """Whose pods are told their devices; empty: nobody's."""
 
 
 @dataclass(slots=True)
@@ -121,16 +122,21 @@ class Binder:
         except TimeoutError:
             slow = PluginError(f"{START_S:g} s were not enough, {start.waits_for} was waited for: it is tried again")
             error = start.no_room or slow
-            await self._tell(start, error)
+            await self._tell(units, start, error)
             raise error from None
         except PluginError as error:
-            await self._tell(start, error)
+            await self._tell(units, start, error)
             raise
 
-    async def _tell(self, start: _Start, error: PluginError) -> None:
-        if start.pod is not None:
-            text = f"container {start.container}: {error}"
-            await self._api.event(start.pod, "ShareNotReady", text, warning=True)
+    async def _tell(self, units: frozenset[UnitId], start: _Start, error: PluginError) -> None:
+        """Write an Event of the pod, or of the node where nothing says which pod it is."""
+        known = self._recorded(units) if start.pod is None else None
+        pod, container = (start.pod, start.container) if known is None else (known[0], known[1].container)
+        if pod is None:
+            text = f"a container with {len(units)} units does not start: {error}"
+            self._api.node_event("ShareNotReady", text, warning=True)
+        else:
+            await self._api.event(pod, "ShareNotReady", f"container {container}: {error}", warning=True)
 
     async def _start(self, units: frozenset[UnitId], start: _Start) -> None:
         holder = await self._holder(units)
@@ -138,16 +144,13 @@ class Binder:
         start.waits_for = f"the API server to show pod {title}"
         views = {pod.uid: pod for pod in self._follower.pods()}
         try:
-            pod = await self._api.get(holder.namespace, holder.pod)
+            pod = await self._pod(holder, units)
         except ApiUnavailable as error:
             raise PluginError(f"annotations of {title} cannot be read: {error}") from None
         if pod is None:
             raise PluginError(f"pod {title} is not at the API server: it is tried again")
         start.pod, start.container = pod, self._container(holder, pod, units)
         terms = self._follower.read_terms(pod, start.container, len(units))
-        ours = self._policy.scheduler_name
-        if ours and pod.scheduler == ours and not terms.chosen:
-            pod, terms = await self._choice(pod, terms, start, units)
         binding = Binding(pod.namespace, pod.name, start.container, pod.uid, pod.cgroup_uid)
         claim = self._record.claim(units, binding)
         allocation = claim.allocation
@@ -165,25 +168,6 @@ class Binder:
                 self._follower.gave(allocation, terms, views.get(pod.uid))
         indices = ", ".join(str(index) for _, index in share.devices)
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
-
-    async def _choice(self, pod: Pod, terms: PodTerms, start: _Start, units: frozenset[UnitId]) -> tuple[Pod, PodTerms]:
-        """Return the pod and its terms as soon as its devices are chosen, or nobody has chosen for too long."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + CHOICE_S
-        start.waits_for = "the scheduler to say which devices it chose"
-        while not terms.chosen and loop.time() < until_s:
-            await asyncio.sleep(CHOICE_LOOK_S)
-            try:
-                found = await self._api.get(pod.namespace, pod.name)
-            except ApiUnavailable:
-                continue
-            if found is None or found.uid != pod.uid:
-                raise PluginError(f"pod {pod.namespace}/{pod.name} is gone: nothing is to be started")
-            pod, terms = found, self._follower.read_terms(found, start.container, len(units))
-        start.pod = pod
-        if not terms.chosen:
-            log.warning("devices not chosen", extra={"pod": f"{pod.namespace}/{pod.name}", "waited_seconds": CHOICE_S})
-        return pod, terms
 
     async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
         allocation = claim.allocation
@@ -249,25 +233,65 @@ class Binder:
         return self._placement.offer.seen(await self._agent.node())
 
     async def _holder(self, units: frozenset[UnitId]) -> Holder:
-        """Return who holds the units: exactly these, or (a plain init container is not listed) some of them."""
+        """Return a container that holds the units: exactly these, or some of them.
+
+        Pod-resources does not list a plain init container. Where no container after it has some of its units either,
+        kubelet's checkpoint names it.
+        """
         holders = (await self._kubelet.look()).holders
         exact = [holder for holder in holders if holder.units == units]
-        found = exact or [holder for holder in holders if holder.units & units]
+        if found := exact or [holder for holder in holders if holder.units & units]:
+            return found[0]
+        until_s = asyncio.get_running_loop().time() + WATCH_WAIT_S
+        while (known := self._recorded(units)) is None:
+            if asyncio.get_running_loop().time() > until_s:
+                raise PluginError("kubelet does not list who holds these units yet: it is tried again")
+            await asyncio.sleep(WATCH_LOOK_S)
+        return known[1]
+
+    def _recorded(self, units: frozenset[UnitId]) -> tuple[Pod, Holder] | None:
+        """Return the pod of the watch that has exactly these units by kubelet's checkpoint, and its last container."""
+        pods = {pod.cgroup_uid: pod for pod in self._follower.pods() if pod.phase not in FINISHED}
+        found = [
+            (container.order, pods[item.pod_uid], container.name)
+            for item in self._kubelet.recorded()
+            if item.units == units
+            and item.pod_uid in pods
+            and (container := pods[item.pod_uid].named(item.container)) is not None
+        ]
         if not found:
-            raise PluginError("kubelet does not list who holds these units yet: it is tried again")
-        return found[0]
+            return None
+        _, pod, name = max(found, key=lambda item: item[0])
+        return pod, Holder(pod.namespace, pod.name, name, units)
+
+    async def _pod(self, holder: Holder, units: frozenset[UnitId]) -> Pod | None:
+        """Return the pod as it is now. While the API server is away, as the watch told of it last, if its uid is known.
+
+        Pod-resources names no uid, and a pod may have the name of one before it. Raises ApiUnavailable.
+        """
+        try:
+            return await self._api.get(holder.namespace, holder.pod, API_WAIT_S)
+        except ApiUnavailable:
+            known = self._recorded(units)
+        return known[0] if known is not None else await self._api.get(holder.namespace, holder.pod)
 
     def _container(self, holder: Holder, pod: Pod, units: frozenset[UnitId]) -> str:
-        """Return the container that starts: the listed one, or the init container that asks for so many units."""
-        init = [name for name, count in pod.init_units if count == len(units) and name not in pod.running]
-        unfinished = [name for name in init if name not in pod.finished]
+        """Return the container that starts: the holder, or the init container before it that asks for so many units."""
+        last = pod.named(holder.container)
+        init = [
+            one
+            for one in pod.init_containers
+            if one.units == len(units) and not one.stays and one.name not in pod.running
+            if last is None or one.order <= last.order
+        ]
+        unfinished = [one for one in init if one.name not in pod.finished]
         if holder.units == units:  # the next container has the same ones: it starts when they have finished
-            return unfinished[0] if unfinished and not self._has_begun(pod) else holder.container
-        return (unfinished or init or [holder.container])[0]
+            return unfinished[0].name if unfinished and not self._is_past(unfinished[0], pod) else holder.container
+        return (unfinished or init)[0].name if init else holder.container
 
-    def _has_begun(self, pod: Pod) -> bool:
-        """Tell whether one of the containers after the init ones has been started; the API may be behind."""
-        names = {name for name, _ in pod.units}
+    def _is_past(self, init: Container, pod: Pod) -> bool:
+        """Tell whether a container that starts after an init container has been started; the API may be behind."""
+        names = {one.name for one in pod.all_containers if one.units and one.stays and one.order >= init.order}
         bound = (item.binding for item in self._record.all() if item.binding is not None)
         started = {one.container for one in bound if one.cgroup_uid == pod.cgroup_uid}
         return bool(names & (pod.running | started))

@@ -1,4 +1,4 @@
-"""Kubelet's pod-resources: who holds which units. Nothing is decided or remembered here.
+"""Kubelet's word on who holds which units: pod-resources, and its checkpoint. Nothing is decided or remembered here.
 
 Kubelet answers 100 calls a second at most, and every start of a container asks: those who ask at once share a look.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from sharepod.deviceplugin.checkpoint import Recorded, read_checkpoint
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.look import Look
 from sharepod.deviceplugin.unit import RESOURCE, UnitId
@@ -69,6 +70,7 @@ class PodResources:
 
     def __init__(self, socket: Path, *, resource: str = RESOURCE) -> None:
         self._socket = socket
+        self._checkpoints = socket.parents[1] / "device-plugins"
         self._resource = resource
         # One for good, whatever comes and goes behind the name: closing it would cancel the calls of others.
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
@@ -99,6 +101,10 @@ class PodResources:
         Raises KubeletUnavailable.
         """
         return await self._look.take()
+
+    def recorded(self) -> tuple[Recorded, ...]:
+        """Return what kubelet's checkpoint says, of init containers too; nothing when it cannot be read."""
+        return read_checkpoint(self._checkpoints, self._resource)
 
     async def _list(self) -> Listing:
         response = await self._ask("List", pb.ListPodResourcesRequest())

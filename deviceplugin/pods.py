@@ -70,11 +70,11 @@ class Pods:
         await self._events.__aexit__(kind, error, trace)
         await self._client.__aexit__(kind, error, trace)
 
-    async def get(self, namespace: str, name: str) -> Pod | None:
-        """Return a pod as it is now, None when there is none. Raises ApiUnavailable after at most 10 s."""
+    async def get(self, namespace: str, name: str, within_s: float = GET_S) -> Pod | None:
+        """Return a pod as it is now, None when there is none. Raises ApiUnavailable in time."""
         if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
             return None
-        answer = await self._read(f"/api/v1/namespaces/{namespace}/pods/{name}")
+        answer = await self._read(f"/api/v1/namespaces/{namespace}/pods/{name}", within_s)
         if answer.status == 404 and _is_no_pod(answer.body):
             return None
         pod = read_pod(answer.body, self._resource) if answer.status == 200 else None
@@ -90,8 +90,8 @@ class Pods:
             raise self._client.refusal(answer)
         return runtime
 
-    async def _read(self, path: str) -> Answer:
-        return await self._client.patiently(path, GET_S, self._pace.first_s / 2, self.failed)
+    async def _read(self, path: str, within_s: float = GET_S) -> Answer:
+        return await self._client.patiently(path, within_s, self._pace.first_s / 2, self.failed)
 
     async def watch(self) -> AsyncGenerator[Change[Pod]]:
         """Yield every pod of the node, then what changes of what a Pod holds, for ever."""

@@ -58,9 +58,18 @@ class Shares:
         await self._agent.update(share, terms, node, labels)
         self.gave(item.id, terms)
 
-    async def rest(self, item: Allocation) -> None:
-        """Release the share of a container that is done; its allocation stays the pod's. Raises PluginError."""
+    def started_unix_s(self, allocation_id: AllocationId) -> float | None:
+        """Return when a container began to start with the share last; None: no share is ready."""
+        return self._cdi.written_unix_s(allocation_id)
+
+    async def rest(self, item: Allocation, *, since: int | None = None) -> None:
+        """Release the share of a container that is done; its allocation stays the pod's. Raises PluginError.
+
+        Not when a container began to start with it after the record's move `since`.
+        """
         async with self.alone(item.id):
+            if since is not None and self._record.has_moved(item.id, since):
+                return
             await self._release(item)
             if self._record.get(item.id) is not None:
                 self._record.settle(item.id, ())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sharepod.deviceplugin.checkpoint import Recorded
     from sharepod.deviceplugin.podresources import Listing
     from sharepod.kube.pod import Pod
 
@@ -18,8 +19,8 @@ class ApiServer(Protocol):
     def listed(self) -> bool:
         """Tell whether the watch has told of all pods once."""
 
-    async def get(self, namespace: str, name: str) -> Pod | None:
-        """Return a pod as it is now; None: there is none."""
+    async def get(self, namespace: str, name: str, within_s: float = ...) -> Pod | None:
+        """Return a pod as it is now; None: there is none. Raises ApiUnavailable in time."""
 
     def watch(self) -> AsyncIterator[tuple[str, Pod]]:
         """Yield ("set" | "gone", pod) for ever."""
@@ -27,12 +28,18 @@ class ApiServer(Protocol):
     async def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         """Tell the pod's owner."""
 
+    def node_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """Tell the node's operator."""
+
 
 class Kubelet(Protocol):
     """What is asked of podresources.PodResources."""
 
     async def look(self) -> Listing:
         """Return who holds which units, and which pods kubelet knows."""
+
+    def recorded(self) -> tuple[Recorded, ...]:
+        """Return which container was given which units, by kubelet's checkpoint."""
 
 
 class Processes(Protocol):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.allocation import Binding
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sharepod.deviceplugin.shares import Shares
     from sharepod.deviceplugin.sides import ApiServer, Kubelet, Processes
     from sharepod.deviceplugin.unit import UnitId
+    from sharepod.kube.pod import Pod
 
 log = logging.getLogger("sharepod.deviceplugin")
 
@@ -108,6 +111,7 @@ class Sweeper:
         Raises PluginError or ApiUnavailable when it cannot be told what is.
         """
         since = self._record.moves
+        await self._rest_ended(since)
         suspects = [item for item in self._record.all() if self._may_be_over(item)]
         strangers = await self._strangers()
         if not suspects and not strangers:
@@ -118,6 +122,8 @@ class Sweeper:
             return  # kubelet has not heard of the API server's pods yet: it hears of all of them at once
         live = await self._processes.live_pods()
         held = {unit for holder in listing.holders for unit in holder.units}
+        if any(item.binding is None for item in suspects):
+            held |= self._admitted()
         for item in suspects:
             lives = item.binding is not None and item.binding.cgroup_uid in live
             if lives or self._is_listed(item, held):
@@ -129,6 +135,42 @@ class Sweeper:
             if binding.pod_uid not in live and not share.processes and await self._is_gone(binding):
                 await self._agent.release(share.id)
                 log.info("share of no allocation released", extra={"share": share.id, "container": binding.title})
+
+    def _admitted(self) -> set[UnitId]:
+        """Return the units of the watch's pods by kubelet's checkpoint: a plain init container is listed nowhere else.
+
+        It may wait for its image longer than UNBOUND_S.
+        """
+        pods = {pod.cgroup_uid for pod in self._follower.pods() if pod.phase not in FINISHED}
+        return {unit for item in self._kubelet.recorded() if item.pod_uid in pods for unit in item.units}
+
+    async def _rest_ended(self, since: int) -> None:
+        """Release the shares of init containers that have ended in pods that run on, where no container comes after.
+
+        The allocations stay: kubelet counts the units for the pod, and its init containers may run again.
+        """
+        for item in self._record.all():
+            pod = self._follower.pod(item.binding) if item.binding is not None and item.devices else None
+            if pod is not None and self._was_the_last(item, pod):
+                share = await self._agent.share(item.id)
+                if share is not None and not share.processes:
+                    await self._shares.rest(item, since=since)
+
+    def _was_the_last(self, item: Allocation, pod: Pod) -> bool:
+        """Tell whether an allocation is an init container's, and the pod's last container with units has ended.
+
+        The API may still show the end of the run before: it does not count once another run has begun to start.
+        """
+        asking = sorted((one for one in pod.all_containers if one.units), key=lambda one: one.order)
+        own = pod.named(item.binding.container) if item.binding is not None else None
+        if own is None or own.stays or not asking or asking[-1].stays:
+            return False
+        began_unix_s = self._shares.started_unix_s(item.id)
+        try:
+            ran_unix_s = datetime.fromisoformat(pod.finished.get(asking[-1].name, "")).timestamp()
+        except ValueError:
+            return False
+        return began_unix_s is not None and ran_unix_s >= math.floor(began_unix_s)  # kubelet writes whole seconds
 
     def _may_be_over(self, item: Allocation) -> bool:
         """Tell whether it is worth asking: the watch alone does not decide."""

@@ -6,11 +6,11 @@ annotations say is for the reader of this value to find out.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sharepod.kube.objects import at, entries, text, texts
+from sharepod.kube.quantity import milli
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 FINISHED: Final = ("Succeeded", "Failed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _HASH: Final = "kubernetes.io/config.hash"
-_UNITS: Final = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,11 @@ class Container:
     """It runs beside the others: it is no init container, or one that is a sidecar."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of a draft: its variables; those whose values come from elsewhere are empty."""
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Return what sorts containers by when they start: init containers and sidecars, then the others."""
+        return self.place[0] == "containers", self.place[1]
 
     def resource(self, name: str) -> str | None:
         """Return how much it asks of a resource: its limit, else its request."""
@@ -77,8 +81,8 @@ class Pod:
     deleting: bool = False
     running: frozenset[str] = frozenset()
     """Names of its containers, of each kind, that the API shows running. It may be behind."""
-    finished: frozenset[str] = frozenset()
-    """Names of its init containers that the API shows to have ended well."""
+    finished: Mapping[str, str] = field(default_factory=dict)
+    """When its init containers that the API shows to have ended well were started, by name, as kubelet writes it."""
     created: str = ""
     """When, as the API server writes it: sorts by time."""
     started: str = ""
@@ -158,11 +162,11 @@ def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
         phase=text(status, "phase") or "Unknown",
         deleting=bool(metadata.get("deletionTimestamp")),
         running=frozenset(name for _, name, state in states if isinstance(state.get("running"), dict)),
-        finished=frozenset(
-            name
+        finished={
+            name: text(at(state, "terminated"), "startedAt")
             for kind, name, state in states
             if kind == "initContainerStatuses" and at(state, "terminated").get("exitCode") == 0
-        ),
+        },
         created=text(metadata, "creationTimestamp"),
         started=text(status, "startTime"),
     )
@@ -180,13 +184,13 @@ def _containers(spec: Object, key: str, resource: str, is_draft: bool) -> tuple[
 def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: bool) -> Container:
     resources = at(entry, "resources")
     limits = texts(resources, "limits")
-    digits = limits.get(resource, "")
+    units, rest = divmod(milli(limits.get(resource, "0")), 1000)  # the API server writes 1000 as 1k
     return Container(
         name=text(entry, "name"),
         place=place,
         limits=limits,
         requests=texts(resources, "requests"),
-        units=int(digits) if _UNITS.fullmatch(digits) else 0,
+        units=0 if rest else units,
         stays=place[0] == "containers" or entry.get("restartPolicy") == "Always",
         environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")} if is_draft else {},
     )

@@ -68,9 +68,12 @@ class Found:
     warnings: tuple[str, ...] = ()
 
 
-def read_named(item: object) -> Pod:
-    """Return a pod whose containers have names that can be told and written. Raises Refused."""
-    pod = read_draft(item)
+def read_named(item: object, resource: str = "") -> Pod:
+    """Return a pod whose containers have names that can be told and written, its units of a resource counted.
+
+    Raises Refused.
+    """
+    pod = read_draft(item, resource)
     for container in pod.all_containers:
         if not _NAME.fullmatch(container.name):
             key, index = container.place

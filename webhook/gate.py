@@ -1,4 +1,4 @@
-"""A pod that holds shares gets SharePod's scheduling gate when it is made; a gang that cannot be is refused. Pure."""
+"""A pod that asks for shares gets SharePod's scheduling gate when it is made; a gang that cannot be is refused. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def decide(request: Request) -> Decision:
     if request.operation != "CREATE":
         return Decision()
     try:
-        pod = read_named(request.object)
-        if pod.node or GATE in pod.gates or not any(one.resource(RESOURCE) for one in pod.all_containers):
+        pod = read_named(request.object, RESOURCE)
+        if pod.node or GATE in pod.gates or not any(one.units for one in pod.all_containers):
             return Decision()
         read_gang(pod.annotations)
     except (Refused, PlacementError) as refusal:

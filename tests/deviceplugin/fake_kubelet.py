@@ -379,13 +379,17 @@ class FakeKubelet:
 
     def _write_checkpoint(self) -> None:
         entries = [
-            [pod.uid, container.name, container.ids, _encoded(container.response)]
+            {
+                "PodUID": pod.uid, "ContainerName": container.name, "ResourceName": self.resource,
+                "DeviceIDs": {"-1": container.ids}, "AllocResp": _encoded(container.response),
+            }
             for pod in self.pods.values()
             if pod.active
             for container in pod.containers.values()
             if container.response
-        ]
-        (self.plugins / CHECKPOINT).write_text(json.dumps(entries))
+        ]  # fmt: skip
+        content = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0}
+        (self.plugins / CHECKPOINT).write_text(json.dumps(content))
 
     def _read_checkpoint(self) -> None:
         """Take over what was written, and nothing else: that is all a new kubelet knows."""
@@ -393,10 +397,10 @@ class FakeKubelet:
             for container in pod.containers.values():
                 container.ids, container.response = [], None
         with contextlib.suppress(FileNotFoundError):
-            for uid, name, ids, response in json.loads((self.plugins / CHECKPOINT).read_text()):
-                container = self.pods[uid].containers[name]
-                container.ids = ids
-                container.response = pb.ContainerAllocateResponse.FromString(base64.b64decode(response))
+            for entry in json.loads((self.plugins / CHECKPOINT).read_text())["Data"]["PodDeviceEntries"]:
+                container = self.pods[entry["PodUID"]].containers[entry["ContainerName"]]
+                container.ids = entry["DeviceIDs"]["-1"]
+                container.response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
 
 
 def _encoded(response: pb.ContainerAllocateResponse | None) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from model_sides import Lag, ModelAgent, ModelApi, ModelList, ModelProcesses, holder
 
 from sharepod.deviceplugin.binder import Binder, Policy
 from sharepod.deviceplugin.cdi import CdiDirectory
+from sharepod.deviceplugin.checkpoint import Recorded
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import Place
@@ -56,6 +58,7 @@ class NodePod:
     listed: bool = False
     doomed: bool = False
     failed: bool = False
+    admitted: bool = False
     task: asyncio.Task[None] | None = field(default=None)
 
 
@@ -94,7 +97,7 @@ class ModelNode:
         self.leaving: list[NodePod] = []
         """Pods that kubelet has forgotten, with live containers."""
         self.api = ModelApi(self.lag)
-        self.listing = ModelList(self.lag, self._listed)
+        self.listing = ModelList(self.lag, self._listed, self._recorded)
         self.processes = ModelProcesses(self.lag, self._live_pods)
         self.agent = ModelAgent(self.lag, self._lives)
         self.plugin: Plugin | None = None
@@ -127,6 +130,14 @@ class ModelNode:
         known = {(pod.pod.namespace, pod.pod.name) for pod in self.pods if not pod.failed} | self.others
         return Listing(tuple(holders), frozenset(known))
 
+    def _recorded(self) -> tuple[Recorded, ...]:
+        return tuple(
+            Recorded(pod.pod.uid, container.name, container.units)
+            for pod in self.pods
+            for container in pod.containers
+            if container.token and container.units
+        )
+
     # The plugin
 
     async def start_plugin(self) -> None:
@@ -153,7 +164,7 @@ class ModelNode:
         name = f"p{self.count}"
         containers = [Container("init", init, init=True)] * bool(init) + [Container("main", size, init=False)]
         main = (PodContainer("main", units=size),)
-        early = (PodContainer("init", units=init, stays=False),) * bool(init)
+        early = (PodContainer("init", ("initContainers", 0), units=init, stays=False),) * bool(init)
         pod = Pod(f"uid-{name}", "default", name, containers=main, init_containers=early, phase="Pending")
         self.api.put(pod)
         made = NodePod(pod, containers)
@@ -175,10 +186,11 @@ class ModelNode:
                 container.created = container.lives = False
                 container.done = True
                 if pod.pod.name in self.api.pods:
-                    self.api.put(replace(self.api.pods[pod.pod.name], finished=frozenset({container.name})))
+                    now = datetime.now(UTC).isoformat(timespec="seconds")
+                    self.api.put(replace(self.api.pods[pod.pod.name], finished={container.name: now}))
 
     async def _admit(self, pod: NodePod) -> bool:
-        if pod.containers[0].token:
+        if pod.admitted:
             return True
         free = {UnitId(f"u{number:04}") for number in range(UNITS)}
         free -= {unit for other in self.pods for container in other.containers for unit in container.units}
@@ -191,9 +203,11 @@ class ModelNode:
             if len(chosen) < container.size or self.plugin is None:
                 return self._refuse(pod)
             container.units = frozenset(chosen)
-            edits = await self.plugin.binder.allocate(container.units)
-            container.token = edits.cdi[0].rpartition("=")[2]
+            if container.units:
+                edits = await self.plugin.binder.allocate(container.units)
+                container.token = edits.cdi[0].rpartition("=")[2]
             reusable = chosen if container.init else []
+        pod.admitted = True
         await asyncio.sleep(0.02)
         pod.listed = True
         return True
@@ -207,13 +221,13 @@ class ModelNode:
         return False
 
     async def _start(self, pod: NodePod, container: Container) -> None:
-        while True:
+        while container.units:
             await self._ready()
             if self.plugin is not None and await self._pre_start(self.plugin, container):
                 break
             await asyncio.sleep(self.random.choice((0.5, 6, 14)))
         container.created = True
-        assert container.token in self.agent.held or not self.agent.up, "a container starts without its share"
+        assert container.token in {"", *self.agent.held} or not self.agent.up, "a container starts without its share"
         await asyncio.sleep(self.random.choice((0.002, 0.1)))
         container.lives = True
         if pod.pod.name in self.api.pods:
@@ -255,7 +269,7 @@ class ModelNode:
 
     def delete(self, number: int, how: str) -> None:
         """Delete a pod: `calm`, in the usual order; `forced`, from the API server first; `early`, units first."""
-        if not (pods := [pod for pod in self.pods if not pod.doomed and pod.containers[-1].token]):
+        if not (pods := [pod for pod in self.pods if not pod.doomed and pod.admitted]):
             return
         pod = pods[number % len(pods)]
         pod.doomed = True

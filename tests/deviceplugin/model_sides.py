@@ -18,6 +18,7 @@ from sharepod.kube.client import ApiUnavailable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from sharepod.deviceplugin.checkpoint import Recorded
     from sharepod.deviceplugin.terms import PodTerms
     from sharepod.kube.pod import Pod
 
@@ -53,10 +54,10 @@ class ModelApi:
         if (pod := self.pods.pop(name, None)) is not None:
             self._changes.put_nowait(("gone", pod))
 
-    async def get(self, namespace: str, name: str) -> Pod | None:
+    async def get(self, namespace: str, name: str, within_s: float = 10) -> Pod | None:
         await self._lag()
         if not self.up:
-            await asyncio.sleep(10)
+            await asyncio.sleep(within_s)
             raise ApiUnavailable("the API server is away")
         pod = self.pods.get(name)
         await self._lag()
@@ -84,12 +85,17 @@ class ModelApi:
     async def event(self, pod: Pod, reason: str, message: str, *, warning: bool = False) -> None:
         self.events.append((pod.name, reason, message))
 
+    def node_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        self.events.append(("", reason, message))
+
 
 class ModelList:
     """What kubelet says of itself."""
 
-    def __init__(self, lag: Lag, listing: Callable[[], Listing]) -> None:
+    def __init__(self, lag: Lag, listing: Callable[[], Listing], recorded: Callable[[], tuple[Recorded, ...]]) -> None:
         self.up = True
+        self.recorded = recorded
+        """What its checkpoint has, which is there also while it is not."""
         self.synced = True
         """Not: it has not heard of the API server's pods since it started."""
         self._lag = lag

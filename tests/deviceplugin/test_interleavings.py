@@ -18,6 +18,7 @@ from sharepod.deviceplugin.errors import PluginError
 
 EVENTS = st.one_of(
     st.tuples(st.just("create"), st.integers(1, 5), st.integers(0, 5)),
+    st.tuples(st.just("create"), st.just(0), st.integers(1, 5)),
     st.tuples(st.just("delete"), st.integers(0, 5), st.sampled_from(["calm", "forced", "early"])),
     st.tuples(st.just("crash"), st.integers(0, 5)),
     st.tuples(st.just("yield"), st.integers(0, 5), st.sampled_from(["limit", "pause", ""])),
@@ -70,9 +71,11 @@ async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> Non
         for pod in node.pods:
             main = pod.containers[-1]
             assert main.lives or pod.failed or pod.doomed, f"{pod.pod.name} does not start: {node.api.events[-3:]}"
-            if main.lives and not pod.doomed:
+            if main.lives and not pod.doomed and main.units:
                 check_yields(node, pod, main)
-        while any(not pod.doomed and pod.containers[-1].token for pod in node.pods):
+            if main.lives and not main.units:
+                assert pod.containers[0].token not in node.agent.held, "the share of an init container outlives it"
+        while any(not pod.doomed and pod.admitted for pod in node.pods):
             node.delete(0, "calm")
         for pod in node.pods:
             node.api.remove(pod.pod.name)
@@ -92,7 +95,8 @@ def check(node: ModelNode) -> None:
     for task in tasks:
         if task is not None and task.done() and not task.cancelled() and isinstance(task.exception(), AssertionError):
             raise task.exception()  # type: ignore[misc]
-    shares = [item.token for pod in [*node.pods, *node.leaving] for item in pod.containers if item.created]
+    containers = [item for pod in [*node.pods, *node.leaving] for item in pod.containers]
+    shares = [item.token for item in containers if item.created and item.units]
     assert len(shares) == len(set(shares)), "two live containers have one share"
     assert set(shares) <= set(node.agent.held), "a live container has no share"
 

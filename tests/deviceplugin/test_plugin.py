@@ -14,9 +14,8 @@ import sys
 import urllib.request
 
 import pytest
-from apiserver import pod as api_pod
 from fake_pods import StartFailed
-from plugin_node import PluginNode, plugin_node, until
+from plugin_node import plugin_node, until
 
 from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
 from sharepod.scheduler.usage_server import UsageServer
@@ -389,30 +388,3 @@ async def test_a_share_is_told_under_the_container_that_has_it_now(api: str) -> 
         await node.end(node.agent, signal.SIGKILL)
         await node.start_agent()
         assert list(await node.shares()) == ["pod/main"]
-
-
-def chosen_pod(node: PluginNode, name: str, units: int, device: str | None) -> None:
-    """Let the API server show a pod that is bound to the node, as SharePod's scheduler leaves it."""
-    annotations = {} if device is None else {"sharepod.io/device": device}
-    body = api_pod(name, f"uid-{name}", annotations=annotations, phase="Pending")
-    body["spec"]["schedulerName"] = "sharepod-scheduler"
-    body["spec"]["containers"] = [{"name": "main", "resources": {"limits": {"sharepod.io/gpu": str(units)}}}]
-    node.api.put(body)
-
-
-async def test_a_pod_of_sharepods_scheduler_waits_a_moment_for_its_device() -> None:
-    async with plugin_node() as node:
-        first, second = await node.devices()
-        chosen_pod(node, "slow", 30, None)
-        pod = await node.kubelet.admit("default", "slow", {"main": 30}, uid="uid-slow")
-        start = asyncio.create_task(node.kubelet.start(pod, "main"))
-        await asyncio.sleep(0.7)
-        assert not start.done(), "it did not wait"
-        chosen_pod(node, "slow", 30, second)
-        await start
-        assert (await node.shares())["slow/main"].devices[0].device_uuid == second
-        chosen_pod(node, "alone", 30, None)
-        pod = await node.kubelet.admit("default", "alone", {"main": 30}, uid="uid-alone")
-        await node.kubelet.start(pod, "main")  # its scheduler is away: the agent picks, the fullest that fits
-        assert (await node.shares())["alone/main"].devices[0].device_uuid == second
-        assert first != second

@@ -111,6 +111,51 @@ def test_a_job_with_an_init_container_ends_and_leaves_nothing(own_cluster: Clust
         sharepod.kubectl("delete", "job", "once")
 
 
+@pytest.mark.parametrize("before", ["nothing", "a sidecar"])
+def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_pods(
+    own_cluster: Cluster, sharepod: SharePod, before: str
+) -> None:
+    """Pod-resources does not list such a container, and no container after it takes its share over."""
+    sidecars = [demo("side", 36000, 5) | {"restartPolicy": "Always"}] if before == "a sidecar" else []
+    quiet = {"resources": {}, "command": ["/bin/sleep", "600"]}
+    allocations = own_cluster.node.root / "var/lib/sharepod/allocations.json"
+    warmed = gpu_pod("warmed", 0, container=quiet, initContainers=[*sidecars, demo("warm", 2, 10)])
+    with sharepod.pods(warmed) as (pod,):
+        assert "kernels of 500" in sharepod.kubectl.logs("warmed", "--container=warm")
+        [told] = [event for event in sharepod.events("warmed") if event.startswith("ShareReady: container warm:")]
+        share = told.split("share ")[1].split()[0]
+        sharepod.wait_released(share)
+        assert not cdi_file(own_cluster, share).exists()
+        assert [one.container for one in sharepod.shares(pod)] == [one["name"] for one in sidecars]
+        assert share in allocations.read_text()
+        assert not any("ShareNotReady" in event for event in sharepod.events("warmed"))
+    wait_until("its units are the pod's no more", lambda: share not in allocations.read_text())
+    wait_until("no other share", lambda: sharepod.listed() == [])
+
+
+def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
+    own_cluster: Cluster, sharepod: SharePod
+) -> None:
+    with sharepod.pods(gpu_pod("steady", 20, {"sharepod.io/limit": "30"})) as (pod,):
+        [share] = sharepod.shares(pod)
+        first = identity(container_of(pod)).removeprefix("containerd://")
+        log = own_cluster.node.root / f"var/log/pods/default_steady_{pod['metadata']['uid']}/main/1.log"
+        own_cluster.kill("kube-apiserver")
+        try:
+            own_cluster.members[0].kill_container(first)
+            wait_until("its container runs again", log.exists)
+        finally:
+            own_cluster.start("kube-apiserver")
+        wait_until("the node is ready", own_cluster.node_is_ready)
+        sharepod.kubectl.wait_for("condition=Ready", "pod/steady")
+        assert [one.id for one in sharepod.shares(pod)] == [share.id]
+
+        def used() -> float:
+            return float(sharepod.listed()[0]["devices"][0]["used_1s_millipercent"]) / 1000
+
+        wait_until("30 % of a device", lambda: 28 < used() < 32)
+
+
 def test_a_deployment_is_rolled_where_its_old_pod_fills_the_device(sharepod: SharePod) -> None:
     wait_until("no other share", lambda: sharepod.listed() == [])
     template = {"metadata": {"labels": {"app": "roll"}}, "spec": gpu_pod("unused", 80)["spec"]}

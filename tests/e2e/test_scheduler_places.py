@@ -292,6 +292,12 @@ def test_many_pods_at_once_all_run_on_the_devices_that_were_chosen(two_nodes: Sh
         two_nodes.delete(*names)
 
 
+def test_a_pod_that_asks_for_nothing_runs_without_gate_and_share(two_nodes: SharePodNodes, gates: Gates) -> None:
+    with two_nodes.pods(idle("nothing", 0)) as (pod,):
+        assert "sharepod.io/device" not in pod["metadata"].get("annotations", {})
+        assert two_nodes.shares(pod) == []
+
+
 @pytest.mark.parametrize("killed", ["leader and agent", "all replicas"])
 def test_pods_that_come_before_and_after_something_was_killed_all_run_on_the_devices_that_were_chosen(
     two_nodes: SharePodNodes, gates: Gates, killed: str

@@ -38,11 +38,12 @@ def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> N
     found = read(body)
     assert found.running == {"i", "e"}
     assert found.names == {"c", "i"}
-    assert found.finished == frozenset()
+    assert found.finished == {}
     body["status"]["initContainerStatuses"] = [
-        {"name": name, "state": {"terminated": {"exitCode": code}}} for name, code in (("i", 0), ("j", 1))
+        {"name": name, "state": {"terminated": {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z"}}}
+        for name, code in (("i", 0), ("j", 1))
     ]
-    assert read(body).finished == {"i"}
+    assert read(body).finished == {"i": "2026-01-01T00:00:00Z"}
     assert found.deleting
     assert found.phase == "Unknown"
     for broken in (None, [], {}, {"metadata": None}, {"metadata": {"uid": 1, "name": "a", "namespace": "b"}}):
@@ -55,12 +56,14 @@ def test_units_are_counted_by_when_a_container_runs() -> None:
 
     body = pod("a")
     body["spec"] = {
-        "containers": [container("main", "30"), container("none", "0"), container("odd", "1k")],
+        "containers": [container("main", "30"), container("none", "0"), container("odd", "1500m")],
         "initContainers": [container("side", 10, restartPolicy="Always"), container("load", "50")],
     }
     found = read(body)
     assert found.units == (("main", 30), ("side", 10))
     assert found.init_units == (("load", 50),)
+    body["spec"]["containers"] = [container("main", "1k")]  # as the API server writes 1000
+    assert read(body).units == (("main", 1000), ("side", 10))
     for hostile in ("9" * 5000, "²", "١", "-1", 1.5, True, None, []):
         body["spec"]["containers"] = [container("main", hostile)]
         assert read(body).units == (("side", 10),)

@@ -38,6 +38,10 @@ def test_others_gates_stay_and_ours_is_set_once() -> None:
     assert decide(request(with_spec(item, schedulingGates=[OTHER, GATE]))) == Decision()
 
 
+def test_ten_devices_count_as_the_api_server_writes_them() -> None:
+    assert gates(pod({"sharepod.io/gpu": "1k"})) == [GATE]
+
+
 def test_a_share_of_an_init_container_counts() -> None:
     item = pod({})
     container = {"name": "warm", "image": "x", "resources": {"limits": {"sharepod.io/gpu": "30"}}}
@@ -46,8 +50,13 @@ def test_a_share_of_an_init_container_counts() -> None:
 
 @pytest.mark.parametrize(
     "item",
-    [pod({}), kai(gpu_fraction="0.5"), with_spec(pod({"sharepod.io/gpu": "30"}), nodeName="n1")],
-    ids=["no share", "not translated yet", "names its node"],
+    [
+        pod({}),
+        pod({"sharepod.io/gpu": "0"}),
+        kai(gpu_fraction="0.5"),
+        with_spec(pod({"sharepod.io/gpu": "30"}), nodeName="n1"),
+    ],
+    ids=["no share", "a share of nothing", "not translated yet", "names its node"],
 )
 def test_pods_that_no_gate_is_for_pass(item: dict[str, Any]) -> None:
     assert decide(request(item)) == Decision()

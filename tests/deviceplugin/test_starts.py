@@ -1,0 +1,175 @@
+"""Starts of containers that pod-resources does not list, that the API server cannot be asked about, and that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from model_node import ModelNode
+from virtual_time import run_virtually
+
+from sharepod.deviceplugin.errors import PluginError
+from sharepod.deviceplugin.podresources import Listing
+from sharepod.kube.pod import Container
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from model_node import NodePod
+
+    from sharepod.deviceplugin.binder import Binder
+
+LONG_AGO, LATER = "2026-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
+
+
+async def at_once() -> None:
+    """Nothing."""
+
+
+def with_node(directory: Path, test: Callable[[ModelNode], Coroutine[None, None, None]]) -> None:
+    """Run a test on a node where nobody keeps another waiting."""
+
+    async def run() -> None:
+        node = ModelNode(directory, 1)
+        for side in (node, node.api, node.agent, node.listing, node.processes):
+            name = "lag" if side is node else "_lag"
+            setattr(side, name, at_once)
+        await node.start_plugin()
+        try:
+            await test(node)
+        finally:
+            await node.end()
+
+    run_virtually(run())
+
+
+async def made(node: ModelNode, size: int, init: int) -> NodePod:
+    node.create(size, init)
+    await asyncio.sleep(200)
+    (pod,) = node.pods
+    return pod
+
+
+def binder(node: ModelNode) -> Binder:
+    assert node.plugin is not None
+    return node.plugin.binder
+
+
+def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_pods(tmp_path: Path) -> None:
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 0, 3)
+        warm, main = pod.containers
+        assert (warm.done, main.lives, node.agent.held) == (True, True, {})
+        assert [(key, len(units)) for key, units in binder(node).taken().items()] == [("", 3)]
+        # Its sandbox is lost: it starts again, and the API shows for a while how it ended before.
+        shown = node.api.pods[pod.pod.name]
+        node.api.put(replace(shown, finished={"init": LONG_AGO}))
+        await binder(node).pre_start(warm.units)
+        await asyncio.sleep(60)
+        assert list(node.agent.held) == [warm.token]
+        node.api.put(replace(shown, finished={"init": LATER}))
+        await asyncio.sleep(15)
+        assert node.agent.held == {}
+        node.delete(0, "calm")
+        await asyncio.sleep(200)
+        assert node.plugin is not None
+        assert node.plugin.record.all() == ()
+
+    with_node(tmp_path, test)
+
+
+def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(tmp_path: Path) -> None:
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 0, 3)
+        warm = pod.containers[0]
+        await binder(node).pre_start(warm.units)
+        node.agent.held[warm.token] = replace(node.agent.held[warm.token], processes=1)
+        node.api.put(replace(node.api.pods[pod.pod.name], finished={"init": LATER}))
+        await asyncio.sleep(60)
+        assert list(node.agent.held) == [warm.token]
+
+    with_node(tmp_path, test)
+
+
+def test_a_sidecar_before_an_init_container_of_as_many_units_has_its_own_name(tmp_path: Path) -> None:
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 3, 0)
+        node.api.put(
+            replace(
+                pod.pod,
+                containers=(Container("other"),),
+                init_containers=(
+                    Container("main", ("initContainers", 0), units=3),
+                    Container("warm", ("initContainers", 1), units=3, stays=False),
+                ),
+            )
+        )
+        await asyncio.sleep(1)
+        await binder(node).pre_start(pod.containers[0].units)
+        assert [share.labels["container"] for share in node.agent.held.values()] == ["main"]
+
+    with_node(tmp_path, test)
+
+
+def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: Path) -> None:
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 3, 0)
+        node.make_yield(0, "limit")
+        await asyncio.sleep(1)
+        node.api.up = False
+        begun = asyncio.get_running_loop().time()
+        await binder(node).pre_start(pod.containers[0].units)
+        assert asyncio.get_running_loop().time() - begun < 3
+        assert [terms.yields for terms in node.agent.terms.values()] == ["limit"]
+
+    with_node(tmp_path, test)
+
+
+def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_path: Path) -> None:
+    """The watch has the one before, whose terms are not the new one's."""
+
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 3, 0)
+        node.api.up = False
+        pod.pod = replace(pod.pod, uid="uid-of-the-next")
+        with pytest.raises(PluginError, match="annotations of default/p1 cannot be read"):
+            await binder(node).pre_start(pod.containers[0].units)
+        assert node.api.events[-1][:2] == ("", "ShareNotReady")
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("cause", ["kubelet does not answer", "nobody is listed", "the API server has no such pod"])
+def test_a_start_that_fails_is_told_to_the_pod_where_the_checkpoint_knows_it(tmp_path: Path, cause: str) -> None:
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 3, 0)
+        units = pod.containers[0].units
+        if cause == "kubelet does not answer":
+            node.listing.up = False
+        elif cause == "nobody is listed":
+            node.listing._listing = lambda: Listing((), frozenset())
+            node.agent.up = False
+        else:
+            del node.api.pods[pod.pod.name]
+        with pytest.raises(PluginError) as caught:
+            await binder(node).pre_start(units)
+        assert node.api.events[-1] == (pod.pod.name, "ShareNotReady", f"container main: {caught.value}")
+
+    with_node(tmp_path, test)
+
+
+def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod(tmp_path: Path) -> None:
+    async def test(node: ModelNode) -> None:
+        pod = await made(node, 3, 0)
+        node.listing.synced = False
+        node.listing.recorded = tuple
+        with pytest.raises(PluginError, match="kubelet does not list who holds these units yet"):
+            await binder(node).pre_start(pod.containers[0].units)
+        name, reason, text = node.api.events[-1]
+        assert (name, reason) == ("", "ShareNotReady")
+        assert text.startswith("a container with 3 units does not start: kubelet does not list")
+
+    with_node(tmp_path, test)
