@@ -81,6 +81,19 @@ def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_
     with_node(tmp_path, test)
 
 
+def test_an_init_container_may_wait_long_for_its_image(tmp_path: Path) -> None:
+    """Nobody has begun to use its units then, and no list of kubelet's but the checkpoint has them."""
+
+    async def test(node: ModelNode) -> None:
+        node.random.choice = lambda options: options[-1]  # type: ignore[method-assign]
+        node.create(0, 3)
+        await asyncio.sleep(500)
+        (pod,) = node.pods
+        assert pod.containers[-1].lives
+
+    with_node(tmp_path, test)
+
+
 def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(tmp_path: Path) -> None:
     async def test(node: ModelNode) -> None:
         pod = await made(node, 0, 3)

@@ -119,16 +119,17 @@ def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_
     sidecars = [demo("side", 36000, 5) | {"restartPolicy": "Always"}] if before == "a sidecar" else []
     quiet = {"resources": {}, "command": ["/bin/sleep", "600"]}
     allocations = own_cluster.node.root / "var/lib/sharepod/allocations.json"
-    warmed = gpu_pod("warmed", 0, container=quiet, initContainers=[*sidecars, demo("warm", 2, 10)])
+    name = f"warmed-after-{before.split()[-1]}"
+    warmed = gpu_pod(name, 0, container=quiet, initContainers=[*sidecars, demo("warm", 2, 10)])
     with sharepod.pods(warmed) as (pod,):
-        assert "kernels of 500" in sharepod.kubectl.logs("warmed", "--container=warm")
-        [told] = [event for event in sharepod.events("warmed") if event.startswith("ShareReady: container warm:")]
+        assert "kernels of 500" in sharepod.kubectl.logs(name, "--container=warm")
+        [told] = [event for event in sharepod.events(name) if event.startswith("ShareReady: container warm:")]
         share = told.split("share ")[1].split()[0]
         sharepod.wait_released(share)
         assert not cdi_file(own_cluster, share).exists()
         assert [one.container for one in sharepod.shares(pod)] == [one["name"] for one in sidecars]
         assert share in allocations.read_text()
-        assert not any("ShareNotReady" in event for event in sharepod.events("warmed"))
+        assert not any("ShareNotReady" in event for event in sharepod.events(name))
     wait_until("its units are the pod's no more", lambda: share not in allocations.read_text())
     wait_until("no other share", lambda: sharepod.listed() == [])
 
@@ -245,6 +246,9 @@ def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, 
         names = sharepod.kubectl("get", "pods", "--selector=app=boot", running, "--output=name").split()
         assert len(names) == 2
         wait_until("no share of what was before", lambda: len(sharepod.listed()) == 2)
+        failed = ("get", "pods", "--selector=app=boot", "--field-selector=status.phase=Failed")
+        reasons = sharepod.kubectl(*failed, "--output=jsonpath={.items[*].status.reason}").split()
+        assert reasons == ["UnexpectedAdmissionError"] * 2
     finally:
         sharepod.kubectl("delete", "deployment", "boot")
         sharepod.kubectl("delete", "pods", "--selector=app=boot", timeout_seconds=150)
