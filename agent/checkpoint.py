@@ -6,10 +6,8 @@ boot is recognised by its boot id and ignored.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import operator
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,6 +25,7 @@ from sharepod.agent.share import (
     Terms,
     Usage,
 )
+from sharepod.process import files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,23 +166,8 @@ def _usage(item: Mapping[str, Any]) -> Usage:
 
 
 def write(directory: Path, text: str) -> None:
-    """Replace the checkpoint in `directory` so that a reader finds the old or the new one, never a part."""
-    fresh = directory / f"{NAME}.new"
-    try:
-        with open(fresh, "w", encoding="utf-8", opener=_private) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(directory / NAME)
-    except OSError:
-        # On a full disk a part of it would keep what the next one needs.
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    """Replace the checkpoint in `directory`. Raises OSError."""
+    files.replace(directory / NAME, text, 0o600)
 
 
 def read(directory: Path) -> str | None:
@@ -199,4 +183,4 @@ def read(directory: Path) -> str | None:
 def remove(directory: Path) -> None:
     """Remove the checkpoint and what a crash left of a new one."""
     (directory / NAME).unlink(missing_ok=True)
-    (directory / f"{NAME}.new").unlink(missing_ok=True)
+    (directory / f"{NAME}{files.UNFINISHED}").unlink(missing_ok=True)

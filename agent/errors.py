@@ -58,9 +58,3 @@ class AgentUnavailable(ShareError):
     """The agent is not there, starting, stopping, or another one has its place."""
 
     code = "UNAVAILABLE"
-
-
-class SettingsError(ShareError):
-    """A flag, environment variable or line of the configuration file is wrong."""
-
-    code = "INVALID_ARGUMENT"

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from sharepod.agent.credentials import read_token
 from sharepod.agent.reported import Difference, Painter, Picture, difference
 from sharepod.agent.share import ShareClass
+from sharepod.process.credentials import read_token
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 

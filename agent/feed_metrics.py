@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import exposition
+from sharepod.process.metrics import Row, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from sharepod.process.metrics import AnyTable
 
 
 @dataclass(slots=True)
@@ -24,47 +24,37 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One metric; `value` takes the time, too."""
+class Look:
+    """The feed at one moment."""
 
-    name: str
-    doc: str
-    value: Callable[[Tally, int], float]
+    tally: Tally
+    now_ns: int
+    """CLOCK_MONOTONIC."""
 
     @property
-    def kind(self) -> str:
-        """Its Prometheus type."""
-        return "counter" if self.name.endswith("_total") else "gauge"
+    def lag_s(self) -> float:
+        """Return how long ago the slowest scheduler that is connected has answered."""
+        return max([0.0, *((self.now_ns - answered) / 1e9 for answered in self.tally.answered_ns.values())])
 
 
-def _lag_s(tally: Tally, now_ns: int) -> float:
-    return max([0.0, *((now_ns - answered) / 1e9 for answered in tally.answered_ns.values())])
-
-
-ROWS: Final = (
+ROWS: Final[tuple[Row[Look], ...]] = (
     Row(
-        "sharepod_feed_schedulers", "Schedulers to tell what the node uses: addresses found.", lambda t, _: t.schedulers
+        "sharepod_feed_schedulers",
+        "Schedulers to tell what the node uses: addresses found.",
+        lambda k: k.tally.schedulers,
     ),
-    Row("sharepod_feed_connected", "Those of them that take what they are told.", lambda t, _: len(t.answered_ns)),
-    Row("sharepod_feed_messages_total", "Messages sent.", lambda t, _: t.messages),
-    Row("sharepod_feed_failures_total", "Streams that failed, or could not be opened.", lambda t, _: t.failures),
+    Row("sharepod_feed_connected", "Those of them that take what they are told.", lambda k: len(k.tally.answered_ns)),
+    Row("sharepod_feed_messages_total", "Messages sent.", lambda k: k.tally.messages),
+    Row("sharepod_feed_failures_total", "Streams that failed, or could not be opened.", lambda k: k.tally.failures),
     Row(
         "sharepod_feed_lag_seconds",
         "How long ago the slowest of the connected schedulers has answered: up to 11 s when all is well.",
-        _lag_s,
+        lambda k: k.lag_s,
     ),
 )
 
 
-def text(node: str, tally: Tally, now_ns: int) -> str:
-    """Return the series of the feed."""
-    labels = exposition.labelled(("node",), (node,))
-    parts = "".join(
-        exposition.header(row.name, row.kind, row.doc) + exposition.sample(row.name, labels) for row in ROWS
-    )
-    return exposition.Template(parts).filled([row.value(tally, now_ns) for row in ROWS])
-
-
-def tables() -> tuple[tuple[str, tuple[str, ...], list[tuple[str, str, str]]], ...]:
-    """Return title, labels and (name, type, meaning) of each table for docs/metrics.md."""
-    return (("Usage feed", ("node",), [(r.name, r.kind, r.doc) for r in ROWS]),)
+TABLES: Final[tuple[AnyTable[tuple[str, Look]], ...]] = (
+    Table("Usage feed", {"node": ()}, ROWS, lambda told: [((told[0],), told[1])]),
+)
+"""Of the node's name and its feed."""

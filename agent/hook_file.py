@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.errors import AgentUnavailable
+from sharepod.process import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 DIRECTORY_NAME: Final = "hook"
-_UNFINISHED: Final = ".new"
 
 
 def may_execute(directory: Path) -> bool:
@@ -43,17 +43,12 @@ def serve(
         return source, f"{place} is mounted noexec"
     directory = place / DIRECTORY_NAME
     path = directory / f"libsharepod-{version}-{hashlib.sha256(content).hexdigest()[:12]}.so"
-    unfinished = path.with_suffix(_UNFINISHED)
     try:
         directory.mkdir(mode=0o711, exist_ok=True)
         if not path.is_file() or path.read_bytes() != content:
-            unfinished.write_bytes(content)
-            unfinished.chmod(0o644)
             # It replaces the name of a damaged file at most, never what a program has mapped.
-            unfinished.rename(path)
+            files.replace(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
         raise AgentUnavailable(
             f"hook {path}: {error.strerror}: put it right (space for {len(content)} bytes), "
             "or choose another --hook-directory"

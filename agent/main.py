@@ -5,7 +5,6 @@ Nothing is decided here; whatever can fail on the way leaves nothing behind.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -13,13 +12,11 @@ import grp
 import importlib.metadata
 import logging
 import os
-import resource
-import signal
 import socket
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -27,9 +24,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import cgroup, hook_file, logs, metrics, metrics_server
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import AgentUnavailable, SettingsError, ShareError
+from sharepod.agent import cgroup, hook_file, metrics
+from sharepod.agent.errors import AgentUnavailable, ShareError
 from sharepod.agent.feed import Feed, Target
 from sharepod.agent.feed_metrics import Tally
 from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
@@ -38,7 +34,12 @@ from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
 from sharepod.agent.registry import Registry
 from sharepod.agent.service import NodeService
-from sharepod.agent.settings import Settings, check_on_tmpfs, load_settings, setting_doc, setting_names, shown
+from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
+from sharepod.process import metrics_server
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import EXIT_FAILURE, SettingsError
+from sharepod.process.run import run, take_open_files
+from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ PLANNED_STOP_GRACE_S: Final = 0.02
 """What calls under way get before the gates open: a stream that watches usage never ends by itself."""
 OPEN_FILES_MIN: Final = 256
 """Below it a few shares exhaust the limit, and an agent that cannot accept a connection answers nobody."""
-EXIT_FAILURE: Final = 1
-EXIT_USAGE: Final = 2
 
 
 def simulated_environment(settings: Settings) -> dict[str, str]:
@@ -70,19 +69,6 @@ def simulated_environment(settings: Settings) -> dict[str, str]:
         "SIMGPU_DEVICES": settings.simulate,
         "SIMGPU_STATE": os.environ.get("SIMGPU_STATE", f"{settings.runtime_directory}/simgpu"),
     }
-
-
-def _prepare_process() -> None:
-    """Take as many open files as we may, and no umask from our starter. Raises AgentUnavailable."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES_MIN:
-        raise AgentUnavailable(
-            f"the limit of open files is {hard}, at least {OPEN_FILES_MIN} are needed: "
-            "raise it with ulimit -n 4096, or LimitNOFILE= in the agent's unit"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Every mode is given where a file is made.
-    os.umask(0o022)
 
 
 def _prepare_runtime_directory(settings: Settings) -> None:
@@ -164,15 +150,16 @@ class Agent:
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
-            text = metrics.NodeMetrics(node, self.feed_tally).text
-            self._stack.callback(metrics_server.serve(text, settings.metrics_listen, self._credentials()))
+            self._serve_metrics(metrics.NodeMetrics(node, self.feed_tally))
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
 
-    def _credentials(self) -> Credentials:
+    def _serve_metrics(self, collector: metrics.NodeMetrics) -> None:
+        """Serve a collector until the agent closes. Raises CannotStart."""
         settings = self._settings
-        return Credentials(settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file)
+        files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
+        self._stack.callback(metrics_server.serve(collector, settings.metrics_listen, Credentials(*files)))
 
     def _take_place(self) -> HostLock:
         while True:
@@ -243,15 +230,10 @@ def _open_socket_to(settings: Settings) -> None:
     path.chmod(settings.socket_mode)
 
 
-async def _serve(agent: Agent, settings: Settings) -> None:
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    stops = [signal.SIGTERM, signal.SIGINT]
-    # The terminal is gone; under nohup, which has it ignored, that is no reason to stop.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        stops.append(signal.SIGHUP)
-    for number in stops:
-        loop.add_signal_handler(number, stopping.set)
+async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    take_open_files(OPEN_FILES_MIN)
+    os.umask(0o022)  # not the starter's: every mode is given where a file is made
+    agent = Agent(settings)
     try:
         try:
             node, inventory = agent.open()
@@ -330,46 +312,8 @@ def run_agent(settings: Settings) -> int:
 
     A planned stop opens the gates and keeps the shares of running programs for the next agent.
     """
-    logs.set_up(settings.log_format, settings.log_level)
-    try:
-        _prepare_process()
-        asyncio.run(_serve(Agent(settings), settings))
-    except ShareError as error:
-        sys.stderr.write(f"sharepod agent: {error}\n")
-        return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE
-    return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, as every other error of the agent."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}: see `{self.prog} --help`\n")
-
-
-def parse_arguments(arguments: Sequence[str]) -> Settings:
-    """Return the settings from command-line arguments, the environment and the configuration file."""
-    parser = _Parser(prog="sharepod agent", description="The node's backend.", allow_abbrev=False)
-    parser.add_argument("--config", help="YAML file with settings ($SHAREPOD_CONFIG)")
-    for name in setting_names():
-        flag = "--" + name.replace("_", "-")
-        doc = setting_doc(name).replace("%", "%%")
-        if name == "overcommit":
-            parser.add_argument(flag, help=doc, action=argparse.BooleanOptionalAction, default=None)
-        else:
-            parser.add_argument(flag, help=doc)
-    flags = vars(parser.parse_args(arguments))
-    return load_settings(flags, os.environ, flags.pop("config"))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `sharepod agent` with the given (or the process's) arguments."""
-    try:
-        settings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-    except SettingsError as error:
-        sys.stderr.write(f"sharepod agent: {error}\n")
-        return EXIT_USAGE
-    return run_agent(settings)
+    return run(OPTIONS.program, settings, _serve, expected={ShareError: EXIT_FAILURE}, hang_up=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_agent(OPTIONS.start()))

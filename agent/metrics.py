@@ -1,6 +1,6 @@
-"""What Prometheus sees: one table of metrics, and their text as of the moment of a scrape.
+"""What Prometheus sees of a node: tables of metrics, and the collector that fills them at the moment of a scrape.
 
-Adding a metric is one row here; `docs/metrics.md` is generated from the table (`python -m sharepod.agent.metrics`).
+Adding a metric is one row here; `docs/metrics.md` is generated from the tables (`python -m sharepod.agent.metrics`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
 """
 
@@ -8,65 +8,51 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import exposition, feed_metrics, plugin_metrics
-from sharepod.agent.feed_metrics import Tally
+from sharepod.agent import feed_metrics, plugin_metrics
+from sharepod.agent.feed_metrics import Look, Tally
 from sharepod.agent.share import HAND_OFF_BOUNDS_NS, TURN_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
+from sharepod.process import metrics
+from sharepod.process.metrics import AnyTable, HistogramRow, InfoRow, Row, Table, families
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
 
     from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
     from sharepod.agent.node import Identity, Node
-    from sharepod.agent.share import Histogram, Share
 
-Source = TypeVar("Source")
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A node at the moment of a scrape."""
+
+    identity: Identity
+    status: NodeStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A share on one of its devices: what a share metric is computed from."""
 
+    identity: Identity
+    device: DeviceInfo
     status: ShareStatus
     terms: Terms
     usage: DeviceUsage
 
 
-@dataclass(frozen=True, slots=True)
-class Row(Generic[Source]):
-    """One metric: a counter's name ends in _total."""
+POD_LABELS: Final = ("namespace", "pod", "container")
+SHARE_LABELS: Final = ("share", "gpu", *POD_LABELS)
+SHARE_INFO_LABELS: Final = ("node", "name", "class", "pod_uid", "UUID", "modelName", "policy")
+DEVICE_LABELS: Final = ("node", "gpu", "UUID", "modelName")
+BUILD_LABELS: Final = ("version", "region_abi", "driver_version", "policy")
+TURN_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in TURN_BOUNDS_NS)
+HAND_OFF_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in HAND_OFF_BOUNDS_NS)
 
-    name: str
-    doc: str
-    value: Callable[[Source], float]
-
-    @property
-    def kind(self) -> Literal["counter", "gauge"]:
-        """Return the Prometheus type."""
-        return "counter" if self.name.endswith("_total") else "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramRow(Generic[Source]):
-    """One histogram."""
-
-    name: str
-    doc: str
-    bounds_ns: tuple[int, ...]
-    value: Callable[[Source], Histogram]
-
-
-SHARE_LABELS: Final = (
-    "node", "share", "name", "namespace", "pod", "container", "pod_uid", "class", "gpu", "gpu_uuid", "UUID", "hostname",
-    "modelName",
-)  # fmt: skip
-"""Those of pods are the share's own labels. Beside our names stand those of dcgm-exporter, to be joined with it."""
-DEVICE_LABELS: Final = ("node", "gpu", "gpu_uuid", "model", "UUID", "hostname", "modelName")
-INFO_LABELS: Final = ("node", "version", "region_abi", "driver_version", "policy")
-
-SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
+SHARE_ROWS: Final[tuple[Row[Held] | HistogramRow[Held] | InfoRow[Held], ...]] = (
     Row("sharepod_share_used_seconds_total", "Device time used: the bill.", lambda h: h.usage.usage.used_ns / 1e9),
     Row(
         "sharepod_share_charged_seconds_total",
@@ -184,9 +170,38 @@ SHARE_ROWS: Final[tuple[Row[Held], ...]] = (
         "1 while it is paused to make room: its requests count as not promised.",
         lambda h: float(h.status.share.yielding),
     ),
+    HistogramRow(
+        "sharepod_share_turn_wait_seconds",
+        "How long the share waited for each of its finished turns, from its launch at the closed gate to the grant: "
+        "what the turns of others and the hand-off took. Begins at zero when the agent restarts.",
+        TURN_BOUNDS_S,
+        lambda h: h.usage.waits.seconds,
+    ),
+    HistogramRow(
+        "sharepod_share_turn_seconds",
+        "How long its finished turns were, from the grant until their work had drained. Begins at zero when the agent "
+        "restarts.",
+        TURN_BOUNDS_S,
+        lambda h: h.usage.turns.seconds,
+    ),
+    InfoRow(
+        "sharepod_share_info",
+        "Always 1. `policy` says what a program does when it cannot use the share's region: open runs unmetered, "
+        "closed fails CUDA initialisation.",
+        SHARE_INFO_LABELS,
+        lambda h: (
+            h.identity.node_name,
+            h.status.share.name,
+            h.status.share.share_class.name.lower(),
+            h.status.share.labels.get("pod_uid", ""),
+            h.device.uuid,
+            h.device.name,
+            h.identity.policy,
+        ),
+    ),
 )
 
-DEVICE_ROWS: Final[tuple[Row[DeviceStatus], ...]] = (
+DEVICE_ROWS: Final[tuple[Row[DeviceStatus] | HistogramRow[DeviceStatus], ...]] = (
     Row("sharepod_device_healthy", "1 when work can run on the device.", lambda d: float(d.healthy)),
     Row(
         "sharepod_device_charged_seconds_total", "Device time charged to shares.", lambda d: d.counters.charged_ns / 1e9
@@ -219,6 +234,13 @@ DEVICE_ROWS: Final[tuple[Row[DeviceStatus], ...]] = (
         lambda d: d.unmetered_seen,
     ),
     Row("sharepod_device_xid_events_total", "Xid events since the agent started.", lambda d: d.xids_seen),
+    HistogramRow(
+        "sharepod_device_hand_off_seconds",
+        "From the end of one share's turn to the grant of the next one's, who had waited for it; 0 where the grant "
+        "came before the drain. Without shares that a limit or a gang may have kept waiting too.",
+        HAND_OFF_BOUNDS_S,
+        lambda d: d.counters.hand_offs.seconds,
+    ),
 )
 
 NODE_ROWS: Final[tuple[Row[NodeStatus], ...]] = (
@@ -226,192 +248,79 @@ NODE_ROWS: Final[tuple[Row[NodeStatus], ...]] = (
     Row("sharepod_node_devices", "Devices of the node.", lambda n: len(n.devices)),
 )
 
-SHARE_HISTOGRAMS: Final[tuple[HistogramRow[Held], ...]] = (
-    HistogramRow(
-        "sharepod_share_turn_wait_seconds",
-        "How long the share waited for each of its finished turns, from its launch at the closed gate to the grant: "
-        "what the turns of others and the hand-off took. Begins at zero when the agent restarts.",
-        TURN_BOUNDS_NS,
-        lambda h: h.usage.waits,
-    ),
-    HistogramRow(
-        "sharepod_share_turn_seconds",
-        "How long its finished turns were, from the grant until their work had drained. Begins at zero when the agent "
-        "restarts.",
-        TURN_BOUNDS_NS,
-        lambda h: h.usage.turns,
+BUILD_ROWS: Final[tuple[InfoRow[Identity], ...]] = (
+    InfoRow(
+        "sharepod_build_info",
+        "Always 1: what runs.",
+        BUILD_LABELS,
+        lambda i: (i.version, str(i.region_abi_version), i.driver_version, i.policy),
     ),
 )
-DEVICE_HISTOGRAMS: Final[tuple[HistogramRow[DeviceStatus], ...]] = (
-    HistogramRow(
-        "sharepod_device_hand_off_seconds",
-        "From the end of one share's turn to the grant of the next one's, who had waited for it; 0 where the grant "
-        "came before the drain. Without shares that a limit or a gang may have kept waiting too.",
-        HAND_OFF_BOUNDS_NS,
-        lambda d: d.counters.hand_offs,
-    ),
+
+
+def _shares(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Held]]:
+    devices = {device.info.uuid: device.info for device in snapshot.status.devices}
+    for status in snapshot.status.shares:
+        labels = status.share.labels
+        pod = tuple(labels.get(name, "") for name in POD_LABELS) if "pod" in labels else ()
+        for held, usage in zip(status.share.devices, status.usages, strict=True):
+            device = devices[held.device]
+            values = (status.share.id, str(device.index), *pod)
+            yield values, Held(snapshot.identity, device, status, held.terms, usage)
+
+
+def _devices(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], DeviceStatus]]:
+    for device in snapshot.status.devices:
+        info = device.info
+        yield (snapshot.identity.node_name, str(info.index), info.uuid, info.name), device
+
+
+TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
+    Table("Shares, one series per share and device", dict.fromkeys(SHARE_LABELS, ()), SHARE_ROWS, _shares),
+    Table("Devices", dict.fromkeys(DEVICE_LABELS, ()), DEVICE_ROWS, _devices),
+    Table("Node", {"node": ()}, NODE_ROWS, lambda s: [((s.identity.node_name,), s.status)]),
+    Table("Build", {"node": ()}, BUILD_ROWS, lambda s: [((s.identity.node_name,), s.identity)]),
 )
-ENFORCEMENT_NAME: Final = "sharepod_share_enforcement_info"
-ENFORCEMENT_DOC: Final = (
-    "Always 1; the label `policy` says what a program does when it cannot use the share's region: open runs unmetered, "
-    "closed fails CUDA initialisation."
-)
-ENFORCEMENT_LABELS: Final = (*SHARE_LABELS, "policy")
-INFO_NAME: Final = "sharepod_build_info"
-INFO_DOC: Final = "Always 1; the labels say what runs."
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The template of a scrape, and what it was written for."""
-
-    shares: tuple[Share, ...]
-    devices: tuple[DeviceInfo, ...]
-    template: exposition.Template
 
 
 class NodeMetrics:
-    """Writes every series from the node's status, on the thread that asks."""
+    """The agent's collector. It asks the node on the thread that scrapes."""
 
     def __init__(self, node: Node, feed: Tally | None = None) -> None:
         """Take the node, and the counters of its usage feed; None: it has none."""
         self._node = node
         self._feed = feed or Tally()
-        self._written: _Written | None = None
-        """Replaced whole, for scrapes may overlap."""
 
-    def text(self) -> str:
+    def collect(self) -> Iterator[Metric]:
         """Return all metrics as of now."""
-        status = self._node.status_from_thread()
-        shares = tuple(held.share for held in status.shares)
-        devices = tuple(device.info for device in status.devices)
-        written = self._written
-        # The shares of an unchanged node are the same objects: this compares pointers.
-        if written is None or written.shares != shares or written.devices != devices:
-            written = self._written = _Written(shares, devices, _template(self._node.identity, shares, devices))
-        plugin = plugin_metrics.text(self._node.identity.node_name, status.plugin)
-        feed = feed_metrics.text(self._node.identity.node_name, self._feed, status.now_ns)
-        return written.template.filled(_values(status)) + plugin + feed
-
-
-def _template(identity: Identity, shares: Sequence[Share], devices: Sequence[DeviceInfo]) -> exposition.Template:
-    """Return the text with places for the values, in the order of `_values`."""
-    node = identity.node_name
-    infos = {info.uuid: info for info in devices}
-    of_shares = [_share_labels(node, share, infos[held.device]) for share in shares for held in share.devices]
-    of_devices = [_device_labels(node, info) for info in devices]
-    policies = [f"{labels},{exposition.labelled(('policy',), (identity.policy,))}" for labels in of_shares]
-    return exposition.Template(
-        "".join(
-            [
-                *_places(SHARE_ROWS, of_shares),
-                *_histograms(SHARE_HISTOGRAMS, of_shares),
-                *_places(DEVICE_ROWS, of_devices),
-                *_histograms(DEVICE_HISTOGRAMS, of_devices),
-                *_places(NODE_ROWS, [exposition.labelled(("node",), (node,))]),
-                exposition.header(ENFORCEMENT_NAME, "gauge", ENFORCEMENT_DOC),
-                *(exposition.sample(ENFORCEMENT_NAME, labels) for labels in policies),
-                exposition.header(INFO_NAME, "gauge", INFO_DOC),
-                exposition.sample(INFO_NAME, _info_labels(identity)),
-            ]
-        )
-    )
-
-
-def _values(status: NodeStatus) -> list[float]:
-    """Return the values for the places of `_template`."""
-    held = [
-        Held(shared, terms.terms, usage)
-        for shared in status.shares
-        for terms, usage in zip(shared.share.devices, shared.usages, strict=True)
-    ]
-    values = _numbers(SHARE_ROWS, held)
-    values += _times(SHARE_HISTOGRAMS, held)
-    values += _numbers(DEVICE_ROWS, status.devices)
-    values += _times(DEVICE_HISTOGRAMS, status.devices)
-    values += _numbers(NODE_ROWS, [status])
-    values += [1] * (len(held) + 1)  # what is told by labels alone
-    return values
-
-
-def _places(rows: Sequence[Row[Source]], labels: Sequence[str]) -> Iterator[str]:
-    for row in rows:
-        yield exposition.header(row.name, row.kind, row.doc)
-        for one in labels:
-            yield exposition.sample(row.name, one)
-
-
-def _numbers(rows: Sequence[Row[Source]], sources: Sequence[Source]) -> list[float]:
-    return [value(source) for value in [row.value for row in rows] for source in sources]
-
-
-def _histograms(rows: Sequence[HistogramRow[Source]], labels: Sequence[str]) -> Iterator[str]:
-    for row in rows:
-        yield exposition.header(row.name, "histogram", row.doc)
-        bounds = [bound_ns / 1e9 for bound_ns in row.bounds_ns]
-        for one in labels:
-            yield exposition.histogram(row.name, one, bounds)
-
-
-def _times(rows: Sequence[HistogramRow[Source]], sources: Sequence[Source]) -> list[float]:
-    values: list[float] = []
-    for row in rows:
-        for source in sources:
-            found = row.value(source)
-            below = list(accumulate(found.counts))
-            values += below
-            values += (below[-1], found.sum_ns / 1e9)
-    return values
-
-
-def _share_labels(node: str, share: Share, info: DeviceInfo) -> str:
-    pod = (share.labels.get(key, "") for key in ("namespace", "pod", "container", "pod_uid"))
-    values = (node, share.id, share.name, *pod, share.share_class.name.lower(), str(info.index), info.uuid)
-    return exposition.labelled(SHARE_LABELS, (*values, info.uuid, node, info.name))
-
-
-def _device_labels(node: str, info: DeviceInfo) -> str:
-    return exposition.labelled(DEVICE_LABELS, (node, str(info.index), info.uuid, info.name, info.uuid, node, info.name))
-
-
-def _info_labels(identity: Identity) -> str:
-    abi = str(identity.region_abi_version)
-    values = (identity.node_name, identity.version, abi, identity.driver_version, identity.policy)
-    return exposition.labelled(INFO_LABELS, values)
+        identity, status = self._node.identity, self._node.status_from_thread()
+        node = identity.node_name
+        yield from families(TABLES, Snapshot(identity, status))
+        yield from families(plugin_metrics.TABLES, (node, status.plugin))
+        yield from families(feed_metrics.TABLES, (node, Look(self._feed, status.now_ns)))
 
 
 def manual() -> str:
     """Return docs/metrics.md."""
-    parts = [
-        "# Metrics",
-        "",
+    introduction = (
         "Generated from `agent/metrics.py` by `python -m sharepod.agent.metrics`; a test compares the two.",
         "",
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
-        "with TLS and a bearer token only (`docs/operations.md`).",
-        "Seconds, bytes and ratios (1 is the whole device). Series exist, at zero, from the first scrape after a share",
-        "or device appears, and go when it does. Counters of a share go on when the agent restarts.",
-        "`namespace`, `pod`, `container` and `pod_uid` are the share's own labels, empty where it has none. `UUID`,",
-        "`hostname` and `modelName` are dcgm-exporter's names for `gpu_uuid`, `node` and `model`.",
+        "with TLS and a bearer token only (`docs/operations.md`), as OpenMetrics and with gzip if the scraper accepts",
+        "these. Seconds, bytes and ratios (1 is the whole device). Series exist, at zero, from the first scrape after",
+        "a share or device appears, and go when it does. Counters of a share go on when the agent restarts.",
+        "",
+        "Every series of a share has the labels `share`, its id, and `gpu`, the index of the device on its node; a",
+        "pod's share also has `namespace`, `pod` and `container`. `sharepod_share_info` has the other labels. A join",
+        "adds them to any series of a share:",
+        "",
+        "    sharepod_share_used_ratio * on (share, gpu) group_left (name, class, UUID) sharepod_share_info",
+        "",
+        "`gpu`, `UUID` and `modelName` mean what they mean in dcgm-exporter.",
         "The device plugin opens no port: it hands its counters to the agent, which shows them here. They go on when",
         "the agent restarts, begin at zero when the plugin does, and are gone when it has told nothing for 30 s.",
-    ]
-    tables: tuple[tuple[str, Sequence[str], Sequence[tuple[str, str, str]]], ...] = (
-        ("Shares, one series per share and device", SHARE_LABELS, [(r.name, r.kind, r.doc) for r in SHARE_ROWS]),
-        ("Shares, turns", SHARE_LABELS, [(r.name, "histogram", r.doc) for r in SHARE_HISTOGRAMS]),
-        ("Shares, enforcement", ENFORCEMENT_LABELS, [(ENFORCEMENT_NAME, "gauge", ENFORCEMENT_DOC)]),
-        ("Devices", DEVICE_LABELS, [(r.name, r.kind, r.doc) for r in DEVICE_ROWS]),
-        ("Devices, turns", DEVICE_LABELS, [(r.name, "histogram", r.doc) for r in DEVICE_HISTOGRAMS]),
-        ("Node", ("node",), [(r.name, r.kind, r.doc) for r in NODE_ROWS]),
-        ("Build", INFO_LABELS, [(INFO_NAME, "gauge", INFO_DOC)]),
-        *plugin_metrics.tables(),
-        *feed_metrics.tables(),
     )
-    for title, labels, rows in tables:
-        parts += ["", f"## {title}", "", "Labels: " + ", ".join(f"`{label}`" for label in labels) + ".", ""]
-        parts += ["| name | type | meaning |", "| --- | --- | --- |"]
-        parts += [f"| `{name}` | {kind} | {doc} |" for name, kind, doc in rows]
-    return "\n".join(parts) + "\n"
+    return metrics.manual("Metrics", introduction, (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES))
 
 
 if __name__ == "__main__":

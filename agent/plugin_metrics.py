@@ -1,101 +1,87 @@
-"""The device plugin's metrics: the second half of the table in `metrics.py`, of what `plugin.py` holds."""
+"""The device plugin's metrics, of what `plugin.py` holds: among the tables of `metrics.py`."""
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import exposition
 from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STARTS, PluginReport
+from sharepod.process.metrics import HistogramRow, Row, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from sharepod.agent.share import Histogram
+    from sharepod.process.metrics import AnyTable
 
-REPORTING_NAME: Final = "sharepod_plugin_reporting"
-REPORTING_DOC: Final = (
+Told = tuple[str, PluginReport | None]
+"""The node's name and what its plugin reports; None: it does not."""
+CALL_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in CALL_BOUNDS_NS)
+
+REPORTING: Final[Row[PluginReport | None]] = Row(
+    "sharepod_plugin_reporting",
     "1 while the node's device plugin hands over its counters, 0 when it has not for 30 s, and on nodes without one. "
-    "The other series of the plugin are there only while this is 1."
+    "The other metrics of the plugin have series only while this is 1.",
+    lambda report: float(report is not None),
 )
-
-ROWS: Final[tuple[tuple[str, str, Callable[[PluginReport], float]], ...]] = (
-    ("sharepod_plugin_serving", "1 while kubelet has the plugin.", lambda r: float(r.serving)),
-    ("sharepod_plugin_registrations_total", "Registrations with kubelet.", lambda r: r.registrations),
-    ("sharepod_plugin_allocations", "Allocations: units given out for a container each.", lambda r: r.allocations),
-    (
+ROWS: Final[tuple[Row[PluginReport] | HistogramRow[PluginReport], ...]] = (
+    Row("sharepod_plugin_serving", "1 while kubelet has the plugin.", lambda r: float(r.serving)),
+    Row("sharepod_plugin_registrations_total", "Registrations with kubelet.", lambda r: r.registrations),
+    Row("sharepod_plugin_allocations", "Allocations: units given out for a container each.", lambda r: r.allocations),
+    Row(
         "sharepod_plugin_unbound_allocations",
         "Those of them that no container has begun to use.",
         lambda r: r.unbound,
     ),
-    (
+    Row(
         "sharepod_plugin_rival_devices",
         "Devices that NVIDIA's device plugin gives out as well: they take no new shares.",
         lambda r: r.rival_devices,
     ),
-)
-LABELLED_ROWS: Final[tuple[tuple[str, str, str, tuple[str, ...], Callable[[PluginReport], dict[str, int]]], ...]] = (
-    (
-        "sharepod_plugin_container_starts_total",
-        (
-            "Starts of containers, by how they ended: ready with a share; no_room; waiting for somebody who is away or "
-            "behind; refused for what the pod asks; failed through a fault of ours. All but the first are tried again."
-        ),
-        "result",
-        STARTS,
-        lambda r: r.starts,
+    HistogramRow(
+        "sharepod_plugin_allocate_seconds",
+        "How long kubelet's Allocate took.",
+        CALL_BOUNDS_S,
+        lambda r: r.allocate.seconds,
     ),
-    (
-        "sharepod_plugin_errors_total",
-        "Calls that failed, by whom they asked: api_server, kubelet (pod-resources) or agent.",
-        "side",
-        SIDES,
-        lambda r: r.errors,
-    ),
-)
-HISTOGRAMS: Final[tuple[tuple[str, str, Callable[[PluginReport], Histogram]], ...]] = (
-    ("sharepod_plugin_allocate_seconds", "How long kubelet's Allocate took.", lambda r: r.allocate),
-    (
+    HistogramRow(
         "sharepod_plugin_pre_start_seconds",
         "How long kubelet's PreStartContainer took, the wait for room included.",
-        lambda r: r.pre_start,
+        CALL_BOUNDS_S,
+        lambda r: r.pre_start.seconds,
+    ),
+)
+START_ROWS: Final[tuple[Row[int], ...]] = (
+    Row(
+        "sharepod_plugin_container_starts_total",
+        "Starts of containers, by how they ended: ready with a share; no_room; waiting for somebody who is away or "
+        "behind; refused for what the pod asks; failed through a fault of ours. All but the first are tried again.",
+        float,
+    ),
+)
+ERROR_ROWS: Final[tuple[Row[int], ...]] = (
+    Row(
+        "sharepod_plugin_errors_total",
+        "Calls that failed, by whom they asked: api_server, kubelet (pod-resources) or agent.",
+        float,
     ),
 )
 
 
-def kind_of(name: str) -> str:
-    """Return the Prometheus type of a row."""
-    return "counter" if name.endswith("_total") else "gauge"
+def _of_report(told: Told) -> list[tuple[tuple[str], PluginReport]]:
+    node, report = told
+    return [] if report is None else [((node,), report)]
 
 
-def text(node: str, report: PluginReport | None) -> str:
-    """Return the plugin's series; None: it does not report."""
-    labels = exposition.labelled(("node",), (node,))
-    parts = [exposition.header(REPORTING_NAME, "gauge", REPORTING_DOC), exposition.sample(REPORTING_NAME, labels)]
-    values: list[float] = [float(report is not None)]
-    if report is not None:
-        for name, doc, value in ROWS:
-            parts += [exposition.header(name, kind_of(name), doc), exposition.sample(name, labels)]
-            values.append(value(report))
-        for name, doc, label, known, counts in LABELLED_ROWS:
-            parts.append(exposition.header(name, kind_of(name), doc))
-            for key in known:
-                parts.append(exposition.sample(name, f"{labels},{exposition.labelled((label,), (key,))}"))
-                values.append(counts(report)[key])
-        bounds = [bound_ns / 1e9 for bound_ns in CALL_BOUNDS_NS]
-        for name, doc, times in HISTOGRAMS:
-            parts += [exposition.header(name, "histogram", doc), exposition.histogram(name, labels, bounds)]
-            below = list(accumulate(times(report).counts))
-            values += [*below, below[-1], times(report).sum_ns / 1e9]
-    return exposition.Template("".join(parts)).filled(values)
-
-
-def tables() -> tuple[tuple[str, tuple[str, ...], list[tuple[str, str, str]]], ...]:
-    """Return title, labels and (name, type, meaning) of each table for docs/metrics.md."""
-    plain = [(REPORTING_NAME, "gauge", REPORTING_DOC), *((name, kind_of(name), doc) for name, doc, _ in ROWS)]
-    plain += [(name, "histogram", doc) for name, doc, _ in HISTOGRAMS]
-    labelled = [
-        (f"Device plugin, by {label}", ("node", label), [(name, kind_of(name), doc)])
-        for name, doc, label, _, _ in LABELLED_ROWS
+def _counts(
+    of: Callable[[PluginReport], Mapping[str, int]],
+) -> Callable[[Told], list[tuple[tuple[str, str], int]]]:
+    return lambda told: [
+        ((node, key), count) for (node,), report in _of_report(told) for key, count in of(report).items()
     ]
-    return (("Device plugin", ("node",), plain), *labelled)
+
+
+TABLES: Final[tuple[AnyTable[Told], ...]] = (
+    Table("Device plugin, whether it reports", {"node": ()}, (REPORTING,), lambda told: [((told[0],), told[1])]),
+    Table("Device plugin", {"node": ()}, ROWS, _of_report),
+    Table("Device plugin, by result", {"node": (), "result": STARTS}, START_ROWS, _counts(lambda r: r.starts)),
+    Table("Device plugin, by side", {"node": (), "side": SIDES}, ERROR_ROWS, _counts(lambda r: r.errors)),
+)

@@ -290,6 +290,11 @@ class Histogram:
     """By the first of the bounds that it does not exceed; the last: by none."""
     sum_ns: int = 0
 
+    @property
+    def seconds(self) -> tuple[tuple[int, ...], float]:
+        """Return the counts, and the sum in seconds."""
+        return self.counts, self.sum_ns / 1e9
+
 
 NOTHING_YET: Final = Histogram()
 

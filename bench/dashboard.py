@@ -73,9 +73,11 @@ def draw() -> str:
     """Play the scenario; return the picture."""
     scratch = Scratch("sharepod-bench")
     try:
-        monitoring = Monitoring(scratch.path)
-        settings = {**monitoring.agent_settings(), "node_name": "gpu-node-1"}
-        with Node(agent_settings=settings) as node, Prometheus(monitoring, scratch.path, INTERVAL_S) as prometheus:
+        monitoring = Monitoring(scratch.path, "gpu-node-1")
+        with (
+            Node(agent_settings=monitoring.agent_settings()) as node,
+            Prometheus(monitoring, scratch.path, INTERVAL_S) as prometheus,
+        ):
             while not prometheus.query("up == 1"):  # it looks for its targets every five seconds
                 time.sleep(INTERVAL_S / 4)
             begin_s = time.time()

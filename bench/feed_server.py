@@ -15,9 +15,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from dataclasses import dataclass
 from typing import Any
 
-from sharepod.scheduler import process
+from sharepod.process.credentials import Credentials
+from sharepod.process.run import take_open_files
+from sharepod.scheduler import heap
 from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_certificate import Certificate
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
 from sharepod.scheduler.usage_server import UsageServer
 
@@ -56,7 +57,7 @@ async def _look_for_ever(pauses: list[float], book: UsageBook, seen: list[int]) 
 async def _serve(certificate: str, key: str) -> None:
     book = UsageBook()
     server = UsageServer(book, Identities(_ApiServer(), OSError, time.monotonic).node_of)
-    port = await server.start("127.0.0.1:0", Certificate(certificate, key))
+    port = await server.start("127.0.0.1:0", Credentials(certificate, key, what="usage feed", reader="scheduler"))
     print(port, flush=True)
     pauses: list[float] = []
     seen = [0]
@@ -77,7 +78,8 @@ async def _serve(certificate: str, key: str) -> None:
 
 def main() -> int:
     """Serve until the standard input ends."""
-    process.prepare()
+    take_open_files()
+    heap.tune()
     asyncio.run(_serve(*sys.argv[1:]))
     return 0
 

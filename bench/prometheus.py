@@ -26,7 +26,7 @@ from bench.programs import ProgramFailed
 FOLDER = Path(__file__).resolve().parent.parent / "daemonset" / "monitoring"
 PROGRAM = "prometheus"
 POD_LABELS = {"namespace": "sharepod", "pod": "sharepod-x7x2k", "container": "agent", "endpoint": "metrics"}
-"""What Prometheus' operator gives a target of a PodMonitor, beside the job and the address."""
+"""What Prometheus' operator gives a target of a PodMonitor, beside the job, the address and the relabelings."""
 READY_S = 60.0
 END_S = 20.0
 ANSWER_S = 20.0
@@ -53,8 +53,9 @@ def free_address() -> str:
 class Monitoring:
     """The Secret of the README, as files, and what agent and Prometheus are told of it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, node: str) -> None:
         self._directory = directory
+        self._node = node
         self.agent_address = free_address()
         readme = (FOLDER / "README.md").read_text(encoding="utf-8")
         block = re.search(r"^ *```\n(.*?)^ *kubectl", readme, re.DOTALL | re.MULTILINE)
@@ -69,13 +70,14 @@ class Monitoring:
             name.removeprefix("SHAREPOD_").lower(): value.replace("/etc/sharepod-metrics", str(self._directory))
             for name, value in data.items()
         }
-        return {**settings, "metrics_listen": self.agent_address}
+        return {**settings, "metrics_listen": self.agent_address, "node_name": self._node}
 
     def configuration(self, interval_s: float) -> dict[str, Any]:
         """Return Prometheus' configuration, as its operator makes it of the PodMonitor."""
         monitor = manifest("podmonitor.yaml")
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         metadata = monitor["metadata"]
+        labels = {**POD_LABELS, "__meta_kubernetes_pod_node_name": self._node}
         files = {"ca": endpoint["tlsConfig"]["ca"]["secret"]["key"], "token": endpoint["authorization"]["credentials"]}
         return {
             "global": {"scrape_interval": f"{interval_s:g}s", "evaluation_interval": f"{interval_s:g}s"},
@@ -87,7 +89,11 @@ class Monitoring:
                     "honor_labels": endpoint["honorLabels"],
                     "authorization": {"credentials_file": files["token"]["key"]},
                     "tls_config": {"ca_file": files["ca"], "server_name": endpoint["tlsConfig"]["serverName"]},
-                    "static_configs": [{"targets": [self.agent_address], "labels": POD_LABELS}],
+                    "static_configs": [{"targets": [self.agent_address], "labels": labels}],
+                    "relabel_configs": [
+                        {"source_labels": item["sourceLabels"], "target_label": item["targetLabel"]}
+                        for item in endpoint["relabelings"]
+                    ],
                 }
             ],
         }

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.errors import NOT_SIMULATED, SettingsError
+from sharepod.agent.errors import NOT_SIMULATED
 from sharepod.agent.lock import ALREADY_RUNS
-from sharepod.agent.settings import SOCKET_NAME, SOCKET_PATH_MAX, default_runtime_directory, load_settings
+from sharepod.agent.settings import OPTIONS, SOCKET_NAME, SOCKET_PATH_MAX, default_runtime_directory
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
+from sharepod.process.errors import SettingsError
 
 if TYPE_CHECKING:
     from sharepod.cli.client import Client
@@ -67,7 +68,7 @@ def connect(path: str) -> Client:
 def check_simulate(devices: str) -> None:
     """Raise UsageError unless the agent takes `devices` for simulated ones."""
     try:
-        load_settings({"simulate": devices}, {})
+        OPTIONS.load({"simulate": devices}, {})
     except SettingsError as error:
         raise UsageError(str(error)) from None
 

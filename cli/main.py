@@ -66,9 +66,12 @@ def agent(context: typer.Context) -> None:
 
     All its flags are listed by `sharepod agent --help`. Examples: sharepod agent; sharepod agent --simulate 2xH200
     """
-    from sharepod.agent.main import main as agent_main
+    from sharepod.agent.settings import OPTIONS
 
-    raise typer.Exit(agent_main(context.args))
+    settings = OPTIONS.start(context.args)
+    from sharepod.agent.main import run_agent
+
+    raise typer.Exit(run_agent(settings))
 
 
 # The agent reads its own flags (flag = environment = YAML key); here they are only passed on.

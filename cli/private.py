@@ -30,13 +30,13 @@ def main() -> int:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    from sharepod.agent.main import main as agent_main
-    from sharepod.agent.settings import SHARES_NAME
+    from sharepod.agent.main import run_agent
+    from sharepod.agent.settings import OPTIONS, SHARES_NAME
 
     runtime = Path(socket_path).parent
     threading.Thread(target=_stop_when_empty, args=(runtime / SHARES_NAME, launcher), daemon=True).start()
     flags = ["--runtime-directory", str(runtime), "--log-level", "warning", "--metrics-listen", "off"]
-    return agent_main([*flags, *(["--simulate", simulate[0]] if simulate else [])])
+    return run_agent(OPTIONS.start([*flags, *(["--simulate", simulate[0]] if simulate else [])]))
 
 
 def _stop_when_empty(shares: Path, launcher: int) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from sharepod.deviceplugin.errors import PluginError
+from sharepod.process import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,12 +46,10 @@ class CdiDirectory:
     def write(self, share_id: str, edits: ContainerEdits, device_edits: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write what the share's CDI name means; `device_edits` are copied from other CDI files. Raises PluginError."""
         path = self._path(share_id)
-        fresh = path.with_suffix(".json.tmp")
         device = {"name": share_id, "containerEdits": _container_edits(edits, device_edits)}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps({"cdiVersion": VERSION, "kind": KIND, "devices": [device]}), encoding="utf-8")
-            fresh.replace(path)
+            files.replace(path, json.dumps({"cdiVersion": VERSION, "kind": KIND, "devices": [device]}))
         except OSError as error:
             raise PluginError(f"{path} cannot be written: {error.strerror}: make room in {self._directory}") from None
 

@@ -8,7 +8,6 @@ import functools
 import gc
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -16,9 +15,6 @@ from typing import TYPE_CHECKING, Final, cast
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent import logs
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.flags import EXIT_USAGE
 from sharepod.agent.share import DeviceUuid
 from sharepod.deviceplugin.agent import Agent, NodeView
 from sharepod.deviceplugin.binder import Binder, Policy
@@ -28,7 +24,6 @@ from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.injection import PRELOAD_TEXT, Injection, Place, Simulated
 from sharepod.deviceplugin.kubelet import Registration, State
 from sharepod.deviceplugin.lookout import Lookout
-from sharepod.deviceplugin.loop import for_ever
 from sharepod.deviceplugin.offer import RIVAL_DOMAIN, Offer
 from sharepod.deviceplugin.placement import Placement
 from sharepod.deviceplugin.podresources import KubeletUnavailable, PodResources
@@ -37,7 +32,7 @@ from sharepod.deviceplugin.processes import HostProcesses
 from sharepod.deviceplugin.record import Record
 from sharepod.deviceplugin.report import Reporter
 from sharepod.deviceplugin.server import PluginService
-from sharepod.deviceplugin.settings import Settings, parse_settings
+from sharepod.deviceplugin.settings import OPTIONS, Settings
 from sharepod.deviceplugin.shares import Shares
 from sharepod.deviceplugin.store import Store
 from sharepod.deviceplugin.sweep import Sweeper
@@ -45,9 +40,12 @@ from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import Units
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
 from sharepod.kube.client import ApiUnavailable
+from sharepod.process import files
+from sharepod.process.errors import EXIT_FAILURE, SettingsError
+from sharepod.process.run import run, work_until
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from sharepod.deviceplugin.runtime import Runtime
 
@@ -58,7 +56,6 @@ LOOK_S: Final = 1.0
 LOOK_AROUND_S: Final = 5.0
 """How often kubelet is asked what other device plugins have."""
 PRELOAD_NAME: Final = "ld.so.preload"
-_EXIT_FAILURE: Final = 1
 
 
 class Plugin:
@@ -143,10 +140,7 @@ def _prepare(settings: Settings) -> None:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         preload = directory / PRELOAD_NAME
         if not preload.exists() or preload.read_text(encoding="ascii") != PRELOAD_TEXT:
-            fresh = preload.with_suffix(".new")
-            fresh.write_text(PRELOAD_TEXT, encoding="ascii")
-            fresh.chmod(0o644)
-            fresh.replace(preload)
+            files.replace(preload, PRELOAD_TEXT)
     except OSError as error:
         raise SettingsError(
             f"state directory {directory}: {error.strerror}: choose another with --state-directory"
@@ -185,7 +179,8 @@ async def _node(agent: Agent) -> NodeView:
         await asyncio.sleep(LOOK_S)
 
 
-async def _run(settings: Settings, stopping: asyncio.Event) -> None:
+async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    _prepare(settings)
     access = _access(settings)
     async with contextlib.AsyncExitStack() as stack:
         agent = await stack.enter_async_context(Agent(settings.agent_socket))
@@ -232,52 +227,19 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         told = {"node": settings.node_name, "kubelet": runtime.kubelet, "runtime": runtime.container_runtime}
         log.info("device plugin started", extra=told)
         gc.freeze()  # what is there now stays: no collection has to look through it again
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(for_ever(work))
-                for work in (
-                    plugin.look_for_ever(agent, service, pods),
-                    plugin.look_around_for_ever(kubelet),
-                    follower.follow(),
-                    follower.resume_for_ever(),
-                    sweeper.sweep_for_ever(),
-                    reporter.report_for_ever(),
-                    lookout.look_for_ever(),
-                )
-            ]
-            await stopping.wait()
-            for task in running:
-                task.cancel()
+        works = (
+            plugin.look_for_ever(agent, service, pods),
+            plugin.look_around_for_ever(kubelet),
+            follower.follow(),
+            follower.resume_for_ever(),
+            sweeper.sweep_for_ever(),
+            reporter.report_for_ever(),
+            lookout.look_for_ever(),
+        )
+        await work_until(stopping.wait(), works)
         log.info("device plugin stopping", extra={"allocations": len(record.all())})
 
 
-async def _serve(settings: Settings) -> None:
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    work = asyncio.create_task(_run(settings, stopping))
-
-    def stop() -> None:
-        stopping.set()
-        loop.call_later(LOOK_S, work.cancel)  # it may still wait for somebody at the start
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the device plugin until SIGTERM or SIGINT. Returns the exit code."""
-    try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
-        logs.set_up(settings.log_format, settings.log_level)
-        _prepare(settings)
-        asyncio.run(_serve(settings))
-    except (SettingsError, AccessError, PluginError) as error:
-        sys.stderr.write(f"sharepod-deviceplugin: {error}\n")
-        return EXIT_USAGE if isinstance(error, SettingsError) else _EXIT_FAILURE
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    expected = {AccessError: EXIT_FAILURE, PluginError: EXIT_FAILURE}
+    sys.exit(run(OPTIONS.program, OPTIONS.start(), _serve, expected=expected, patience_s=LOOK_S))

@@ -53,8 +53,10 @@ class Runtime:
 
 def read_runtime(node: Object) -> Runtime | None:
     """Return what a Node object tells, None when it tells nothing."""
-    info = at(at(node, "status"), "nodeInfo")
-    return Runtime(text(info, "kubeletVersion"), text(info, "containerRuntimeVersion")) if info else None
+    info = at(node, "status").get("nodeInfo")
+    if not isinstance(info, dict):
+        return None
+    return Runtime(text(info, "kubeletVersion"), text(info, "containerRuntimeVersion"))
 
 
 def _release(major: str, minor: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sharepod.deviceplugin.allocation import Allocation, AllocationId, Binding
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.unit import UnitId
+from sharepod.process import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,16 +94,9 @@ class Store:
         self._saved = None
         # One changes at a time: what stays of the others is encoded once.
         self._encoded = {item.id: self._encode(item) for item in items}
-        fresh = self._path.with_suffix(".new")
         try:
-            with fresh.open("w", encoding="utf-8") as file:
-                file.write(_TEXT % ",".join(text for _, text in self._encoded.values()))
-                file.flush()
-                os.fsync(file.fileno())
-                seen = _stamp(os.fstat(file.fileno()))
-            fresh.replace(self._path)
-            self._seen = seen
-            self._saved = items
+            written = files.replace(self._path, _TEXT % ",".join(text for _, text in self._encoded.values()))
+            self._seen, self._saved = _stamp(written), items
         except OSError as error:
             raise PluginError(
                 f"{self._path} cannot be written: {error.strerror}: make room, or choose another --state-directory"

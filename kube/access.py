@@ -8,6 +8,7 @@ has changed, after a minute, and when the API server does not know our token any
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from pathlib import Path
@@ -24,17 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
+    Refresh = Callable[[], Coroutine[Any, Any, None]]
+
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 AGE_S: Final = 60.0
 """Credentials older than this are read again; the library runs a plugin only when its token ends within 5 minutes."""
 REFUSED_S: Final = 5.0
 """Between two reads because the API server did not know our token."""
-READ_S: Final = 30.0
+READ_S: Final = 15.0
 """For a plugin to answer."""
 _TOKEN: Final = "BearerToken"  # noqa: S105 - what the library calls it
 _TEXT_MAX: Final = 200
 
 T = TypeVar("T")
+
+log = logging.getLogger("sharepod.kube.access")
 
 
 class AccessError(Exception):
@@ -48,13 +53,13 @@ class Access:
         self,
         name: str,
         files: tuple[Path, ...],
-        read: Callable[[Configuration], Coroutine[Any, Any, Callable[[], Coroutine[Any, Any, None]]]],
+        read: Callable[[Configuration], Coroutine[Any, Any, Refresh]],
     ) -> None:
         """`name` says in errors what `files` are; `read` fills a configuration and returns what refreshes it."""
         self._name, self._files, self._read = name, files, read
         self._lock = asyncio.Lock()
         self._configuration = Configuration()
-        self._refresh: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._refresh: Refresh | None = None
         self._stamp: tuple[object, ...] = ()
         self._read_s = 0.0
         self._refused_s = -REFUSED_S
@@ -73,7 +78,11 @@ class Access:
                 self._refresh = await self._reading(self._read(fresh), fresh)
                 self._configuration, self._stamp = fresh, stamp
             elif time.monotonic() - self._read_s >= AGE_S:
-                await self._reading(self._refresh(), self._configuration)
+                try:
+                    await self._reading(self._refresh(), self._configuration)
+                except AccessError as error:
+                    self._read_s = time.monotonic()
+                    log.warning("credentials stay as they were", extra={"cause": str(error)})
             known = self._configuration
             files = [_stamp(Path(file)) for file in (known.ssl_ca_cert, known.cert_file, known.key_file) if file]
             return known, (known.host, known.verify_ssl, known.tls_server_name, known.proxy, *files)
@@ -125,7 +134,7 @@ def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) 
         if not file.is_file():
             raise AccessError(f"{file} is not there: give the pod a service account")
 
-    async def read(configuration: Configuration) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def read(configuration: Configuration) -> Refresh:
         async def refresh() -> None:
             loader = InClusterConfigLoader(str(token), str(authority), try_refresh_token=False, environ=environment)
             loader.load_and_set(configuration)
@@ -143,7 +152,7 @@ def from_kubeconfig(path: Path) -> Access:
     except OSError as error:
         raise AccessError(f"kubeconfig {path}: {_reason(error)}: name a readable kubeconfig") from None
 
-    async def read(configuration: Configuration) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def read(configuration: Configuration) -> Refresh:
         # What a token's plugin says is not written back into the file: it is the user's.
         loader = await load_kube_config(str(path), client_configuration=configuration, persist_config=False)
 

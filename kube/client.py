@@ -1,9 +1,9 @@
 """Requests to the API server and their answers: one, or a stream of lines. What the answers mean is not known here.
 
-The library's typed calls are not used: they cost 25 MiB, drop fields that they do not know, and raise on a pod that
-another version writes. What it does for each of them is: credentials, addresses, sessions. The token goes to the API
-server alone: no proxy of the environment is used and no redirect followed. A connection whose other end is gone is
-found by the kernel within 30 s, for a watch may be silent for minutes.
+Credentials, addresses and sessions are the library's. Its typed calls are not used: they cost 25 MiB, drop fields that
+they do not know, and raise on a pod that another version wrote (docs/adr/0026). The token goes to the API server alone:
+no proxy of the environment is used, and no redirect is followed. A watch may be silent for minutes, so the kernel looks
+within 30 s whether the other end of a connection is still there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What operators read of a pod (`kubectl describe pod`): which Events are written, and which are only counted. Pure.
 
-The same event again within ten minutes is one object that counts; and of each pod few are written in a minute, whatever
-happens to it. What was withheld of an event is in the count of the next that is written.
+The same event again within ten minutes is one object that counts. Of each pod few are written in a minute, whatever
+happens to it. An event that was withheld is in the count of the next that is written.
 
-Events are those of core/v1, which every Kubernetes serves: kubelet writes the same, and our roles need no second API
-group. The library has their types, and nothing that counts or limits them.
+Events are those of core/v1, as kubelet writes them: our roles need no second API group. The library has their types,
+and nothing that counts or limits them.
 """
 
 from __future__ import annotations

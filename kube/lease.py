@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sharepod.kube.lease")
 
 TAKE_AFTER_S: Final = 15.0
-"""A lease that nobody has written for so long is anyone's."""
+"""A lease that was not written for so long is free."""
 RENEW_WITHIN_S: Final = 10.0
 RENEW_S: Final = 2.0
 CALL_S: Final = 4.0
@@ -97,7 +97,7 @@ class Lease:
         ours = holder == self._holder
         free = not holder or began_s - self._seen[1] >= TAKE_AFTER_S
         if not ours and self._written_s is not None:
-            self._lose(f"{holder or 'nobody'} has it")
+            self._lose(f"{holder or 'no replica'} has it")
         if ours or free:
             changes = spec.get("leaseTransitions")
             transitions = (changes if isinstance(changes, int) else 0) + (not ours)

@@ -92,8 +92,8 @@ class Pod:
     def cgroup_uid(self) -> str:
         """Return what names its cgroup: for the mirror of a static pod the hash of its manifest, else the uid.
 
-        A tenant may write the hash onto a pod of theirs; the API server lets nobody add the mirror's mark later, and
-        kubelet runs no pod that has it.
+        A tenant may write the hash onto a pod of theirs. The mark of a mirror cannot be added later, and kubelet runs
+        no pod that came with it.
         """
         return self.annotations.get(_HASH, self.uid) if _MIRROR in self.annotations else self.uid
 

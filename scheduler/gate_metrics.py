@@ -6,16 +6,16 @@ only so many are told by name (`QueueNames`), the others are told together.
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import exposition
+from sharepod.process.metrics import Histogram, HistogramRow, Row, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from sharepod.process.metrics import AnyTable
 
 CLASSES: Final = ("latency", "standard", "batch")
 BANDS: Final = ("negative", "zero", "positive", "system")
@@ -34,25 +34,6 @@ ROUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 QUEUES_MAX: Final = 100
 """Queues that are told by name, and as many again that have rules of their own."""
 OTHER: Final = "other"
-
-
-class Histogram:
-    """Counts of seconds by bounds."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self._counts[bisect.bisect_left(self.bounds, seconds)] += 1
-        self._sum_s += seconds
-
-    def values(self) -> list[float]:
-        """Return the values in the order of exposition.histogram."""
-        below = list(accumulate(self._counts))
-        return [*below, below[-1], self._sum_s]
 
 
 def band_of(priority: int) -> str:
@@ -144,147 +125,109 @@ class QueueNames:
         return found
 
 
-_OF_QUEUES: Final[tuple[tuple[str, str, Callable[[QueueLook], float]], ...]] = (
-    ("sharepod_gates_waiting_pods", "Pods that wait for their gates to go.", lambda q: q.pods),
-    ("sharepod_gates_waiting_shares", "Shares that those hold once they run.", lambda q: q.shares),
-    ("sharepod_gates_waiting_devices", "What those ask for, in devices.", lambda q: q.devices),
-    ("sharepod_gates_paused_pods", "Pods that are paused to make room for others.", lambda q: q.paused),
-    ("sharepod_gates_held_devices", "What the queue's pods are promised, in devices.", lambda q: q.held),
+@dataclass(frozen=True, slots=True)
+class GateSnapshot:
+    """What a scrape shows of gates."""
+
+    look: GateLook
+    tally: GateTally
+    queues: Mapping[str, QueueLook]
+    """By the names under which they are told."""
+
+
+_OF_QUEUES: Final[tuple[Row[QueueLook], ...]] = (
+    Row("sharepod_gates_waiting_pods", "Pods that wait for their gates to go.", lambda q: q.pods),
+    Row("sharepod_gates_waiting_shares", "Shares that those hold once they run.", lambda q: q.shares),
+    Row("sharepod_gates_waiting_devices", "What those ask for, in devices.", lambda q: q.devices),
+    Row("sharepod_gates_paused_pods", "Pods that are paused to make room for others.", lambda q: q.paused),
+    Row("sharepod_gates_held_devices", "What the queue's pods are promised, in devices.", lambda q: q.held),
 )
-_ROWS: Final[tuple[tuple[str, str, Callable[[GateLook], float]], ...]] = (
-    ("sharepod_gates_leading", "1 on the replica that decides.", lambda k: float(k.leading)),
-    ("sharepod_gates_leads_total", "How often this replica has come to decide.", lambda k: k.turns),
-    ("sharepod_gates_longest_wait_seconds", "How long the job waits that waits longest.", lambda k: k.longest_wait_s),
-    (
+_ROWS: Final[tuple[Row[GateLook], ...]] = (
+    Row("sharepod_gates_leading", "1 on the replica that decides.", lambda k: float(k.leading)),
+    Row("sharepod_gates_leads_total", "How often this replica has come to decide.", lambda k: k.turns),
+    Row(
+        "sharepod_gates_longest_wait_seconds", "How long the job waits that waits longest.", lambda k: k.longest_wait_s
+    ),
+    Row(
         "sharepod_gates_fairness",
-        (
-            "Jain's index of the dominant shares, divided by their weights, of the queues that hold or wait for "
-            "something: 1 where all have the same, 1/n where one of n has everything. 1 where this replica does not "
-            "decide."
-        ),
+        "Jain's index of the dominant shares, divided by their weights, of the queues that hold or wait for something: "
+        "1 where all have the same, 1/n where one of n has everything. 1 where this replica does not decide.",
         lambda k: k.fairness,
     ),
-    (
+    Row(
         "sharepod_gates_rules_refused",
         "1 while the rules of queues are not those that were last given.",
         lambda k: float(k.rules_refused),
     ),
 )
-_COUNTERS: Final[
-    tuple[
-        tuple[
-            str, str, tuple[str, ...], tuple[tuple[str, ...], ...],
-            Callable[[GateTally], Mapping[tuple[str, ...], int]],
-        ],
-        ...,
-    ]
-] = (
-    (
-        "sharepod_gates_orders_total",
-        (
-            "What rounds have ordered, as the API server took it: written; the pod was gone; conflict, another was "
-            "there or it had changed; a disruption budget kept it; forbidden to us; invalid; busy, or away for too "
-            "long."
-        ),
-        ("order", "result"),
-        tuple((order, result) for order in ORDERS for result in RESULTS),
-        lambda t: t.orders,
-    ),
-    (
-        "sharepod_gates_yields_total",
-        "Pods that made room for others, by kind, and those that were let go on.",
-        ("kind",),
-        tuple((kind,) for kind in YIELDS),
-        lambda t: {(key,): count for key, count in t.yields.items()},
-    ),
-    (
-        "sharepod_gates_evictions_total",
-        (
-            "Pods that were evicted, by cause: others needed the room, they ran for too long, their gang did not come "
-            "to run in time, or it starts anew as a member failed."
-        ),
-        ("cause",),
-        tuple((cause,) for cause in EVICTIONS),
-        lambda t: {(key,): count for key, count in t.evictions.items()},
-    ),
-    (
-        "sharepod_gates_gangs_total",
-        (
-            "Gangs that were released, got members beyond their least, lost such to others, did not come to run in "
-            "time, or were ended to start anew as a member failed."
-        ),
-        ("event",),
-        tuple((event,) for event in GANGS),
-        lambda t: {(key,): count for key, count in t.gangs.items()},
-    ),
-)  # fmt: skip
-_HISTOGRAMS: Final[
-    tuple[tuple[str, str, tuple[str, ...], Callable[[GateTally], Mapping[tuple[str, ...], Histogram]]], ...]
-] = (
-    (
-        "sharepod_gates_wait_seconds",
-        (
-            "How long pods waited from their creation to their release, by the most urgent class of their shares and "
-            "by the band of their priority: system is from 2000000000 on."
-        ),
-        ("class", "priority"),
-        lambda t: t.waits,
-    ),
-    (
-        "sharepod_gates_gang_seconds",
-        "Of gangs: from the first member there to the release of all; from that until all that it needs run.",
-        ("phase",),
-        lambda t: {(key,): found for key, found in t.gang_times.items()},
-    ),
-    (
-        "sharepod_gates_round_seconds",
-        "How long rounds took; a round that failed has decided nothing, the log says why.",
-        ("result",),
-        lambda t: {(key,): found for key, found in t.rounds.items()},
-    ),
+_ORDERS: Final[Row[int]] = Row(
+    "sharepod_gates_orders_total",
+    "What rounds have ordered, as the API server took it: written; the pod was gone; conflict, another was there or it "
+    "had changed; a disruption budget kept it; forbidden to us; invalid; busy, or away for too long.",
+    float,
+)
+_YIELDS: Final[Row[int]] = Row(
+    "sharepod_gates_yields_total",
+    "Pods that made room for others, by kind, and those that were let go on.",
+    float,
+)
+_EVICTIONS: Final[Row[int]] = Row(
+    "sharepod_gates_evictions_total",
+    "Pods that were evicted, by cause: others needed the room, they ran for too long, their gang did not come to run "
+    "in time, or it starts anew as a member failed.",
+    float,
+)
+_GANGS: Final[Row[int]] = Row(
+    "sharepod_gates_gangs_total",
+    "Gangs that were released, got members beyond their least, lost such to others, did not come to run in time, or "
+    "were ended to start anew as a member failed.",
+    float,
+)
+_WAITS: Final[HistogramRow[Histogram]] = HistogramRow(
+    "sharepod_gates_wait_seconds",
+    "How long pods waited from their creation to their release, by the most urgent class of their shares and by the "
+    "band of their priority: system is from 2000000000 on.",
+    WAITS_S,
+    lambda h: h.seconds,
+)
+_GANG_TIMES: Final[HistogramRow[Histogram]] = HistogramRow(
+    "sharepod_gates_gang_seconds",
+    "Of gangs: from the first member there to the release of all; from that until all that it needs run.",
+    WAITS_S,
+    lambda h: h.seconds,
+)
+_ROUNDS: Final[HistogramRow[Histogram]] = HistogramRow(
+    "sharepod_gates_round_seconds",
+    "How long rounds took; a round that failed has decided nothing, the log says why.",
+    ROUNDS_S,
+    lambda h: h.seconds,
 )
 
 
-def text(look: GateLook, tally: GateTally, names: QueueNames) -> str:
-    """Return all series."""
-    parts: list[str] = []
-    values: list[float] = []
-    for name, doc, value in _ROWS:
-        parts += [exposition.header(name, _kind(name), doc), f"{name} \0\n"]
-        values.append(value(look))
-    queues = names.told(look)
-    for name, doc, of in _OF_QUEUES:
-        parts.append(exposition.header(name, "gauge", doc))
-        parts += [exposition.sample(name, exposition.labelled(("queue",), (queue,))) for queue in queues]
-        values += [of(queue) for queue in queues.values()]
-    for name, doc, labels, known, counts in _COUNTERS:
-        found = counts(tally)
-        parts.append(exposition.header(name, "counter", doc))
-        parts += [exposition.sample(name, exposition.labelled(labels, key)) for key in known]
-        values += [found.get(key, 0) for key in known]
-    for name, doc, labels, histograms in _HISTOGRAMS:
-        parts.append(exposition.header(name, "histogram", doc))
-        for key, histogram in histograms(tally).items():
-            parts.append(exposition.histogram(name, exposition.labelled(labels, key), histogram.bounds))
-            values += histogram.values()
-    return exposition.Template("".join(parts)).filled(values)
+def _counted(
+    known: Sequence[str], of: Callable[[GateTally], Mapping[str, int]]
+) -> Callable[[GateSnapshot], list[tuple[tuple[str], int]]]:
+    """Return what finds the count of each key in a snapshot, 0 before the first."""
+    return lambda snapshot: [((key,), of(snapshot.tally).get(key, 0)) for key in known]
 
 
-def rows() -> list[tuple[str, str, str, str]]:
-    """Return name, kind, labels and meaning of each, for the manual."""
-    found = [(name, _kind(name), "", doc) for name, doc, _ in _ROWS]
-    found += [(name, "gauge", "`queue`", doc) for name, doc, _ in _OF_QUEUES]
-    found += [(name, "counter", _labels(labels, known), doc) for name, doc, labels, known, _ in _COUNTERS]
-    empty = GateTally()
-    found += [(name, "histogram", _labels(labels, list(of(empty))), doc) for name, doc, labels, of in _HISTOGRAMS]
-    return found
-
-
-def _labels(labels: Sequence[str], known: Sequence[tuple[str, ...]]) -> str:
-    return "; ".join(
-        f"`{label}`: {', '.join(dict.fromkeys(key[place] for key in known))}" for place, label in enumerate(labels)
-    )
-
-
-def _kind(name: str) -> str:
-    return "counter" if name.endswith("_total") else "gauge"
+TABLES: Final[tuple[AnyTable[GateSnapshot], ...]] = (
+    Table("Gates", {}, _ROWS, lambda s: [((), s.look)]),
+    Table("Gates, by queue", {"queue": ()}, _OF_QUEUES, lambda s: [((name,), one) for name, one in s.queues.items()]),
+    Table(
+        "Orders", {"order": ORDERS, "result": RESULTS}, (_ORDERS,),
+        lambda s: [((order, result), s.tally.orders[order, result]) for order in ORDERS for result in RESULTS],
+    ),
+    Table("Who yields", {"kind": YIELDS}, (_YIELDS,), _counted(YIELDS, lambda t: t.yields)),
+    Table("Evictions", {"cause": EVICTIONS}, (_EVICTIONS,), _counted(EVICTIONS, lambda t: t.evictions)),
+    Table("Gangs", {"event": GANGS}, (_GANGS,), _counted(GANGS, lambda t: t.gangs)),
+    Table("Waits", {"class": CLASSES, "priority": BANDS}, (_WAITS,), lambda s: s.tally.waits.items()),
+    Table(
+        "Times of gangs", {"phase": PHASES}, (_GANG_TIMES,),
+        lambda s: [((phase,), found) for phase, found in s.tally.gang_times.items()],
+    ),
+    Table(
+        "Rounds", {"result": ROUNDS}, (_ROUNDS,),
+        lambda s: [((result,), found) for result, found in s.tally.rounds.items()],
+    ),
+)  # fmt: skip

@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import secrets
-import signal
 import sys
 import time
 from pathlib import Path
@@ -17,35 +16,35 @@ from typing import TYPE_CHECKING, Final
 # Before grpc loads its C core, which would log to stderr in its own way.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from sharepod.agent import logs, metrics_server
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import AgentUnavailable, SettingsError
-from sharepod.agent.flags import EXIT_USAGE
-from sharepod.deviceplugin.loop import for_ever
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
 from sharepod.kube.client import ApiUnavailable, Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.lease import Lease
-from sharepod.scheduler import gate_metrics, process, usage_server
+from sharepod.process import metrics_server
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import EXIT_USAGE
+from sharepod.process.metrics import families
+from sharepod.process.run import drained, listening, run, take_open_files, work_until
+from sharepod.scheduler import gate_metrics, heap, metrics, usage_server
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.endings import Endings
 from sharepod.scheduler.gate_summary import summarise_gates
 from sharepod.scheduler.gatekeeper import Gatekeeper
-from sharepod.scheduler.metrics import text
 from sharepod.scheduler.observer import Observer
 from sharepod.scheduler.order_writer import OrderWriter
 from sharepod.scheduler.policy import Numbers, Outline, Policy
 from sharepod.scheduler.queue_view import view
-from sharepod.scheduler.settings import Settings, parse_settings
+from sharepod.scheduler.settings import OPTIONS, Settings
 from sharepod.scheduler.status_server import StatusServer
 from sharepod.scheduler.summary import summarise
 from sharepod.scheduler.turn import turn_of
 from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_certificate import Certificate
 from sharepod.scheduler.usage_identity import Identities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from prometheus_client import Metric
 
     from sharepod.scheduler.mix import Mix
 
@@ -55,7 +54,6 @@ COMPONENT: Final = "sharepod-scheduler"
 RENEW_S: Final = 60.0
 """Between two looks at which pods are to be expected."""
 METRICS_S: Final = 5.0
-_EXIT_FAILURE: Final = 1
 
 
 async def renew_for_ever(cluster: Cluster, name: str) -> None:
@@ -76,22 +74,31 @@ def _access(settings: Settings) -> Access:
     return from_kubeconfig(Path(settings.kubeconfig)) if settings.kubeconfig else in_cluster(os.environ)
 
 
-def _serve_metrics(settings: Settings, look: Callable[[], str], stack: contextlib.AsyncExitStack) -> None:
-    """Serve what `look` returns, which is called on this loop. Raises SettingsError, AgentUnavailable."""
+class _OnLoop:
+    """A collector whose families are made on a loop, while the thread that scrapes waits for them."""
+
+    def __init__(self, collected: Callable[[], list[Metric]]) -> None:
+        """Take what makes the families on the loop that runs now."""
+        self._collected = collected
+        self._loop = asyncio.get_running_loop()
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics as of now."""
+
+        async def collected() -> list[Metric]:
+            return self._collected()
+
+        return asyncio.run_coroutine_threadsafe(collected(), self._loop).result(METRICS_S)
+
+
+def _serve_metrics(settings: Settings, collected: Callable[[], list[Metric]], stack: contextlib.AsyncExitStack) -> None:
+    """Serve what `collected` returns, where the settings say. Raises CannotStart."""
     if settings.metrics_listen == "off":
         return
-    loop = asyncio.get_running_loop()
-
-    async def looked() -> str:
-        return look()
-
-    def read() -> str:
-        return asyncio.run_coroutine_threadsafe(looked(), loop).result(METRICS_S)
-
     credentials = Credentials(
         settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file, reader="scheduler"
     )
-    stack.callback(metrics_server.serve(read, settings.metrics_listen, credentials))
+    stack.callback(metrics_server.serve(_OnLoop(collected), settings.metrics_listen, credentials))
 
 
 async def _listen_to_agents(
@@ -102,7 +109,7 @@ async def _listen_to_agents(
         return usage_server.Tally()
     certificate, node_of = None, None
     if settings.usage_certificate:
-        certificate = Certificate(settings.usage_certificate, settings.usage_key)
+        certificate = Credentials(settings.usage_certificate, settings.usage_key, what="usage feed", reader="scheduler")
         node_of = Identities(
             client, ApiUnavailable, time.monotonic, user=settings.usage_account, audience=settings.usage_audience
         ).node_of
@@ -131,7 +138,9 @@ def _gatekeeper(
     return Gatekeeper(cluster, writer, lease, not_ready), lease
 
 
-async def _run(settings: Settings, stopping: asyncio.Event) -> None:
+async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    take_open_files()
+    heap.tune()
     access = _access(settings)
     credentials = Credentials(
         settings.tls_certificate, settings.tls_key, client_ca=settings.client_ca, what="status", reader="scheduler"
@@ -156,7 +165,7 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
         agents = await _listen_to_agents(settings, book, client, stack)
         names = gate_metrics.QueueNames()
 
-        def look() -> str:
+        def collected() -> list[Metric]:
             now_s = time.monotonic()
             found = summarise(
                 cluster, book, now_s, ready=not not_ready(), streams=agents.streams, stream_ends=agents.ended
@@ -165,61 +174,29 @@ async def _run(settings: Settings, stopping: asyncio.Event) -> None:
                 memory, keeper.queues, now_s, leading=lease.is_held(), turns=lease.turns,
                 rules_refused=bool(keeper.refusal),
             )  # fmt: skip
-            return text(found) + gate_metrics.text(gates, memory.tally, names)
+            of_gates = gate_metrics.GateSnapshot(gates, memory.tally, names.told(gates))
+            return [*families(metrics.TABLES, found), *families(gate_metrics.TABLES, of_gates)]
 
-        _serve_metrics(settings, look, stack)
-        port = await status.start(settings.listen, credentials.following())
+        _serve_metrics(settings, collected, stack)
+        with listening():
+            port = await status.start(settings.listen, credentials.following())
         stack.push_async_callback(status.stop)
         log.info("scheduler started", extra={"listen": settings.listen, "port": port, "policy": settings.policy})
         gc.freeze()
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(for_ever(work))
-                for work in (
-                    observer.follow_pods(),
-                    observer.follow_nodes(),
-                    observer.follow_usage(),
-                    renew_for_ever(cluster, settings.policy),
-                    lease.keep_for_ever(),
-                    keeper.decide_for_ever(),
-                    keeper.follow_rules(client, settings.queues),
-                    Endings(client, memory.restarts, lease).ask_for_ever(),
-                )
-            ]
-            await stopping.wait()
-            log.info("scheduler stopping", extra={"drain_seconds": settings.drain_seconds})
-            await asyncio.sleep(settings.drain_seconds)
-            for task in running:
-                task.cancel()
-
-
-async def _serve(settings: Settings) -> None:
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    await _run(settings, stopping)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the scheduler until SIGTERM or SIGINT. Returns the exit code."""
-    try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
-        logs.set_up(settings.log_format, settings.log_level)
-        process.prepare()
-        asyncio.run(_serve(settings))
-    except (SettingsError, AccessError, AgentUnavailable) as error:
-        sys.stderr.write(f"sharepod-scheduler: {error}\n")
-        return EXIT_USAGE
-    except OSError as error:
-        sys.stderr.write(f"sharepod-scheduler: cannot listen: {error.strerror}: choose another address or port\n")
-        return EXIT_USAGE
-    except BaseExceptionGroup as group:
-        for cause in group.exceptions:
-            log.critical("scheduler ended", exc_info=cause)
-        return _EXIT_FAILURE
-    return 0
+        works = (
+            observer.follow_pods(),
+            observer.follow_nodes(),
+            observer.follow_usage(),
+            renew_for_ever(cluster, settings.policy),
+            lease.keep_for_ever(),
+            keeper.decide_for_ever(),
+            keeper.follow_rules(client, settings.queues),
+            Endings(client, memory.restarts, lease).ask_for_ever(),
+        )
+        stops = {"drain_seconds": settings.drain_seconds}
+        end = drained(stopping, settings.drain_seconds, lambda: log.info("scheduler stopping", extra=stops))
+        await work_until(end, works)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(OPTIONS.program, OPTIONS.start(), _serve, expected={AccessError: EXIT_USAGE}))

@@ -27,7 +27,7 @@ TICK_S: Final = 0.25
 BREATH: Final = 200
 """Nodes whose numbers are taken before others have their turn."""
 PATIENCE_S: Final = 10.0
-"""For agents to report after a start: whoever does not is avoided from then on."""
+"""For agents to report after a start: the node of one that does not is avoided from then on."""
 
 
 class Observer:

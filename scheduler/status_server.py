@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from sharepod.process.readiness import add_probes
 from sharepod.scheduler.explanation import explain, find
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class StatusServer:
         self._cluster, self._not_ready = cluster, not_ready
         self._queue_at, self._turn_of = queue, turn
         application = web.Application()
-        application.router.add_get("/healthz", _healthy)
-        application.router.add_get("/readyz", self._ready)
+        add_probes(application, not_ready)
         application.router.add_get("/queue", self._queue)
         application.router.add_get("/explain/{namespace}/{name}", self._explain)
         self._runner = web.AppRunner(
@@ -71,10 +71,6 @@ class StatusServer:
 
     async def _queue(self, _: web.Request) -> web.Response:
         return web.json_response(self._queue_at(time.monotonic()))
-
-    async def _ready(self, _: web.Request) -> web.Response:
-        why = self._not_ready()
-        return web.Response(status=503 if why else 200, text=(why or "ok") + "\n")
 
     async def _explain(self, request: web.Request) -> web.Response:
         cluster, why, now_s = self._cluster, self._not_ready(), time.monotonic()
@@ -98,7 +94,3 @@ def _unknown(cluster: Cluster, namespace: str, name: str) -> str:
     others = (pod.name for pod in cluster.pods() if pod.namespace == namespace and pod.ask.shares)
     near = difflib.get_close_matches(name, islice(others, COMPARED), 1)
     return f"{what}: " + (f"did you mean {near[0]}?" if near else "name a pod of that namespace that has not ended")
-
-
-async def _healthy(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")

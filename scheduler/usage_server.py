@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from sharepod.agent.errors import SettingsError
+from sharepod.process.errors import SettingsError
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.errors import UsageRefused
 from sharepod.scheduler.usage_identity import NotAnAgent, Unanswered
@@ -26,8 +26,8 @@ from sharepod.scheduler.usage_reader import MESSAGE_MAX, read_report
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from sharepod.process.credentials import Credentials
     from sharepod.scheduler.usage import UsageBook
-    from sharepod.scheduler.usage_certificate import Certificate
 
 log = logging.getLogger("sharepod.scheduler.usage")
 
@@ -151,9 +151,9 @@ class UsageServer:
         self._complained_s = clock()
         self.tally: Final = Tally()
 
-    async def start(self, address: str, certificate: Certificate | None) -> int:
+    async def start(self, address: str, credentials: Credentials | None) -> int:
         """Listen on host:port; return the port. Raises SettingsError."""
-        if (certificate is None or self._node_of is None) and not _on_loopback(address):
+        if (credentials is None or self._node_of is None) and not _on_loopback(address):
             raise SettingsError(
                 f"usage feed on {address}: beyond the loopback it needs a certificate and the API server: give both"
             )
@@ -163,10 +163,10 @@ class UsageServer:
             (grpc.method_handlers_generic_handler("sharepod.v1.UsageService", {"ReportUsage": handler}),)
         )
         try:
-            if certificate is None:
+            if credentials is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, certificate.credentials())
+                port = self._server.add_secure_port(address, credentials.for_grpc())
         except RuntimeError:
             raise SettingsError(f"usage feed on {address}: cannot listen there: choose another address") from None
         await self._server.start()

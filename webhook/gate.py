@@ -1,7 +1,4 @@
-"""A pod that asks for shares gets SharePod's scheduling gate when it is made; a gang that cannot be is refused.
-
-Pure.
-"""
+"""A pod that asks for shares gets SharePod's scheduling gate when it is made; a wrong gang is refused. Pure."""
 
 from __future__ import annotations
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
-import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import logs
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.flags import EXIT_USAGE
+from sharepod.process import metrics_server
+from sharepod.process.credentials import Credentials
+from sharepod.process.run import drained, listening, run
 from sharepod.webhook import gate, translate
+from sharepod.webhook.metrics import WebhookMetrics
 from sharepod.webhook.server import WebhookServer
-from sharepod.webhook.settings import Settings, parse_settings
+from sharepod.webhook.settings import OPTIONS, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import asyncio
+    from collections.abc import Callable
 
     from sharepod.webhook.review import Decision, Request
 
@@ -29,41 +27,37 @@ COMPATIBILITY_PATH: Final = "/compatibility"
 GATE_PATH: Final = "/gate"
 
 
-async def _serve(settings: Settings, credentials: Credentials) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+def _serve_metrics(settings: Settings, collector: WebhookMetrics) -> Callable[[], None]:
+    """Serve a collector where the settings say; return what ends that. Raises CannotStart."""
+    if settings.metrics_listen == "off":
+        return lambda: None
+    files = settings.metrics_tls_certificate, settings.metrics_tls_key, settings.metrics_token_file
+    return metrics_server.serve(collector, settings.metrics_listen, Credentials(*files, reader="webhook"))
+
+
+async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
+    credentials = Credentials(str(settings.certificate), str(settings.key), what="webhook", reader="webhook")
     handlers: dict[str, Callable[[Request], Decision]] = {
         COMPATIBILITY_PATH: functools.partial(translate.decide, defaults=settings.defaults),
         GATE_PATH: gate.decide,
     }
-    server = WebhookServer(handlers, credentials)
-    try:
-        port = await server.start(settings.address, settings.port)
-        log.info("webhook started", extra={"address": settings.address or "*", "port": port})
-        await stopping.wait()
+    collector = WebhookMetrics()
+    server = WebhookServer(handlers, credentials, collector)
+
+    def drain() -> None:
         log.info("webhook stopping", extra={"drain_seconds": settings.drain_seconds})
         server.drain()
-        await asyncio.sleep(settings.drain_seconds)
+
+    stop_metrics = _serve_metrics(settings, collector)
+    try:
+        with listening():
+            port = await server.start(settings.address, settings.port)
+        log.info("webhook started", extra={"address": settings.address or "*", "port": port})
+        await drained(stopping, settings.drain_seconds, drain)
     finally:
         await server.stop()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the webhook until SIGTERM or SIGINT. Returns the exit code."""
-    try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
-        logs.set_up(settings.log_format, settings.log_level)
-        credentials = Credentials(str(settings.certificate), str(settings.key), what="webhook", reader="webhook")
-        asyncio.run(_serve(settings, credentials))
-    except SettingsError as error:
-        sys.stderr.write(f"sharepod-webhook: {error}\n")
-        return EXIT_USAGE
-    except OSError as error:
-        sys.stderr.write(f"sharepod-webhook: cannot listen: {error.strerror}: choose another address or port\n")
-        return EXIT_USAGE
-    return 0
+        stop_metrics()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(OPTIONS.program, OPTIONS.start(), _serve))

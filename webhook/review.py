@@ -51,6 +51,11 @@ class Decision:
     system: str = ""
     """Whose words were understood, for the log."""
 
+    @property
+    def result(self) -> str:
+        """Return what becomes of the pod, in one word: for the metrics."""
+        return "refused" if self.refusal else "changed" if self.patch else "unchanged"
+
 
 def read_review(body: bytes) -> Request:
     """Return the request in a body. Raises MalformedReview."""

@@ -1,4 +1,4 @@
-"""Answers the API server over HTTPS: one path for each handler, and /healthz. It decides nothing.
+"""Answers the API server over HTTPS: one path for each handler, and kubelet's probes. It decides nothing.
 
 A handler is pure and quick: it is called on the loop. Whoever reaches the port may send anything; what is no review
 gets a status of 4xx and one line in the log, and of those no more than a few a second.
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import web
 
+from sharepod.process.readiness import add_probes
 from sharepod.webhook.review import Decision, MalformedReview, Request, answer, read_review
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from sharepod.agent.credentials import Credentials
+    from sharepod.process.credentials import Credentials
+    from sharepod.webhook.metrics import WebhookMetrics
 
 log = logging.getLogger("sharepod.webhook")
 
@@ -39,16 +41,20 @@ _COMPLAINTS: Final = 10
 class WebhookServer:
     """Serves handlers by path, until it is stopped."""
 
-    def __init__(self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials) -> None:
+    def __init__(
+        self, handlers: Mapping[str, Callable[[Request], Decision]], credentials: Credentials, metrics: WebhookMetrics
+    ) -> None:
+        """Serve each handler at its path, which begins with a slash; count in `metrics` under the rest of it."""
+        self._metrics = metrics
         self._credentials = credentials
         self._reading = asyncio.Semaphore(AT_ONCE)
         self._complaints = _Complaints()
         self._draining = False
         self._listener: asyncio.Server | None = None
         application = web.Application(client_max_size=BODY_MAX)
-        application.router.add_get("/healthz", _healthy)
+        add_probes(application)
         for path, handler in handlers.items():
-            application.router.add_post(path, self._route(handler))
+            application.router.add_post(path, self._route(path.removeprefix("/"), handler))
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -84,8 +90,11 @@ class WebhookServer:
             self._listener.close()
         await self._runner.cleanup()
 
-    def _route(self, handler: Callable[[Request], Decision]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _route(
+        self, name: str, handler: Callable[[Request], Decision]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def serve(request: web.Request) -> web.Response:
+            began_s, result = time.monotonic(), "malformed"
             try:
                 body = await self._read(request)
                 review = read_review(body)
@@ -100,7 +109,9 @@ class WebhookServer:
                 response = self._refuse(request, 408, f"the body did not arrive within {PATIENCE_S:g} s")
             else:
                 _tell(review, decision)
+                result = decision.result
                 response = web.Response(body=answer(review, decision), content_type="application/json")
+            self._metrics.answered(name, result, time.monotonic() - began_s)
             if self._draining:
                 response.force_close()
             return response
@@ -140,10 +151,6 @@ class _Complaints:
         extra = {"peer": peer, "status": status, "cause": cause} | ({"untold": self._untold} if self._untold else {})
         self._untold = 0
         log.warning("request not understood", extra=extra)
-
-
-async def _healthy(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
 
 
 def _tell(request: Request, decision: Decision) -> None:

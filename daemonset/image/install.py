@@ -9,7 +9,6 @@ Files that running pods may have mapped are never written again: a name carries 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from pathlib import Path
 from sharepod import hook, simgpu
 from sharepod.agent import hook_file
 from sharepod.agent.errors import AgentUnavailable
+from sharepod.process import files
 
 DRIVER = Path("/proc/driver/nvidia/version")
 LOOK_S = 2.0
@@ -33,14 +33,6 @@ def wait_for_driver() -> None:
             print(f"no NVIDIA driver on this node ({DRIVER}): waiting; {remedy}", flush=True)
         looks += 1
         time.sleep(LOOK_S)
-
-
-def replace(source: Path, target: Path) -> None:
-    """Put a file under a name in one step; who has the old one mapped keeps it."""
-    fresh = target.with_name(f".{target.name}.new")
-    shutil.copyfile(source, fresh)
-    fresh.chmod(0o755)
-    fresh.rename(target)
 
 
 def main() -> int:
@@ -62,7 +54,7 @@ def main() -> int:
             libraries = options.directory / "simgpu"
             libraries.mkdir(mode=0o755, exist_ok=True)
             for source in sorted(simgpu.LIBRARY_DIR.glob("lib*.so.*")):
-                replace(source, libraries / source.name)
+                files.replace(libraries / source.name, source.read_bytes(), 0o755)
                 print(f"simulated GPU {libraries / source.name}")
             # Programs of every user are on the simulated devices, and make files beside their state; nobody may remove
             # what is another's.

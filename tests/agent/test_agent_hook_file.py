@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,10 @@ def test_a_damaged_copy_is_replaced_under_its_name_and_what_is_mapped_stays(sour
 def test_a_full_directory_is_one_clear_line_and_leaves_no_part_of_a_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, _content: bytes) -> int:
-        path.touch()
+    def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AgentUnavailable, match=r"hook .*: No space left on device: put it right \(space for 3 bytes\)"):
         hook_file.serve(source, tmp_path, "1", lambda _: True)
     assert names(tmp_path) == []

@@ -17,32 +17,22 @@ from typing import TYPE_CHECKING
 import pytest
 from agent_doubles import H200, MemoryArbiter, ask
 from agent_process import free_port, metered, program, scrape, usage, wait_until
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from sharepod.agent import exposition
+from sharepod.agent import feed_metrics, plugin_metrics
 from sharepod.agent.device import DeviceStatus, NodeStatus
-from sharepod.agent.feed_metrics import ROWS as FEED_ROWS
 from sharepod.agent.metrics import (
-    DEVICE_HISTOGRAMS,
     DEVICE_LABELS,
     DEVICE_ROWS,
-    ENFORCEMENT_NAME,
-    INFO_NAME,
-    NODE_ROWS,
-    SHARE_HISTOGRAMS,
+    SHARE_INFO_LABELS,
     SHARE_LABELS,
     SHARE_ROWS,
+    TABLES,
     NodeMetrics,
     manual,
 )
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity
-from sharepod.agent.plugin_metrics import HISTOGRAMS as PLUGIN_HISTOGRAMS
-from sharepod.agent.plugin_metrics import LABELLED_ROWS as PLUGIN_LABELLED
-from sharepod.agent.plugin_metrics import REPORTING_NAME
-from sharepod.agent.plugin_metrics import ROWS as PLUGIN_ROWS
 from sharepod.agent.registry import Registry
 from sharepod.agent.share import (
     HAND_OFF_BOUNDS_NS,
@@ -54,16 +44,26 @@ from sharepod.agent.share import (
     ShareState,
     Usage,
 )
+from sharepod.process.metrics import HistogramRow
+from sharepod.process.metrics_server import Pages
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent_process import MakeAgent, RunningAgent
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
-HISTOGRAMS = WAITS_NAME, TURNS_NAME = tuple(row.name for row in SHARE_HISTOGRAMS)
-[HAND_OFFS_NAME] = [row.name for row in DEVICE_HISTOGRAMS]
+INFO_NAME = "sharepod_share_info"
+HISTOGRAMS = WAITS_NAME, TURNS_NAME = "sharepod_share_turn_wait_seconds", "sharepod_share_turn_seconds"
+HAND_OFFS_NAME = "sharepod_device_hand_off_seconds"
 HISTOGRAM_LINES = len(TURN_BOUNDS_NS) + 3
+SHARE_LINES = sum(HISTOGRAM_LINES if isinstance(row, HistogramRow) else 1 for row in SHARE_ROWS)
+ALL_TABLES = (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES)
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+"""What Prometheus accepts."""
+SCRAPE_S = 0.03
 ROOT = Path(__file__).resolve().parents[2]
 POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
 
@@ -88,23 +88,14 @@ def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address).start()
     assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
-    families = set(re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE))
-    tables = (SHARE_ROWS, SHARE_HISTOGRAMS, DEVICE_ROWS, DEVICE_HISTOGRAMS, NODE_ROWS)
-    rows = [row.name for table in tables for row in table] + [ENFORCEMENT_NAME, INFO_NAME]
-    of_feed = {row.name for row in FEED_ROWS}
-    assert families == {*rows, *of_feed, REPORTING_NAME}  # no device plugin tells of itself here
-    of_plugin = {row[0] for row in (*PLUGIN_ROWS, *PLUGIN_LABELLED, *PLUGIN_HISTOGRAMS)}
+    families = re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE)
+    assert families == [row.name for table in ALL_TABLES for row in table.rows]
     documented = re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    assert set(documented) == {*rows, *of_feed, REPORTING_NAME, *of_plugin}
+    assert documented == families
 
     share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
-    text = scrape(address)
-    lines = [line for line in text.splitlines() if f'share="{share.id}"' in line]
-    of_histogram = [line for line in lines if line.startswith(HISTOGRAMS)]
-    of_enforcement = [line for line in lines if line.startswith(ENFORCEMENT_NAME)]
-    assert len(of_histogram) == 2 * HISTOGRAM_LINES
-    assert len(of_enforcement) == 1
-    assert len(lines) - len(of_histogram) - len(of_enforcement) == len(SHARE_ROWS)
+    lines = [line for line in scrape(address).splitlines() if f'share="{share.id}"' in line]
+    assert len(lines) == SHARE_LINES
     assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
     counters = [line for line in lines if "_total{" in line]
     assert len(counters) == 14
@@ -147,34 +138,31 @@ def test_a_scrape_is_of_now(make_agent: MakeAgent) -> None:
     assert all(later > earlier for earlier, later in pairwise(seen)), seen
 
 
-def test_every_series_of_a_share_names_its_pod_and_its_device(make_agent: MakeAgent) -> None:
+def test_every_series_of_a_share_names_it_its_device_and_its_pod_and_one_has_all_the_rest(
+    make_agent: MakeAgent,
+) -> None:
     address = f"127.0.0.1:{free_port()}"
-    agent = make_agent("--metrics-listen", address, "--node-name", "gpu-node-7").start()
+    agent = make_agent("--metrics-listen", address, "--node-name", "gpu-node-7", "--policy", "closed").start()
     node = agent.stub.GetNode(pb.GetNodeRequest())
     assert node.node_name == "gpu-node-7"
-    share = agent.register(30, device="1", name="a", labels=POD).share
+    of_pod = agent.register(30, device="1", name="a", labels=POD).share
+    alone = agent.register(30, device="1").share
     device = node.devices[1]
-    expected = POD | {
-        "share": share.id,
-        "name": "a",
-        "class": "standard",
-        "gpu": "1",
-        "gpu_uuid": device.uuid,
-        "UUID": device.uuid,
-        "node": node.node_name,
-        "hostname": node.node_name,
-        "modelName": device.name,
-    }
     text = scrape(address)
-    found = of_share(text, share.id)
-    assert set(found) == {row.name for row in SHARE_ROWS} | {*HISTOGRAMS, ENFORCEMENT_NAME}
-    extra = {name: {"le"} for name in HISTOGRAMS} | {ENFORCEMENT_NAME: {"policy"}}
-    for name, samples in found.items():
-        for sample in samples:
-            labels = {key: value for key, value in sample.labels.items() if key not in extra.get(name, ())}
-            assert labels == expected
-    assert set(expected) == set(SHARE_LABELS)
-    for row in DEVICE_ROWS:
+    for share, pod in ((of_pod, {key: POD[key] for key in ("namespace", "pod", "container")}), (alone, {})):
+        found = of_share(text, share.id)
+        assert set(found) == {row.name for row in SHARE_ROWS}
+        [info] = found.pop(INFO_NAME)
+        expected = {"share": share.id, "gpu": "1", **pod}
+        for samples in found.values():
+            for sample in samples:
+                assert {key: value for key, value in sample.labels.items() if key != "le"} == expected
+        assert info.labels == expected | {
+            "node": node.node_name, "name": share.name, "class": "standard", "pod_uid": POD["pod_uid"] if pod else "",
+            "UUID": device.uuid, "modelName": device.name, "policy": "closed",
+        }  # fmt: skip
+        assert set(info.labels) <= {*SHARE_LABELS, *SHARE_INFO_LABELS}
+    for row in DEVICE_ROWS[:1]:
         (sample,) = (s for s in read(text)[row.name].samples if s.labels["gpu"] == "1")
         assert set(sample.labels) == set(DEVICE_LABELS)
         assert (sample.labels["UUID"], sample.labels["modelName"]) == (device.uuid, device.name)
@@ -189,7 +177,7 @@ def test_a_share_shows_zeros_until_its_first_call_and_goes_with_its_end(make_age
         "sharepod_share_limit_ratio": 0.6,
         "sharepod_share_memory_limit_bytes": 2.0**30,
         "sharepod_share_region_usable": 1.0,
-        ENFORCEMENT_NAME: 1.0,
+        INFO_NAME: 1.0,
     }
     for name, samples in of_share(scrape(address), share.id).items():
         assert {sample.value for sample in samples} == {terms.get(name, 0.0)}, name
@@ -252,13 +240,6 @@ def _of_histogram(samples: list[Sample], count: float) -> float:
     return ends["sum"]
 
 
-def test_the_enforcement_names_the_policy_of_the_node(make_agent: MakeAgent) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    agent = make_agent("--metrics-listen", address, "--policy", "closed").start()
-    share = agent.register(30).share
-    assert of_share(scrape(address), share.id)[ENFORCEMENT_NAME][0].labels["policy"] == "closed"
-
-
 def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows() -> None:
     arbiter = NativeArbiter()
     try:
@@ -266,6 +247,12 @@ def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows()
         assert tuple(arbiter._lib.sp_hand_off_bounds_ns) == HAND_OFF_BOUNDS_NS
     finally:
         arbiter.close()
+
+
+def text_of(registry: Registry) -> Callable[[], str]:
+    """Return what a node whose status is a registry's serves as text."""
+    pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
+    return lambda: pages.answer("")[1].decode()
 
 
 class Still:
@@ -285,15 +272,14 @@ class Still:
 def test_the_histogram_sums_up_what_the_arbiter_counted(tmp_path: Path) -> None:
     arbiter = MemoryArbiter()
     registry = Registry(arbiter, tmp_path, [H200])
-    metrics = NodeMetrics(Still(registry))  # type: ignore[arg-type]
     share = registry.register(ask(), unix_ns=1, now_ns=0)
     counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)
     arbiter.turn_times[Handle(1), 0] = Histogram(counts, 2_500_000_000), Histogram()
-    samples = of_share(metrics.text(), share.id)[WAITS_NAME]
+    samples = of_share(text_of(registry)(), share.id)[WAITS_NAME]
     by_bound = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
     assert by_bound["0.0001"] == by_bound["0.001"] == 5
     assert by_bound["0.002"] == by_bound["0.5"] == 8
-    assert (by_bound["1"], by_bound["+Inf"]) == (9, 11)
+    assert (by_bound["1.0"], by_bound["+Inf"]) == (9, 11)
     assert {s.name.rpartition("_")[2]: s.value for s in samples[-2:]} == {"count": 11, "sum": 2.5}
 
 
@@ -311,7 +297,7 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
     ]  # fmt: skip
     arbiter.region_errors[share.directory] = errno.EPROTO
     registry.check_regions()
-    found = of_share(NodeMetrics(Still(registry)).text(), share.id)  # type: ignore[arg-type]
+    found = of_share(text_of(registry)(), share.id)
     values = {name.removeprefix("sharepod_share_"): samples[0].value for name, samples in found.items()}
     del values["turn_wait_seconds"], values["turn_seconds"], values["used_ratio"], values["used_last_second_ratio"]
     assert values == {
@@ -320,7 +306,7 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
         "passed_launches_total": 9, "cogrants_total": 10, "faults_total": 11, "memory_refusals": 15,
         "request_ratio": 0.3, "limit_ratio": 0.6, "memory_used_bytes": 12, "memory_limit_bytes": 2**30,
         "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
-        "paused": 0, "yielding": 0, "enforcement_info": 1, "host_to_device_bytes_total": 17,
+        "paused": 0, "yielding": 0, "info": 1, "host_to_device_bytes_total": 17,
         "device_to_host_bytes_total": 18, "host_to_device_copies_total": 19, "device_to_host_copies_total": 20,
         "memory_driver_limited": 0,
     }  # fmt: skip
@@ -328,20 +314,20 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
 
 def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: Path) -> None:
     registry = Registry(MemoryArbiter(), tmp_path, [H200])
-    metrics = NodeMetrics(Still(registry))  # type: ignore[arg-type]
+    page = text_of(registry)
     share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    assert of_share(metrics.text(), share.id)["sharepod_share_paused"][0].labels["class"] == "standard"
+    assert of_share(page(), share.id)[INFO_NAME][0].labels["class"] == "standard"
     registry.update(share.id, [], ShareClass.BATCH)
-    assert of_share(metrics.text(), share.id)["sharepod_share_paused"][0].labels["class"] == "batch"
+    assert of_share(page(), share.id)[INFO_NAME][0].labels["class"] == "batch"
     registry.release(share.id, 1)
-    assert of_share(metrics.text(), share.id) == {}
+    assert of_share(page(), share.id) == {}
     other = registry.register(ask(name="b"), unix_ns=1, now_ns=0)
-    assert len(of_share(metrics.text(), other.id)) == len(SHARE_ROWS) + len(HISTOGRAMS) + 1
+    assert len(of_share(page(), other.id)) == len(SHARE_ROWS)
 
 
 @pytest.mark.realtime
-def test_a_scrape_of_a_hundred_shares_each_second_is_below_one_per_cent_of_a_core() -> None:
-    # Shares' directories on tmpfs, as an agent has them.
+def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:
+    # The directories of shares are on tmpfs, as an agent has them.
     with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
         arbiter = NativeArbiter()
         try:
@@ -349,27 +335,13 @@ def test_a_scrape_of_a_hundred_shares_each_second_is_below_one_per_cent_of_a_cor
             for number in range(100):
                 one = replace(ask(0, name=f"share-{number}"), labels=POD | {"pod": f"train-{number}"})
                 registry.register(one, unix_ns=1, now_ns=0)
-            metrics = NodeMetrics(Still(registry))  # type: ignore[arg-type]
+            pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
             taken_s = []
             for _ in range(30):
                 before_s = time.thread_time()
-                text = metrics.text().encode()
+                _, text = pages.answer(OPENMETRICS)
                 taken_s.append(time.thread_time() - before_s)
         finally:
             arbiter.close()
-    assert text.count(b'class="standard"') == 100 * (len(SHARE_ROWS) + len(HISTOGRAMS) * HISTOGRAM_LINES + 1)
-    assert min(taken_s) < 0.01
-
-
-@given(st.dictionaries(st.sampled_from(["a", "bc", "modelName"]), st.text(max_size=20), min_size=1), st.floats())
-def test_any_label_and_any_value_survive_the_text(labels: dict[str, str], value: float) -> None:
-    text = exposition.header("x_total", "counter", 'a \\ "b" 5 %\nc')
-    text += exposition.sample("x_total", exposition.labelled(tuple(labels), tuple(labels.values())))
-    (family,) = text_string_to_metric_families(exposition.Template(text).filled([value]))
-    for wrong in ([], [value, value]):
-        with pytest.raises(ValueError, match="attempt to assign sequence of size"):
-            exposition.Template(text).filled(wrong)
-    assert family.documentation == 'a \\ "b" 5 %\nc'
-    (sample,) = family.samples
-    assert sample.labels == {name: label.replace("\0", "\ufffd") for name, label in labels.items()}
-    assert sample.value == value or value != value
+    assert text.count(b'pod="train-') == 100 * SHARE_LINES
+    assert min(taken_s) < SCRAPE_S

@@ -1,8 +1,9 @@
-"""The metrics over the network: TLS and a bearer token, or nothing."""
+"""The metrics over the network: TLS and a bearer token, or nothing; in the format that the scraper asks for."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import logging
 import shutil
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from agent_process import free_port, wait_until
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from sharepod.agent import metrics_server
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.metrics_server import CONNECTIONS_MAX
-from sharepod.agent.settings import load_settings
+from sharepod.agent.settings import OPTIONS
+from sharepod.process import metrics_server
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import SettingsError
+from sharepod.process.metrics_server import CONNECTIONS_MAX
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -31,6 +34,14 @@ if TYPE_CHECKING:
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - of this test
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - that is what is guarded
+TEXT = "# HELP x One.\n# TYPE x gauge\nx 1.0\n"
+
+
+class One:
+    """A collector of one metric."""
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return [GaugeMetricFamily("x", "One.", 1)]
 
 
 def make_certificate(directory: Path, name: str = "tls") -> tuple[Path, Path]:
@@ -58,12 +69,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Credentials], int]]:
-    """Serve "x 1" on a port of the loopback."""
+    """Serve one metric on a port of the loopback."""
     stops: list[Callable[[], None]] = []
 
     def start(credentials: Credentials) -> int:
         port = free_port()
-        stops.append(metrics_server.serve(lambda: "x 1\n", f"127.0.0.1:{port}", credentials))
+        stops.append(metrics_server.serve(One(), f"127.0.0.1:{port}", credentials))
         return port
 
     yield start
@@ -118,24 +129,66 @@ def test_who_has_the_token_reads_the_metrics_of_an_agent_over_the_network(
 def test_a_token_alone_guards_the_loopback(serve: Callable[[Credentials], int], files: tuple[Path, Path, Path]) -> None:
     port = serve(Credentials(token_file=str(files[2])))
     assert get(port)[0] == 401
-    assert get(port, authorization=f"bearer {TOKEN}") == (200, "x 1\n")
+    assert get(port, authorization=f"bearer {TOKEN}") == (200, TEXT)
 
 
 def test_nothing_but_the_metrics_is_served(serve: Callable[[Credentials], int]) -> None:
     port = serve(Credentials())
-    assert get(port) == (200, "x 1\n")
-    assert get(port, path="/metrics?name[]=x") == (200, "x 1\n")
+    assert get(port) == (200, TEXT)
+    assert get(port, path="/metrics?name[]=x") == (200, TEXT)
     assert get(port, path="/etc/passwd") == (404, "the metrics are at /metrics\n")
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     with contextlib.closing(connection):
         connection.request("HEAD", "/metrics")
         answer = connection.getresponse()
-        assert (answer.status, answer.getheader("Content-Length"), answer.read()) == (200, "4", b"")
+        assert (answer.status, answer.getheader("Content-Length"), answer.read()) == (200, str(len(TEXT)), b"")
         assert answer.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
         assert answer.getheader("Server") == "sharepod"
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         connection.request("POST", "/metrics", b"x")
         assert connection.getresponse().status == 501
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type", "end"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8", ""),
+        ("text/plain;version=0.0.4", "text/plain; version=0.0.4; charset=utf-8", ""),
+        # What Prometheus 3 sends, and what Prometheus 2 does.
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4,*/*;q=0.2",
+         "application/openmetrics-text; version=1.0.0; charset=utf-8", "# EOF\n"),
+        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+         "application/openmetrics-text; version=1.0.0; charset=utf-8", "# EOF\n"),
+        ("application/openmetrics-text;version=0.0.1", "text/plain; version=0.0.4; charset=utf-8", ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("encoding", ["", "gzip", "deflate, gzip"])
+def test_a_scraper_gets_the_format_and_the_compression_that_it_accepts(
+    serve: Callable[[Credentials], int], accept: str, content_type: str, end: str, encoding: str
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", serve(Credentials()), timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics", headers={"Accept": accept, "Accept-Encoding": encoding})
+        answer = connection.getresponse()
+        body = answer.read()
+    assert answer.getheader("Content-Type") == content_type
+    assert answer.getheader("Content-Encoding") == ("gzip" if encoding else None)
+    assert (gzip.decompress(body) if encoding else body).decode() == TEXT + end
+
+
+def test_the_metrics_of_an_agent_are_valid_openmetrics(make_agent: MakeAgent) -> None:
+    port = free_port()
+    agent = make_agent("--metrics-listen", f"127.0.0.1:{port}").start()
+    share = agent.register(30, labels={"namespace": "n", "pod": "p", "container": "c"}).share
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        text = connection.getresponse().read().decode()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert families["sharepod_share"].type == "info"
+    assert families["sharepod_share_turns"].type == "counter"
+    assert families["sharepod_share_turn_wait_seconds"].type == "histogram"
+    assert [one.labels["share"] for one in families["sharepod_share"].samples] == [share.id]
 
 
 def test_peers_that_say_nothing_delay_nobody_and_are_bounded(
@@ -234,7 +287,7 @@ def test_a_renewed_certificate_and_token_are_taken_without_a_restart(
 )  # fmt: skip
 def test_the_network_is_refused_in_one_line_without_all_three(flags: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings({"metrics_listen": "0.0.0.0:9464", **flags}, {})
+        OPTIONS.load({"metrics_listen": "0.0.0.0:9464", **flags}, {})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -242,9 +295,9 @@ def test_the_network_is_refused_in_one_line_without_all_three(flags: dict[str, s
 @pytest.mark.parametrize("address", ["10.0.0.1:9464", "[::]:9464", "[fe80::1]:9464", "[::ffff:127.0.0.1]:9464"])
 def test_every_address_beyond_the_loopback_is_of_the_network(address: str) -> None:
     with pytest.raises(SettingsError, match="for the network, metrics_tls_certificate, metrics_tls_key and metrics_to"):
-        load_settings({"metrics_listen": address}, {})
+        OPTIONS.load({"metrics_listen": address}, {})
     three = {"metrics_tls_certificate": "/c", "metrics_tls_key": "/k", "metrics_token_file": "/t"}
-    assert load_settings({"metrics_listen": address, **three}, {}).metrics_listen == address
+    assert OPTIONS.load({"metrics_listen": address, **three}, {}).metrics_listen == address
 
 
 @pytest.mark.parametrize(
@@ -252,14 +305,14 @@ def test_every_address_beyond_the_loopback_is_of_the_network(address: str) -> No
     ["127.0.0.1:9464", "127.1.2.3:1", "[::1]:9464", "localhost:65535", "off", ""],
 )
 def test_the_loopback_needs_none(address: str) -> None:
-    assert load_settings({"metrics_listen": address}, {}).metrics_listen == ("" if address == "off" else address)
+    assert OPTIONS.load({"metrics_listen": address}, {}).metrics_listen == ("" if address == "off" else address)
 
 
 @pytest.mark.parametrize("address", ["1.2.3:9464", "1.2.3.400:9464", "host:9464", ":9464", "::1:9464", "[::g]:9464"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     three = {"metrics_tls_certificate": "/c", "metrics_tls_key": "/k", "metrics_token_file": "/t"}
     with pytest.raises(SettingsError, match="give a loopback address like"):
-        load_settings({"metrics_listen": address, **three}, {})
+        OPTIONS.load({"metrics_listen": address, **three}, {})
 
 
 def test_credentials_that_cannot_be_used_end_the_start_in_one_line(

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sharepod.agent.errors import InvalidInput
 from sharepod.agent.plugin import CALL_BOUNDS_NS, NO_CALLS, SIDES, STALE_NS, STARTS, PluginReport, fresh
-from sharepod.agent.plugin_metrics import text
+from sharepod.agent.plugin_metrics import TABLES
 from sharepod.agent.share import Histogram
+from sharepod.process.metrics import families
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def test_a_report_is_shown_until_it_is_stale_and_a_plugin_that_is_silent_does_no
     assert fresh(told, 1000 + STALE_NS) is report
     assert fresh(told, 1001 + STALE_NS) is None
     assert fresh(None, 0) is None
-    assert numbers(text("n", None)) == {"reporting": 0}
+    shown = [sample for family in families(TABLES, ("n", None)) for sample in family.samples]
+    assert [(one.name, one.value) for one in shown] == [("sharepod_plugin_reporting", 0)]
 
 
 def test_counts_by_other_bounds_are_refused() -> None:

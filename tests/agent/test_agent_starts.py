@@ -197,7 +197,7 @@ def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent:
 @pytest.mark.parametrize(
     ("flags", "code", "text"),
     [
-        (["--polcy", "open"], 2, "sharepod agent: unrecognized arguments: --polcy open: see `sharepod agent --help`"),
+        (["--polcy", "open"], 2, "sharepod agent: unknown flag --polcy: did you mean --policy?"),
         (["--simulate", "1xH20"], 1, "devices 1xH20 cannot be simulated: NVML says "),
         (["--runtime-directory", "/dev/shm"], 2, "/dev/shm is everybody's: give the agent one of its own, like "),
         (["--runtime-directory", "/dev/shm/a b"], 2, "has a space or a colon, which LD_PRELOAD takes for the end"),

@@ -17,8 +17,8 @@ from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+from sharepod.process.credentials import Credentials
 from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_certificate import Certificate
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
 from sharepod.scheduler.usage_server import UsageServer
 
@@ -48,7 +48,7 @@ async def _serve(address: str, *files: str) -> None:
     book = UsageBook()
     identities = Identities(_Reviewer(Path(files[2])), OSError, time.monotonic) if files else None
     server = UsageServer(book, identities.node_of if identities else None)
-    print(await server.start(address, Certificate(*files[:2]) if files else None), flush=True)
+    print(await server.start(address, Credentials(*files[:2]) if files else None), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         nodes = {}
         for name in book.names():

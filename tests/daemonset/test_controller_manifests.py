@@ -5,10 +5,10 @@ from typing import Any
 from conftest import DAEMONSET
 from kustomize import render
 
-from sharepod.agent.main import parse_arguments
+from sharepod.agent.settings import OPTIONS as AGENT_OPTIONS
 from sharepod.scheduler.metrics import manual
 from sharepod.scheduler.queues import Queues, read_queues
-from sharepod.scheduler.settings import parse_settings
+from sharepod.scheduler.settings import OPTIONS
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE
 
 Object = dict[str, Any]
@@ -22,7 +22,7 @@ def one(kind: str, name: str = "", objects: list[Object] = GATES) -> Object:
 
 POD = one("Deployment")["spec"]["template"]
 [CONTAINER] = POD["spec"]["containers"]
-SETTINGS = parse_settings(CONTAINER["command"][3:], {item["name"]: item["value"] for item in CONTAINER["env"]})
+SETTINGS = OPTIONS.parse(CONTAINER["command"][3:], {item["name"]: item["value"] for item in CONTAINER["env"]})
 
 
 def test_it_may_read_pods_and_nodes_write_onto_pods_evict_and_ask_whose_tokens_there_are() -> None:
@@ -87,7 +87,7 @@ def test_agents_report_to_all_replicas_with_a_token_that_these_take() -> None:
     assert data["SHAREPOD_SCHEDULER_CA"] == f"{mount['mountPath']}/ca.crt"
     assert data["SHAREPOD_SCHEDULER_TOKEN_FILE"] == f"{mount['mountPath']}/token"
     flags = {f"--{key.removeprefix('SHAREPOD_').lower().replace('_', '-')}={value}" for key, value in data.items()}
-    assert parse_arguments(sorted(flags)).scheduler_address == data["SHAREPOD_SCHEDULER_ADDRESS"]
+    assert AGENT_OPTIONS.parse(sorted(flags), {}).scheduler_address == data["SHAREPOD_SCHEDULER_ADDRESS"]
 
 
 def test_cert_manager_makes_the_same_secret() -> None:

@@ -15,7 +15,7 @@ import yaml
 from conftest import ADDITIONS, DAEMONSET, INSTALLS, VERSIONS
 from kustomize import KEYS, render
 
-from sharepod.agent.settings import load_settings
+from sharepod.agent.settings import OPTIONS
 from sharepod.scheduler.usage_identity import AUDIENCE
 
 FOREIGN = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate", *kueue_api.PLURALS}
@@ -132,7 +132,7 @@ def test_the_settings_of_the_feed_are_ones_that_the_agent_takes(pod: Object) -> 
     assert {"name": settings["metadata"]["name"], "optional": True} in [
         item["configMapRef"] for item in agent["envFrom"]
     ]
-    found = load_settings({}, settings["data"], None)
+    found = OPTIONS.load({}, settings["data"])
     [mount] = [item for item in agent["volumeMounts"] if item["name"] == "scheduler"]
     [volume] = [item for item in pod["volumes"] if item["name"] == "scheduler"]
     token, secret = volume["projected"]["sources"]
@@ -218,7 +218,7 @@ def test_the_agents_settings_are_ones_that_it_takes(install: list[Object], pod: 
     file.write_text(settings["data"]["agent.yaml"])
     agent = named(pod, "agent")
     environment = {item["name"]: item.get("value", "node-1") for item in agent["env"]}
-    found = load_settings({}, environment, str(file))
+    found = OPTIONS.load({}, environment, str(file))
     mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
     assert found.node_name == "node-1"
     assert found.runtime_directory == mounts["runtime"]

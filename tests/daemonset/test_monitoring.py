@@ -13,7 +13,9 @@ from conftest import ADDITIONS, INSTALLS
 from kustomize import render
 from simulated_gpu import REPO_ROOT
 
-from sharepod.scheduler.settings import parse_settings
+from sharepod.process.options import Options
+from sharepod.scheduler.settings import OPTIONS as SCHEDULER_OPTIONS
+from sharepod.webhook.settings import OPTIONS as WEBHOOK_OPTIONS
 
 FOLDER = ADDITIONS["monitoring"]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
@@ -22,21 +24,19 @@ Object = dict[str, Any]
 
 
 def documented() -> dict[str, set[str]]:
-    """Return the labels of each series that docs/metrics.md lists."""
+    """Return the labels of each series that the manuals list, with those that the PodMonitors add to a target's."""
     found: dict[str, set[str]] = {}
-    labels: set[str] = set()
-    for line in (REPO_ROOT / "docs" / "metrics.md").read_text().splitlines():
-        if line.startswith("Labels: "):
-            labels = set(re.findall(r"`(\w+)`", line))
-        elif row := re.match(r"\| `(\w+)` \| (\w+) \|", line):
-            for end in ENDS.get(row[2], ("",)):
-                found[row[1] + end] = labels | ({"le"} if end == "_bucket" else set())
-    # Of the scheduler, with the label of the replica that the PodMonitor adds.
-    for line in (REPO_ROOT / "docs" / "scheduler-metrics.md").read_text().splitlines():
-        if row := re.match(r"\| `(\w+)` \| (\w+) \| (.*?) \|", line):
-            labels = {"pod", *re.findall(r"`(\w+)`", row[3])}
-            for end in ENDS.get(row[2], ("",)):
-                found[row[1] + end] = labels | ({"le"} if end == "_bucket" else set())
+    for page, of_target in (("metrics.md", "node"), ("scheduler-metrics.md", "pod"), ("webhook-metrics.md", "pod")):
+        labels: set[str] = set()
+        for line in (REPO_ROOT / "docs" / page).read_text().splitlines():
+            if line.startswith("## "):
+                labels = {of_target}
+            elif line.startswith("Labels: "):
+                labels = {of_target, *re.findall(r"`(\w+)`", line)}
+            elif row := re.match(r"\| `(\w+)` \| (\w+) \| (.*)", line):
+                beside = set(re.findall(r"`(\w+)`", row[3].partition("Labels beside: ")[2]))
+                for end in ENDS.get(row[2], ("",)):
+                    found[row[1] + end] = labels | beside | ({"le"} if end == "_bucket" else set())
     return found
 
 
@@ -121,14 +121,19 @@ def test_every_alert_says_how_bad_it_is_and_what_to_look_at() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
+def of_monitoring(kind: str) -> list[Object]:
+    return [item for item in render(FOLDER) if item["kind"] == kind]
+
+
 def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
-    objects = {item["kind"]: item for item in render(FOLDER) if "scheduler" not in item["metadata"]["name"]}
-    [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    [monitor] = [item for item in of_monitoring("PodMonitor") if item["metadata"]["name"] == "sharepod"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True
     assert endpoint["scheme"] == "https"
+    assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     [daemonset] = [item for item in render(INSTALLS["default"]) if item["kind"] == "DaemonSet"]
     template = daemonset["spec"]["template"]
-    selected = objects["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
     assert selected <= template["metadata"]["labels"].items()
     [agent] = [item for item in template["spec"]["containers"] if item["name"] == "agent"]
     [port] = agent["ports"]
@@ -142,22 +147,31 @@ def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
         assert Path(settings["data"][f"SHAREPOD_METRICS_{key}"]).parent in mounted
 
 
-def test_the_schedulers_port_is_scraped_with_tls_and_a_token() -> None:
-    objects = {item["kind"]: item for item in render(FOLDER) if "scheduler" in item["metadata"]["name"]}
+@pytest.mark.parametrize(
+    ("name", "container", "folder", "options"),
+    [
+        ("scheduler", "scheduler", "gates", SCHEDULER_OPTIONS),
+        ("webhook", "webhook", "compatibility", WEBHOOK_OPTIONS),
+    ],
+)
+def test_the_port_is_scraped_with_tls_and_a_token(
+    name: str, container: str, folder: str, options: Options[Any]
+) -> None:
+    objects = {item["kind"]: item for item in render(FOLDER) if name in item["metadata"]["name"]}
     [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    [deployment] = [item for item in render(ADDITIONS["gates"]) if item["kind"] == "Deployment"]
+    [deployment] = [item for item in render(FOLDER.parent / folder) if item["kind"] == "Deployment"]
     template = deployment["spec"]["template"]
     selected = objects["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
     assert selected <= template["metadata"]["labels"].items()
-    [scheduler] = template["spec"]["containers"]
-    [port] = [item for item in scheduler["ports"] if item["name"] == endpoint["port"]]
+    [process] = [item for item in template["spec"]["containers"] if item["name"] == container]
+    [port] = [item for item in process["ports"] if item["name"] == endpoint["port"]]
     assert endpoint["scheme"] == "https"
     settings = objects["ConfigMap"]
-    assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in scheduler["envFrom"]
-    given = {item["name"]: item["value"] for item in scheduler["env"]}
-    found = parse_settings([], {**given, **settings["data"]})
+    assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in process["envFrom"]
+    given = {item["name"]: item["value"] for item in process["env"]}
+    found = options.parse([], {**given, **settings["data"]})
     assert found.metrics_listen.endswith(f":{port['containerPort']}")
-    [mount] = [item for item in scheduler["volumeMounts"] if item["name"] == "metrics"]
+    [mount] = [item for item in process["volumeMounts"] if item["name"] == "metrics"]
     [volume] = [item for item in template["spec"]["volumes"] if item["name"] == "metrics"]
     assert volume["secret"]["optional"] is True
     assert {Path(name).parent for name in (found.metrics_tls_certificate, found.metrics_token_file)} == {

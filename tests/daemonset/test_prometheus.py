@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -79,12 +80,12 @@ def directory() -> Iterator[Path]:
 def monitoring(directory: Path) -> Monitoring:
     if shutil.which(prometheus.PROGRAM) is None:
         pytest.skip("Prometheus is needed: apt install prometheus")
-    return Monitoring(directory)
+    return Monitoring(directory, "n1")
 
 
 @pytest.fixture(scope="module")
 def watched(monitoring: Monitoring, directory: Path) -> Iterator[Watched]:
-    settings = {**monitoring.agent_settings(), "node_name": "n1"}
+    settings = monitoring.agent_settings()
     with Node("2xH200", agent_settings=settings) as node, Prometheus(monitoring, directory, INTERVAL_S) as prometheus:
         pods = Pods(node)
         for pod in PODS:
@@ -134,13 +135,22 @@ def test_the_agent_is_scraped_with_tls_and_a_token_and_shown_to_nobody_else(watc
 
 def test_series_have_the_labels_of_the_pod_that_holds_the_share_not_of_the_agents(watched: Watched) -> None:
     labels = dict(watched.one('sharepod_share_request_ratio{pod="serve-0"}').labels)
-    assert {key: labels[key] for key in ("namespace", "pod", "container", "pod_uid")} == SERVE.labels
-    assert (labels["gpu"], labels["hostname"], labels["node"]) == ("0", "n1", "n1")
-    assert labels["UUID"].startswith("GPU-")
-    assert labels["modelName"] == "NVIDIA H200"
+    expected = {key: SERVE.labels[key] for key in ("namespace", "pod", "container")} | {"gpu": "0", "node": "n1"}
+    assert expected.items() <= labels.items()
     assert not [name for name in labels if name.startswith("exported_")]
     device = watched.one('sharepod_device_healthy{gpu="0"}').labels
     assert (device["namespace"], device["pod"]) == ("sharepod", prometheus.POD_LABELS["pod"])
+
+
+def test_a_join_with_the_information_adds_what_a_series_does_not_repeat(watched: Watched) -> None:
+    page = (prometheus.FOLDER.parent.parent / "docs" / "metrics.md").read_text()
+    [join] = re.findall(r"^    (sharepod_share_used_ratio .*)$", page, re.MULTILINE)
+    found = {one.labels["pod"]: one.labels for one in watched.prometheus.query(join, watched.measured_s)}
+    assert set(found) == {pod.name for pod in PODS}
+    assert found[PAUSED.name]["class"] == "batch"
+    assert found[SERVE.name]["UUID"].startswith("GPU-")
+    [info] = watched.prometheus.query('sharepod_share_info{pod="serve-0"}', watched.measured_s)
+    assert (info.labels["pod_uid"], info.labels["modelName"]) == (SERVE.labels["pod_uid"], "NVIDIA H200")
 
 
 # ---- what it says
@@ -184,7 +194,7 @@ def test_device_seconds_of_each_pod_are_what_the_device_says(watched: Watched) -
         ("sharepod_share_memory_limit_bytes", GREEDY, GREEDY.memory_bytes, GREEDY.memory_bytes),
         ("sharepod_share_memory_refusals", GREEDY, 5, 2 * RUN_S),
         ("sharepod_share_memory_used_bytes", GREEDY, 4 * STEP_BYTES, 4 * STEP_BYTES),
-        ("sharepod_share_enforcement_info", TRAIN, 1, 1),
+        ("sharepod_share_info", TRAIN, 1, 1),
         ("sharepod_share_region_usable", TRAIN, 1, 1),
     ],
 )
@@ -195,7 +205,7 @@ def test_a_pods_series_say_what_it_did(watched: Watched, series: str, pod: Pod, 
 def test_devices_tell_their_health_and_who_is_there_without_a_share(watched: Watched) -> None:
     assert [one.value for one in watched.prometheus.query("sharepod_device_healthy")] == [1, 1]
     assert watched.one("sum(sharepod_device_foreign_processes)").value == 1
-    assert watched.one('sharepod_share_enforcement_info{pod="idle-0"}').labels["policy"] == "open"
+    assert watched.one('sharepod_share_info{pod="idle-0"}').labels["policy"] == "open"
     assert watched.one("sharepod_node_shares").value == len(PODS)
 
 

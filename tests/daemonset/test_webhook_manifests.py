@@ -16,7 +16,7 @@ from test_policy import refusals
 from sharepod.webhook import hami as hami_words
 from sharepod.webhook import kai as kai_words
 from sharepod.webhook.main import COMPATIBILITY_PATH
-from sharepod.webhook.settings import PREFIX, Settings, parse_settings
+from sharepod.webhook.settings import OPTIONS, Settings
 
 Object = dict[str, Any]
 OBJECTS = render(DAEMONSET / "compatibility")
@@ -49,15 +49,16 @@ def test_it_may_do_nothing() -> None:
     assert context["readOnlyRootFilesystem"] is True
     assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (False, {"drop": ["ALL"]})
     assert not any(spec.get(key) for key in ("hostPID", "hostIPC", "hostNetwork"))
-    assert [list(volume)[1] for volume in spec["volumes"]] == ["secret"]
+    assert {list(volume)[1] for volume in spec["volumes"]} == {"secret"}
 
 
 def test_its_settings_are_ones_that_it_takes() -> None:
     environment = {item["name"]: item["value"] for item in CONTAINER["env"]}
-    found = parse_settings(CONTAINER["command"][3:], environment)
+    found = OPTIONS.parse(CONTAINER["command"][3:], environment)
     assert found == Settings(), "what the manifest says are the defaults"
-    assert POD["spec"]["enableServiceLinks"] is False, f"a service's variables would begin with {PREFIX}"
-    [volume], [mount] = POD["spec"]["volumes"], CONTAINER["volumeMounts"]
+    assert POD["spec"]["enableServiceLinks"] is False, f"a service's variables would begin with {OPTIONS.prefix}"
+    [volume] = [item for item in POD["spec"]["volumes"] if item["name"] == "certificate"]
+    [mount] = [item for item in CONTAINER["volumeMounts"] if item["name"] == "certificate"]
     assert volume["secret"] == {"secretName": "sharepod-webhook", "defaultMode": 0o440}
     assert {str(found.certificate.parent), str(found.key.parent)} == {mount["mountPath"]}
     assert found.drain_seconds + 10 <= POD["spec"]["terminationGracePeriodSeconds"]

@@ -55,11 +55,11 @@ def test_a_container_that_starts_again_needs_no_disk(tmp_path: Path) -> None:
 def test_an_end_is_an_end_although_the_disk_is_full(tmp_path: Path) -> None:
     record = Record(Store(tmp_path))
     record.issue(UNITS, ID)
-    (tmp_path / NAME).with_suffix(".new").mkdir()  # in the way of what is written
+    (tmp_path / f"{NAME}.new").mkdir()  # in the way of what is written
     record.drop(ID)
     assert record.all() == ()
     assert len(Record(Store(tmp_path)).all()) == 1  # a new plugin finds it over again
-    (tmp_path / NAME).with_suffix(".new").rmdir()
+    (tmp_path / f"{NAME}.new").rmdir()
     record.save()
     assert Record(Store(tmp_path)).all() == ()
 

@@ -1,4 +1,4 @@
-"""A typo in a flag or a variable is one line that says what to write; the help names every setting."""
+"""The device plugin's own settings, and how a wrong one ends its start."""
 
 from __future__ import annotations
 
@@ -7,49 +7,39 @@ import sys
 
 import pytest
 
-from sharepod.agent.errors import SettingsError
-from sharepod.deviceplugin.settings import PREFIX, parse_settings
+from sharepod.deviceplugin.settings import OPTIONS
+from sharepod.process.errors import SettingsError
 
-NODE = {f"{PREFIX}NODE_NAME": "n1"}
+NODE = {"SHAREPOD_PLUGIN_NODE_NAME": "n1"}
 
 
-def test_a_flag_beats_the_environment() -> None:
-    settings = parse_settings(
-        ["--runtime-cdi", "on"], {**NODE, f"{PREFIX}RUNTIME_CDI": "auto", f"{PREFIX}LIMIT_PERCENT": "60"}
-    )
-    assert (settings.node_name, settings.runtime_cdi, settings.limit_percent) == ("n1", "on", 60)
-    assert settings.spare_percent == 0
-    assert parse_settings([], {**NODE, f"{PREFIX}SPARE_PERCENT": "400"}).spare_percent == 400
+def test_what_is_given_is_taken() -> None:
+    environment = {**NODE, "SHAREPOD_PLUGIN_SPARE_PERCENT": "400", "SHAREPOD_PLUGIN_OFFER": "GPU-1, MIG-2"}
+    settings = OPTIONS.parse([], environment)
+    assert (settings.node_name, settings.spare_percent, settings.offer) == ("n1", 400, {"GPU-1", "MIG-2"})
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--runtime-cdi", "off"], NODE, r"--runtime-cdi is 'off': give auto, on"),
         (["--limit-percent", "101"], NODE, r"--limit-percent is '101': give a percentage from 1 to 100"),
         (["--spare-percent", "401"], NODE, r"--spare-percent is '401': give a percentage from 0 to 400"),
-        (
-            [],
-            {**NODE, f"{PREFIX}SPARE_PERCENT": "-1"},
-            r"SHAREPOD_PLUGIN_SPARE_PERCENT is '-1': give a percentage from",
-        ),
         (["--state-directory", "state"], NODE, r"--state-directory is 'state': give an absolute path"),
-        ([], {**NODE, f"{PREFIX}DEVICE": "cdi"}, r"unknown environment variable SHAREPOD_PLUGIN_DEVICE: known are .*"),
-        ([], {**NODE, f"{PREFIX}DEVICES": "mig"}, r"SHAREPOD_PLUGIN_DEVICES is 'mig': give nvidia-runtime, cdi"),
-        ([], {**NODE, f"{PREFIX}OFFER": "GPU-1,0"}, r"SHAREPOD_PLUGIN_OFFER names '0': give UUIDs"),
+        (["--devices", "mig"], NODE, r"--devices is 'mig': give nvidia-runtime or cdi"),
+        (["--offer", "GPU-1,0"], NODE, r"--offer is 'GPU-1,0': '0' is no UUID, give them as `nvidia-smi -L` has them"),
         ([], {}, r"no node name: give --node-name or SHAREPOD_PLUGIN_NODE_NAME"),
     ],
 )
 def test_what_is_wrong_is_told(arguments: list[str], environment: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        parse_settings(arguments, environment)
+        OPTIONS.parse(arguments, environment)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (["--help"], 0, "--simulated-libraries"),
-        (["--runtime-cd", "on"], 2, "sharepod-deviceplugin: unrecognized arguments: --runtime-cd on: see"),
+        (["--node-nam", "n1"], 2, "sharepod-deviceplugin: unknown flag --node-nam: did you mean --node-name?"),
         (["--node-name", "n1", "--state-directory", "/proc/x"], 2, "state directory /proc/x: "),
     ],
 )

@@ -49,7 +49,7 @@ def test_what_says_the_same_is_not_written_again_unless_the_file_is_gone(tmp_pat
 def test_a_write_that_was_cut_short_changes_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(ALLOCATIONS)
-    (tmp_path / NAME).with_suffix(".new").write_text('{"format": 1, "alloc')
+    (tmp_path / f"{NAME}.new").write_text('{"format": 1, "alloc')
     assert store.load() == ALLOCATIONS
 
 

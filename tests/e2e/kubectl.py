@@ -6,6 +6,7 @@ Knows no cluster: how kubectl is run is given to it.
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +57,9 @@ class Kubectl:
         """
         programs = folder / "bin"
         programs.mkdir(exist_ok=True)
-        (programs / "kubectl").write_text(f'#!/bin/sh\nexec {shlex.join(self._command())} "$@"\n')
+        program, *options = self._command()
+        found = shutil.which(program) or program  # not by its name alone, which leads to the file that is written here
+        (programs / "kubectl").write_text(f'#!/bin/sh\nexec {shlex.join([found, *options])} "$@"\n')
         (programs / "kubectl").chmod(0o755)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
         done = subprocess.run(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubectl import ClusterError
+from kubectl import ClusterError, wait_until
 from pages import commands, follow
 from sharepod_cluster import OURS, Pair, SharePod, gpu_pod
 from simulated_gpu import REPO_ROOT
@@ -44,6 +44,7 @@ def written(name: str, resources: Object | None = None, **more: Any) -> Object:
 def test_pods_of_two_systems_get_their_parts_of_one_device(compatibility: SharePod) -> None:
     kai = written("kai", annotations={"gpu-fraction": "0.6"}, schedulerName="kai-scheduler")
     hami = written("hami", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 30})
+    wait_until("no share of another test", lambda: compatibility.listed() == [])
     with compatibility.pods(kai, hami) as (sixty, thirty):
         assert sixty["metadata"]["annotations"][MARK] == "KAI"
         assert sixty["spec"]["schedulerName"] == "default-scheduler"

@@ -156,7 +156,7 @@ def reasons(api: Kubectl, name: str) -> list[str]:
     [
         ("cohort", "sharepod", "unknown field"),
         ("preemption", {"reclaimWithinCohort": "Always"}, "Unsupported value|supported values"),
-        ("resourceGroups", [], "should have at least 1 items|minItems"),
+        ("resourceGroups", [{"coveredResources": ["sharepod.io/gpu"], "flavors": []}], "should have at least 1 items"),
     ],
 )
 def test_what_kueue_does_not_have_is_refused(api: Kubectl, field: str, value: object, says: str) -> None:

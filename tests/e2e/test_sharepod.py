@@ -66,14 +66,16 @@ def used_seconds(pair: Pair) -> tuple[int, list[float]]:
     """Return what the metrics say that each pod of the pair has used, and when, by the node's monotonic clock."""
     text = pair.sharepod.agent(*PYTHON_C, METRICS)
     node = pair.sharepod.node()["metadata"]["name"]
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    used = {one.labels["share"]: one for one in samples if one.name == "sharepod_share_used_seconds_total"}
     found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "sharepod_share_used_seconds_total" and sample.labels["pod_uid"] in pair.uids:
-                expected = {"namespace": "default", "container": "main", "hostname": node, "modelName": "NVIDIA H200"}
-                assert expected.items() <= sample.labels.items()
-                assert sample.labels["UUID"].startswith("GPU-")
-                found[sample.labels["pod_uid"]] = sample.value
+    for info in (one.labels for one in samples if one.name == "sharepod_share_info"):
+        if info["pod_uid"] in pair.uids:
+            assert {"node": node, "modelName": "NVIDIA H200"}.items() <= info.items()
+            assert info["UUID"].startswith("GPU-")
+            sample = used[info["share"]]
+            assert {"namespace": "default", "container": "main", "gpu": info["gpu"]}.items() <= sample.labels.items()
+            found[info["pod_uid"]] = sample.value
     return int(text.split()[1]), [found[uid] for uid in pair.uids]
 
 

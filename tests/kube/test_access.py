@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import os
 import sys
@@ -178,6 +179,13 @@ def test_a_plugin_that_gives_nothing_is_one_line_and_its_own_words_are_logged(
     assert "no session: log in" in caplog.text
 
 
+async def collected() -> None:
+    """Have a plugin end that is waited for no more: the library leaves that to Python's collector."""
+    gc.collect()
+    await asyncio.sleep(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_a_plugin_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_S", 0.3)
 
@@ -189,8 +197,27 @@ def test_a_plugin_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
             with pytest.raises(AccessError, match="no credential within"):
                 await reads_a_pod(from_kubeconfig(kubeconfig))
             assert time.monotonic() - started < 10
+        await collected()
 
     asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_a_token_is_used_on_while_the_plugin_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with ApiServer() as server:
+            server.put(pod("a"))
+            async with Client(from_kubeconfig(with_plugin(tmp_path, server, lasts_s=60)), AGENT) as client:
+                (tmp_path / "plugin").write_text("#!/bin/sh\nexec sleep 60\n", encoding="ascii")
+                monkeypatch.setattr(module, "AGE_S", 0.0)
+                monkeypatch.setattr(module, "READ_S", 0.3)
+                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+        await collected()
+
+    asyncio.run(run())
+    assert "credentials stay as they were" in [record.message for record in caplog.records]
 
 
 def test_a_token_file_and_a_kubeconfig_that_change_are_read_again(

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 from gates_world import World, in_world, until
-from prometheus_client.parser import text_string_to_metric_families
 from rounds_world import nodes, task
 
+from sharepod.process.metrics import families
 from sharepod.scheduler import gatekeeper
 from sharepod.scheduler.fairness import jain, overfull, weighted_shares
 from sharepod.scheduler.gate_metrics import (
     OTHER,
     QUEUES_MAX,
     RESULTS,
+    TABLES,
     GateLook,
+    GateSnapshot,
     GateTally,
     QueueLook,
     QueueNames,
     band_of,
-    rows,
-    text,
 )
 from sharepod.scheduler.gate_summary import summarise_gates
 from sharepod.scheduler.orders import Release
@@ -39,18 +39,20 @@ if TYPE_CHECKING:
 Samples = dict[str, dict[tuple[str, ...], float]]
 
 
-def samples(shown: str) -> Samples:
-    """Return the values by name and the values of the labels, as Prometheus reads them."""
+def samples(look: GateLook, tally: GateTally | None = None, names: QueueNames | None = None) -> Samples:
+    """Return the values that are shown, by name and the values of the labels."""
     found: Samples = {}
-    for family in text_string_to_metric_families(shown):
+    snapshot = GateSnapshot(look, tally or GateTally(), (names or QueueNames()).told(look))
+    for family in families(TABLES, snapshot):
         for sample in family.samples:
+            assert tuple(sample.labels.values()) not in found.get(sample.name, {})
             found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
     return found
 
 
 def look(line: Timeline, *, leading: bool = True, names: QueueNames | None = None) -> Samples:
     found = summarise_gates(line.memory, line.queues, line.now_s, leading=leading, turns=1, rules_refused=False)
-    return samples(text(found, line.memory.tally, names or QueueNames()))
+    return samples(found, line.memory.tally, names)
 
 
 def line_of(queues: Queues | None = None) -> Timeline:
@@ -132,9 +134,8 @@ def test_however_many_queues_tenants_make_so_many_are_told_and_none_is_lost() ->
 
 
 def test_a_tenants_queue_of_the_name_of_the_rest_makes_no_second_series() -> None:
-    shown = text(empty_look({OTHER: QueueLook(pods=2), "a": QueueLook(pods=1)}), GateTally(), QueueNames())
-    assert shown.count('sharepod_gates_waiting_pods{queue="other"}') == 1
-    assert samples(shown)["sharepod_gates_waiting_pods"] == {("a",): 1, (OTHER,): 2}
+    shown = samples(empty_look({OTHER: QueueLook(pods=2), "a": QueueLook(pods=1)}))
+    assert shown["sharepod_gates_waiting_pods"] == {("a",): 1, (OTHER,): 2}
 
 
 @pytest.mark.parametrize(
@@ -146,13 +147,13 @@ def test_priorities_come_in_bands(priority: int, band: str) -> None:
 
 
 def test_every_series_is_there_from_the_start_at_zero() -> None:
-    found = samples(text(empty_look({}), GateTally(), QueueNames()))
-    for name, kind, labels, _ in rows():
-        series = found[name + ("_count" if kind == "histogram" else "")]
-        assert series, name
-        assert bool(labels) is (() not in series)
-        if kind != "gauge" and name != "sharepod_gates_leads_total":
-            assert set(series.values()) == {0.0}
+    found = samples(empty_look({}))
+    for table in TABLES:
+        for row in table.rows:
+            series = found[row.name + ("_count" if row.kind == "histogram" else "")]
+            assert {len(values) for values in series} == {len(table.labels)}, row.name
+            if row.kind != "gauge" and row.name != "sharepod_gates_leads_total":
+                assert set(series.values()) == {0.0}
     assert len(found["sharepod_gates_orders_total"]) == 3 * len(RESULTS)
 
 
@@ -215,10 +216,10 @@ def test_what_the_api_server_took_and_refused_is_counted(tmp_path: Path) -> None
             shown = summarise_gates(
                 replica.keeper.memory, replica.keeper.queues, 0.0, leading=True, turns=1, rules_refused=False
             )
-            found = samples(text(shown, tally, QueueNames()))
+            found = samples(shown, tally)
             assert found["sharepod_gates_wait_seconds_count"]["latency", "positive"] == 1
             assert found["sharepod_gates_wait_seconds_count"]["standard", "zero"] == 1
-            assert found["sharepod_gates_wait_seconds_bucket"]["latency", "positive", "10"] == 1
+            assert found["sharepod_gates_wait_seconds_bucket"]["latency", "positive", "10.0"] == 1
             assert found["sharepod_gates_round_seconds_count"]["decided",] > 0
 
     in_world(tmp_path, test)
@@ -269,7 +270,7 @@ def test_a_round_that_fails_is_counted_logged_and_not_the_end(
         world.create("a", 60)
         async with world.replica() as replica:
             await until(lambda: world.is_released("a"), "nothing was decided after a failure")
-            found = samples(text(empty_look({}), replica.keeper.memory.tally, QueueNames()))
+            found = samples(empty_look({}), replica.keeper.memory.tally)
             assert found["sharepod_gates_round_seconds_count"]["failed",] == 2
 
     in_world(tmp_path, test)

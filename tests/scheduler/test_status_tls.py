@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 import trustme
 
-from sharepod.agent.credentials import Credentials
-from sharepod.agent.errors import SettingsError
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import SettingsError
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.status_server import StatusServer
 

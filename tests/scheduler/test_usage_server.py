@@ -13,11 +13,11 @@ import grpc
 import pytest
 import trustme
 
-from sharepod.agent.errors import SettingsError
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import SettingsError
 from sharepod.proto import v1_pb2 as pb
-from sharepod.scheduler import usage_certificate, usage_server
+from sharepod.scheduler import usage_server
 from sharepod.scheduler.usage import UsageBook
-from sharepod.scheduler.usage_certificate import Certificate
 from sharepod.scheduler.usage_identity import NotAnAgent, Unanswered
 from sharepod.scheduler.usage_reader import MESSAGE_MAX
 from sharepod.scheduler.usage_server import ENDS, UsageServer
@@ -407,16 +407,18 @@ def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def certify(directory: Path, authority: trustme.CA) -> Certificate:
+def feed_credentials(directory: Path) -> Credentials:
+    return Credentials(str(directory / "tls.crt"), str(directory / "tls.key"), what="usage feed", reader="scheduler")
+
+
+def certify(directory: Path, authority: trustme.CA) -> Credentials:
     served = authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA)
     served.private_key_pem.write_to_path(str(directory / "tls.key"))
     served.cert_chain_pems[0].write_to_path(str(directory / "tls.crt"))
-    return Certificate(str(directory / "tls.crt"), str(directory / "tls.key"))
+    return feed_credentials(directory)
 
 
-def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_certificate, "_LOOK_S", 0.0)
-
+def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
     async def told(port: int, authority: trustme.CA) -> bool:
         credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         options = (("grpc.use_local_subchannel_pool", 1),)
@@ -448,8 +450,8 @@ def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path, monkeypatch:
 
 def test_a_certificate_that_is_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file or directory: name a file that the scheduler can read"):
-        Certificate(str(tmp_path / "tls.crt"), str(tmp_path / "tls.key"))
+        feed_credentials(tmp_path)
     (tmp_path / "tls.crt").write_text("x")
     (tmp_path / "tls.key").write_text("x")
     with pytest.raises(SettingsError, match="are no certificate with its key"):
-        Certificate(str(tmp_path / "tls.crt"), str(tmp_path / "tls.key"))
+        feed_credentials(tmp_path)

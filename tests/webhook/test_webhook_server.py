@@ -7,18 +7,22 @@ import gzip
 import json
 import socket
 import ssl
+import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from apiserver import unused_port
 from foreign_pods import Object, hami, kai, patched, pod, response, review, shares
+from prometheus_client.parser import text_string_to_metric_families
 from webhook_process import NAME, Webhook, webhook
 
+from sharepod.webhook.metrics import manual
 from sharepod.webhook.review import Decision
 from sharepod.webhook.server import BODY_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import trustme
 
@@ -69,6 +73,29 @@ def test_a_connection_serves_many_pods_and_no_name_is_needed(running: Webhook) -
             body = json.dumps(review(kai(gpu_fraction="0.5")))
             connection.request("POST", "/compatibility", body, {"Content-Type": "application/json"})
             assert json.loads(connection.getresponse().read())["response"]["allowed"] is True
+
+
+def test_what_it_was_asked_and_answered_is_in_its_metrics(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{unused_port()}"
+    with webhook(tmp_path, "--metrics-listen", address) as one:
+        for item in (kai(gpu_fraction="0.5"), kai(gpu_fraction="0.5"), kai(gpu_fraction="0.125"), pod({})):
+            one.admit(item)
+        assert one.post(b"{", "/gate")[0] == 400
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found = {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
+    told = {key[1:]: value for key, value in found.items() if key[0] == "sharepod_webhook_requests_total"}
+    assert told == {
+        ("changed", "compatibility"): 2, ("compatibility", "refused"): 1, ("compatibility", "unchanged"): 1,
+        ("compatibility", "malformed"): 0, ("changed", "gate"): 0, ("gate", "refused"): 0, ("gate", "unchanged"): 0,
+        ("gate", "malformed"): 1,
+    }  # fmt: skip
+    assert found["sharepod_webhook_request_seconds_count", "compatibility"] == 4
+    assert 0 < found["sharepod_webhook_request_seconds_sum", "compatibility"] < 4
+
+
+def test_the_manual_of_the_metrics_is_current() -> None:
+    assert (Path(__file__).resolve().parents[2] / "docs" / "webhook-metrics.md").read_text() == manual()
 
 
 def test_it_is_healthy(running: Webhook) -> None:

@@ -1,4 +1,4 @@
-"""A wrong flag, variable or file ends the start in one line that says what to write."""
+"""The webhook's own settings, and how a wrong flag, file or address ends its start."""
 
 from __future__ import annotations
 
@@ -11,49 +11,43 @@ from typing import TYPE_CHECKING
 import pytest
 from webhook_process import Certificates
 
-from sharepod.agent.errors import SettingsError
-from sharepod.agent.settings import load_settings
-from sharepod.webhook.settings import PREFIX, parse_settings
+from sharepod.agent.settings import OPTIONS as AGENT_OPTIONS
+from sharepod.process.errors import SettingsError
+from sharepod.webhook.settings import OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_flag_beats_the_environment() -> None:
-    environment = {f"{PREFIX}PORT": "1", f"{PREFIX}DEVICE_MEMORY": "80Gi", f"{PREFIX}SCHEDULER_NAME": "mine", "X": "y"}
-    settings = parse_settings(["--port", "2"], environment)
-    assert settings.port == 2
-    defaults = settings.defaults
+def test_defaults_of_pods_are_settings() -> None:
+    defaults = OPTIONS.parse(["--device-memory", "80Gi", "--scheduler-name", "mine"], {}).defaults
     assert (defaults.memory_only_percent, defaults.device_memory_bytes) == (10, 80 * 2**30)
     assert defaults.scheduler_name == "mine"
-    assert parse_settings([], {f"{PREFIX}DEVICE_MEMORY": ""}).device_memory is None
+    assert OPTIONS.parse([], {"SHAREPOD_WEBHOOK_DEVICE_MEMORY": ""}).device_memory is None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
+    ("arguments", "message"),
     [
-        (["--port", "65536"], {}, "--port is '65536': give a whole number from 0 to 65535"),
-        (["--port", "١"], {}, "give a whole number from 0 to 65535"),
-        ([], {f"{PREFIX}MEMORY_ONLY_PERCENT": "0"}, "SHAREPOD_WEBHOOK_MEMORY_ONLY_PERCENT is '0': give a whole number"),
+        (["--port", "65536"], "--port is '65536': give a whole number from 0 to 65535"),
+        (["--memory-only-percent", "0"], "--memory-only-percent is '0': give a percentage from 1 to 100"),
+        (["--drain-seconds", "61"], "--drain-seconds is '61': give a whole number from 0 to 60"),
+        (["--device-memory", "80GB"], "--device-memory is '80GB': give the size of a device's memory, such as 80Gi"),
+        (["--device-memory", "80"], "--device-memory is '80': give the size of a device's memory"),
         (
-            ["--device-memory", "80GB"],
-            {},
-            "--device-memory is '80GB': give the size of a device's memory, such as 80Gi",
+            ["--metrics-listen", "0.0.0.0:9469", "--metrics-token-file", "/t"],
+            (
+                "--metrics-listen is '0.0.0.0:9469', which others reach, and would not be protected: give "
+                "--metrics-tls-certificate, --metrics-tls-key, or an address of 127.0.0.1"
+            ),
         ),
-        (["--device-memory", "80"], {}, "--device-memory is '80': give the size of a device's memory"),
-        (["--certificate", "tls.crt"], {}, "--certificate is 'tls.crt': give an absolute path"),
-        (["--scheduler-name", "A b"], {}, "--scheduler-name is 'A b': give the name of a scheduler"),
-        (["--log-level", "loud"], {}, "--log-level is 'loud': give debug, info, warning, error"),
-        (
-            [],
-            {f"{PREFIX}SERVICE_HOST": "10.0.0.1"},
-            "unknown environment variable SHAREPOD_WEBHOOK_SERVICE_HOST",
-        ),
+        (["--certificate", "tls.crt"], "--certificate is 'tls.crt': give an absolute path"),
+        (["--scheduler-name", "A b"], "--scheduler-name is 'A b': give the name of a scheduler"),
     ],
 )
-def test_what_is_wrong_is_told(arguments: list[str], environment: dict[str, str], message: str) -> None:
+def test_what_is_wrong_is_told(arguments: list[str], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        parse_settings(arguments, environment)
+        OPTIONS.parse(arguments, {})
     assert message in str(caught.value)
 
 
@@ -68,10 +62,7 @@ def test_the_process_says_it_in_one_line(tmp_path: Path) -> None:
     files = Certificates(tmp_path)
     missing = tmp_path / "missing"
     assert "--device-memory" in started("--help")[1]
-    assert started("--prot", "1") == (
-        2,
-        "sharepod-webhook: unrecognized arguments: --prot 1: see `sharepod-webhook --help`\n",
-    )
+    assert started("--prot", "1") == (2, "sharepod-webhook: unknown flag --prot: did you mean --port?\n")
     assert started("--certificate", missing, "--key", files.key) == (
         2,
         f"sharepod-webhook: webhook: {missing}: No such file or directory: name a file that the webhook can read\n",
@@ -83,4 +74,4 @@ def test_the_process_says_it_in_one_line(tmp_path: Path) -> None:
 
 
 def test_its_variables_are_not_taken_for_the_agents() -> None:
-    load_settings({}, {f"{PREFIX}PORT": "1"})
+    AGENT_OPTIONS.load({}, {f"{OPTIONS.prefix}PORT": "1"})

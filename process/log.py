@@ -1,4 +1,4 @@
-"""Formats the agent's log: one event a line on stderr, as text (`key=value`) or JSON. Values travel in `extra`."""
+"""Formats the log of a process: one event a line on stderr, as text (`key=value`) or JSON. Values travel in `extra`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A certificate with its key, who may be a client, and a token, from files that are read again when they change.
+"""Certificate, key, authority of the clients, and token of a server, from files that are read again when they change.
 
-It opens no socket: a server asks it for the context of a connection, and whether a header shows the token.
+It opens no socket: a server asks it for the context of a connection, or whether a header shows the token.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ import hmac
 import logging
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
-from sharepod.agent.errors import SettingsError
+from sharepod.process.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
 
 TOKEN_MIN: Final = 16
 _TOKEN_READ_MAX: Final = 4096
@@ -26,25 +31,23 @@ def read_token(path: str) -> bytes:
     return token
 
 
-def read_context(certificate: str, key: str, client_ca: str = "") -> ssl.SSLContext:
-    """Return what TLS needs; with an authority, clients must show a certificate of it.
-
-    Raises OSError; ssl.SSLError is one.
-    """
+def _read_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:
+    """Return the context of a server; with an authority, clients must show a certificate of it. Raises OSError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca or None)
     context.load_cert_chain(certificate, key, password="")  # without it OpenSSL asks on the terminal
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.options |= ssl.OP_NO_TICKET  # who resumes a session would not be asked for a certificate again
+        # A client that resumes a session would not be asked for a certificate again.
+        context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
 
 
 class Credentials:
-    """What a server shows to those who ask it (certificate and key) and what they show to it (theirs, or the token).
+    """What a server shows to its clients (certificate and key) and what they show to it (a certificate, or the token).
 
-    Empty paths: no TLS, no client's certificate, no token. The files are read again when they change, so that
-    certificates can be renewed; what cannot be read then is told once, and the last that could stays.
+    Empty paths: no TLS, no client's certificate, no token. A server calls `refresh` for each connection, so renewed
+    files hold from the next one on. Files that cannot be read then are logged once, and what was read last stays.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Credentials:
         what: str = "metrics",
         reader: str = "agent",
     ) -> None:
-        """Read the files. `what` is served with them by `reader`, for the texts. Raises SettingsError."""
+        """Read the files. `what` is served with them by the process `reader`, for the texts. Raises SettingsError."""
         self._what, self._reader = what, reader
         self._log = logging.getLogger(f"sharepod.{reader}.{what}")
         self._certificate, self._key, self._token_file, self._client_ca = certificate, key, token_file, client_ca
@@ -65,18 +68,22 @@ class Credentials:
         self._stamp = self._look()
         self.context: ssl.SSLContext | None = None
         self._token: bytes | None = None
+        self._pair = b"", b""
+        """Certificate and key, as the files hold them."""
         if cause := self._read():
             raise SettingsError(f"{what}: {cause}")
 
-    def refresh(self) -> None:
-        """Read the files again if they have changed. For the thread that accepts connections."""
+    def refresh(self) -> bool:
+        """Read the files again if they have changed; tell whether what they hold now is served."""
         stamp = self._look()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            if cause := self._read():
-                self._log.error("credentials of the %s not read again", self._what, extra={"cause": cause})
-            else:
-                self._log.info("credentials of the %s read again", self._what, extra={"files": self._paths})
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        if cause := self._read():
+            self._log.error("credentials of the %s not read again", self._what, extra={"cause": cause})
+            return False
+        self._log.info("credentials of the %s read again", self._what, extra={"files": self._paths})
+        return True
 
     def following(self) -> ssl.SSLContext | None:
         """Return a context for a server of asyncio that hands every handshake on to the files as they are then."""
@@ -92,6 +99,20 @@ class Credentials:
         context.sni_callback = renew  # called whether or not the client names a server
         return context
 
+    def for_grpc(self) -> grpc.ServerCredentials:
+        """Return the credentials of a gRPC server, which asks at every handshake whether they have changed."""
+        import grpc  # the webhook does without it
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            certificate, key = self._pair
+            return grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:  # on a thread of gRPC
+            return configuration() if self.refresh() else None
+
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # the stubs forget None
+        return grpc.dynamic_ssl_server_credentials(configuration(), fetch)
+
     def accept(self, authorization: str) -> bool:
         """Tell whether the header of that name has the token, in a time that does not depend on where it is wrong."""
         if self._token is None:
@@ -102,11 +123,10 @@ class Credentials:
     def _read(self) -> str:
         """Read all files; return what is wrong, after which nothing has changed."""
         try:
-            for path in self._paths:  # OpenSSL does not say which one it cannot read
-                Path(path).open("rb").close()
+            content = {path: Path(path).read_bytes() for path in self._paths}  # OpenSSL does not say which is missing
             context = None
             if self._certificate:
-                context = read_context(self._certificate, self._key, self._client_ca)
+                context = _read_context(self._certificate, self._key, self._client_ca)
             token = read_token(self._token_file) if self._token_file else None
         except ssl.SSLError as error:
             reason = (error.reason or "unreadable").lower().replace("_", " ")
@@ -119,6 +139,7 @@ class Credentials:
         except ValueError as error:
             return f"{self._token_file}: {error}"
         self.context, self._token = context, token
+        self._pair = content.get(self._certificate, b""), content.get(self._key, b"")
         return ""
 
     def _look(self) -> list[tuple[int, int, int] | None]:

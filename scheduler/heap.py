@@ -1,10 +1,9 @@
-"""What a process has to be told before ten thousand agents connect to it: of open files, garbage and memory."""
+"""What the garbage collector and malloc are told before ten thousand agents connect."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 from typing import Final
 
 COLLECTION: Final = (50_000, 50, 1000)
@@ -16,13 +15,11 @@ _ARENA_MAX: Final = -8
 """M_ARENA_MAX of glibc's malloc.h."""
 
 
-def prepare() -> None:
-    """Take as many open files as we may, have the collector look at what is young, and keep memory in one heap.
+def tune() -> None:
+    """Have the collector look at young objects only, and keep memory in one heap.
 
-    To be called before the first thread: each would get a heap of its own, and no other takes what is free in it.
+    Call it before the first thread: each thread would get a heap of its own, whose free memory no other thread takes.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.set_threshold(*COLLECTION)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
     if mallopt is not None:

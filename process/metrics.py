@@ -1,0 +1,171 @@
+"""Tables of metrics: a row becomes one of prometheus_client's families, and one line of a manual. Pure.
+
+A collector takes a snapshot when it is scraped and hands it to its tables. A new metric is one row of a table. Its name
+decides its type: a counter's ends in `_total`; what is neither a counter nor a histogram nor an info is a gauge.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.samples import Sample
+
+from sharepod.process.metrics_page import number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from prometheus_client import Metric
+
+    Labels = dict[str, str]
+    """A series' labels, by name."""
+
+Snapshot = TypeVar("Snapshot")
+Source = TypeVar("Source")
+_INFINITY: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[Source]):
+    """A counter or a gauge."""
+
+    name: str
+    doc: str
+    value: Callable[[Source], float]
+
+    @property
+    def kind(self) -> str:
+        """Return the Prometheus type."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
+        """Return one series for each source."""
+        family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.doc)
+        family.samples = [Sample(self.name, labels, self.value(source)) for labels, source in sources]
+        return family
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRow(Generic[Source]):
+    """A histogram of times."""
+
+    name: str
+    doc: str
+    bounds_s: Sequence[float]
+    value: Callable[[Source], tuple[Sequence[int], float]]
+    """Return how many took how long, by the first bound that each did not exceed (the last: by none), and their sum."""
+
+    @property
+    def kind(self) -> str:
+        """Return the Prometheus type."""
+        return "histogram"
+
+    def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
+        """Return one histogram for each source."""
+        family = HistogramMetricFamily(self.name, self.doc)
+        bucket, count, total = f"{self.name}_bucket", f"{self.name}_count", f"{self.name}_sum"
+        ends = [number(bound_s) for bound_s in (*self.bounds_s, _INFINITY)]
+        for labels, source in sources:
+            counts, sum_s = self.value(source)
+            below = list(accumulate(counts))
+            family.samples += [Sample(bucket, {**labels, "le": e}, n) for e, n in zip(ends, below, strict=True)]
+            family.samples += [Sample(count, labels, below[-1]), Sample(total, labels, sum_s)]
+        return family
+
+
+@dataclass(frozen=True, slots=True)
+class InfoRow(Generic[Source]):
+    """A series that is always 1: it has labels that the others need not repeat. Its name ends in `_info`."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    """Those that it has beside the labels of its table."""
+    value: Callable[[Source], Sequence[str]]
+    """Return their values."""
+
+    @property
+    def kind(self) -> str:
+        """Return the Prometheus type."""
+        return "info"
+
+    @property
+    def doc(self) -> str:
+        """Return what it says, with the names of its labels."""
+        return f"{self.text} Labels beside: {', '.join(f'`{label}`' for label in self.labels)}."
+
+    def family(self, sources: Iterable[tuple[Labels, Source]]) -> Metric:
+        """Return one series for each source."""
+        family = InfoMetricFamily(self.name.removesuffix("_info"), self.doc)
+        family.samples = [
+            Sample(self.name, {**labels, **dict(zip(self.labels, self.value(source), strict=True))}, 1)
+            for labels, source in sources
+        ]
+        return family
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[Snapshot, Source]):
+    """Metrics that have the same labels and are read from the same sources."""
+
+    title: str
+    labels: Mapping[str, Sequence[str]]
+    """By name, the values that a label can have; none are listed where it can have any."""
+    rows: Sequence[Row[Source] | HistogramRow[Source] | InfoRow[Source]]
+    sources: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]]
+    """Return the sources in a snapshot, each behind its labels' values; the last labels may be left out."""
+
+    def families(self, snapshot: Snapshot) -> list[Metric]:
+        """Return the families of a snapshot. They are there without series, too."""
+        sources = [(dict(zip(self.labels, values, strict=False)), source) for values, source in self.sources(snapshot)]
+        return [row.family(sources) for row in self.rows]
+
+
+class Histogram:
+    """Counts seconds by bounds. One thread counts, another may read."""
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        """Begin at zero."""
+        self._bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(self._bounds_s, seconds)] += 1
+        self._sum_s += seconds
+
+    @property
+    def seconds(self) -> tuple[list[int], float]:
+        """Return the counts, each by the first bound that it does not exceed (the last: by none), and the sum."""
+        return list(self._counts), self._sum_s
+
+
+AnyTable = Table[Snapshot, Any]
+"""One whose sources only it knows."""
+
+
+def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Metric]:
+    """Return the families of all tables."""
+    return [family for table in tables for family in table.families(snapshot)]
+
+
+def manual(title: str, introduction: Sequence[str], tables: Iterable[AnyTable[Any]]) -> str:
+    """Return a page of Markdown that lists all metrics."""
+    lines = [f"# {title}", "", *introduction]
+    for table in tables:
+        lines += ["", f"## {table.title}", ""]
+        if table.labels:
+            lines += [f"Labels: {', '.join(map(_label, table.labels.items()))}.", ""]
+        lines += ["| name | type | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{row.name}` | {row.kind} | {row.doc} |" for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _label(item: tuple[str, Sequence[str]]) -> str:
+    name, values = item
+    return f"`{name}`" + (f" ({', '.join(values)})" if values else "")

@@ -1,0 +1,155 @@
+"""Runs a process from its settings to its exit code: log, signals, work that goes on until they come, drain.
+
+Exit codes: 0 after a signal, 1 when it cannot start or its work ends, 2 for wrong settings; each failure is one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import sys
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from sharepod.process import log
+from sharepod.process.errors import EXIT_FAILURE, CannotStart, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+
+
+class Logged(Protocol):
+    """Settings of a process say how it logs."""
+
+    @property
+    def log_format(self) -> str:
+        """`text` or `json`."""
+
+    @property
+    def log_level(self) -> str:
+        """The least severity that is logged."""
+
+
+Settings = TypeVar("Settings", bound=Logged)
+
+
+def run(
+    program: str,
+    settings: Settings,
+    serve: Callable[[Settings, asyncio.Event], Coroutine[None, None, None]],
+    *,
+    expected: Mapping[type[Exception], int] | None = None,
+    hang_up: bool = False,
+    patience_s: float | None = None,
+) -> int:
+    """Await `serve` with the settings and an event that SIGTERM or SIGINT sets; return the exit code.
+
+    Besides CannotStart, each error of `expected` is one line on stderr, and ends with its exit code. With `hang_up` the
+    end of the terminal is a signal too. `patience_s` after the signal `serve` is cancelled: it may still wait for
+    another process.
+    """
+    log.set_up(settings.log_format, settings.log_level)
+    try:
+        asyncio.run(_until_stopped(serve, settings, hang_up=hang_up, patience_s=patience_s))
+    except CannotStart as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return error.exit_code
+    except tuple(expected or ()) as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return next(code for kind, code in (expected or {}).items() if isinstance(error, kind))
+    except BaseExceptionGroup as group:
+        for cause in group.exceptions:
+            logging.getLogger("sharepod").critical("%s ended", program, exc_info=cause)
+        return EXIT_FAILURE
+    return 0
+
+
+async def _until_stopped(
+    serve: Callable[[Settings, asyncio.Event], Coroutine[None, None, None]],
+    settings: Settings,
+    *,
+    hang_up: bool,
+    patience_s: float | None,
+) -> None:
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    work = asyncio.create_task(serve(settings, stopping))
+    given_up = False
+
+    def give_up() -> None:
+        nonlocal given_up
+        given_up = work.cancel()
+
+    def stop() -> None:
+        stopping.set()
+        if patience_s is not None:
+            loop.call_later(patience_s, give_up)
+
+    stops = [signal.SIGTERM, signal.SIGINT]
+    # Under nohup, which has SIGHUP ignored, the end of the terminal is no reason to stop.
+    if hang_up and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        stops.append(signal.SIGHUP)
+    for number in stops:
+        loop.add_signal_handler(number, stop)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not given_up:
+            raise
+
+
+async def work_until(end: Awaitable[object], works: Iterable[Coroutine[None, None, None]]) -> None:
+    """Do all of `works`, none of which ends of itself, until `end` is over; then cancel them.
+
+    One that ends or fails ends all. Raises BaseExceptionGroup.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(endless(work)) for work in works]
+        await end
+        for task in running:
+            task.cancel()
+
+
+async def drained(stopping: asyncio.Event, seconds: float, begun: Callable[[], None]) -> None:
+    """Wait for the signal to end, call `begun`, and wait `seconds` more.
+
+    Until the end of a process has reached its clients, they go on asking it.
+    """
+    await stopping.wait()
+    begun()
+    await asyncio.sleep(seconds)
+
+
+async def endless(work: Coroutine[None, None, None]) -> None:
+    """Await what never ends of itself. Raises RuntimeError when it does: the process must end, not go on without it.
+
+    That includes a cancellation by a library within it, which a TaskGroup takes for a quiet end.
+    """
+    try:
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    raise RuntimeError(f"{getattr(work, '__qualname__', work)} ended")
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Turn the OSError of a listener that cannot be opened into a SettingsError."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(f"cannot listen: {error.strerror}: choose another address or port") from None
+
+
+def take_open_files(least: int = 0) -> None:
+    """Raise this process's limit of open files as far as it may. Raises CannotStart when that is below `least`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise CannotStart(
+            f"the limit of open files is {hard}, at least {least} are needed: "
+            "raise it with ulimit -n 4096, or LimitNOFILE= in the unit"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

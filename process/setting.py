@@ -1,0 +1,64 @@
+"""A setting: a field of a frozen dataclass, with its kind and its description."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[Value]):
+    """How the values of a setting are read and shown."""
+
+    metavar: str
+    """What `--help` writes for the value."""
+    read: Callable[[object], Value]
+    """Takes the text of a flag or variable, or what YAML holds. Raises ValueError with the remedy, `give …`."""
+    show: Callable[[Value], str] = str
+    bounds: str = ""
+    """A sentence that follows the description of the setting."""
+
+
+def setting(default: Value, kind: Kind[Value], doc: str) -> Value:
+    """Return a field of a dataclass of settings; `doc` is its line in `--help` and in the manual."""
+    return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a dataclass of settings, as its class describes it."""
+
+    name: str
+    doc: str
+    kind: Kind[Any]
+    default: str
+    """As text; empty when there is none."""
+
+    @property
+    def meaning(self) -> str:
+        """The description with its bounds."""
+        return f"{self.doc} {self.kind.bounds}".rstrip()
+
+    @property
+    def flag(self) -> str:
+        """The flag's name."""
+        return "--" + self.name.replace("_", "-")
+
+
+def described(settings: Any) -> tuple[Setting, ...]:
+    """Return the settings of a dataclass, or of its instance, in order."""
+    return tuple(
+        Setting(field.name, field.metadata["doc"], field.metadata["kind"], field.metadata["kind"].show(field.default))
+        for field in dataclasses.fields(settings)
+    )
+
+
+def shown(settings: Any) -> dict[str, str]:
+    """Return the value of every setting as text."""
+    return {item.name: item.kind.show(getattr(settings, item.name)) for item in described(settings)}
