@@ -262,7 +262,7 @@ OPTIONS: Final = Options(
     others=(
         # of the hook, the command line and the build
         "SHAREPOD_REGION", "SHAREPOD_SOCKET", "SHAREPOD_KEEP_DEEPBIND", "SHAREPOD_CC", "SHAREPOD_CFLAGS",
-        "SHAREPOD_HOOK_", "SHAREPOD_CLI_", "SHAREPOD_TEST_", "SHAREPOD_BENCH_",
+        "SHAREPOD_HOOK_", "SHAREPOD_CLI_", "SHAREPOD_TEST_", "SHAREPOD_BENCH_", "SHAREPOD_E2E_",
         # of other processes
         "SHAREPOD_PLUGIN_", "SHAREPOD_WEBHOOK_",
     ),

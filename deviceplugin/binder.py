@@ -273,7 +273,9 @@ class Binder:
             return await self._api.get(holder.namespace, holder.pod, API_WAIT_S)
         except ApiUnavailable:
             known = self._recorded(units)
-        return known[0] if known is not None else await self._api.get(holder.namespace, holder.pod)
+        if known is not None and (known[0].namespace, known[0].name) == (holder.namespace, holder.pod):
+            return known[0]
+        return await self._api.get(holder.namespace, holder.pod)
 
     def _container(self, holder: Holder, pod: Pod, units: frozenset[UnitId]) -> str:
         """Return the container that starts: the holder, or the init container before it that asks for so many units."""

@@ -8,6 +8,7 @@ kubelet gives out devices again, so a reader asks first whether the pod is there
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -35,8 +36,9 @@ class Recorded:
 def read_checkpoint(directory: Path, resource: str) -> tuple[Recorded, ...]:
     """Return what the checkpoint in a directory says of a resource; nothing when it is not there or malformed."""
     try:
-        with (directory / NAME).open("rb") as file:
-            data = file.read(SIZE_MAX + 1)
+        # Neither a link nor a pipe: the read must end.
+        with open(directory / NAME, "rb", opener=_open_plainly) as file:
+            data = file.read(SIZE_MAX + 1) or b""
         content = json.loads(data) if len(data) <= SIZE_MAX else None
     except (OSError, ValueError, RecursionError):
         return ()
@@ -46,6 +48,10 @@ def read_checkpoint(directory: Path, resource: str) -> tuple[Recorded, ...]:
         for entry in found
         if text(entry, "ResourceName") == resource
     )
+
+
+def _open_plainly(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _units(entry: Object) -> frozenset[UnitId]:

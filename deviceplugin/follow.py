@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sharepod.deviceplugin.agent import StaysPaused
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
+from sharepod.kube.pod import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sharepod.deviceplugin")
 
-FINISHED = ("Succeeded", "Failed")
 RESUME_S: Final = 1.0
 
 

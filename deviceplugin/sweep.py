@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.deviceplugin.allocation import Binding
 from sharepod.deviceplugin.errors import PluginError
-from sharepod.deviceplugin.follow import FINISHED
 from sharepod.kube.client import ApiUnavailable
+from sharepod.kube.pod import FINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

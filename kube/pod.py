@@ -6,11 +6,12 @@ annotations say is for the reader of this value to find out.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sharepod.kube.objects import at, entries, text, texts
-from sharepod.kube.quantity import milli
+from sharepod.kube.quantity import whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FINISHED: Final = ("Succeeded", "Failed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _HASH: Final = "kubernetes.io/config.hash"
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,11 @@ class Pod:
     def cgroup_uid(self) -> str:
         """Return what names its cgroup: for the mirror of a static pod the hash of its manifest, else the uid.
 
-        A tenant may write the hash onto a pod of theirs. The mark of a mirror cannot be added later, and kubelet runs
-        no pod that came with it.
+        A tenant may write both onto a pod that is made. The hash has no dashes, so it cannot name the pod of another
+        tenant, whose uid has them.
         """
-        return self.annotations.get(_HASH, self.uid) if _MIRROR in self.annotations else self.uid
+        digest = self.annotations.get(_HASH, "") if _MIRROR in self.annotations else ""
+        return digest if _DIGEST.fullmatch(digest) else self.uid
 
     @property
     def all_containers(self) -> tuple[Container, ...]:
@@ -184,13 +187,12 @@ def _containers(spec: Object, key: str, resource: str, is_draft: bool) -> tuple[
 def _container(entry: Object, place: tuple[str, int], resource: str, is_draft: bool) -> Container:
     resources = at(entry, "resources")
     limits = texts(resources, "limits")
-    units, rest = divmod(milli(limits.get(resource, "0")), 1000)  # the API server writes 1000 as 1k
     return Container(
         name=text(entry, "name"),
         place=place,
         limits=limits,
         requests=texts(resources, "requests"),
-        units=0 if rest else units,
+        units=whole(limits.get(resource, "0")),  # the API server writes 1000 as 1k
         stays=place[0] == "containers" or entry.get("restartPolicy") == "Always",
         environment={text(one, "name"): text(one, "value") for one in entries(entry, "env")} if is_draft else {},
     )

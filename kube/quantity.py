@@ -18,6 +18,8 @@ _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MOST: Final = 2**31 - 1
 """More than any machine has, and what placement counts with."""
+_LENGTH_MAX: Final = 64
+"""Longer texts are no quantities. They are not kept: a stranger's pods must not fill the memory."""
 
 
 def exact(text: str) -> Fraction | None:
@@ -32,20 +34,26 @@ def exact(text: str) -> Fraction | None:
     return number * Fraction(10) ** exponent
 
 
-@lru_cache(maxsize=4096)
 def milli(text: str) -> int:
     """Return a quantity in thousandths, 0..2³¹-1: "1.5" is 1500. What is none, or below nothing, is 0.
 
     It is rounded up, as kube-scheduler and kubelet round what is asked for.
     """
-    return _bounded((exact(text) or Fraction(0)) * 1000)
+    return _scaled(text, 1000, 1) if len(text) <= _LENGTH_MAX else 0
+
+
+def mib(text: str) -> int:
+    """Return a quantity of bytes in MiB, rounded up, 0..2³¹-1. What is none, or below nothing, is 0."""
+    return _scaled(text, 1, 2**20) if len(text) <= _LENGTH_MAX else 0
+
+
+def whole(text: str) -> int:
+    """Return a quantity that is a whole number, 0..2³¹-1. What is none, below nothing, or no whole number is 0."""
+    value = exact(text) if len(text) <= _LENGTH_MAX else None
+    return max(0, min(value.numerator, _MOST)) if value is not None and value.denominator == 1 else 0
 
 
 @lru_cache(maxsize=4096)
-def mib(text: str) -> int:
-    """Return a quantity of bytes in MiB, rounded up, 0..2³¹-1. What is none, or below nothing, is 0."""
-    return _bounded((exact(text) or Fraction(0)) / 2**20)
-
-
-def _bounded(value: Fraction) -> int:
+def _scaled(text: str, times: int, by: int) -> int:
+    value = (exact(text) or Fraction(0)) * times / by
     return max(0, min(-(-value.numerator // value.denominator), _MOST))

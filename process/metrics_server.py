@@ -124,7 +124,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] not in PATHS:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"the metrics are at /metrics\n")
         else:
-            self._answer(HTTPStatus.OK, *self.server.pages.answer(self.headers.get("Accept", "")))
+            self._answer(*self._page())
+
+    def _page(self) -> tuple[HTTPStatus, str, bytes]:
+        try:
+            return HTTPStatus.OK, *self.server.pages.answer(self.headers.get("Accept", ""))
+        except OSError:  # handle_error takes them for those of the connection
+            log.exception("metrics not collected")
+            return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"the metrics cannot be collected: see the log\n"
 
     def do_HEAD(self) -> None:
         """Answer likewise, without the text."""

@@ -104,5 +104,6 @@ OPTIONS: Final = Options(
     program="sharepod-scheduler",
     purpose="Give pods with scheduling gates their devices, by what those really do.",
     prefix="SHAREPOD_SCHEDULER_",
+    others=("SHAREPOD_SCHEDULER_ADDRESS", "SHAREPOD_SCHEDULER_CA", "SHAREPOD_SCHEDULER_TOKEN_FILE"),  # the agent's
     complete=protected(_PROTECTION),
 )

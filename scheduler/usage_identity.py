@@ -146,7 +146,7 @@ class Identities:
         pod, uid = _first(extra, _POD), _first(extra, _POD_UID)
         namespace = self._user.split(":")[2]
         if not _NAME.fullmatch(pod):
-            raise NotAnAgent("the token is bound to no pod: send a projected one, as daemonset/overlays/scheduler")
+            raise NotAnAgent("the token is bound to no pod: send a projected one, as daemonset/base")
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}"
         answer = await self._api.call("GET", path, timeout_s=REVIEW_S)
         found = _object(answer.body, "spec").get("nodeName") if answer.status == 200 else None

@@ -201,7 +201,8 @@ def test_paths_of_other_kinds_releases_and_verbs_are_not_found_or_not_allowed() 
         for method, path, status in (
             ("GET", "/api/v1/gizmos", 404), ("GET", "/api/v1/pods/a", 404),
             ("GET", "/api/v1/namespaces/default/nodes", 404),
-            ("GET", "/apis/policy/v1beta1/poddisruptionbudgets", 404), ("PUT", PODS, 405), ("GET", f"{A}/eviction", 405),
+            ("GET", "/apis/policy/v1beta1/poddisruptionbudgets", 404),
+            ("PUT", PODS, 405), ("GET", f"{A}/eviction", 405),
             ("GET", "/apis/policy/v1/poddisruptionbudgets", 200),
         ):  # fmt: skip
             assert (await client.ask(method, path)).status == status, path

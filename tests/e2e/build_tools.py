@@ -3,7 +3,7 @@
 Owns the cache: ``$XDG_CACHE_HOME/sharepod/tools`` has one folder per module of ``tools/``, named for everything that
 its binaries depend on: ``go.mod``, ``go.sum``, the version of Go and the flags. Modules and build objects are in a
 temporary folder that goes when the build ends. Run as a program it builds what is missing and prints the folders; a
-second run is instant.
+second run is instant. With ``--check`` it only says what the build lacks.
 """
 
 import fcntl
@@ -241,6 +241,8 @@ def build(*modules: Module) -> list[Path]:
     folders = [cache_folder(module) for module in modules]
     root = cache_root() / "tools"
     if all(folder.is_dir() for folder in folders):
+        for folder in folders:
+            os.utime(folder)  # what is used is not old
         return folders  # without the lock: another process may build other modules for minutes
     with locked(root):
         for interrupted in root.glob("build-*"):
@@ -264,6 +266,10 @@ def remove_older(root: Path, module: Module) -> None:
 
 def main() -> int:
     try:
+        if sys.argv[1:] == ["--check"]:
+            check_packages()
+            go_version()
+            return 0
         for folder in build(*ALL):
             print(folder)
     except BuildError as error:

@@ -53,6 +53,7 @@ def sharepod_image(context: Path = REPO_ROOT) -> Path:
         return kept  # without the lock: another checkout may build its own for minutes
     with locked(folder):
         if kept.exists():
+            os.utime(kept)  # what is used is not old
             return kept
         for older in [*by_age(folder, "sharepod-*.tar")[: -(KEPT - 1)], *by_age(folder, "layers/*.tar")[:-LAYERS]]:
             older.unlink()

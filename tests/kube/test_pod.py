@@ -23,7 +23,9 @@ def test_the_cgroup_of_a_static_pod_is_named_by_its_manifests_hash_and_no_tenant
     value = "0123456789abcdef0123456789abcdef"
     tenant = read(pod("a", annotations={"kubernetes.io/config.hash": value}))
     mirror = read(pod("b", annotations={"kubernetes.io/config.hash": value, "kubernetes.io/config.mirror": value}))
-    assert (tenant.cgroup_uid, mirror.cgroup_uid) == (tenant.uid, value)
+    victim = "5451127c-27f4-4f0f-8d5a-0c1b8e6f2a11"
+    thief = read(pod("c", annotations={"kubernetes.io/config.hash": victim, "kubernetes.io/config.mirror": victim}))
+    assert (tenant.cgroup_uid, mirror.cgroup_uid, thief.cgroup_uid) == (tenant.uid, value, thief.uid)
 
 
 def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> None:

@@ -64,3 +64,20 @@ def test_no_text_makes_the_reader_fail(text: str) -> None:
     quantity.exact(text)
     assert 0 <= quantity.milli(text) < 2**31
     assert 0 <= quantity.mib(text) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [("30", 30), ("1k", 1000), ("0", 0), ("1500m", 0), ("2000m", 2), ("-1", 0), ("x", 0), ("2147485", 2147485),
+     ("9E", 2**31 - 1)],
+)  # fmt: skip
+def test_units_are_whole(text: str, whole: int) -> None:
+    assert quantity.whole(text) == whole
+
+
+def test_a_strangers_long_text_is_no_quantity_and_is_not_kept() -> None:
+    before = quantity._scaled.cache_info().currsize
+    for length in range(65, 165):
+        text = "1" + "0" * length
+        assert (quantity.milli(text), quantity.mib(text), quantity.whole(text)) == (0, 0, 0)
+    assert quantity._scaled.cache_info().currsize == before
