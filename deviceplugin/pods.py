@@ -17,8 +17,8 @@ from sharepod.kube.client import Answer, Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.events import Subject
 from sharepod.kube.informer import Change, Informer, Pace, Source
-from sharepod.kube.objects import Object, at
-from sharepod.kube.pod import Pod, read_pod
+from sharepod.kube.objects import Object, at, entries
+from sharepod.kube.pod import FINISHED, Pod, read_pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -31,6 +31,7 @@ log = logging.getLogger("sharepod.deviceplugin.pods")
 COMPONENT: Final = "sharepod-device-plugin"
 GET_S: Final = 10.0
 """A pod is read while kubelet waits for PreStartContainer, 30 s at most."""
+_PODS: Final = "/api/v1/pods"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
@@ -44,7 +45,7 @@ class Pods:
         self._pace = pace or Pace()
         self._events = EventWriter(self._client, node_name, COMPONENT, self._pace.first_s)
         source = Source(
-            "/api/v1/pods",
+            _PODS,
             {"fieldSelector": f"spec.nodeName={node_name}"},
             lambda item: read_pod(item, resource),
             lambda pod: pod.uid,
@@ -81,6 +82,14 @@ class Pods:
         if pod is None or (pod.namespace, pod.name) != (namespace, name):
             raise self._client.refusal(answer)
         return pod
+
+    async def uids(self) -> frozenset[str]:
+        """Return what names the cgroups of the node's pods that are not over, as of now. Raises ApiUnavailable."""
+        answer = await self._read(f"{_PODS}?fieldSelector=spec.nodeName%3D{self._node_name}")
+        if answer.status != 200:
+            raise self._client.refusal(answer)
+        pods = (read_pod(item, self._resource) for item in entries(answer.body, "items"))
+        return frozenset(pod.cgroup_uid for pod in pods if pod is not None and pod.phase not in FINISHED)
 
     async def runtime(self) -> Runtime:
         """Return what runs the node's containers. Raises ApiUnavailable."""

@@ -22,6 +22,9 @@ class ApiServer(Protocol):
     async def get(self, namespace: str, name: str, within_s: float = ...) -> Pod | None:
         """Return a pod as it is now; None: there is none. Raises ApiUnavailable in time."""
 
+    async def uids(self) -> frozenset[str]:
+        """Return what names the cgroups of the node's pods that are not over, as of now. Raises ApiUnavailable."""
+
     def watch(self) -> AsyncIterator[tuple[str, Pod]]:
         """Yield ("set" | "gone", pod) for ever."""
 

@@ -123,7 +123,7 @@ class Sweeper:
         live = await self._processes.live_pods()
         held = {unit for holder in listing.holders for unit in holder.units}
         if any(item.binding is None for item in suspects):
-            held |= self._admitted()
+            held |= await self._admitted()
         for item in suspects:
             lives = item.binding is not None and item.binding.cgroup_uid in live
             if lives or self._is_listed(item, held):
@@ -136,12 +136,16 @@ class Sweeper:
                 await self._agent.release(share.id)
                 log.info("share of no allocation released", extra={"share": share.id, "container": binding.title})
 
-    def _admitted(self) -> set[UnitId]:
-        """Return the units of the watch's pods by kubelet's checkpoint: a plain init container is listed nowhere else.
+    async def _admitted(self) -> set[UnitId]:
+        """Return the units of the node's pods by kubelet's checkpoint: a plain init container is listed nowhere else.
 
-        It may wait for its image longer than UNBOUND_S.
+        It may wait for its image longer than UNBOUND_S. The watch may not have told of its pod, if the API server went
+        away right after it was admitted, so the API server is asked about pods that the watch does not know. Raises
+        ApiUnavailable.
         """
         pods = {pod.cgroup_uid for pod in self._follower.pods() if pod.phase not in FINISHED}
+        if not pods.issuperset(item.pod_uid for item in self._kubelet.recorded()):
+            pods |= await self._api.uids()
         return {unit for item in self._kubelet.recorded() if item.pod_uid in pods for unit in item.units}
 
     async def _rest_ended(self, since: int) -> None:

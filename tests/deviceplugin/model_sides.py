@@ -63,6 +63,13 @@ class ModelApi:
         await self._lag()
         return pod
 
+    async def uids(self) -> frozenset[str]:
+        await self._lag()
+        if not self.up:
+            await asyncio.sleep(10)
+            raise ApiUnavailable("the API server is away")
+        return frozenset(pod.cgroup_uid for pod in self.pods.values() if pod.phase not in ("Succeeded", "Failed"))
+
     async def watch(self) -> AsyncIterator[tuple[str, Pod]]:
         """Begin anew, as a plugin that starts does."""
         self.listed = False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_node import Container, ModelNode, NodePod
 from virtual_time import run_virtually
@@ -119,6 +119,16 @@ def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), events=st.lists(EVENTS, min_size=1, max_size=25))
+@example(  # the API server goes away right after a pod of an init container alone was admitted
+    seed=717,
+    events=[
+        ("create", 3, 0), ("wait", 0.5), ("create", 0, 2), ("restart kubelet", 8.0), ("delete", 0, "calm"),
+        ("wait", 0.5), ("create", 3, 3), ("full", False), ("crash", 0), ("crash", 0), ("create", 0, 2), ("wait", 0.01),
+        ("create", 0, 1),
+        ("create", 0, 5), ("full", True), ("stop", "api"), ("delete", 0, "calm"), ("create", 0, 1), ("full", False),
+        ("wait", 70.0), ("create", 0, 1), ("restart kubelet", 8.0),
+    ],
+)  # fmt: skip
 def test_no_live_container_loses_its_share_and_none_leaks(seed: int, events: list[tuple[Any, ...]]) -> None:
     playing(seed, events)
 
