@@ -1,7 +1,7 @@
 """Measure every bar that needs no real GPU, on the simulated one, and print the table: what `python -m bench` does.
 
 Progress goes to stderr, the table to stdout, everything to bench/results/<machine>.json. Exit 1 when a bar is missed
-(the hand-off may be: design.md allows it with a measured reason).
+(the hand-off may be, with a measured reason).
 """
 
 import dataclasses

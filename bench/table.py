@@ -17,7 +17,7 @@ class Line:
     Attributes:
         row: key of the row of the bars table, for `--only`.
         what: the case in words.
-        bar: the bar with its unit, as design.md has it, worked out for this case.
+        bar: the bar with its unit, worked out for this case.
         result: what was measured, in the bar's unit.
         met: None when there is no bar for this case, only a comparison.
         no_hook: the same case under the device's default time slicing.

@@ -24,7 +24,7 @@ class Line:
     """The same case without the hook: the device's own time slicing."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     excusable: bool = False
-    """It may be missed with a stated reason (design.md: the hand-off and what is of the hardware alone)."""
+    """It may be missed with a stated reason (the hand-off, and what is of the hardware alone)."""
 
     @property
     def verdict(self) -> str:
