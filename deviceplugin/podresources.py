@@ -1,4 +1,4 @@
-"""Kubelet's word on who holds which units: pod-resources, and its checkpoint. Nothing is decided or remembered here.
+"""Asks kubelet which container holds which units: pod-resources, and its checkpoint. It decides and keeps nothing.
 
 Kubelet answers 100 calls a second at most, and every start of a container asks: those who ask at once share a look.
 """

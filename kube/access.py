@@ -1,4 +1,4 @@
-"""Where the API server is, and how we prove who we are: a pod's service account, or a kubeconfig.
+"""The API server's address and our credentials: those of a pod's service account, or of a kubeconfig.
 
 The library reads both, and runs what a kubeconfig names: an exec plugin of EKS, GKE or AKS. It does not notice that a
 file was replaced, and asks for a new token by the clock alone. So this decides when it has to read again: when a file
@@ -126,7 +126,7 @@ class Access:
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Access:
-    """Return the API server of the cluster whose pod we are. Raises AccessError."""
+    """Return the API server of the cluster in which this process is a pod. Raises AccessError."""
     if not (environment.get("KUBERNETES_SERVICE_HOST") and environment.get("KUBERNETES_SERVICE_PORT")):
         raise AccessError("KUBERNETES_SERVICE_HOST or _PORT is not set, so this is no pod: give a kubeconfig")
     token, authority = account / "token", account / "ca.crt"

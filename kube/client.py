@@ -134,7 +134,7 @@ class Client:
                         yield self._parsed(line)
 
     def refusal(self, answer: Answer) -> ApiUnavailable:
-        """Return the error for an answer, whose reason the API server puts into a Status."""
+        """Return the error for an answer. The API server puts the reason into a Status."""
         message = answer.body.get("message")
         text = " ".join(message.split())[:_TEXT_MAX] if isinstance(message, str) and message else "no reason given"
         remedy = {

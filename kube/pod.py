@@ -38,7 +38,7 @@ class Container:
     stays: bool = True
     """It runs beside the others: it is no init container, or one that is a sidecar."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of a draft: its variables; those whose values come from elsewhere are empty."""
+    """Variables of a draft's container. A variable is empty here if its value comes from elsewhere."""
 
     @property
     def order(self) -> tuple[bool, int]:

@@ -1,4 +1,4 @@
-"""Replaces a file in one step: whoever reads it, also after a crash, finds the old content or the new, never a part."""
+"""Replaces a file in one step. A reader finds the old content or the new, never a part, also after a crash."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Histogram:
 
 
 AnyTable = Table[Snapshot, Any]
-"""One whose sources only it knows."""
+"""A table of any sources: only the table itself knows their type."""
 
 
 def families(tables: Iterable[AnyTable[Snapshot]], snapshot: Snapshot) -> list[Metric]:

@@ -75,7 +75,7 @@ def _access(settings: Settings) -> Access:
 
 
 class _OnLoop:
-    """A collector whose families are made on a loop, while the thread that scrapes waits for them."""
+    """A collector that makes its families on the event loop. The thread that scrapes waits for them."""
 
     def __init__(self, collected: Callable[[], list[Metric]]) -> None:
         """Take what makes the families on the loop that runs now."""
@@ -128,7 +128,7 @@ def _gatekeeper(
     not_ready: Callable[[], str],
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Gatekeeper, Lease]:
-    """Return what decides who is released and who yields, and the lease by which replicas agree on who does so."""
+    """Return the controller that releases pods and has shares yield, and the lease that lets one replica do so."""
     namespace, _, name = settings.lease.partition("/")
     holder = f"{os.environ.get('HOSTNAME', COMPONENT)}_{secrets.token_hex(4)}"
     lease = Lease(client, namespace=namespace, name=name, holder=holder)

@@ -250,7 +250,7 @@ def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows()
 
 
 def text_of(registry: Registry) -> Callable[[], str]:
-    """Return what a node whose status is a registry's serves as text."""
+    """Return the text that a node serves when its status is that of the registry."""
     pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
     return lambda: pages.answer("")[1].decode()
 

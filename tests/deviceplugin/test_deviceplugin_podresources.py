@@ -1,4 +1,4 @@
-"""Who holds which units, as kubelet says it: at its rate, or not at all."""
+"""Which container holds which units, as kubelet says it: at its rate, or not at all."""
 
 from __future__ import annotations
 

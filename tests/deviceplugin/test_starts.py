@@ -142,7 +142,7 @@ def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: Path) -
 
 
 def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_path: Path) -> None:
-    """The watch has the one before, whose terms are not the new one's."""
+    """The watch still has the pod before, which has other terms."""
 
     async def test(node: ModelNode) -> None:
         pod = await made(node, 3, 0)

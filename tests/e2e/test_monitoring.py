@@ -1,4 +1,4 @@
-"""daemonset/monitoring, installed by its page: who has token and authority reads what a pod uses, and nobody else."""
+"""daemonset/monitoring, installed by its page: a reader needs the token and the authority to see what a pod uses."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The status server beyond the loopback: who is let in, and files that are renewed under it."""
+"""The status server beyond the loopback: which clients it lets in, and files that are renewed while it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """What a Secret's volume has: the server's certificate and key, and whose clients are let in."""
+    """What a Secret's volume has: the server's certificate and key, and the authority of its clients."""
 
     def __init__(self, directory: Path) -> None:
         self.paths = [directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
