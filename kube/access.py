@@ -58,6 +58,7 @@ class Access:
         """`name` says in errors what `files` are; `read` fills a configuration and returns what refreshes it."""
         self._name, self._files, self._read = name, files, read
         self._lock = asyncio.Lock()
+        self._asked: asyncio.Future[Any] | None = None
         self._configuration = Configuration()
         self._refresh: Refresh | None = None
         self._stamp: tuple[object, ...] = ()
@@ -96,10 +97,16 @@ class Access:
         return True
 
     async def _reading(self, work: Coroutine[Any, Any, T], configuration: Configuration) -> T:
+        late = AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does")
+        if self._asked is not None and not self._asked.done():
+            work.close()
+            raise late  # the library lets a plugin that hangs run on: a second one would hang beside it
+        self._asked = asked = asyncio.ensure_future(work)
+        if not (await asyncio.wait({asked}, timeout=READ_S))[0]:
+            asked.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for it any more
+            raise late
         try:
-            done = await asyncio.wait_for(work, READ_S)
-        except TimeoutError:
-            raise AccessError(f"{self._name}: no credential within {READ_S:.0f} s: see what its plugin does") from None
+            done = asked.result()
         except (ConfigException, OSError, yaml.YAMLError) as error:
             raise AccessError(f"{self._name}: {_reason(error)}: put it right") from None
         except Exception as error:  # noqa: BLE001 - the library trips in any way over a file that is no kubeconfig

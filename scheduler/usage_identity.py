@@ -1,7 +1,7 @@
 """Whose token it is: asks the API server with a TokenReview, and remembers the answer for a few minutes.
 
-The token of a pod says on which node the pod runs: as an extra of the review from Kubernetes 1.30 on, before that by
-the name of the pod, which is looked up. Tokens are neither kept nor logged: what is remembered goes by their hash.
+The review of a pod's token names the node on which the pod runs. Tokens are neither kept nor logged: what is remembered
+goes by their hash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +27,6 @@ REVIEW_S: Final = 5.0
 TOKEN_MAX: Final = 8192
 _PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 _NODE: Final = "authentication.kubernetes.io/node-name"
-_POD: Final = "authentication.kubernetes.io/pod-name"
-_POD_UID: Final = "authentication.kubernetes.io/pod-uid"
-_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 Object = dict[str, object]
@@ -111,15 +107,15 @@ class Identities:
 
     async def _ask(self, token: str) -> _Known:
         try:
-            node = await self._node(await self._reviewed(token))
+            node = await self._reviewed(token)
         except self._unavailable as error:
             raise Unanswered(f"the token cannot be checked now ({' '.join(str(error).split())}): try again") from None
         except NotAnAgent as error:
             return _Known(self._clock() + REMEMBER_REFUSAL_S, "", str(error))
         return _Known(self._clock() + REMEMBER_S, node)
 
-    async def _reviewed(self, token: str) -> Object:
-        """Return the extras of the agent that has the token. Raises NotAnAgent."""
+    async def _reviewed(self, token: str) -> str:
+        """Return the node of the agent that has the token. Raises NotAnAgent and Unanswered."""
         body: Object = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
@@ -137,22 +133,10 @@ class Identities:
         user = _object(status, "user")
         if user.get("username") != self._user:
             raise NotAnAgent(f"the token is of {str(user.get('username'))[:253]!r}: only {self._user} reports usage")
-        return _object(user, "extra")
-
-    async def _node(self, extra: Object) -> str:
-        """Return the node that the token is bound to. Raises NotAnAgent."""
-        if node := _first(extra, _NODE):
-            return node
-        pod, uid = _first(extra, _POD), _first(extra, _POD_UID)
-        namespace = self._user.split(":")[2]
-        if not _NAME.fullmatch(pod):
-            raise NotAnAgent("the token is bound to no pod: send a projected one, as daemonset/base")
-        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}"
-        answer = await self._api.call("GET", path, timeout_s=REVIEW_S)
-        found = _object(answer.body, "spec").get("nodeName") if answer.status == 200 else None
-        if not isinstance(found, str) or not found or (uid and _object(answer.body, "metadata").get("uid") != uid):
-            raise NotAnAgent(f"the token is of pod {namespace}/{pod}, which is gone or on no node: send a live one")
-        return found
+        node = _first(_object(user, "extra"), _NODE)
+        if not node:
+            raise NotAnAgent("the token is bound to no pod on a node: send a projected one, as daemonset/base")
+        return node
 
 
 def _object(body: Object, key: str) -> Object:

@@ -355,6 +355,7 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
             await node.kubelet.restart(pod, "main", patience_s=60)
             await node.kubelet.start(waiting, "main", patience_s=60)
             assert (await node.shares())["pod/main"].id == given
+            await until(lambda: node.kubelet.healthy, node.log)  # it registers after it took over
             more = await node.admit("more", {"main": 40})
             await node.kubelet.start(more, "main", patience_s=60)
             kept = json.loads((node.state / "allocations.json").read_text())["allocations"]

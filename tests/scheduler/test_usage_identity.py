@@ -22,8 +22,6 @@ from sharepod.scheduler.usage_identity import (
 )
 
 NODE_KEY = "authentication.kubernetes.io/node-name"
-POD_KEY = "authentication.kubernetes.io/pod-name"
-UID_KEY = "authentication.kubernetes.io/pod-uid"
 
 
 class Away(Exception):
@@ -45,10 +43,9 @@ def reviewed(
 
 @dataclass
 class ApiServer:
-    """Answers reviews with `review`, and questions about pods with `pod`."""
+    """Answers reviews with `review`."""
 
     review: Answer = field(default_factory=lambda: reviewed({NODE_KEY: ["n1"]}))
-    pod: Answer = field(default_factory=lambda: Answer(404, {}))
     away: str = ""
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     at_once: int = 0
@@ -63,7 +60,7 @@ class ApiServer:
         self.at_once -= 1
         if self.away:
             raise Away(self.away)
-        return self.review if method == "POST" else self.pod
+        return self.review
 
 
 class Clock:
@@ -87,29 +84,6 @@ def test_the_review_is_for_our_audience_and_names_the_node() -> None:
     assert (body["apiVersion"], body["kind"]) == ("authentication.k8s.io/v1", "TokenReview")
 
 
-def test_before_kubernetes_1_30_the_pod_says_on_which_node_it_is() -> None:
-    api = ApiServer(reviewed({POD_KEY: ["sharepod-x7k2p"], UID_KEY: ["u1"]}))
-    api.pod = Answer(200, {"metadata": {"uid": "u1"}, "spec": {"nodeName": "n7"}})
-    assert node_of(api) == "n7"
-    assert api.asked[1] == ("GET", "/api/v1/namespaces/sharepod/pods/sharepod-x7k2p", None)
-
-
-@pytest.mark.parametrize(
-    ("pod", "text"),
-    [
-        (Answer(404, {"message": "not found"}), "gone or on no node"),
-        (Answer(200, {"metadata": {"uid": "another"}, "spec": {"nodeName": "n7"}}), "gone or on no node"),
-        (Answer(200, {"metadata": {"uid": "u1"}, "spec": {}}), "gone or on no node"),
-        (Answer(200, {"metadata": {"uid": "u1"}, "spec": {"nodeName": 7}}), "gone or on no node"),
-        (Answer(200, {"spec": "?"}), "gone or on no node"),
-    ],
-)
-def test_a_pod_that_is_gone_or_another_one_proves_nothing(pod: Answer, text: str) -> None:
-    api = ApiServer(reviewed({POD_KEY: ["sharepod-x7k2p"], UID_KEY: ["u1"]}), pod)
-    with pytest.raises(NotAnAgent, match=text):
-        node_of(api)
-
-
 @pytest.mark.parametrize(
     ("review", "text"),
     [
@@ -129,7 +103,6 @@ def test_a_pod_that_is_gone_or_another_one_proves_nothing(pod: Answer, text: str
         (reviewed({NODE_KEY: ["n1"]}, user="system:node:n1"), "the token is of 'system:node:n1'"),
         (reviewed({}), "bound to no pod"),
         (reviewed({NODE_KEY: ["n1", "n2"]}), "bound to no pod"),
-        (reviewed({POD_KEY: ["../../secrets/x"]}), "bound to no pod"),
     ],
 )
 def test_a_token_of_anybody_else_is_refused(review: Answer, text: str) -> None:
