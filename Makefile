@@ -40,7 +40,7 @@ e2e: build ## Run the tests that need a Kubernetes cluster, on 1.37, KUBERNETES=
 check: build ## Check types, style, imports, protocol, spelling and C warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p sharepod -p bench
+	$(BIN)/mypy -p sharepod -p rig -p bench
 	$(BIN)/lint-imports
 	if compgen -G 'proto/*.proto' >/dev/null; then $(BIN)/buf lint; fi
 	git ls-files -z '*.c' '*.h' | xargs -0 --no-run-if-empty $(BIN)/clang-format --dry-run -Werror

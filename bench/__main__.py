@@ -1,7 +1,7 @@
 """`python -m bench`: what measures is in rows.py, and is imported once a Ctrl-C in that moment ends in order too."""
 
 from bench.entry import run
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 from sharepod.cli.errors import CliError
 
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from bench import figures
 from bench.neighbours import PERIOD_MS, REQUESTS
-from bench.node import Load, Node, Terms
 from bench.scale import Scale
 from bench.table import Line, milli
+from rig.node import Load, Node, Terms
 from sharepod.scheduler import node as nodes
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.memory import Memory

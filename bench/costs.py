@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 
 from bench import figures
-from bench.node import Load, Node, Terms
-from bench.programs import Program, Result, build, chain_ns, load_command
 from bench.scale import Scale
 from bench.table import Line, micro
+from rig.node import Load, Node, Terms
+from rig.programs import Program, Result, build, chain_ns, load_command
 from sharepod.proto import v1_pb2, v1_pb2_grpc
 
 GROUP = 512

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from bench import charts
 from bench.entry import Parser, run
-from bench.node import Node
 from bench.pods import Pod, Pods
-from bench.programs import ProgramFailed, fill_command, load_command
 from bench.prometheus import Monitoring, Panel, Prometheus, panels
+from rig.node import Node
+from rig.programs import ProgramFailed, fill_command, load_command
 from sharepod.cli.errors import CliError
 from sharepod.cli.scratch import Scratch
 

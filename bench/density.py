@@ -26,9 +26,9 @@ import grpc
 
 from bench import figures
 from bench.costs import cpu_s
-from bench.programs import Program, load_command
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
+from rig.programs import Program, load_command
 from sharepod.cli.launch import program_environment
 from sharepod.cli.scratch import Scratch
 from sharepod.proto import v1_pb2, v1_pb2_grpc

@@ -19,9 +19,9 @@ import trustme
 from bench import figures
 from bench.costs import cpu_s
 from bench.density import _rss_mib
-from bench.programs import ProgramFailed
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
+from rig.programs import ProgramFailed
 from sharepod.cli.scratch import Scratch
 
 MEMORY_MIB = 1024

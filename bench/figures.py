@@ -9,34 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The device's ground truth at one instant: device time used so far, per owner."""
-
-    now_ns: int
-    busy_ns: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One unit of work as the device saw it."""
-
-    owner: str
-    submitted_ns: int
-    started_ns: int
-    ended_ns: int
-    device: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A span in which an owner held the turn on a device, until its work had drained."""
-
-    owner: str
-    granted_ns: int
-    drained_ns: int
-    device: int = 0
+from rig.truth import Held, Kernel, Sample
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

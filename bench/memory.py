@@ -4,10 +4,10 @@ import time
 
 from bench import figures
 from bench.costs import noop_driver
-from bench.node import Node, Terms
-from bench.programs import Program, Result, fill_command
 from bench.scale import Scale
 from bench.table import Line
+from rig.node import Node, Terms
+from rig.programs import Program, Result, fill_command
 
 CAP_BYTES = 3 * 2**30 + 4096 * 3
 """Of whole rows, so that an array can be as large as the cap; not of whole grains of a pool."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench import figures
-from bench.node import Load, Node, Terms
 from bench.rivals import gemini
 from bench.scale import Scale
 from bench.table import Line, milli
+from rig.node import Load, Node, Terms
 
 PERIOD_MS = 20
 REQUESTS = {"work": "4ms", "unit": "500us", "period": f"{PERIOD_MS}ms"}

@@ -3,12 +3,12 @@
 import time
 
 from bench import figures
-from bench.figures import Kernel
-from bench.node import START_DELAY_NS, Load, Node, Terms
 from bench.rivals import bursts, gemini
 from bench.scale import Scale
 from bench.shares import MS, quantum_ns, saturating
 from bench.table import Line, milli
+from rig.node import START_DELAY_NS, Load, Node, Terms
+from rig.truth import Kernel
 
 LOG_KERNELS = 400_000
 UNIT_NS = MS // 2

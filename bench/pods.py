@@ -6,8 +6,8 @@ from pathlib import Path
 
 import grpc
 
-from bench.node import Node
-from bench.programs import Program
+from rig.node import Node
+from rig.programs import Program
 from sharepod.cli.launch import program_environment
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc

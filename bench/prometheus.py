@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import yaml
 
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 
 FOLDER = Path(__file__).resolve().parent.parent / "daemonset" / "monitoring"
 PROGRAM = "prometheus"

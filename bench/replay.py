@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import figures
-from bench.figures import Sample
-from bench.node import START_DELAY_NS, Node, Terms
-from bench.programs import Program, Result, build
 from bench.scale import Scale
 from bench.shares import quantum_ns
 from bench.table import Line, milli
 from bench.traces.format import Trace, parse
+from rig.node import START_DELAY_NS, Node, Terms
+from rig.programs import Program, Result, build
+from rig.truth import Sample
 
 FOLDER = Path(__file__).resolve().parent / "traces"
 TRAINING, SERVER, LOOP = "training", "server", "launch-bound"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench import figures
-from bench.figures import Sample
 from bench.model.scenarios import SCENARIOS
-from bench.node import Load, Node, Terms
-from bench.programs import Result
 from bench.scale import Scale
 from bench.table import Line
+from rig.node import Load, Node, Terms
+from rig.programs import Result
+from rig.truth import Sample
 
 BURSTS = {"unit": "1ms", "burst": 10, "gap": "3ms"}
 

@@ -28,9 +28,9 @@ from bench import (
     yielding,
 )
 from bench.entry import Parser
-from bench.programs import machine
 from bench.scale import FULL, QUICK, Scale
 from bench.table import Line
+from rig.programs import machine
 
 ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "machine": costs.machine,

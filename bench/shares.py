@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench import figures
-from bench.figures import Sample
-from bench.node import Load, Node, Terms
 from bench.scale import Scale
 from bench.table import Line, milli
+from rig.node import Load, Node, Terms
+from rig.truth import Sample
 
 MS = 1_000_000
 

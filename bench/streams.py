@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.node import START_DELAY_NS, Load, Node, Terms
-from bench.programs import streams_command
 from bench.scale import Scale
 from bench.table import Line
+from rig.node import START_DELAY_NS, Load, Node, Terms
+from rig.programs import streams_command
 
 BAR_PERCENT = 0.5
 NEIGHBOUR = Load(Terms(50), "saturate", {"unit": "500us", "depth": 8, "warm": 3})

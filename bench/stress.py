@@ -19,9 +19,9 @@ from pathlib import Path
 
 from bench import figures
 from bench.entry import Parser, duration, run
-from bench.figures import Kernel
-from bench.node import Node, Terms
-from bench.programs import Program, ProgramFailed, load_command, storm_command
+from rig.node import Node, Terms
+from rig.programs import Program, ProgramFailed, load_command, storm_command
+from rig.truth import Kernel
 from sharepod.cli.errors import CliError
 from sharepod.cli.turns import Turn
 

@@ -17,9 +17,9 @@ from typing import Any
 from bench import figures
 from bench.density import double, node_of
 from bench.neighbours import PERIOD_MS, REQUESTS, serve
-from bench.programs import Program, load_command
 from bench.scale import Scale
 from bench.table import Line, milli
+from rig.programs import Program, load_command
 from sharepod.cli.launch import program_environment
 
 BATCH = {"unit": "20ms", "depth": 4}

@@ -11,14 +11,21 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
 
 pytest.register_assert_rewrite("contract")  # promises are asserted in modules that are imported
 
-if str(REPO_ROOT) not in sys.path:  # for `bench`; appended: the tree's `proto/` must not shadow an installed package
-    sys.path.append(str(REPO_ROOT))
+TREE = str(Path(__file__).resolve().parents[1])
+if TREE not in sys.path:  # for `rig` and `bench`; appended: the tree's `proto/` must not shadow an installed package
+    sys.path.append(TREE)
+
+from rig import REPO_ROOT  # noqa: E402
+from rig.gpu import MakeSimgpu, SimulatedGpu  # noqa: E402
+
+if TYPE_CHECKING:
+    from rig.arbiter import Arbiter
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
@@ -82,6 +89,15 @@ def make_simgpu() -> Iterator[MakeSimgpu]:
 def simgpu(make_simgpu: MakeSimgpu) -> dict[str, str]:
     """Return an environment with one simulated H200 of this test alone; ``make_simgpu`` gives other devices."""
     return make_simgpu().env
+
+
+@pytest.fixture
+def arbiter() -> Iterator["Arbiter"]:
+    """A running arbiter without an agent."""
+    from rig.arbiter import Arbiter
+
+    with Arbiter() as arbiter:
+        yield arbiter
 
 
 @pytest.fixture(scope="session")

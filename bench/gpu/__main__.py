@@ -47,7 +47,7 @@ from bench.gpu.build import ROOT, BuildFailed, build
 from bench.gpu.host import Host, Unusable
 from bench.gpu.report import FAILED, MEASURED, SKIPPED, Line, Report, Row
 from bench.gpu.scale import DRY, FULL
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 
 NOT_DONE = {
     "time slice set to 8:1 by the driver's own control, preemption latency": "it needs handles sniffed from ioctl, on "

@@ -14,7 +14,7 @@ from bench.gpu.build import HERE
 from bench.gpu.host import Host
 from bench.gpu.node import Node, Terms
 from bench.gpu.report import Line
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 from sharepod.hook.coverage import plain_name, read_actions, read_functions
 
 PROGRAM_TIMEOUT_S = 100.0

@@ -6,7 +6,7 @@ import time
 from bench.gpu.host import Host
 from bench.gpu.process import ask_once
 from bench.gpu.report import Line, milli
-from bench.programs import Program, ProgramFailed
+from rig.programs import Program, ProgramFailed
 
 HOST_PART = 0.6
 """Of the host's free memory: a checkpoint moves the device's into it."""

@@ -4,11 +4,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from bench import figures, programs
+from bench import figures
 from bench.gpu.host import Host
 from bench.gpu.node import Load, Node, Terms, saturating
 from bench.gpu.report import Line, micro
-from bench.programs import Program, Result
+from rig import programs
+from rig.programs import Program, Result
 
 GROUP = 256
 COUNTED_NS = 2_000_000_000

@@ -18,7 +18,7 @@ from bench.gpu.host import Host
 from bench.gpu.node import Node, Terms
 from bench.gpu.process import ask_once
 from bench.gpu.report import Line
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 
 GIB = 1 << 30
 CAP_BYTES = 20 * GIB

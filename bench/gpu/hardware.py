@@ -14,7 +14,7 @@ from bench.gpu.host import Host
 from bench.gpu.node import START_DELAY_NS, Load, Node, Terms, saturating
 from bench.gpu.report import Line, micro, milli
 from bench.gpu.scale import MS
-from bench.programs import Program
+from rig.programs import Program
 
 BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")
 

@@ -14,7 +14,7 @@ from bench.gpu.build import ROOT, Built
 from bench.gpu.process import Asked, ask_once
 from bench.gpu.scale import Scale
 from bench.gpu.spans import Tick
-from bench.programs import machine
+from rig.programs import machine
 from sharepod.cli.scratch import IN_MEMORY, Scratch
 
 SIMULATED_BYTES = 32 << 20

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench import figures
-from bench.figures import Held, Kernel, Sample
 from bench.gpu import spans
 from bench.gpu.host import Host, nanoseconds
 from bench.gpu.process import Asked
 from bench.gpu.scale import MS
 from bench.gpu.spans import ClockMap, Span, Tick
-from bench.programs import Program, ProgramFailed, Result
+from rig.programs import Program, ProgramFailed, Result
+from rig.truth import Held, Kernel, Sample
 
 START_DELAY_NS = 100 * MS
 """Between the go and the first launch, so that all programs begin together."""

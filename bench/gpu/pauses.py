@@ -8,7 +8,7 @@ from bench.gpu.host import Host
 from bench.gpu.node import START_DELAY_NS, Load, Node, Terms, saturating
 from bench.gpu.report import Line, milli
 from bench.gpu.scale import MS, SECOND
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 
 UNIT_NS = MS // 2
 LATE = "late"

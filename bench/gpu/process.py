@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.programs import ProgramFailed
+from rig.programs import ProgramFailed
 from sharepod.cli.scratch import IN_MEMORY
 
 ANSWER_TIMEOUT_S = 20.0

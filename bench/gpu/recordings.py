@@ -11,8 +11,8 @@ from bench.gpu.frameworks import command, missing
 from bench.gpu.host import Host
 from bench.gpu.record import convert, read_kernels, read_log
 from bench.gpu.report import Line
-from bench.programs import ProgramFailed, build
 from bench.traces.format import Trace, TraceError
+from rig.programs import ProgramFailed, build
 
 NAMES = ("training", "server", "launch-bound")
 SECONDS = 3.0

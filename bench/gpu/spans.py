@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.figures import Kernel, Sample
+from rig.truth import Kernel, Sample
 
 JOINED_GAP_NS = 10_000
 """Kernels of one owner closer than this follow each other as fast as the device starts them: it was not idle for others

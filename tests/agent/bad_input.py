@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_process import metered, wait_until
-
+from rig.agent import metered
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import RunningAgent
+    from rig.agent import RunningAgent
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("bad_program.c")
@@ -154,7 +154,7 @@ def facts_of(agent: RunningAgent, share: pb.Share) -> list[str]:
 
 def told(agent: RunningAgent, share: pb.Share, event: str, cause: str, fact: str = "") -> str:
     """Wait until the agent has one line with the cause, and the explanation has it too; return the line."""
-    wait_until(lambda: any(cause in line for line in lines_of(agent, share, event)))
+    until(lambda: any(cause in line for line in lines_of(agent, share, event)))
     (line,) = [line for line in lines_of(agent, share, event) if cause in line]
     assert [(fact or cause) in one for one in facts_of(agent, share)].count(True) == 1, facts_of(agent, share)
     return line

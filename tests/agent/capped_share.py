@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent_process import RunningAgent, program
-
+from rig.agent import RunningAgent, program
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 

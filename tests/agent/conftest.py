@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import MakeAgent, RunningAgent
+
+from rig.agent import MakeAgent, RunningAgent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

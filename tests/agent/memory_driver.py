@@ -8,8 +8,8 @@ from collections.abc import Callable
 from ctypes import c_void_p
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "simgpu"))
-from memory_structs import Location
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from rig.structs import Location
 
 cuda = ctypes.CDLL("libcuda.so.1")
 OUT_OF_MEMORY = 2

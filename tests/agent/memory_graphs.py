@@ -5,7 +5,8 @@ from __future__ import annotations
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 
 from memory_driver import ON_DEVICE, Give, Refused, bring_to_an_end, call, stream
-from memory_structs import AllocationNode, Instantiation, Location, Node, PoolProps
+
+from rig.structs import AllocationNode, Instantiation, Location, Node, PoolProps
 
 ALLOCATE = 10  # a type of node
 UPLOAD = 2  # a flag of an instantiation

@@ -8,7 +8,8 @@ from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
 
 from memory_driver import FILE, ON_DEVICE, OWN_STREAM, Give, Refused, bring_to_an_end, call, shown, stream
 from memory_graphs import GRAPHS
-from memory_structs import (
+
+from rig.structs import (
     Array,
     Array3D,
     Array3DV1,

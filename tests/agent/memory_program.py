@@ -24,7 +24,8 @@ from ctypes import byref, c_char, c_size_t, c_uint64, c_void_p
 
 from memory_driver import FILE, OUT_OF_MEMORY, Give, Refused, bring_to_an_end, call, shown, stream
 from memory_kinds import KINDS, default_of, imported, known, mapped, unmap
-from memory_structs import IpcHandle
+
+from rig.structs import IpcHandle
 
 RELEASE_THRESHOLD = 4
 

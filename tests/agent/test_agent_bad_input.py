@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import metered, program, usage, wait_until
 from bad_input import (
     INVALID_DEVICE,
     MISSING,
@@ -41,8 +40,11 @@ from bad_input import (
     worker,
 )
 
+from rig.agent import metered, program, usage
+from rig.until import until
+
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 MIB = 1 << 20
 CONTEXT_MIB = 300
@@ -80,8 +82,8 @@ def test_a_first_context_that_the_cap_does_not_hold_is_made_and_its_allocations_
     with worker(bad_program, environment_of(small), tmp_path) as first:
         held = CONTEXT_MIB * MIB
         # Two looks in a row must find the same, 2.4 s apart, while it allocates and frees: that can take a few.
-        wait_until(lambda: held <= usage(agent, "small").memory_used_bytes <= held + 8 * MIB, 60)
-        wait_until(lambda: first.refused > 0)
+        until(lambda: held <= usage(agent, "small").memory_used_bytes <= held + 8 * MIB, timeout_s=60)
+        until(lambda: first.refused > 0)
         first.goes_on()  # each of its rounds has allocations that are refused: all of them are answered with 2
         told(agent, small.share, "cap does not hold a context", "its cap of 64 MiB does not hold a CUDA context")
         cap = f"memory_limit_bytes={64 * MIB}"
@@ -182,7 +184,7 @@ def test_a_driver_that_lacks_what_the_hook_calls_crashes_nobody(
         closed = once(bad_program, {**environment, "SHAREPOD_POLICY": "closed"})
         assert closed["init"] == (NOT_READY if name in needed else 0), name
         launched[name] = 4 * [answers["launch"], closed["launch"]].count(0)
-    wait_until(lambda: all(lines_of(agent, shares[name], TROUBLE) for name in needed))
+    until(lambda: all(lines_of(agent, shares[name], TROUBLE) for name in needed))
     for name, share in shares.items():
         causes = [f"the driver lacks {name}:" in line for line in lines_of(agent, share, TROUBLE)]
         assert causes == ([True, True] if name in needed else []), name  # of two processes
@@ -190,7 +192,7 @@ def test_a_driver_that_lacks_what_the_hook_calls_crashes_nobody(
         assert facts.count(True) == (1 if name in needed else 0), name
     assert list(launched.values()).count(8) >= len(launched) - len(needed) - 2
     expected = {name: 0 if name in needed else launched[name] for name in shares}
-    wait_until(lambda: {name: usage(agent, name).launches for name in shares} == expected)
+    until(lambda: {name: usage(agent, name).launches for name in shares} == expected)
 
 
 def test_what_only_the_program_misses_is_not_found(make_agent: MakeAgent, bad_program: Path, tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_a_driver_that_is_too_old_is_told_and_runs(agent: RunningAgent, bad_prog
     answer = agent.register(10, name="old")
     assert first_error(once(bad_program, environment_of(answer, SIMGPU_DRIVER_VERSION="10020"))) == ("", 0)
     told(agent, answer.share, TROUBLE, "the driver is for CUDA 10.2, and SharePod is tested from 11.8 on")
-    wait_until(lambda: usage(agent, "old").launches == 4)
+    until(lambda: usage(agent, "old").launches == 4)
 
 
 def no_bell(bell: Path) -> None:
@@ -258,23 +260,23 @@ def test_a_program_that_finds_all_slots_taken_is_turned_away_and_that_is_told_on
     environment, cause = environment_of(answer), f"turned away, for all {SLOTS_MAX} slots of its share are taken"
     with crowd(bad_program, environment, SLOTS_MAX - 1):
         assert first_error(once(bad_program, environment)) == ("", 0)
-        wait_until(lambda: usage(agent, "crowded").launches == 4)
+        until(lambda: usage(agent, "crowded").launches == 4)
     assert lines_of(agent, answer.share, TROUBLE) == []
-    wait_until(lambda: not agent.shares()[0].processes)
+    until(lambda: not agent.shares()[0].processes)
     for times in (1, 2):
         with crowd(bad_program, environment, SLOTS_MAX):
             for _ in range(3):
                 assert first_error(once(bad_program, environment)) == ("", 0)
                 closed = once(bad_program, {**environment, "SHAREPOD_POLICY": "closed"})
                 assert first_error(closed) == ("init", NOT_READY)
-            wait_until(lambda times=times: len(lines_of(agent, answer.share, cause)) >= times)
+            until(lambda times=times: len(lines_of(agent, answer.share, cause)) >= times)
             time.sleep(1.2)  # the agent has looked again
             assert len(lines_of(agent, answer.share, cause)) == times
             assert [cause in fact for fact in facts_of(agent, answer.share)].count(True) == 1
-        wait_until(lambda: not agent.shares()[0].processes)
+        until(lambda: not agent.shares()[0].processes)
     assert usage(agent, "crowded").launches == 4  # who was turned away is not metered
     assert first_error(once(bad_program, environment)) == ("", 0)
-    wait_until(lambda: usage(agent, "crowded").launches == 8)
+    until(lambda: usage(agent, "crowded").launches == 8)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +300,6 @@ def test_who_meets_no_trouble_is_not_told_of(agent: RunningAgent, bad_program: P
     answer = agent.register(10, name="well")
     assert first_error(once(bad_program, environment_of(answer))) == ("", 0)
     with program(metered(answer)):
-        wait_until(lambda: usage(agent, "well").launches > 100)
+        until(lambda: usage(agent, "well").launches > 100)
     assert [lines_of(agent, answer.share, event) for event in (TROUBLE, "region", "cap ")] == [[], [], []]
     assert not any("got CUDA error" in fact or "region" in fact for fact in facts_of(agent, answer.share))

@@ -7,17 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_process import free_port, metered, program, scrape, usage, wait_until
-
+from rig import REPO_ROOT
+from rig.agent import free_port, metered, program, scrape, usage
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
-COPIES = Path(__file__).with_name("copying_program.py")
+COPIES = REPO_ROOT / "rig" / "copying.py"
 EACH_WAY = 2 * (64 << 20)
 
 
@@ -61,7 +61,7 @@ def test_host_copies_of_the_dead_and_the_living_go_on_under_the_next_agent(agent
     share = metered(agent.register(name="a"))
     with program(share, of=COPIES):
         pass
-    wait_until(lambda: usage(agent, "a").processes == 0)
+    until(lambda: usage(agent, "a").processes == 0)
     with program(share, of=COPIES) as lives:
         assert counts(agent) == rounds(2)
         assert agent.stop() == 0
@@ -71,8 +71,8 @@ def test_host_copies_of_the_dead_and_the_living_go_on_under_the_next_agent(agent
         lives.stdin.flush()
         assert lives.stdout.readline() == "ready\n"
         agent.start()
-        wait_until(lambda: usage(agent, "a").processes == 1)
+        until(lambda: usage(agent, "a").processes == 1)
         assert counts(agent) == rounds(3)
-    wait_until(lambda: usage(agent, "a").processes == 0)
+    until(lambda: usage(agent, "a").processes == 0)
     assert counts(agent) == rounds(3)
     assert usage(agent, "a").faults == 0

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import usage, wait_until
 from bad_input import (
     CLAIMS_BYTES,
     DEVICES_MAX,
@@ -39,10 +38,12 @@ from bad_input import (
     worker,
 )
 
+from rig.agent import usage
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import RunningAgent
+    from rig.agent import RunningAgent
 
 MIB = 1 << 20
 WORD = 4
@@ -109,7 +110,7 @@ def survived(agent: RunningAgent, neighbour: Worker) -> None:
 
 def told_of(agent: RunningAgent, share: pb.Share) -> None:
     """Assert that the log and the explanation have the damage, and the log is not full of it."""
-    wait_until(lambda: lines_of(agent, share, DAMAGED))
+    until(lambda: lines_of(agent, share, DAMAGED))
     assert 1 <= len(lines_of(agent, share, DAMAGED)) <= 6  # each tells of ten times as much
     assert any("values in its region were out of range or overwritten" in fact for fact in facts_of(agent, share))
 
@@ -131,7 +132,7 @@ def test_every_word_of_a_region_damaged_beneath_a_program(
         survived(agent, neighbour)
         told_of(agent, answer.share)
         before = usage(agent, "hurt").used_ns
-        wait_until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)  # it is metered still, or again
+        until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)  # it is metered still, or again
 
 
 WAITING = {
@@ -157,7 +158,7 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
         agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
         waiting_at = CLAIMS_BYTES + 64
         with opened(directory / "slots") as slots:
-            wait_until(lambda: any(os.pread(slots, WORD, waiting_at)))  # it has come to its closed gate
+            until(lambda: any(os.pread(slots, WORD, waiting_at)))  # it has come to its closed gate
         word_at = HEADER_BYTES + (64 if "turn" in case else 68)
         with opened(directory / ("terms" if at is None else "slots")) as damaged:
             os.pwrite(damaged, value, word_at if at is None else at)
@@ -250,8 +251,8 @@ def test_a_region_of_every_length_before_a_program_starts(
         told(agent, answer.share, UNUSABLE, "its region has another ABI or is damaged")
     else:  # the agent makes it as long as it was
         told(agent, answer.share, DAMAGED, "a file was cut short", "values in its region were out of range")
-        wait_until(lambda: path.stat().st_size == SLOTS_BYTES)
-        wait_until(lambda: once(bad_program, environment)["launch"] == 0)
+        until(lambda: path.stat().st_size == SLOTS_BYTES)
+        until(lambda: once(bad_program, environment)["launch"] == 0)
 
 
 def test_slots_of_every_length_beneath_a_program(agent: RunningAgent, bad_program: Path, tmp_path: Path) -> None:
@@ -264,9 +265,9 @@ def test_slots_of_every_length_beneath_a_program(agent: RunningAgent, bad_progra
         for length in reversed(LENGTHS["slots"][1:]):  # its page is there, and after the agent's repair it is metered
             os.truncate(path, length)
             hurt.goes_on()
-        wait_until(lambda: path.stat().st_size == SLOTS_BYTES)
+        until(lambda: path.stat().st_size == SLOTS_BYTES)
         before = usage(agent, "hurt").used_ns
-        wait_until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)
+        until(lambda: usage(agent, "hurt").used_ns > before + 20_000_000)
         survived(agent, neighbour)
         told_of(agent, answer.share)
 
@@ -341,7 +342,7 @@ def test_an_agent_adopts_a_damaged_region_and_believes_none_of_it(
 ) -> None:
     answer = agent.register(40, name="hurt", device="0", memory=64 * MIB)
     with worker(bad_program, environment_of(answer), tmp_path) as hurt:
-        wait_until(lambda: usage(agent, "hurt").used_ns > 0)
+        until(lambda: usage(agent, "hurt").used_ns > 0)
         agent.stop()
         with opened(Path(answer.share.directory) / "terms") as terms:
             os.pwrite(terms, b"\xfe" * GRANT_BYTES * DEVICES_MAX, HEADER_BYTES)
@@ -350,7 +351,7 @@ def test_an_agent_adopts_a_damaged_region_and_believes_none_of_it(
         assert 0 < account.used_ns < 60 * 10**9
         assert account.memory_overhead_bytes == 0
         hurt.goes_on(50)
-        wait_until(lambda: usage(agent, "hurt").used_ns > account.used_ns + 20_000_000)
+        until(lambda: usage(agent, "hurt").used_ns > account.used_ns + 20_000_000)
     content = (Path(answer.share.directory) / "terms").read_bytes()
     assert struct.unpack_from("<Q", content, HEADER_BYTES + 48)[0] == 64 * MIB
     assert struct.unpack_from("<Q", content, HEADER_BYTES + 112)[0] == 0  # a context's memory, which nobody has learned

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from agent_process import metered, program, python, usage, wait_until
 
+from rig.agent import metered, program, python, usage
+from rig.script import script
+from rig.until import until
 from sharepod.agent.inventory import numa_node_at
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
@@ -24,11 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 MIB = 1 << 20
 MS = 1_000_000
-DRIVER = Path(__file__).resolve().parents[1] / "simgpu"
 GPU = "GPU-53474750-0000-0000-8000-0000000000"
 MIG = "MIG-53474750-0000-0000-8000-0000000000"
 MIXED = "1xA10,1xH200,1xL4,1xH200"  # by bus 0, 1, 2, 3; fastest first 1, 3, 0, 2
@@ -56,8 +57,7 @@ def running(
     environment: dict[str, str], text: str, **settings: str
 ) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
     """Run a program on the driver until the block ends; gives it and the first line that it printed."""
-    source = f"import sys; sys.path.insert(0, {str(DRIVER)!r})\nfrom driver import *\n{text}"
-    return python({**environment, **settings}, "-c", source)
+    return python({**environment, **settings}, *script(text)[1:])
 
 
 def on(agent: RunningAgent, devices: Sequence[str], memory: int = 0, name: str = "") -> pb.RegisterShareResponse:
@@ -116,7 +116,7 @@ def test_a_device_that_the_program_alone_knows_is_the_drivers_error(make_agent: 
 def test_a_program_on_a_device_outside_its_share_is_told_in_the_log_and_explained(agent: RunningAgent) -> None:
     inside = on(agent, ["0"], name="inside")
     with program({**metered(inside), "CUDA_VISIBLE_DEVICES": f"{GPU}01"}, "idle") as stray:
-        wait_until(lambda: "runs unmetered" in agent.log(), 6.0)
+        until(lambda: "runs unmetered" in agent.log(), timeout_s=6.0)
         (line,) = [line for line in agent.log().splitlines() if "runs unmetered" in line]
         assert f"pid={stray.pid}" in line
         assert "its share does not hold this device" in line
@@ -223,9 +223,9 @@ sys.stdin.read()
             process.stdin.write(f"{size}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "done\n"
-            wait_until(lambda: rows()[chosen].launches >= before[chosen].launches + 50)
+            until(lambda: rows()[chosen].launches >= before[chosen].launches + 50)
             after = rows()
-        wait_until(lambda: all(row.processes == 0 for row in rows()))
+        until(lambda: all(row.processes == 0 for row in rows()))
         return [
             (new.memory_used_bytes, new.launches - old.launches, new.host_to_device_copies - old.host_to_device_copies)
             for old, new in zip(before, after, strict=True)
@@ -246,14 +246,14 @@ def test_instances_are_as_healthy_as_their_gpu(make_agent: MakeAgent) -> None:
 
     with program(metered(on(agent, ["1"])), "idle"), Truth(f"{agent.directory}/simgpu") as truth:
         truth.inject_xid(0, 79)
-        wait_until(lambda: reasons() == ["Xid 79", "Xid 79", ""], 5.0)
+        until(lambda: reasons() == ["Xid 79", "Xid 79", ""], timeout_s=5.0)
 
 
 def test_a_process_without_a_share_on_an_instance_is_found_there(make_agent: MakeAgent) -> None:
     agent = make_agent("--simulate", CUT).start()
     environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
     with program({**environment, "CUDA_VISIBLE_DEVICES": f"{MIG}20"}, "idle") as stranger:
-        wait_until(lambda: "process without a share" in agent.log(), 6.0)
+        until(lambda: "process without a share" in agent.log(), timeout_s=6.0)
         foreign = [
             [p.pid for p in device.foreign_processes] for device in agent.stub.GetNode(pb.GetNodeRequest()).devices
         ]
@@ -281,13 +281,13 @@ def test_a_device_that_mps_serves_takes_no_share_until_it_is_stopped(agent: Runn
 
     with Truth(f"{agent.directory}/simgpu") as truth, mps_server(tmp_path) as pid:
         truth.serve_by_mps(0, pid)  # its server is there, and no client yet
-        wait_until(lambda: reasons()[0].startswith("MPS serves it"), 5.0)
+        until(lambda: reasons()[0].startswith("MPS serves it"), timeout_s=5.0)
         assert reasons()[1] == ""
         with pytest.raises(grpc.RpcError, match=r"device 0 is unhealthy \(MPS serves it, .*mps-control` stops it\)"):
             on(agent, ["0"])
         assert on(agent, [""]).share.devices[0].device_uuid == f"{GPU}01"  # the best fit is elsewhere
         truth.serve_by_mps(0, 0)
-        wait_until(lambda: reasons() == ["", ""], 5.0)
+        until(lambda: reasons() == ["", ""], timeout_s=5.0)
         on(agent, ["0"])
     assert agent.log().count("device unhealthy") == agent.log().count("device healthy again") == 1
     assert "process without a share" not in agent.log()
@@ -303,7 +303,7 @@ def pipes(tmp_path: Path) -> Path:
 def test_a_program_of_a_share_that_is_a_client_of_mps_is_told_with_the_cause(agent: RunningAgent, pipes: Path) -> None:
     answer = on(agent, ["0"], name="a")
     with program({**metered(answer), "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}, "idle") as client:
-        wait_until(lambda: "runs unmetered" in agent.log(), 6.0)
+        until(lambda: "runs unmetered" in agent.log(), timeout_s=6.0)
         (line,) = [line for line in agent.log().splitlines() if "runs unmetered" in line]
         assert f"pid={client.pid}" in line
         assert "it is a client of MPS" in line

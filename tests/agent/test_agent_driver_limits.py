@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import free_port, metered, program, scrape, wait_until
 from containers import Container, container
 
+from rig.agent import free_port, metered, program, scrape
+from rig.until import until
 from sharepod import simgpu
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 MEMORY_PROGRAM = Path(__file__).with_name("memory_program.py")
 ASK_LIMIT = """
@@ -121,7 +122,7 @@ def test_a_share_with_a_container_to_itself_gets_the_drivers_limit_too(agent: Ru
     answer = agent.register(memory=CAP, device="0", name="boxed")
     assert "memory enforced by: hook (no process has attached yet)" in facts(agent, "boxed")
     with running(box, metered(answer)) as inside:
-        wait_until(lambda: on_device(agent, "boxed").driver_limit_cgroup, LOOKS_S)
+        until(lambda: on_device(agent, "boxed").driver_limit_cgroup, LOOKS_S)
         assert on_device(agent, "boxed").driver_limit_cgroup == str(box.directory)
         assert ask(agent, box) == [0, CAP]
         assert ask(agent, box, device=1) is None
@@ -141,14 +142,14 @@ def test_a_share_with_a_container_to_itself_gets_the_drivers_limit_too(agent: Ru
             assert say(elsewhere, f"take linear {CAP}") == "0"
 
         set_cap(agent, "boxed", 2 * CAP)
-        wait_until(lambda: ask(agent, box) == [0, 2 * CAP], LOOKS_S)
+        until(lambda: ask(agent, box) == [0, 2 * CAP], LOOKS_S)
         assert say(inside, f"take linear {CAP}") == "0"
         set_cap(agent, "boxed", 0)
-        wait_until(lambda: ask(agent, box) is None, LOOKS_S)
+        until(lambda: ask(agent, box) is None, LOOKS_S)
         assert not on_device(agent, "boxed").driver_limit_cgroup
         assert "memory enforced by" not in facts(agent, "boxed")
         set_cap(agent, "boxed", 3 * CAP)
-        wait_until(lambda: ask(agent, box) == [0, 3 * CAP], LOOKS_S)
+        until(lambda: ask(agent, box) == [0, 3 * CAP], LOOKS_S)
         agent.register(device="0")  # the devices stay as long as there is a share
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="boxed"))
         assert agent.stop() == 0
@@ -159,33 +160,33 @@ def test_a_limit_stays_between_two_programs_and_moves_with_the_container(agent: 
     answer = agent.register(memory=CAP, device="0", name="moved")
     with container() as first, container("crio-{}.scope") as second:
         with running(first, metered(answer)):
-            wait_until(lambda: on_device(agent, "moved").driver_limit_cgroup, LOOKS_S)
-        wait_until(lambda: not on_device(agent, "moved").usage.processes)
+            until(lambda: on_device(agent, "moved").driver_limit_cgroup, LOOKS_S)
+        until(lambda: not on_device(agent, "moved").usage.processes)
         assert ask(agent, first) == [0, CAP]
         with running(second, metered(answer)):
-            wait_until(lambda: on_device(agent, "moved").driver_limit_cgroup == str(second.directory), LOOKS_S)
+            until(lambda: on_device(agent, "moved").driver_limit_cgroup == str(second.directory), LOOKS_S)
             assert ask(agent, second) == [0, CAP]
             assert ask(agent, first) is None
     # With its container a limit is gone: nothing is left to be told but that.
-    wait_until(lambda: not on_device(agent, "moved").driver_limit_cgroup, LOOKS_S)
+    until(lambda: not on_device(agent, "moved").driver_limit_cgroup, LOOKS_S)
     assert not events(agent, "driver does not limit memory")
 
 
 def test_two_shares_in_one_container_have_none(agent: RunningAgent, box: Container) -> None:
     answers = [agent.register(memory=CAP, device="0", name=name) for name in ("one", "two")]
     with running(box, metered(answers[0])):
-        wait_until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)
+        until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)
         with running(box, metered(answers[1])):
-            wait_until(lambda: ask(agent, box) is None, LOOKS_S)
-            wait_until(lambda: "another share" in on_device(agent, "two").driver_limit_cause, LOOKS_S)
+            until(lambda: ask(agent, box) is None, LOOKS_S)
+            until(lambda: "another share" in on_device(agent, "two").driver_limit_cause, LOOKS_S)
             assert "another share has processes in its container" in facts(agent, "one")
-        wait_until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)  # the other one has ended
+        until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)  # the other one has ended
 
 
 def test_a_session_of_the_host_is_no_container(agent: RunningAgent) -> None:
     answer = agent.register(memory=CAP, device="0", name="plain")
     with container("session-{}.scope".replace("{}", "c1")) as session, running(session, metered(answer)):
-        wait_until(lambda: "not in a container" in on_device(agent, "plain").driver_limit_cause, LOOKS_S)
+        until(lambda: "not in a container" in on_device(agent, "plain").driver_limit_cause, LOOKS_S)
         assert ask(agent, session) is None
     assert "memory enforced by: hook (it is not in a container" in facts(agent, "plain")
     assert not events(agent, "driver does not limit memory")  # it is how single hosts are
@@ -197,7 +198,7 @@ def test_a_container_with_the_agent_in_it_has_none(make_agent: MakeAgent, box: C
         agent.start()
     answer = agent.register(memory=CAP, device="0", name="near")
     with running(box, metered(answer)):
-        wait_until(lambda: "the agent runs in" in on_device(agent, "near").driver_limit_cause, LOOKS_S)
+        until(lambda: "the agent runs in" in on_device(agent, "near").driver_limit_cause, LOOKS_S)
         assert ask(agent, box) is None
     agent.stop()
 
@@ -206,7 +207,7 @@ def test_a_limit_that_somebody_else_set_is_left_alone(agent: RunningAgent, box: 
     ask(agent, box, 5 * CAP)
     answer = agent.register(memory=CAP, device="0", name="late")
     with running(box, metered(answer)) as inside:
-        wait_until(lambda: "somebody else" in on_device(agent, "late").driver_limit_cause, LOOKS_S)
+        until(lambda: "somebody else" in on_device(agent, "late").driver_limit_cause, LOOKS_S)
         assert say(inside, f"take linear {CAP + MIB}") == OUT_OF_MEMORY
         set_cap(agent, "late", 2 * CAP)
         assert say(inside, f"take linear {CAP + MIB}") == "0"
@@ -221,21 +222,21 @@ def test_a_limit_that_somebody_else_set_is_left_alone(agent: RunningAgent, box: 
 def test_a_new_agent_knows_what_the_last_one_set(agent: RunningAgent, box: Container, number: int) -> None:
     answer = agent.register(memory=CAP, device="0", name="kept")
     with running(box, metered(answer)):
-        wait_until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)
-        wait_until(lambda: on_device(agent, "kept").driver_limit_cgroup)
+        until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)
+        until(lambda: on_device(agent, "kept").driver_limit_cgroup)
         agent.stop(number)
         assert ask(agent, box) == [0, CAP]
         ask(agent, box, 2**64 - 1)  # and what is lost meanwhile is set again
         agent.start()
         assert on_device(agent, "kept").driver_limit_cgroup == str(box.directory)
-        wait_until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)
+        until(lambda: ask(agent, box) == [0, CAP], LOOKS_S)
         set_cap(agent, "kept", 2 * CAP)
-        wait_until(lambda: ask(agent, box) == [0, 2 * CAP], LOOKS_S)
+        until(lambda: ask(agent, box) == [0, 2 * CAP], LOOKS_S)
     # Nothing is attached any more: what is to be cleared is known from the checkpoint.
     agent.stop()
     agent.start()
     agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="kept"))
-    wait_until(lambda: ask(agent, box) is None, LOOKS_S)
+    until(lambda: ask(agent, box) is None, LOOKS_S)
     assert not events(agent, "driver does not limit memory")
 
 
@@ -244,7 +245,7 @@ def test_an_older_driver_is_not_asked(make_agent: MakeAgent, box: Container, mon
     agent = make_agent().start()
     answer = agent.register(memory=CAP, device="0", name="old")
     with running(box, metered(answer)) as inside:
-        wait_until(lambda: on_device(agent, "old").usage.processes)
+        until(lambda: on_device(agent, "old").usage.processes)
         assert say(inside, f"take linear {CAP + MIB}") == OUT_OF_MEMORY
     assert "memory enforced by: hook\n" in facts(agent, "old")
     assert not [one for one in agent.stub.GetNode(pb.GetNodeRequest()).features if one.startswith("driver-memory")]
@@ -261,7 +262,7 @@ def test_the_metric_says_who_enforces(make_agent: MakeAgent, box: Container) -> 
 
     assert shown() == "0.0"
     with running(box, metered(answer)):
-        wait_until(lambda: shown() == "1.0", LOOKS_S)
+        until(lambda: shown() == "1.0", LOOKS_S)
 
 
 def test_an_agent_without_permission_says_so_once_and_the_hook_enforces_alone(
@@ -274,12 +275,12 @@ def test_an_agent_without_permission_says_so_once_and_the_hook_enforces_alone(
     agent.start()
     answer = agent.register(memory=CAP, device="0", name="poor")
     with running(box, metered(answer)) as inside:
-        wait_until(lambda: "Insufficient Permissions" in on_device(agent, "poor").driver_limit_cause, LOOKS_S)
+        until(lambda: "Insufficient Permissions" in on_device(agent, "poor").driver_limit_cause, LOOKS_S)
         assert ask(agent, box) is None
         assert say(inside, f"take linear {CAP + MIB}") == OUT_OF_MEMORY
         assert say(inside, f"take linear {CAP}") == "0"
         set_cap(agent, "poor", 2 * CAP)  # asked for anew, refused again
-        wait_until(lambda: len(events(agent, "allocations did not fit")), LOOKS_S)
+        until(lambda: len(events(agent, "allocations did not fit")), LOOKS_S)
         assert "memory enforced by: hook (the driver refuses" in facts(agent, "poor")
     [line] = events(agent, "driver does not limit memory")
     assert "run the agent as root: the hook enforces alone" in line
@@ -290,5 +291,5 @@ def test_an_instance_has_no_limit_of_the_driver(make_agent: MakeAgent, box: Cont
     agent = make_agent("--simulate", "1xH100:3g.40gb+4g.40gb").start()
     answer = agent.register(memory=CAP, device="0", name="part")
     with running(box, metered(answer)):
-        wait_until(lambda: on_device(agent, "part").usage.processes)
+        until(lambda: on_device(agent, "part").usage.processes)
         assert "memory enforced by: hook (the driver has no limits for MIG instances)" in facts(agent, "part")

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from agent_process import wait_until
 
+from rig.until import until
 from sharepod.agent.share import DEVICES_MAX
 from sharepod.hook import LIBRARY
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -237,7 +237,7 @@ def test_a_share_ends_with_its_owner(agent: RunningAgent) -> None:
         share = agent.register(30, owner_pid=owner.pid).share
         assert agent.directories() == {share.id}
         owner.kill()
-    wait_until(lambda: agent.directories() == set(), 2.0)
+    until(lambda: agent.directories() == set(), timeout_s=2.0)
     assert agent.shares() == []
 
 

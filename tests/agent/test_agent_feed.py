@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
-from agent_process import free_port, metered, program, scrape, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from rig.agent import free_port, metered, program, scrape
+from rig.until import until
 from sharepod.agent.plugin import NO_CALLS, SIDES, STARTS
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 HOST = Path(__file__).with_name("usage_host.py")
 TOKEN = "a-token-of-the-agent-on-n1"  # noqa: S105
@@ -97,7 +98,7 @@ class Scheduler:
             found.update(self.node())
             return bool(found and what(found))
 
-        wait_until(look, timeout_s)
+        until(look, timeout_s=timeout_s)
         return found
 
     def kill(self) -> None:
@@ -229,17 +230,17 @@ def test_a_scheduler_that_comes_late_or_comes_back_hears_everything(
     metrics = f"127.0.0.1:{free_port()}"
     agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()  # it answers, with no scheduler there
     register(agent, "a")
-    wait_until(lambda: numbers(metrics)["failures_total"] >= 1)
+    until(lambda: numbers(metrics)["failures_total"] >= 1)
     assert (numbers(metrics)["schedulers"], numbers(metrics)["connected"]) == (1, 0)
     scheduler.start()
     scheduler.wait(lambda node: set(shares(node)) == {"a"})
-    wait_until(lambda: numbers(metrics)["connected"] == 1)
+    until(lambda: numbers(metrics)["connected"] == 1)
     scheduler.kill()
     register(agent, "b")
-    wait_until(lambda: numbers(metrics)["connected"] == 0)
+    until(lambda: numbers(metrics)["connected"] == 0)
     scheduler.start()
     scheduler.wait(lambda node: set(shares(node)) == {"a", "b"}, 20)
-    wait_until(lambda: numbers(metrics)["connected"] == 1)
+    until(lambda: numbers(metrics)["connected"] == 1)
     assert "scheduler told" in agent.log()
 
 
@@ -255,7 +256,7 @@ def test_an_agent_that_is_killed_and_comes_back_replaces_what_it_told(
     agent.start()
     register(agent, "b")
     scheduler.wait(lambda node: set(shares(node)) == {"a", "b"})
-    wait_until(lambda: scheduler.ask()["tally"]["streams"] == 1)
+    until(lambda: scheduler.ask()["tally"]["streams"] == 1)
 
 
 def test_a_planned_stop_does_not_wait_for_a_scheduler_that_hangs(make_agent: MakeAgent, scheduler: Scheduler) -> None:
@@ -277,19 +278,19 @@ def test_a_token_of_another_node_is_a_lie_that_changes_nothing(make_agent: MakeA
     scheduler.tokens.write_text(json.dumps({TOKEN: "n2"}))
     scheduler.start()
     agent = make_agent(*scheduler.flags).start()
-    wait_until(lambda: scheduler.ask()["tally"]["ended"]["lie"] >= 1)
+    until(lambda: scheduler.ask()["tally"]["ended"]["lie"] >= 1)
     assert scheduler.ask()["nodes"] == {}
-    wait_until(lambda: "PERMISSION_DENIED: the report is of node n1, the token of one on n2" in agent.log())
+    until(lambda: "PERMISSION_DENIED: the report is of node n1, the token of one on n2" in agent.log())
 
 
 def test_the_token_is_read_again_for_each_connection(make_agent: MakeAgent, scheduler: Scheduler) -> None:
     (scheduler.directory / "token").write_text("a-token-that-nobody-knows")
     scheduler.start()
     agent = make_agent(*scheduler.flags).start()
-    wait_until(lambda: scheduler.ask()["tally"]["ended"]["unauthenticated"] >= 1)
-    wait_until(lambda: "UNAUTHENTICATED: the API server does not know the token" in agent.log())
+    until(lambda: scheduler.ask()["tally"]["ended"]["unauthenticated"] >= 1)
+    until(lambda: "UNAUTHENTICATED: the API server does not know the token" in agent.log())
     (scheduler.directory / "token").unlink()
-    wait_until(lambda: "token: No such file or directory: name a file that the agent can read" in agent.log())
+    until(lambda: "token: No such file or directory: name a file that the agent can read" in agent.log())
     (scheduler.directory / "token").write_text(TOKEN)
     scheduler.wait(lambda node: node, 15)
     assert "a-token" not in agent.log()
@@ -303,7 +304,7 @@ def test_a_scheduler_with_a_strangers_certificate_gets_no_token(make_agent: Make
     scheduler.start()
     metrics = f"127.0.0.1:{free_port()}"
     agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
-    wait_until(lambda: numbers(metrics)["failures_total"] >= 2)
+    until(lambda: numbers(metrics)["failures_total"] >= 2)
     assert "CERTIFICATE_VERIFY_FAILED" in agent.log()
     assert scheduler.ask()["tally"]["ended"]["unauthenticated"] == 0
     assert scheduler.ask()["nodes"] == {}

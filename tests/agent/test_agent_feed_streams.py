@@ -11,6 +11,7 @@ import grpc
 import pytest
 from agent_doubles import H200, H200_B
 
+from rig.until import eventually
 from sharepod.agent import feed as feed_module
 from sharepod.agent.device import DeviceStatus, NodeStatus
 from sharepod.agent.feed import Feed, Target
@@ -72,12 +73,6 @@ def status(second: int, *, memory: int = 0) -> NodeStatus:
     return NodeStatus(second * 1_000_000_000, (), devices)
 
 
-async def until(what: Callable[[], object], timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not what():
-            await asyncio.sleep(0.01)
-
-
 @contextlib.asynccontextmanager
 async def feeding(
     monkeypatch: pytest.MonkeyPatch, ports: Callable[[], set[int]], *, answer_s: float = 40.0, tick_s: float = 0.02
@@ -120,19 +115,19 @@ def test_every_scheduler_that_the_name_stands_for_is_told_and_none_that_it_no_lo
         async with listening(answer_all) as (one, first), listening(answer_all) as (other, second):
             ports = {first}
             async with feeding(monkeypatch, lambda: ports) as (_, tally):
-                await until(lambda: one.told)
+                await eventually(lambda: one.told)
                 assert not other.told
                 ports.add(second)
-                await until(lambda: len(other.told) > 1 and len(tally.answered_ns) == 2)
+                await eventually(lambda: len(other.told) > 1 and len(tally.answered_ns) == 2)
                 assert tally.schedulers == 2
                 assert other.told[0].HasField("node")
                 assert not other.told[1].HasField("node")
                 ports.clear()  # the name is not known for a moment: both stay
                 before = len(other.told)
-                await until(lambda: len(other.told) > before + 20)
+                await eventually(lambda: len(other.told) > before + 20)
                 assert len(tally.answered_ns) == 2
                 ports.add(second)
-                await until(lambda: len(tally.answered_ns) == 1)
+                await eventually(lambda: len(tally.answered_ns) == 1)
                 assert one.streams == other.streams == 1
 
     asyncio.run(check())
@@ -146,7 +141,7 @@ def test_a_scheduler_that_does_not_answer_is_tried_anew(
             listening(answer_none) as (double, port),
             feeding(monkeypatch, lambda: {port}, answer_s=0.3) as (_, tally),
         ):
-            await until(lambda: double.streams >= 3)
+            await eventually(lambda: double.streams >= 3)
             assert tally.failures >= 2
             assert not tally.answered_ns
 
@@ -167,8 +162,8 @@ def test_a_scheduler_that_answers_no_longer_is_not_called_connected(monkeypatch:
             listening(answer_once) as (double, port),
             feeding(monkeypatch, lambda: {port}, answer_s=0.3) as (_, tally),
         ):
-            await until(lambda: tally.answered_ns)
-            await until(lambda: double.streams > 1)
+            await eventually(lambda: tally.answered_ns)
+            await eventually(lambda: double.streams > 1)
             assert not tally.answered_ns
 
     asyncio.run(check())
@@ -182,7 +177,7 @@ def test_what_a_scheduler_answers_cannot_harm_the_agent(monkeypatch: pytest.Monk
 
     async def check() -> None:
         async with listening(answer_garbage) as (double, port), feeding(monkeypatch, lambda: {port}):
-            await until(lambda: len(double.told) > 3 or double.streams > 3)
+            await eventually(lambda: len(double.told) > 3 or double.streams > 3)
 
     asyncio.run(check())
 
@@ -193,9 +188,9 @@ def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monkeypatch
 
     async def check() -> None:
         async with listening(refuse) as (double, port), feeding(monkeypatch, lambda: {port}) as (_, tally):
-            await until(lambda: double.streams >= 3)
+            await eventually(lambda: double.streams >= 3)
             before, began = double.streams, asyncio.get_running_loop().time()
-            await until(lambda: double.streams >= before + 5)
+            await eventually(lambda: double.streams >= before + 5)
             assert asyncio.get_running_loop().time() - began >= 5 * 0.2 / 2
             assert tally.failures >= before + 4
 
@@ -217,12 +212,13 @@ def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch:
             listening(read_late) as (double, port),
             feeding(monkeypatch, lambda: {port}, tick_s=0.0002) as (feed, tally),
         ):
-            await until(lambda: tally.answered_ns)
-            await until(lambda: feed._painter._last.device_numbers[0].memory_used_bytes > 12_000 * 2**30, 60)
+            await eventually(lambda: tally.answered_ns)
+            last = lambda: feed._painter._last.device_numbers[0].memory_used_bytes  # noqa: E731
+            await eventually(lambda: last() > 12_000 * 2**30, timeout_s=60)
             sent = tally.messages
             assert sent < 8000  # what flow control lets through, and no more
             resume.set()
             last = feed._painter._last.device_numbers[0].memory_used_bytes
-            await until(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)
+            await eventually(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)
 
     asyncio.run(check())

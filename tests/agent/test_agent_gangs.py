@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.node import Load, Node, Terms
-from bench.programs import Program, ProgramFailed, load_command, ring_command
+from rig.node import Load, Node, Terms
+from rig.programs import Program, ProgramFailed, load_command, ring_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

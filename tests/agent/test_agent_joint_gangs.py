@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.node import Load, Node, Terms
-from bench.programs import load_command
+from rig.node import Load, Node, Terms
+from rig.programs import load_command
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import Handle, ShareClass
 from sharepod.agent.share import Terms as ShareTerms
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from bench.programs import Program
+    from rig.programs import Program
     from sharepod.cli import model
 
 MS = 1_000_000

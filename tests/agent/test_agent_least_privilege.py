@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from agent_process import metered, program, usage, wait_until
 
+from rig.agent import metered, program, usage
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent
+    from rig.agent import MakeAgent
 
 MANIFEST = Path(__file__).resolve().parents[2] / "daemonset" / "base" / "daemonset.yaml"
 
@@ -34,12 +35,12 @@ def test_the_agent_of_the_daemonset_meters_and_tells_strays_with_what_it_may(mak
     agent.start()
     answer = agent.register(30, name="a")
     with program(metered(answer)):
-        wait_until(lambda: usage(agent, "a").used_ns > 0 and usage(agent, "a").processes == 1)
-    wait_until(lambda: usage(agent, "a").processes == 0)
+        until(lambda: usage(agent, "a").used_ns > 0 and usage(agent, "a").processes == 1)
+    until(lambda: usage(agent, "a").processes == 0)
     agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
     lost = {**dict(answer.environment), "SHAREPOD_REGION": f"{agent.directory}/shares/{answer.share.id}"}
     with program(lost, "idle") as stray:
-        wait_until(lambda: f"pid={stray.pid}" in agent.log(), 20.0)
+        until(lambda: f"pid={stray.pid}" in agent.log(), timeout_s=20.0)
     [line] = [line for line in agent.log().splitlines() if f"pid={stray.pid}" in line]
     assert "process of a share runs unmetered" in line, "its environment could be read"
     assert agent.stop() == 0

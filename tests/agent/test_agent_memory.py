@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import metered, wait_until
 from bad_input import CLAIMS_BYTES
 from capped_share import MIB, OUT_OF_MEMORY, CappedShare
 
+from rig.agent import metered
+from rig.until import until
+
 if TYPE_CHECKING:
-    from agent_process import RunningAgent
+    from rig.agent import RunningAgent
 
 CAP = 256 * MIB
 SEQUENCE_AT = 64 + 64  # in the first slot: its head, and the words before
@@ -80,9 +82,9 @@ def test_a_killed_program_gives_every_kind_back(share: CappedShare, kind: str) -
         assert share.holds() >= 96 * MIB
         take.process.kill()
         take.process.wait()
-        wait_until(lambda: share.usage().processes == 1)
-        wait_until(lambda: share.on_the_device() < 64 * MIB)
-        wait_until(lambda: share.usage().memory_used_bytes == share.on_the_device(), 2)
+        until(lambda: share.usage().processes == 1)
+        until(lambda: share.on_the_device() < 64 * MIB)
+        until(lambda: share.usage().memory_used_bytes == share.on_the_device(), timeout_s=2)
         assert other(f"take {kind} {160 * MIB}") == "0"
         assert share.holds() >= 192 * MIB
 
@@ -98,7 +100,7 @@ def test_what_another_process_of_the_share_opens_is_charged_once(share: CappedSh
         assert guest("give") == "0"
         assert share.holds() == held
         assert owner("give") == "0"
-        wait_until(lambda: share.on_the_device() == 0)
+        until(lambda: share.on_the_device() == 0)
 
 
 @pytest.mark.parametrize("kind", ["linear", "physical", "pool"])
@@ -109,11 +111,11 @@ def test_what_outlives_its_owner_is_charged_to_who_holds_it(share: CappedShare, 
         owner.process.kill()
         owner.process.wait()
         left = 64 * MIB if kind == "physical" else 0
-        wait_until(lambda: share.on_the_device() == left)
-        wait_until(lambda: share.usage().memory_used_bytes == left and share.usage().processes == 1, 20)
+        until(lambda: share.on_the_device() == left)
+        until(lambda: share.usage().memory_used_bytes == left and share.usage().processes == 1, timeout_s=20)
         assert share.on_the_device() == left
         assert guest("give") == "0"
-        wait_until(lambda: share.usage().memory_used_bytes == share.on_the_device() == 0, 20)
+        until(lambda: share.usage().memory_used_bytes == share.on_the_device() == 0, timeout_s=20)
 
 
 def test_external_memory_is_charged_for_each_import(share: CappedShare) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import metered
 from capped_share import MIB, OUT_OF_MEMORY, CappedShare
 
+from rig.agent import metered
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 CAP = 256 * MIB
 EVERYTHING = 2**64 - 1

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from agent_doubles import H200, MemoryArbiter, ask
-from agent_process import free_port, metered, program, scrape, usage, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from rig.agent import free_port, metered, program, scrape, usage
+from rig.until import until
 from sharepod.agent import feed_metrics, plugin_metrics
 from sharepod.agent.device import DeviceStatus, NodeStatus
 from sharepod.agent.metrics import (
@@ -51,9 +52,10 @@ from sharepod.proto import v1_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent_process import MakeAgent, RunningAgent
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
+
+    from rig.agent import MakeAgent, RunningAgent
 
 INFO_NAME = "sharepod_share_info"
 HISTOGRAMS = WAITS_NAME, TURNS_NAME = "sharepod_share_turn_wait_seconds", "sharepod_share_turn_seconds"
@@ -198,13 +200,13 @@ def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_
     with program(metered(first)), program(metered(second)):
         for answer in (first, second):
             share = answer.share.id
-            wait_until(lambda share=share: value("sharepod_share_turns_total", share) >= 20)
-            wait_until(lambda share=share: value("sharepod_share_used_ratio", share) > 0)
-            wait_until(lambda share=share: value("sharepod_share_used_last_second_ratio", share) > 0)
+            until(lambda share=share: value("sharepod_share_turns_total", share) >= 20)
+            until(lambda share=share: value("sharepod_share_used_ratio", share) > 0)
+            until(lambda share=share: value("sharepod_share_used_last_second_ratio", share) > 0)
             assert value("sharepod_share_hook_attached", share) == 1
     for answer in (first, second):
         share = answer.share.id
-        wait_until(lambda share=share: value("sharepod_share_hook_attached", share) == 0)
+        until(lambda share=share: value("sharepod_share_hook_attached", share) == 0)
         found = of_share(scrape(address), share)  # nothing moves any more
         assert found["sharepod_share_used_seconds_total"][0].value > 0
         totals = {name: _of_histogram(found[name], found["sharepod_share_turns_total"][0].value) for name in HISTOGRAMS}
@@ -223,9 +225,9 @@ def test_the_launches_of_a_turn_that_does_not_end_are_counted_meanwhile(agent: R
     command = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "60", "--kernel-us", "2000"]
     with subprocess.Popen(command, env=metered(agent.register(50, name="steady")), stdout=subprocess.DEVNULL) as busy:
         try:
-            wait_until(lambda: usage(agent, "steady").launches > 100)
+            until(lambda: usage(agent, "steady").launches > 100)
             before, turns = usage(agent, "steady").launches, usage(agent, "steady").turns
-            wait_until(lambda: usage(agent, "steady").launches > before + 200)
+            until(lambda: usage(agent, "steady").launches > before + 200)
             assert usage(agent, "steady").turns == turns
         finally:
             busy.kill()

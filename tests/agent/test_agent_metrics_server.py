@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import free_port, wait_until
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from rig.agent import free_port
+from rig.until import until
 from sharepod.agent.settings import OPTIONS
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
@@ -30,7 +31,7 @@ from sharepod.proto import v1_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent_process import MakeAgent
+    from rig.agent import MakeAgent
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - of this test
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - that is what is guarded
@@ -200,14 +201,14 @@ def test_peers_that_say_nothing_delay_nobody_and_are_bounded(
     with contextlib.ExitStack() as silent:
         for _ in range(CONNECTIONS_MAX - 1):  # in the midst of a handshake
             silent.enter_context(socket.create_connection(("127.0.0.1", port)))
-        wait_until(lambda: _answers(port, files[0]))
+        until(lambda: _answers(port, files[0]))
 
         def one_more_is_closed() -> bool:
             silent.enter_context(socket.create_connection(("127.0.0.1", port)))
             return _is_closed(port)
 
-        wait_until(one_more_is_closed)
-    wait_until(lambda: _answers(port, files[0]))
+        until(one_more_is_closed)
+    until(lambda: _answers(port, files[0]))
 
 
 def _answers(port: int, certificate: Path) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import capped_share
-from agent_process import PROGRAM, metered, program, usage, wait_until
 
+from rig.agent import PROGRAM, metered, program, usage
+from rig.until import until
 from sharepod.agent.overhead import Held, Overheads, Settled
 from sharepod.agent.share import DeviceUuid, Handle, Holding
 from sharepod.proto import v1_pb2 as pb
@@ -18,7 +19,8 @@ from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
     import pytest
-    from agent_process import MakeAgent
+
+    from rig.agent import MakeAgent
 
 MIB = 1 << 20
 GPU = DeviceUuid("GPU-1")
@@ -88,7 +90,7 @@ def test_a_context_is_charged_as_soon_as_nvml_shows_it_and_reserved_from_then_on
     second = agent.register(30, memory=1 << 30, name="second", device="0")
     small = agent.register(30, memory=(CONTEXT_MIB - 1) * MIB, name="small", device="0")
     with program(metered(first), "idle"):
-        wait_until(lambda: usage(agent, "first").memory_used_bytes == CONTEXT_MIB * MIB, 15)
+        until(lambda: usage(agent, "first").memory_used_bytes == CONTEXT_MIB * MIB, timeout_s=15)
         assert usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB
         with program(metered(second), "idle"), Truth(f"{agent.directory}/simgpu") as truth:
             # Reserved before it was made: no look at NVML is waited for.
@@ -99,10 +101,10 @@ def test_a_context_is_charged_as_soon_as_nvml_shows_it_and_reserved_from_then_on
             )
             assert (refused.returncode, refused.stderr) == (1, "CUDA error 2\n")
             assert truth.devices()[0].memory_used_bytes == 2 * CONTEXT_MIB * MIB
-        wait_until(lambda: "allocations did not fit under the cap" in agent.log(), 15)
+        until(lambda: "allocations did not fit under the cap" in agent.log(), timeout_s=15)
         facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="small")).devices[0].facts
         assert f"an allocation did not fit under its memory cap, of {CONTEXT_MIB} MiB" in facts
-    wait_until(lambda: usage(agent, "first").memory_used_bytes == 0)
+    until(lambda: usage(agent, "first").memory_used_bytes == 0)
     assert usage(agent, "first").memory_overhead_bytes == 0
 
 
@@ -110,7 +112,7 @@ def test_what_was_learned_outlives_the_agent(make_agent: MakeAgent, monkeypatch:
     monkeypatch.setenv("SIMGPU_CONTEXT_MIB", str(CONTEXT_MIB))
     agent = make_agent().start()
     with program(metered(agent.register(30, name="first", device="0")), "idle"):
-        wait_until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, 15)
+        until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, timeout_s=15)
         agent.stop()
         agent.start()
         assert usage(agent, "first").memory_used_bytes == CONTEXT_MIB * MIB
@@ -126,7 +128,7 @@ def test_what_was_learned_of_another_driver_is_forgotten(
     agent = make_agent().start()
     small = agent.register(30, memory=(CONTEXT_MIB - 1) * MIB, name="small", device="0")
     with program(metered(agent.register(30, name="first", device="0")), "idle"):
-        wait_until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, 15)
+        until(lambda: usage(agent, "first").memory_overhead_bytes == CONTEXT_MIB * MIB, timeout_s=15)
     for release, runs in (("550", False), ("580", True)):
         agent.stop()
         Path(metered(small)["SIMGPU_STATE"]).unlink()  # an upgrade loads the driver anew

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from agent_process import free_port, metered, python, scrape, usage, wait_until
 from pid_namespaces import alone, first_of
 
+from rig.agent import free_port, metered, python, scrape, usage
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
     import pytest
-    from agent_process import MakeAgent
+
+    from rig.agent import MakeAgent
 
 MIB = 1 << 20
 CONTEXT_MIB, MODULE_MIB = 300, 10
@@ -59,22 +61,22 @@ def test_programs_that_are_both_pid_1_are_charged_what_each_of_them_takes(
         python(second, "-c", PROGRAM, "3", "500", within=alone()) as (other, here),
     ):
         assert (there, here) == ("1\n", "1\n")
-        wait_until(lambda: charged("first") == (410, 310) and charged("second") == (830, 330), 30)
+        until(lambda: charged("first") == (410, 310) and charged("second") == (830, 330), timeout_s=30)
         assert foreign() == []
         assert foreign_metrics() == [0, 0]
         with (
             python(stranger, "-c", PROGRAM, "0", "50", within=alone()) as (third, _),
             Truth(f"{agent.directory}/simgpu") as truth,
         ):
-            wait_until(foreign, 30)  # the two have been there for longer
+            until(foreign, timeout_s=30)  # the two have been there for longer
             assert foreign() == [first_of(third)]
             assert {process.pid: process.memory_bytes // MIB for process in truth.processes(0)} == {
                 first_of(one): 410,
                 first_of(other): 830,
                 first_of(third): 350,
             }
-            wait_until(lambda: foreign_metrics() == [1, 1])
-        wait_until(lambda: not foreign(), 30)
+            until(lambda: foreign_metrics() == [1, 1])
+        until(lambda: not foreign(), timeout_s=30)
         assert (charged("first"), charged("second")) == ((410, 310), (830, 330))
     assert agent.log().count("process without a share") == 1
     for name in ("first", "second"):

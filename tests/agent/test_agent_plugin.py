@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from agent_process import free_port, scrape
 from prometheus_client.parser import text_string_to_metric_families
 
+from rig.agent import free_port, scrape
 from sharepod.agent.errors import InvalidInput
 from sharepod.agent.plugin import CALL_BOUNDS_NS, NO_CALLS, SIDES, STALE_NS, STARTS, PluginReport, fresh
 from sharepod.agent.plugin_metrics import TABLES
@@ -17,7 +17,7 @@ from sharepod.process.metrics import families
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent
+    from rig.agent import MakeAgent
 
 CALLS = (1, 2, *(0,) * (len(CALL_BOUNDS_NS) - 2), 3)
 

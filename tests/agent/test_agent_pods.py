@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from agent_doubles import A10, GIB, H200, H200_B, MemoryArbiter, ask
-from agent_process import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.until import until
 from sharepod.agent import admission
 from sharepod.agent.device import DeviceInfo
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, WrongState
@@ -24,7 +24,7 @@ from sharepod.agent.share import DeviceAsk, DeviceTerms, DeviceUuid, Share, Shar
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import RunningAgent
+    from rig.agent import RunningAgent
 
 ID = ShareId("abcdefghjk")
 MIB = 2**20
@@ -157,7 +157,7 @@ def test_who_registers_again_does_not_change_the_owner(agent: RunningAgent) -> N
         agent.register(30, id=ID, owner_pid=owner.pid)
         assert agent.register(30, id=ID, owner_pid=os.getpid()).share.owner_pid == owner.pid
         owner.kill()
-    wait_until(lambda: not agent.shares())
+    until(lambda: not agent.shares())
 
 
 # ---- memory in proportion

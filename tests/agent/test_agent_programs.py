@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import free_port, metered, program, usage, wait_until
 
+from rig.agent import free_port, metered, program, usage
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 MS = 1_000_000
 
@@ -23,7 +24,7 @@ MS = 1_000_000
 def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) -> None:
     answer = agent.register(50, name="a")
     with program(metered(answer)) as process:
-        wait_until(lambda: usage(agent, "a").processes == 1)
+        until(lambda: usage(agent, "a").processes == 1)
         time.sleep(1.5)
         share = agent.shares()[0]
         assert [p.pid for p in share.processes] == [process.pid]
@@ -33,8 +34,8 @@ def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) 
         explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
         assert explained.state in (pb.SHARE_STATE_HOLDING, pb.SHARE_STATE_IDLE)
         agent.stub.PauseShare(pb.PauseShareRequest(share="a"))  # the end of a turn tells how many launches it had
-        wait_until(lambda: usage(agent, "a").launches > 500)
-    wait_until(lambda: usage(agent, "a").processes == 0)
+        until(lambda: usage(agent, "a").launches > 500)
+    until(lambda: usage(agent, "a").processes == 0)
 
 
 @pytest.mark.realtime
@@ -102,8 +103,8 @@ def test_a_program_that_becomes_another_in_its_turn_holds_the_device_no_longer(a
         assert gone.stdin is not None
         gone.stdin.write("now\n")
         gone.stdin.flush()
-        wait_until(lambda: Path(f"/proc/{gone.pid}/comm").read_text() == "sleep\n")
-        wait_until(lambda: usage(agent, "gone").processes == 0)
+        until(lambda: Path(f"/proc/{gone.pid}/comm").read_text() == "sleep\n")
+        until(lambda: usage(agent, "gone").processes == 0)
         assert used_by(agent, "other", 1) > 0.8
         assert used_by(agent, "gone", 0.5) < 0.01
 
@@ -126,22 +127,22 @@ def test_a_stopped_program_that_waits_at_its_gate_takes_no_turns_from_others(age
 def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:
     began = time.monotonic()
     with program(metered(agent.register(50, name="a"))) as process:
-        wait_until(lambda: usage(agent, "a").used_ns > 300_000_000)
+        until(lambda: usage(agent, "a").used_ns > 300_000_000)
         before = usage(agent, "a")
         agent.stop(signal.SIGKILL)
         time.sleep(1.5)  # longer than a stale heartbeat
         assert process.poll() is None
         agent.start()
-        wait_until(lambda: usage(agent, "a").processes == 1)
+        until(lambda: usage(agent, "a").processes == 1)
         adopted = usage(agent, "a")
         assert adopted.used_ns >= before.used_ns  # of device time nothing is lost
         assert 0 < adopted.launches < 4_000 * (time.monotonic() - began)  # 500 µs each: nothing is counted twice
-        wait_until(lambda: usage(agent, "a").used_ns > adopted.used_ns + 200_000_000)
+        until(lambda: usage(agent, "a").used_ns > adopted.used_ns + 200_000_000)
 
 
 def test_a_paused_program_stands_still_and_goes_on_when_resumed(agent: RunningAgent) -> None:
     with program(metered(agent.register(50, name="a"))):
-        wait_until(lambda: usage(agent, "a").used_ns > 100_000_000)
+        until(lambda: usage(agent, "a").used_ns > 100_000_000)
         agent.stub.PauseShare(pb.PauseShareRequest(share="a"))
         time.sleep(0.5)
         paused = usage(agent, "a")
@@ -149,7 +150,7 @@ def test_a_paused_program_stands_still_and_goes_on_when_resumed(agent: RunningAg
         assert usage(agent, "a").launches == paused.launches
         assert usage(agent, "a").used_ns == paused.used_ns
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="a"))
-        wait_until(lambda: usage(agent, "a").used_ns > paused.used_ns + 100_000_000)
+        until(lambda: usage(agent, "a").used_ns > paused.used_ns + 100_000_000)
 
 
 def opened_ns(agent: RunningAgent, signal_number: int) -> int:
@@ -192,7 +193,7 @@ def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: R
         program(metered(agent.register(50, name="a", device="0"))),
         program(metered(agent.register(50, name="b", device="0"))),
     ):
-        wait_until(lambda: min(usage(agent, "a").turns, usage(agent, "b").turns) > 5)
+        until(lambda: min(usage(agent, "a").turns, usage(agent, "b").turns) > 5)
         turns = agent.stub.ListTurns(pb.ListTurnsRequest()).turns
         assert {turn.share_name for turn in turns} == {"a", "b"}
         sequences = [turn.sequence for turn in turns]
@@ -210,11 +211,11 @@ def node_device(agent: RunningAgent) -> pb.Device:
 def test_a_process_without_a_share_is_found_within_five_seconds(agent: RunningAgent) -> None:
     environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
     with program(environment, "idle") as stranger, program(metered(agent.register(30)), "idle"):
-        wait_until(lambda: node_device(agent).foreign_processes, 5.0)
+        until(lambda: node_device(agent).foreign_processes, timeout_s=5.0)
         time.sleep(1.5)
         assert [p.pid for p in node_device(agent).foreign_processes] == [stranger.pid]
         assert node_device(agent).foreign_processes[0].name.startswith("python")
-    wait_until(lambda: not node_device(agent).foreign_processes, 5.0)
+    until(lambda: not node_device(agent).foreign_processes, timeout_s=5.0)
     assert agent.log().count("process without a share") == 1
     assert f"pid={stranger.pid}" in agent.log()
 
@@ -222,13 +223,13 @@ def test_a_process_without_a_share_is_found_within_five_seconds(agent: RunningAg
 def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: RunningAgent) -> None:
     lost, damaged, bare = (agent.register(10, name=name, device="0") for name in ("lost", "damaged", "bare"))
     with program(metered(lost), "idle") as left:
-        wait_until(lambda: usage(agent, "lost").processes == 1)
+        until(lambda: usage(agent, "lost").processes == 1)
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="lost"))
         with (Path(damaged.share.directory) / "terms").open("r+b") as terms:
             terms.seek(8)
             terms.write(b"\2")
         with program(metered(damaged), "idle") as refused, program(dict(bare.environment), "idle") as without:
-            wait_until(lambda: agent.log().count("process of a share runs unmetered") == 3, 6.0)
+            until(lambda: agent.log().count("process of a share runs unmetered") == 3, timeout_s=6.0)
             for process, region, cause in (
                 (left, lost.share.directory, "its region is gone"),
                 (refused, damaged.share.directory, "its region has another ABI"),
@@ -257,13 +258,13 @@ def test_a_lost_device_is_unhealthy_with_its_reason_and_healthy_again_when_it_is
     agent.register(30, name="a", device="0")
     with Truth(f"{agent.directory}/simgpu") as truth:
         truth.inject_xid(0, 79)
-        wait_until(lambda: not node_device(agent).healthy, 5.0)
+        until(lambda: not node_device(agent).healthy, timeout_s=5.0)
         assert node_device(agent).health_reason == "Xid 79"
         reason = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
         assert reason.startswith("its device is unhealthy (Xid 79)")
         assert agent.register(30).share.devices[0].device_index == 1
         truth.recover(0)
-        wait_until(lambda: node_device(agent).healthy, 20.0)
+        until(lambda: node_device(agent).healthy, timeout_s=20.0)
     log = agent.log()
     assert "device unhealthy" in log
     assert "shares=['a']" in log

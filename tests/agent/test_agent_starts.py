@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import metered, program, wait_until
 
+from rig.agent import metered, program
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from agent_process import MakeAgent, RunningAgent
+    from rig.agent import MakeAgent, RunningAgent
 
 GIB = 2**30
 PRIVATE = 0o711 if os.getuid() == 0 else 0o700
@@ -112,7 +113,7 @@ def test_a_program_that_started_while_no_agent_ran_rings_the_next_one(agent: Run
         agent.start()
         for _ in range(2):  # it rings where it waits, and keeps what it has opened
             agent.stub.PauseShare(pb.PauseShareRequest(share="early"))
-            wait_until(lambda: bells(running.pid) == [f"{answer.share.directory}/bell"])
+            until(lambda: bells(running.pid) == [f"{answer.share.directory}/bell"])
             agent.stub.ResumeShare(pb.ResumeShareRequest(share="early"))
 
 
@@ -159,7 +160,7 @@ def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agen
     time.sleep(2.5)  # two checkpoints
     assert [share.name for share in agent.shares()] == ["a", "b"]
     in_the_way.rmdir()
-    wait_until(lambda: "checkpoint written again" in agent.log())
+    until(lambda: "checkpoint written again" in agent.log())
     assert agent.log().count("checkpoint not written") == 1
     in_the_way.mkdir()
     assert agent.stop() == 0
@@ -187,10 +188,10 @@ def test_an_agent_under_nohup_outlives_its_terminal(make_agent: MakeAgent) -> No
 def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent: MakeAgent) -> None:
     closed = make_agent().start()
     # grpc makes it 0755 in a directory that is passable to nobody who could write to it; then it gets its mode.
-    wait_until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
+    until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     assert closed.directory.stat().st_mode & 0o777 == PRIVATE
     opened = make_agent("--socket-mode", "0666").start()
-    wait_until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o666)
+    until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o666)
     assert opened.directory.stat().st_mode & 0o777 == 0o711
 
 

@@ -9,7 +9,7 @@ import socket
 from .hand import pod
 from .keys import AUTHORITY, DEVELOPER, SERVER
 from .refusal import Body, Refusal
-from .running import until, with_server
+from .running import with_server
 from .server import ApiServer
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +24,3 @@ def with_server(test: Callable[[ApiServer, Path], Coroutine[Any, Any, None]]) ->
                 await test(server, Path(directory) / "account")
 
     asyncio.run(run())
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)

@@ -9,8 +9,8 @@ from typing import TypeVar
 import pytest
 
 from bench import costs, figures, memory, neighbours, pauses, shares, streams
-from bench.node import Load, Node, Terms
 from bench.scale import TEST
+from rig.node import Load, Node, Terms
 
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import figures
-from bench.figures import Held, Kernel, Sample
+from rig.truth import Held, Kernel, Sample
 
 SECOND = 1_000_000_000
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import Node
+from rig.node import Node
 
 COMMANDS = ["bench", "bench.stress", "bench.model", "bench.traces", "bench.gpu", "bench.dashboard"]
 KILLED = """
 import time
-from bench.node import Node
+from rig.node import Node
 with Node() as node:
     print(node.socket.parent.parent, node._agent.pid, flush=True)
     time.sleep(60)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
 from bench import replay
-from bench.node import START_DELAY_NS, Node
 from bench.table import markdown
 from bench.traces.format import parse
+from rig.gpu import MakeSimgpu
+from rig.node import START_DELAY_NS, Node
 from sharepod.simgpu.truth import Truth
 
 HEADER = '{"sharepod_trace": 1, "name": "t", "origin": "synthesised", "sources": {"all": "made up"}}\n'

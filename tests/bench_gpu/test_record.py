@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_gpu import MakeSimgpu
 
 from bench import replay
 from bench.gpu.build import build
 from bench.gpu.record import LEAST_REPEATS, Log, convert, read_kernels, read_log, repetition, rounded, steady
 from bench.traces.format import Repeat, Trace, TraceError, events, parse
+from rig.gpu import MakeSimgpu
 
 US = 1000
 STREAM, GEMM, ADD, EXEC, GRAPH = 70, 71, 72, 73, 74

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rig.until import until
 from sharepod.agent.lock import NAME as LOCK
 from sharepod.agent.lock import HostLock
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
@@ -28,16 +29,6 @@ if TYPE_CHECKING:
 
 SHAREPOD = [sys.executable, "-m", "sharepod.cli"]
 PROGRAM = Path(__file__).resolve().parents[2] / "cli" / "demo_program.py"
-
-
-def until(true: Callable[[], bool], seconds: float = 30) -> bool:
-    """Wait for something to become true; tell whether it did."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -104,7 +95,7 @@ def host(make_simgpu: Callable[..., SimulatedGpu]) -> Iterator[Host]:
     host = Host(directory, {**env, "SHAREPOD_RUNTIME_DIRECTORY": str(directory), "SHAREPOD_METRICS_LISTEN": "off"})
     yield host
     host.end_children()
-    assert until(lambda: not (directory / "agent.sock").exists() and not has_agent(directory))
+    until(lambda: not (directory / "agent.sock").exists() and not has_agent(directory))
     for path in sorted(directory.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     if directory.exists():
@@ -117,13 +108,13 @@ def node(host: Host) -> Iterator[Host]:
     with (host.directory.parent / "log").open("wb") as log:
         agent = subprocess.Popen(host.command("agent", "--simulate", "1xH200"), env=host.env, stderr=log, stdout=log)
     try:
-        assert until(lambda: (host.directory / "agent.sock").exists() or agent.poll() is not None)
+        until(lambda: (host.directory / "agent.sock").exists() or agent.poll() is not None)
         assert agent.poll() is None, (host.directory.parent / "log").read_text()
-        assert until(lambda: host.sharepod("ps").returncode == 0)
+        until(lambda: host.sharepod("ps").returncode == 0)
         yield host
         host.end_children()
         # Every share of a test ends with its program.
-        assert until(lambda: host.left() == [])
+        until(lambda: host.left() == [])
     finally:
         agent.terminate()
         assert agent.wait(10) == 0
@@ -175,7 +166,7 @@ def test_a_writer_into_a_closed_pipe_ends_as_without_us(node: Host) -> None:
 
 def test_the_command_becomes_the_program_and_a_signal_reaches_it(node: Host) -> None:
     child = node.start(*run("sleep", "600"))
-    assert until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes()[:6])
+    until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes()[:6])
     assert node.shares() == ["test"]
     child.send_signal(signal.SIGTERM)
     assert child.wait(5) == -signal.SIGTERM
@@ -185,10 +176,10 @@ def test_the_command_becomes_the_program_and_a_signal_reaches_it(node: Host) -> 
 @pytest.mark.realtime
 def test_a_killed_program_leaves_no_share(node: Host) -> None:
     child = node.start(*run("sleep", "600"))
-    assert until(lambda: node.shares() == ["test"])
+    until(lambda: node.shares() == ["test"])
     child.kill()
     child.communicate()
-    assert until(lambda: node.shares() == [] and node.left() == [], 3)
+    until(lambda: node.shares() == [] and node.left() == [], timeout_s=3)
 
 
 def test_a_terminal_and_its_keys_belong_to_the_program(node: Host) -> None:
@@ -196,10 +187,10 @@ def test_a_terminal_and_its_keys_belong_to_the_program(node: Host) -> None:
     if pid == 0:
         command = node.command(*run("sh", "-c", "test -t 0 -a -t 1 && echo terminal; kill -STOP $$; exec sleep 600"))
         os.execve(command[0], command, node.env)
-    assert until(lambda: b"terminal" in os.read(terminal, 1000))
+    until(lambda: b"terminal" in os.read(terminal, 1000))
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     os.kill(pid, signal.SIGCONT)
-    assert until(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:6])
+    until(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:6])
     os.write(terminal, b"\x03")
     status = os.waitpid(pid, 0)[1]
     os.close(terminal)
@@ -241,7 +232,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(
     node: Host, flags: list[str], code: int, words: list[str]
 ) -> None:
     first = node.start(*run("sleep", "600", name="first"))
-    assert until(lambda: node.shares() == ["first"])
+    until(lambda: node.shares() == ["first"])
     answer = node.sharepod("run", *flags, "--", "true")
     assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (code, "", 1)
     assert all(word in answer.stderr for word in words), answer.stderr
@@ -252,7 +243,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(
 
 def test_a_share_is_paused_changed_resumed_and_released_while_its_program_runs(node: Host) -> None:
     child = node.start(*run("sleep", "600"))
-    assert until(lambda: node.shares() == ["test"])
+    until(lambda: node.shares() == ["test"])
     assert node.sharepod("pause", "test").returncode == 0
     assert "paused" in node.sharepod("ps").stdout
     assert "paused" in node.sharepod("explain", "test").stdout
@@ -273,11 +264,11 @@ def test_a_share_is_paused_changed_resumed_and_released_while_its_program_runs(n
 def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(host: Host) -> None:
     flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40"]
     both = [host.start(*flags, "--name", name, "--", "sleep", "600") for name in ("one", "two")]
-    assert until(lambda: host.sharepod("ps").returncode == 0 and sorted(host.shares()) == ["one", "two"], 20)
+    until(lambda: host.sharepod("ps").returncode == 0 and sorted(host.shares()) == ["one", "two"], timeout_s=20)
     for child in both:
         child.terminate()
         assert child.communicate() == ("", "")
-    assert until(lambda: leftovers(host.directory) == [])
+    until(lambda: leftovers(host.directory) == [])
 
 
 def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: Host) -> None:
@@ -295,10 +286,10 @@ def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: H
 @pytest.mark.realtime
 def test_a_private_agent_whose_command_was_killed_ends_without_a_share(host: Host) -> None:
     child = host.start("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true")
-    assert until(lambda: (host.directory / "agent.lock").exists())
+    until(lambda: (host.directory / "agent.lock").exists())
     child.kill()
     child.communicate()
-    assert until(lambda: leftovers(host.directory) == [], 8)
+    until(lambda: leftovers(host.directory) == [], timeout_s=8)
 
 
 @pytest.mark.parametrize("devices", ["no such thing", "1xH20"])
@@ -378,7 +369,7 @@ def test_two_saturating_programs_get_70_and_30_of_the_device(node: Host) -> None
         shares = json.loads(node.sharepod("ps", "-o", "json").stdout)["shares"]
         return {share["name"]: share["devices"][0]["used_ns"] for share in shares}
 
-    assert until(lambda: len(used()) == 2 and min(used().values()) > 0)
+    until(lambda: len(used()) == 2 and min(used().values()) > 0)
     time.sleep(0.5)
     before = used()
     time.sleep(4)
@@ -425,13 +416,13 @@ def working_in(directory: Path) -> list[int]:
 def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_files(host: Host) -> None:
     child = host.start("demo", "--simulate", "--seconds", "60")
     mine = f"sharepod-demo.{child.pid}.*"
-    assert until(lambda: any(Path("/dev/shm").glob(f"{mine}/serve.log")), 20)
+    until(lambda: any(Path("/dev/shm").glob(f"{mine}/serve.log")), timeout_s=20)
     (directory,) = Path("/dev/shm").glob(mine)
     assert len(working_in(directory)) > 1
     child.kill()
     child.communicate()
     # Its agent ends as any private agent does, two seconds after its last share.
-    assert until(lambda: working_in(directory) == [], 20)
+    until(lambda: working_in(directory) == [], timeout_s=20)
     assert directory.exists()
     assert host.sharepod("demo", "--simulate", "--seconds", "4").returncode == 0
     assert not directory.exists()
@@ -441,7 +432,7 @@ def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_fil
 def test_the_demo_cleans_up_when_it_is_interrupted(host: Host, number: int) -> None:
     child = host.start("demo", "--simulate", "--seconds", "60")
     mine = f"sharepod-demo.{child.pid}.*"
-    assert until(lambda: any(Path("/dev/shm").glob(mine)), 20)
+    until(lambda: any(Path("/dev/shm").glob(mine)), timeout_s=20)
     time.sleep(1.5)
     child.send_signal(number)
     assert child.communicate(timeout=20)[1] == ""

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from cuda.bindings import driver as bindings
-from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms, Usage
-from sharepod.hook import LIBRARY
+from rig import REPO_ROOT
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu, SimulatedGpu
+from sharepod.agent.share import Usage
 from sharepod.hook.coverage import plain_name, read_actions
 from sharepod.simgpu.truth import KernelTruth, Truth
 
@@ -57,13 +57,9 @@ class InShare:
 def share(make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[InShare]:
     """A share of half an H200."""
     gpu = make_simgpu(SIMGPU_LOG_KERNELS="1000")
-    arbiter = NativeArbiter()
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=CAP)
-    device = arbiter.add_device("GPU-53474750-0000-0000-8000-000000000000")
-    handle = arbiter.add_share(str(tmp_path), [(device, terms)], ShareClass.STANDARD, [])
-    env = gpu.env | {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(tmp_path)}
-    yield InShare(gpu, env, lambda: arbiter.read_usage(handle, 0))
-    arbiter.close()
+    with Arbiter() as arbiter:
+        own = arbiter.share(tmp_path, memory_bytes=CAP)
+        yield InShare(gpu, gpu.env | own.env, own.usage)
 
 
 class Calls:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms, Usage
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu
+from sharepod.agent.share import Usage
 
 HERE = Path(__file__).parent
 H200_BYTES = 143771 << 20
@@ -38,12 +38,9 @@ def place(request: pytest.FixtureRequest, make_simgpu: MakeSimgpu, repo_root: Pa
     if request.param == "with the hook":
         yield Place(env)
         return
-    arbiter = NativeArbiter()
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    device = arbiter.add_device("GPU-53474750-0000-0000-8000-000000000000")
-    share = arbiter.add_share(str(tmp_path), [(device, terms)], ShareClass.STANDARD, [])
-    yield Place(env | {"SHAREPOD_REGION": str(tmp_path)}, lambda: arbiter.read_usage(share, 0))
-    arbiter.close()
+    with Arbiter() as arbiter:
+        share = arbiter.share(tmp_path)
+        yield Place(env | share.env, share.usage)
 
 
 def check_account(place: Place, kernels_ns: int) -> None:

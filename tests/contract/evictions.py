@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .there import There, promise, until
+from rig.until import eventually
+
+from .there import There, promise
 
 if TYPE_CHECKING:
     from .connection import Answer, Body
@@ -35,7 +37,7 @@ async def counted(there: There, healthy: int) -> None:
         new = status.get("observedGeneration", 0) >= found["metadata"].get("generation", 1)
         return bool(new and status.get("currentHealthy") == healthy)
 
-    await until(seen, f"{healthy} are healthy")
+    await eventually(seen, f"{healthy} are healthy")
 
 
 class TestEvictions:

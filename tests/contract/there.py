@@ -7,10 +7,12 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any
 
+from rig.until import eventually
+
 from .connection import MERGE, STRATEGIC, Answer, Body, Client
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from .connection import Connection
 
@@ -84,14 +86,6 @@ class There:
         return str((await self.done("GET", self.path(plural)))["metadata"]["resourceVersion"])
 
 
-async def until(holds: Callable[[], Awaitable[object]], what: str) -> None:
-    """Wait until something holds: controllers take their time."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await holds():
-            await asyncio.sleep(0.1)
-    assert what
-
-
 def promise(test: Callable[[Any, There], Coroutine[None, None, None]]) -> Callable[[Any, Connected], None]:
     """Make a test of a coroutine: it runs in a loop of its own, with a namespace of its own."""
 
@@ -118,7 +112,7 @@ async def _there(connection: Connection) -> AsyncIterator[There]:
             return (await there.ask("GET", there.path("serviceaccounts", "default"))).status == 200
 
         try:
-            await until(has_account, "pods can be made")
+            await eventually(has_account, "pods can be made")
             yield there
         finally:
             # No kubelet would end what is bound.

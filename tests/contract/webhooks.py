@@ -15,7 +15,9 @@ from aiohttp import web
 from apiserver import AUTHORITY
 from apiserver.keys import server_context
 
-from .there import There, promise, until
+from rig.until import eventually
+
+from .there import There, promise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,7 +87,7 @@ async def hooked(there: There, kind: str, hook: Hook, **more: Any) -> AsyncItera
                 await create(there, "probe", dryRun="All")
                 return bool(hook.asked)
 
-            await until(heard, "the webhook is asked")
+            await eventually(heard, "the webhook is asked")
             hook.asked.clear()
         assert made["webhooks"][0]["failurePolicy"] == more.get("failurePolicy", "Fail")
         yield hook
@@ -216,7 +218,7 @@ class TestWebhooks:
                 answer = await create(there, "probe", dryRun="All")
                 return answer.status == 500 and "certificate" in answer.message
 
-            await until(refused, "its certificate is refused")
+            await eventually(refused, "its certificate is refused")
 
     @promise
     async def test_a_configuration_that_cannot_be_is_refused(self, there: There) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from kustomize import render
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 VERSIONS = ("1.31", "1.34", "1.37")
 """The oldest Kubernetes that is served, and the two that `make e2e` starts."""

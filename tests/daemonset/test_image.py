@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from containerfile import Build, ContainerfileError, Stage, Step, context_files, read_steps
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 IMAGE = REPO_ROOT / "daemonset" / "image"
 CONTAINERFILE = (REPO_ROOT / "Containerfile").read_text()

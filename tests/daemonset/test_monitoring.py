@@ -11,8 +11,8 @@ import pytest
 import yaml
 from conftest import ADDITIONS, INSTALLS
 from kustomize import render
-from simulated_gpu import REPO_ROOT
 
+from rig import REPO_ROOT
 from sharepod.process.options import Options
 from sharepod.scheduler.settings import OPTIONS as SCHEDULER_OPTIONS
 from sharepod.webhook.settings import OPTIONS as WEBHOOK_OPTIONS

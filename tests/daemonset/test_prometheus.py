@@ -18,10 +18,11 @@ import yaml
 from conftest import ADDITIONS
 
 from bench import figures, prometheus
-from bench.node import Node
 from bench.pods import Pod, Pods
-from bench.programs import Program, fill_command, load_command
 from bench.prometheus import Monitoring, Panel, Prometheus, Query, Series
+from rig.node import Node
+from rig.programs import Program, fill_command, load_command
+from rig.until import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -62,13 +63,6 @@ class Watched:
         return self.one(f'{series}{{pod="{pod.name}"}}', at_s).value
 
 
-def wait_until(prometheus: Prometheus, expression: str, *, there: bool = True, timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while bool(prometheus.query(expression)) is not there:
-        assert time.monotonic() < end, expression
-        time.sleep(INTERVAL_S / 4)
-
-
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
@@ -92,7 +86,8 @@ def watched(monitoring: Monitoring, directory: Path) -> Iterator[Watched]:
             pods.admit(pod)
         pods.pause(PAUSED)
         for pod in PODS:  # before anybody has called CUDA
-            wait_until(prometheus, f'sharepod_share_used_seconds_total{{pod="{pod.name}"}} == 0')
+            zero = f'sharepod_share_used_seconds_total{{pod="{pod.name}"}} == 0'
+            until(lambda zero=zero: prometheus.query(zero), zero)
         programs = [pods.start(pod, SATURATED) for pod in (TRAIN, SERVE, PAUSED)]
         greedy = pods.start(GREEDY, fill_command("grow", {"bytes": STEP_BYTES, "every": "500ms"}))
         elsewhere = {**node.environment, "CUDA_VISIBLE_DEVICES": "1"}
@@ -267,10 +262,10 @@ def test_a_pods_series_go_with_it(watched: Watched) -> None:
     pod = Pod("short-0", 5, device="1", namespace="team-c")
     series = f'{{__name__=~"sharepod_share_.*",pod="{pod.name}"}}'
     watched.pods.admit(pod)
-    wait_until(watched.prometheus, series)
+    until(lambda: watched.prometheus.query(series), series)
     assert len(watched.prometheus.query(series)) == len(watched.prometheus.query(series.replace("short", "idle")))
     watched.pods.release(pod)
-    wait_until(watched.prometheus, series, there=False)
+    until(lambda: not watched.prometheus.query(series), series)
 
 
 def test_the_folder_is_the_one_that_is_applied() -> None:

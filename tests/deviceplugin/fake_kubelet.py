@@ -32,26 +32,20 @@ from fake_endpoint import CallFailed, Endpoint
 from fake_pods import AdmissionFailed, FakeContainer, FakePod, StartFailed
 from fake_services import PodResources, Registry
 
+from rig.until import eventually
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
 from sharepod.proto import podresources_pb2 as pods_pb
 from sharepod.proto import podresources_pb2_grpc as pods_rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
     from typing import Self
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 RETRY_S = 0.2
 """Kubelet's own second try comes after 0.2–0.9 s, further ones after up to 15 s."""
-
-
-async def wait_until(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    """Wait until the condition holds; the bound is for a machine that hangs."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def leave_dead_socket(path: Path) -> None:
@@ -150,7 +144,8 @@ class FakeKubelet:
 
     async def registered(self, timeout_s: float = 30) -> Endpoint:
         """Wait until a plugin is registered and has sent its units."""
-        await wait_until(lambda: self.endpoint and self.endpoint.lists and not self.endpoint.stopped, timeout_s)
+        there = lambda: self.endpoint and self.endpoint.lists and not self.endpoint.stopped  # noqa: E731
+        await eventually(there, "registered", timeout_s)
         assert self.endpoint
         return self.endpoint
 

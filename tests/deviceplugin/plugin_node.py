@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import grpc
 from apiserver import AUTHORITY, ApiServer, pod
 from fake_kubelet import FakeKubelet
 
+from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -56,7 +57,7 @@ class PluginNode:
     async def start_agent(self) -> None:
         arguments = ["--runtime-directory", str(self.runtime), "--simulate", self.simulated, *self.metrics]
         self.agent = await self._spawn("sharepod.agent.main", arguments, "agent.log")
-        await until(lambda: (self.runtime / "agent.sock").exists(), self.log)
+        await eventually(lambda: (self.runtime / "agent.sock").exists(), self.log)
 
     def plugin_arguments(self) -> list[str]:
         kubeconfig = self.directory / "kubeconfig"
@@ -84,7 +85,7 @@ class PluginNode:
         await self.kubelet.registered()
         if units is None:
             units = (100 + self.spare_percent) * sum(int(kind.partition("x")[0]) for kind in self.simulated.split(","))
-        await until(lambda: self.kubelet.allocatable == units, self.log)
+        await eventually(lambda: self.kubelet.allocatable == units, self.log)
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
@@ -161,14 +162,6 @@ class PluginNode:
         """Return `reason: message` of the pod's events."""
         found = [body for body in self.api.events.values() if body["involvedObject"]["name"] == name]
         return [f"{body['reason']}: {body['message']}" for body in found]
-
-
-async def until(condition: Callable[[], object], log: Callable[[], str], timeout_s: float = 60) -> None:
-    """Wait for a condition; what the processes logged is in the error."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, log()
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager

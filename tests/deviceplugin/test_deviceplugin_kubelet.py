@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed, leave_dead_socket, wait_until
+from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed, leave_dead_socket
 from memory_binder import A, MemoryBinder, plugin
 
+from rig.until import eventually
 from sharepod.deviceplugin import kubelet as kubelet_module
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.kubelet import Registration, State
@@ -40,7 +41,7 @@ async def test_the_plugin_serves_before_it_registers_and_says_what_it_serves(dir
         assert (request.version, request.endpoint) == ("v1beta1", "sharepod.io_gpu.sock")
         assert request.resource_name == "sharepod.io/gpu"
         assert request.options.pre_start_required
-        await wait_until(lambda: registration.state is State.REGISTERED)
+        await eventually(lambda: registration.state is State.REGISTERED)
         assert service.watchers == 1
         assert said() == ["registered with kubelet"]
 
@@ -50,7 +51,7 @@ async def test_a_plugin_that_ends_takes_its_units_and_its_socket_away(directory:
         async with plugin(kubelet.plugins) as (_, registration):
             endpoint = await kubelet.registered()
         assert not registration.path.exists()
-        await wait_until(lambda: endpoint.stopped)
+        await eventually(lambda: endpoint.stopped)
         assert endpoint.error == ""  # the stream was ended, not broken
         assert (kubelet.capacity, kubelet.allocatable) == (100, 0)
         assert sorted(path.name for path in kubelet.plugins.iterdir()) == ["kubelet.sock"]
@@ -58,13 +59,13 @@ async def test_a_plugin_that_ends_takes_its_units_and_its_socket_away(directory:
 
 async def test_kubelet_that_is_absent_is_waited_for_and_said_so_once(directory: Path, said: Said) -> None:
     async with plugin(directory / "device-plugins") as (_, registration):
-        await wait_until(said)
+        await eventually(said)
         await asyncio.sleep(3 * kubelet_module.POLL_S)
         assert said() == ["kubelet is away"]
         assert registration.state is State.WAITING
         async with FakeKubelet(directory) as kubelet:
             await kubelet.registered()
-            await wait_until(lambda: registration.state is State.REGISTERED)
+            await eventually(lambda: registration.state is State.REGISTERED)
 
 
 async def test_a_kubelet_that_is_killed_leaves_a_socket_that_nobody_answers(directory: Path, said: Said) -> None:
@@ -72,10 +73,10 @@ async def test_a_kubelet_that_is_killed_leaves_a_socket_that_nobody_answers(dire
     plugins.mkdir()
     leave_dead_socket(plugins / "kubelet.sock")
     async with plugin(plugins) as (_, registration):
-        await wait_until(said)
+        await eventually(said)
         async with FakeKubelet(directory) as kubelet:
             await kubelet.registered()
-            await wait_until(lambda: registration.state is State.REGISTERED)
+            await eventually(lambda: registration.state is State.REGISTERED)
     assert said()[0] == "kubelet is away"
     assert said().count("kubelet is away") == 1
 
@@ -125,7 +126,7 @@ async def test_a_kubelet_that_stays_away_is_asked_again_when_it_is_back(director
     async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (service, registration):
         await kubelet.registered()
         async with kubelet.away():
-            await wait_until(lambda: registration.state is State.WAITING)
+            await eventually(lambda: registration.state is State.WAITING)
             assert service.watchers == 0
         await kubelet.registered()
         assert said().count("kubelet is away") == 1
@@ -139,10 +140,10 @@ async def test_a_socket_that_is_removed_is_made_anew(directory: Path, said: Said
         reader, writer = await asyncio.open_unix_connection(registration.path)
         binder.delay_s = 60
         starting = asyncio.create_task(kubelet.start(pod, "train"))  # over the socket that was
-        await wait_until(lambda: len(kubelet.registrations) >= 1)
+        await eventually(lambda: len(kubelet.registrations) >= 1)
         await asyncio.sleep(0.1)
         registration.path.unlink()
-        await wait_until(lambda: len(kubelet.registrations) >= 2)
+        await eventually(lambda: len(kubelet.registrations) >= 2)
         assert "socket removed" in said()
         with pytest.raises(StartFailed, match="connection is closing"):  # kubelet's own doing; it tries again
             await starting
@@ -152,7 +153,7 @@ async def test_a_socket_that_is_removed_is_made_anew(directory: Path, said: Said
         async with asyncio.timeout(30):  # the server behind the old socket ends
             await reader.read()
         writer.close()
-        await wait_until(lambda: service.watchers == 1)
+        await eventually(lambda: service.watchers == 1)
         assert registration.path.exists()
 
 
@@ -163,7 +164,7 @@ async def test_the_whole_directory_may_go_and_come_back(directory: Path) -> None
             async with FakeKubelet(directory) as kubelet:
                 await kubelet.registered()
             shutil.rmtree(directory / "device-plugins")
-            await wait_until(lambda: registration.state is State.WAITING)
+            await eventually(lambda: registration.state is State.WAITING)
 
 
 async def test_a_refusal_is_said_once_and_tried_again_less_and_less_often(
@@ -173,7 +174,7 @@ async def test_a_refusal_is_said_once_and_tried_again_less_and_less_often(
     async with FakeKubelet(directory) as kubelet:
         kubelet.refusal = "the ResourceName is invalid"
         async with plugin(kubelet.plugins) as (_, registration):
-            await wait_until(lambda: len(kubelet.registrations) >= 3)  # at 0, 0.3 and 0.9 s, by polls of 0.2 s
+            await eventually(lambda: len(kubelet.registrations) >= 3)  # at 0, 0.3 and 0.9 s, by polls of 0.2 s
             assert said() == ["kubelet refused the registration"]
             assert registration.state is State.WAITING
             kubelet.refusal = ""
@@ -184,7 +185,7 @@ async def test_the_cause_of_a_refusal_is_logged(directory: Path, caplog: pytest.
     async with FakeKubelet(directory) as kubelet:
         kubelet.refusal = "the ResourceName is invalid"
         async with plugin(kubelet.plugins):
-            await wait_until(lambda: caplog.records)
+            await eventually(lambda: caplog.records)
     assert caplog.records[0].__dict__["cause"] == "UNKNOWN: the ResourceName is invalid"
 
 
@@ -195,7 +196,7 @@ async def test_a_socket_that_cannot_be_made_is_said_with_its_cause(
         in_the_way = kubelet.plugins / "sharepod.io_gpu.sock"
         in_the_way.mkdir()
         async with plugin(kubelet.plugins) as (_, registration):
-            await wait_until(lambda: caplog.records)
+            await eventually(lambda: caplog.records)
             record = caplog.records[0]
             assert (record.message, kubelet.registrations) == ("no socket for kubelet", [])
             assert "Is a directory" in record.__dict__["cause"]
@@ -212,8 +213,8 @@ async def test_a_kubelet_that_stops_reading_is_registered_with_again(
     async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (service, _):
         endpoint = await kubelet.registered()
         await endpoint.stop()  # as when a list is too large for it
-        await wait_until(lambda: len(kubelet.registrations) >= 2)
-        await wait_until(lambda: service.watchers == 1)
+        await eventually(lambda: len(kubelet.registrations) >= 2)
+        await eventually(lambda: service.watchers == 1)
         assert "kubelet does not read the units: registering again" in said()
 
 
@@ -223,10 +224,10 @@ async def test_the_socket_of_a_crashed_plugin_is_replaced(directory: Path, said:
         with subprocess.Popen([sys.executable, str(script), str(kubelet.plugins)]) as crashing:
             endpoint = await kubelet.registered()
             crashing.send_signal(signal.SIGKILL)
-        await wait_until(lambda: endpoint.stopped)
+        await eventually(lambda: endpoint.stopped)
         left = (kubelet.plugins / "sharepod.io_gpu.sock").stat()
         async with plugin(kubelet.plugins) as (_, registration):
-            await wait_until(lambda: kubelet.allocatable == 100)
+            await eventually(lambda: kubelet.allocatable == 100)
             assert registration.path.stat() != left
             assert said() == ["registered with kubelet"]
 
@@ -240,11 +241,11 @@ async def test_the_next_version_takes_over_and_the_one_before_stands_by_until_it
         await kubelet.registered()
         pod = await kubelet.admit("default", "trainer", {"train": 30})
         async with plugin(kubelet.plugins, after) as (_, taking):
-            await wait_until(lambda: registration.state is State.STANDING_BY)
-            await wait_until(lambda: taking.state is State.REGISTERED)
+            await eventually(lambda: registration.state is State.STANDING_BY)
+            await eventually(lambda: taking.state is State.REGISTERED)
             assert "another device plugin serves: taking over from it" in said()
             assert "another device plugin has taken over: this one stands by" in said()
-            await wait_until(lambda: service.watchers == 0)
+            await eventually(lambda: service.watchers == 0)
             await old.aclose()  # which takes nothing from the new one
             assert taking.path.is_socket()
             await asyncio.sleep(2 * kubelet_module.POLL_S)
@@ -258,7 +259,7 @@ async def test_two_plugins_by_mistake_do_not_take_turns(directory: Path) -> None
     async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (_, first):
         await kubelet.registered()
         async with plugin(kubelet.plugins) as (_, second):
-            await wait_until(lambda: (first.state, second.state) == (State.STANDING_BY, State.REGISTERED))
+            await eventually(lambda: (first.state, second.state) == (State.STANDING_BY, State.REGISTERED))
             await asyncio.sleep(5 * kubelet_module.POLL_S)
             assert len(kubelet.registrations) == 2
             await kubelet.relaunch()  # the one that serves makes its socket anew before the other steps in
@@ -274,11 +275,11 @@ async def test_a_plugin_that_stands_by_steps_in_when_the_other_is_dead_for_a_whi
             other.bind(str(kubelet.plugins / "other"))
             other.listen(1000)
             (kubelet.plugins / "other").rename(registration.path)
-            await wait_until(lambda: registration.state is State.STANDING_BY)
+            await eventually(lambda: registration.state is State.STANDING_BY)
             died = time.monotonic()
-        await wait_until(lambda: registration.state is State.REGISTERED)
+        await eventually(lambda: registration.state is State.REGISTERED)
         assert time.monotonic() - died > (kubelet_module.STAND_BY_LOOKS - 2) * kubelet_module.POLL_S
-        await wait_until(lambda: kubelet.allocatable == 100)
+        await eventually(lambda: kubelet.allocatable == 100)
 
 
 async def test_a_stop_does_not_wait_for_a_kubelet_that_does_not_answer(directory: Path) -> None:
@@ -289,7 +290,7 @@ async def test_a_stop_does_not_wait_for_a_kubelet_that_does_not_answer(directory
         silent.listen()
         async with asyncio.timeout(kubelet_module.REGISTER_TIMEOUT_S - 1):
             async with plugin(plugins) as (_, registration):
-                await wait_until(registration.path.exists)
+                await eventually(registration.path.exists)
                 await asyncio.sleep(0.2)
             assert not registration.path.exists()
 

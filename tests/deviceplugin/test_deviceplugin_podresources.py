@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from fake_endpoint import RECEIVE_LIMIT_BYTES
-from fake_kubelet import AdmissionFailed, FakeContainer, FakeKubelet, wait_until
+from fake_kubelet import AdmissionFailed, FakeContainer, FakeKubelet
 from memory_binder import MemoryBinder, plugin
 
+from rig.until import eventually
 from sharepod.deviceplugin import podresources
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, PodResources
 from sharepod.deviceplugin.unit import UnitId
@@ -116,7 +117,7 @@ async def test_who_asks_while_a_list_is_under_way_gets_the_next_one(directory: P
     ):
         await kubelet.registered()
         first = asyncio.create_task(resources.list())
-        await wait_until(lambda: kubelet.lists == 1)
+        await eventually(lambda: kubelet.lists == 1)
         later = [asyncio.create_task(resources.list()) for _ in range(5)]
         pod = await kubelet.admit("default", "trainer", {"train": 3})
         fresh = await resources.list()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from fake_endpoint import RECEIVE_LIMIT_BYTES
-from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed, wait_until
+from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed
 from memory_binder import A, B, MemoryBinder, plugin
 
+from rig.until import eventually
 from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.server import MESSAGE_MAX
@@ -103,7 +104,7 @@ async def test_an_error_before_a_start_is_tried_again(directory: Path) -> None:
         text = str(failure.value).removeprefix("rpc error: code = Unavailable desc = ")
         assert text == "x" * (MESSAGE_MAX - 1) + "…"
         starting = asyncio.create_task(kubelet.start(pod, "train", patience_s=30))
-        await wait_until(lambda: pod.containers["train"].message)
+        await eventually(lambda: pod.containers["train"].message)
         binder.refusal = None
         assert (await starting).starts == 1
 
@@ -163,7 +164,7 @@ async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy
         for uuid, pod in zip((A, B), pods, strict=True):
             binder.held[uuid] = frozenset(map(UnitId, pod.containers["main"].ids))
         service.show(Units([(A, False), (B, True)]))
-        await wait_until(lambda: kubelet.allocatable == 100)
+        await eventually(lambda: kubelet.allocatable == 100)
         assert kubelet.capacity == 200
         assert not kubelet.healthy & binder.held[A]
         assert kubelet.healthy >= binder.held[B]
@@ -171,7 +172,7 @@ async def test_health_goes_to_kubelet_as_it_changes_and_spares_shares_of_healthy
         kubelet.delete(pods[1])
         await kubelet.admit("default", "pod-2", {"main": 100})
         service.show(Units([(A, True), (B, True)]))
-        await wait_until(lambda: kubelet.allocatable == 200)
+        await eventually(lambda: kubelet.allocatable == 200)
         assert endpoint.lists == 3
 
 
@@ -184,7 +185,7 @@ async def test_changes_that_come_together_are_one_list_and_none_where_nothing_ch
         assert endpoint.lists == 1
         for healthy in (False, True, False, True, False):
             service.show(Units([(A, healthy)]))
-        await wait_until(lambda: kubelet.allocatable == 0)
+        await eventually(lambda: kubelet.allocatable == 0)
         assert endpoint.lists == 2
         assert kubelet.capacity == 100
 

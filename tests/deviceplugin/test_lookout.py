@@ -14,9 +14,10 @@ from typing import Any
 import grpc
 import pytest
 from model_sides import Lag, ModelAgent, ModelApi
-from plugin_node import plugin_node, until
+from plugin_node import plugin_node
 from virtual_time import run_virtually
 
+from rig.until import eventually
 from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.follow import Follower
 from sharepod.deviceplugin.lookout import Lookout
@@ -72,12 +73,12 @@ async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
                 text = (
                     "MemoryDenied: container main: 3 allocations of device memory denied, the last of 64 GiB: its cap"
                 )
-                await until(lambda: any(text in told for told in node.events("pod")), node.log)
+                await eventually(lambda: any(text in told for told in node.events("pod")), node.log)
                 text = "ProcessWithoutShare: device 0 is used without a share by process "
-                await until(lambda: any(told.startswith(text) for told in node.events("n1")), node.log)
+                await eventually(lambda: any(told.startswith(text) for told in node.events("n1")), node.log)
             assert len([told for told in node.events("n1") if "ProcessWithoutShare" in told]) == 1
             await stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
-            await until(lambda: any("ShareLost: container main" in told for told in node.events("pod")), node.log)
+            await eventually(lambda: any("ShareLost: container main" in told for told in node.events("pod")), node.log)
 
 
 def test_an_agent_that_is_away_for_half_a_minute_is_told_once_and_its_return(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import urllib.request
 
 import pytest
 from fake_pods import StartFailed
-from plugin_node import plugin_node, until
+from plugin_node import plugin_node
 
+from rig.until import eventually
 from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
 from sharepod.scheduler.usage_server import UsageServer
 
@@ -45,7 +46,7 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it() -> None:
         assert [item.name for item in train.containers["main"].response.cdi_devices] == [f"sharepod.io/share={big.id}"]
         assert f"CUDA_VISIBLE_DEVICES={held.device_uuid}" in edits["env"]
         assert all(mount["hostPath"].startswith(f"{node.runtime}/") for mount in edits["mounts"][:3])
-        await until(lambda: "ShareReady: container main: share " in "".join(node.events("train")), node.log)
+        await eventually(lambda: "ShareReady: container main: share " in "".join(node.events("train")), node.log)
 
         await node.end(node.plugin, signal.SIGKILL)
         await node.start_plugin()
@@ -79,14 +80,14 @@ async def test_annotations_of_a_running_pod_are_followed_and_its_end_releases_th
         for _ in range(200):
             if await changed():
                 break
-            await until(lambda: True, node.log)
+            await eventually(lambda: True, node.log)
         assert await changed(), node.log()
         node.show(pod, {"sharepod.io/limit": "fifty"})
-        await until(lambda: any("TermsNotApplied" in text for text in node.events("pod")), node.log)
+        await eventually(lambda: any("TermsNotApplied" in text for text in node.events("pod")), node.log)
         node.kubelet.finish(pod)
         assert (await node.shares())["pod/main"].id == share.id  # the API still shows it running
         node.show(pod, {}, phase="Succeeded")
-        await until(lambda: not list(node.cdi.iterdir()), node.log)
+        await eventually(lambda: not list(node.cdi.iterdir()), node.log)
         assert await node.shares() == {}
 
 
@@ -128,7 +129,7 @@ async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
         ):
             await node.kubelet.start(third, "main")
         refused = "ShareNotReady: container main: request 50 %"
-        await until(lambda: any(refused in text for text in node.events("third")), node.log)
+        await eventually(lambda: any(refused in text for text in node.events("third")), node.log)
         node.kubelet.finish(second)
         node.show(second, {}, phase="Succeeded")
         await node.kubelet.start(third, "main", patience_s=60)
@@ -204,10 +205,10 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
         await node.kubelet.start(held, "main")
         assert (await node.shares())["held/main"].devices[0].device_uuid == first
         node.kubelet.others["nvidia.com/gpu"] = [f"{first}::0", "GPU-of-somebody"]
-        await until(lambda: node.kubelet.allocatable == 100, node.log)
+        await eventually(lambda: node.kubelet.allocatable == 100, node.log)
         assert "device in two device plugins" in node.log()
         told = "SharePodDevicesUnhealthy: 1 of 2 devices take no new shares: device 0: NVIDIA's device plugin"
-        await until(lambda: any(told in text for text in node.events("n1")), node.log)
+        await eventually(lambda: any(told in text for text in node.events("n1")), node.log)
         (event,) = [body for body in node.api.events.values() if body["involvedObject"]["name"] == "n1"]
         assert (event["involvedObject"]["kind"], event["metadata"]["namespace"]) == ("Node", "default")
         pod = await node.admit("pod", {"main": 60})  # the agent would pick the first, which it fits better
@@ -295,7 +296,7 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         good = await node.admit("good", {"main": 30})
         await node.kubelet.start(good, "main")
         ready = 'sharepod_plugin_container_starts_total{result="ready"}'
-        await until(lambda: metrics().get(ready) == 1, node.log)
+        await eventually(lambda: metrics().get(ready) == 1, node.log)
         found = metrics()
         assert found['sharepod_plugin_container_starts_total{result="refused"}'] == 1
         assert (found["sharepod_plugin_reporting"], found["sharepod_plugin_serving"]) == (1, 1)
@@ -305,8 +306,8 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         await node.end(node.agent, signal.SIGKILL)  # the counters are the plugin's: a new agent shows them too
         await asyncio.sleep(2)  # the plugin looks at the devices every second
         await node.start_agent()
-        await until(lambda: metrics().get(ready) == 1, node.log)
-        await until(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)
+        await eventually(lambda: metrics().get(ready) == 1, node.log)
+        await eventually(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)
 
 
 async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_shares_are() -> None:
@@ -320,17 +321,17 @@ async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_share
     feed = ("--scheduler-address", f"127.0.0.1:{port}", "--node-name", "n1")
     try:
         async with plugin_node("2xH200", feed) as node:
-            await until(lambda: [device.facts.offered for device in told().devices] == [True, True], node.log)
+            await eventually(lambda: [device.facts.offered for device in told().devices] == [True, True], node.log)
             pod = await node.admit("train", {"main": 70})
             await node.kubelet.start(pod, "main")
-            await until(lambda: any(device.shares for device in told().devices), node.log)
+            await eventually(lambda: any(device.shares for device in told().devices), node.log)
             (share,) = [share.terms for device in told().devices for share in device.shares]
             assert (share.pod_uid, share.namespace, share.pod) == (pod.uid, "default", "train")
             assert (share.container, share.request_millipercent) == ("main", 70_000)
             await node.end(node.plugin)
             node.offer = [told().devices[1].facts.uuid]
             await node.start_plugin(100)
-            await until(lambda: [device.facts.offered for device in told().devices] == [False, True], node.log)
+            await eventually(lambda: [device.facts.offered for device in told().devices] == [False, True], node.log)
     finally:
         await server.stop()
 
@@ -342,20 +343,20 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
         old, node.plugin = node.plugin, None
         try:
             await node.start_plugin()  # an upgrade: the new one takes over while the old one lives
-            await until(lambda: "this one stands by" in node.log(), node.log)
+            await eventually(lambda: "this one stands by" in node.log(), node.log)
             pod = await node.admit("pod", {"main": 30})
             await node.kubelet.start(pod, "main")
             waiting = await node.admit("waiting", {"main": 20})
             given = (await node.shares())["pod/main"].id
             node.kubelet.delete(before)
             node.api.delete("before")
-            await until(lambda: given in "".join(path.name for path in node.cdi.iterdir()), node.log)
+            await eventually(lambda: given in "".join(path.name for path in node.cdi.iterdir()), node.log)
             await node.end(node.plugin, signal.SIGKILL)
-            await until(lambda: "allocations of the plugin before taken over" in node.log(), node.log)
+            await eventually(lambda: "allocations of the plugin before taken over" in node.log(), node.log)
             await node.kubelet.restart(pod, "main", patience_s=60)
             await node.kubelet.start(waiting, "main", patience_s=60)
             assert (await node.shares())["pod/main"].id == given
-            await until(lambda: node.kubelet.healthy, node.log)  # it registers after it took over
+            await eventually(lambda: node.kubelet.healthy, node.log)  # it registers after it took over
             more = await node.admit("more", {"main": 40})
             await node.kubelet.start(more, "main", patience_s=60)
             kept = json.loads((node.state / "allocations.json").read_text())["allocations"]

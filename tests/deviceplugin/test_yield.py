@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from fake_pods import StartFailed
-from plugin_node import PluginNode, plugin_node, until
+from plugin_node import PluginNode, plugin_node
 
+from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
@@ -115,7 +116,7 @@ async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is
                     f"ShareStaysPaused: container main: share {before.id} stays paused: its request 50 % does not fit "
                     "on device 0 again, 40 % of its time is free"
                 )
-                await until(lambda: any(text.startswith(stays) for text in node.events("batch")), node.log)
+                await eventually(lambda: any(text.startswith(stays) for text in node.events("batch")), node.log)
                 assert (await held(node, "batch")).yielding
                 await node.end(node.plugin, signal.SIGKILL)
                 await node.start_plugin()
@@ -133,7 +134,7 @@ async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is
             share = await held(node, "batch")
             assert (share.id, share.yielding, share.devices[0].limit_millipercent) == (before.id, False, 100_000)
             resumed = f"ShareResumed: container main: share {before.id} runs"
-            await until(lambda: resumed in node.events("batch"), node.log)
+            await eventually(lambda: resumed in node.events("batch"), node.log)
 
 
 async def test_spare_units_let_a_pod_in_that_waits_until_there_is_room() -> None:
@@ -145,7 +146,7 @@ async def test_spare_units_let_a_pod_in_that_waits_until_there_is_room() -> None
         with pytest.raises(StartFailed, match="request 50 % does not fit on device 0: 20 % of its time is free"):
             await node.kubelet.start(second, "main")
         told = "ShareNotReady: container main: request 50 % does not fit on device 0: 20 % of its time is free"
-        await until(lambda: any(text.startswith(told) for text in node.events("second")), node.log)
+        await eventually(lambda: any(text.startswith(told) for text in node.events("second")), node.log)
         node.kubelet.finish(first)
         node.show(first, {}, phase="Succeeded")
         await starting(node, second)
@@ -161,7 +162,7 @@ async def test_a_container_whose_pod_has_not_its_time_back_starts_paused_and_goe
         serve = await node.admit("serve", {"main": 60}, annotations=MEMORY)
         await starting(node, serve)
         node.show(batch, MEMORY)
-        await until(lambda: any("ShareStaysPaused" in text for text in node.events("batch")), node.log)
+        await eventually(lambda: any("ShareStaysPaused" in text for text in node.events("batch")), node.log)
         await node.kubelet.restart(batch, "main", patience_s=5)
         assert (await held(node, "batch")).yielding
         node.kubelet.finish(serve)

@@ -11,7 +11,8 @@ from pages import commands, follow
 from prometheus_client.parser import text_string_to_metric_families
 from sharepod_cluster import OURS, PYTHON
 from sharepod_nodes import SharePodNodes
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 MANIFESTS = REPO_ROOT / "daemonset"
 GATES, WEBHOOK = MANIFESTS / "gates" / "README.md", MANIFESTS / "compatibility" / "README.md"

@@ -13,7 +13,8 @@ from build_tools import KUEUE
 from cluster import Cluster
 from image import Image
 from kubectl import ClusterError
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 IMAGE = "docker.io/library/kueue:e2e"
 NAMESPACE = "kueue-system"

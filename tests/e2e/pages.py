@@ -5,7 +5,8 @@ import textwrap
 from pathlib import Path
 
 from kubectl import Kubectl
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 BLOCK = re.compile(r"^( *)```\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 

@@ -14,7 +14,8 @@ from kubectl import ClusterError, Kubectl, wait_until
 from observer import NAMESPACE, Looks, Observer
 from sharepod_image import NAME as IMAGE
 from sharepod_image import sharepod_image
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 OURS = "sharepod"
 OVERLAY = REPO_ROOT / "daemonset" / "overlays" / "simulated"

@@ -13,7 +13,8 @@ from pathlib import Path
 from build_tools import cache_root, locked, say
 from containerfile import Build, context_files
 from image import Image, debian_root, write_image
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 NAME = "docker.io/library/sharepod:0.1.0"
 KEPT = 3

@@ -8,7 +8,8 @@ import pytest
 from console import kinds, shown_in, write
 from kubectl import wait_until
 from sharepod_cluster import SharePod
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 EXAMPLES = sorted(path.parent for path in (REPO_ROOT / "daemonset" / "examples").glob("*/pods.yaml"))
 

@@ -16,7 +16,8 @@ from pages import follow
 from programs import Programs
 from sharepod_cluster import OURS
 from sharepod_image import sharepod_image
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 PAGE = REPO_ROOT / "daemonset" / "README.md"
 NAMED = re.findall(r"^\| `(daemonset/[^`]*)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

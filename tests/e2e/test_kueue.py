@@ -14,8 +14,9 @@ from kueue import kueue_on
 from pages import follow
 from sharepod_cluster import gpu_pod
 from sharepod_nodes import SharePodNodes
-from simulated_gpu import REPO_ROOT
 from test_scheduler_places import assert_as_chosen, assert_none_too_full
+
+from rig import REPO_ROOT
 
 FOLDER = REPO_ROOT / "daemonset" / "kueue"
 APPLY = "kubectl apply -k daemonset/kueue"

@@ -10,7 +10,8 @@ from cluster import Cluster
 from kubectl import wait_until
 from pages import commands, follow
 from sharepod_cluster import OURS, SharePod, gpu_pod
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 MANIFESTS = REPO_ROOT / "daemonset" / "monitoring"
 PAGE = MANIFESTS / "README.md"

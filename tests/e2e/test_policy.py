@@ -7,7 +7,8 @@ import pytest
 from kubectl import ClusterError, wait_until
 from pages import follow
 from sharepod_cluster import OURS, SharePod, gpu_pod
-from simulated_gpu import REPO_ROOT
+
+from rig import REPO_ROOT
 
 pytestmark = pytest.mark.releases
 MANIFESTS = REPO_ROOT / "daemonset" / "policy"

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from agent_process import RunningAgent, wait_until
 
+from rig.agent import PROGRAM, RunningAgent
+from rig.script import script
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ SLOW_RECORDS = {"SIMGPU_RECORD_COST_NS": "500000"}
 
 PREPARE = """
 import threading
-from graph_api import *
+from rig.graphs import *
 module, context = start(), c_void_p()
 ok(cuda.cuCtxGetCurrent(byref(context)))
 f = kernel(module, "k_4us")
@@ -110,7 +112,7 @@ def contended() -> Iterator[RunningAgent]:
         agent.start()
         answer = agent.register(50, name="rival", device="0")
         rival = subprocess.Popen(
-            [sys.executable, TESTS / "agent" / "gpu_program.py"],
+            [sys.executable, PROGRAM],
             env=environment(answer, hook=True),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -136,9 +138,8 @@ def environment(answer: pb.RegisterShareResponse, *, hook: bool) -> dict[str, st
 
 def output(answer: pb.RegisterShareResponse, text: str, *, hook: bool) -> str:
     """Run a scenario to its end; return what it printed."""
-    begin = f"import sys; sys.path.insert(0, {str(TESTS / 'simgpu')!r})\nfrom driver import *\n"
     done = subprocess.run(
-        [sys.executable, "-c", begin + PREPARE + textwrap.dedent(text)],
+        script(PREPARE + textwrap.dedent(text)),
         env=environment(answer, hook=hook) | SLOW_RECORDS,
         capture_output=True,
         text=True,
@@ -388,8 +389,7 @@ def test_a_program_that_captures_sees_what_it_sees_without_the_hook(
 
 
 OVER = """
-sys.path.insert(0, MEMORY_STRUCTS)
-from memory_structs import Array3D, Location, Prop
+from rig.structs import Array3D, Location, Prop
 ready()
 pool, address, pitch, made = c_void_p(), c_uint64(), c_size_t(), c_void_p()
 ok(cuda.cuDeviceGetDefaultMemPool(byref(pool), 0))
@@ -419,7 +419,7 @@ for call in (lambda: cuda.cuMemAlloc_v2(byref(address), size),
 def test_over_its_cap_a_program_that_captures_sees_what_it_sees_on_a_device_that_is_too_small(
     contended: RunningAgent, mode: str
 ) -> None:
-    text = OVER.replace("MODE", mode).replace("MEMORY_STRUCTS", repr(str(TESTS / "simgpu")))
+    text = OVER.replace("MODE", mode)
     answer = contended.register(40, memory=256 << 20, name="small", device="0")
     try:
         too_much = output(answer, text.replace("SIZE", str(1 << 40)), hook=False)  # for the whole device
@@ -451,9 +451,8 @@ def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(co
             run(executable, stream)
         print("launched", flush=True)
         """
-    begin = f"import sys; sys.path.insert(0, {str(TESTS / 'simgpu')!r})\nfrom driver import *\n"
     with subprocess.Popen(
-        [sys.executable, "-c", begin + PREPARE + textwrap.dedent(text)],
+        script(PREPARE + textwrap.dedent(text)),
         env=environment(answer, hook=True),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -472,6 +471,6 @@ def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(co
             assert process.wait(20) == 0
         finally:
             process.kill()
-    wait_until(lambda: account_of(contended, "graphs").processes == 0)
+    until(lambda: account_of(contended, "graphs").processes == 0)
     assert account_of(contended, "graphs").launches == 7
     contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="graphs"))

@@ -2,16 +2,14 @@
 
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from metered import DRIVER, uuid
-from simulated_gpu import MakeSimgpu, SimulatedGpu
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms, Turn
-from sharepod.hook import LIBRARY
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.script import script
+from sharepod.agent.share import Turn
 from sharepod.simgpu.truth import KernelTruth, Truth
 
 BURSTS = 200
@@ -50,27 +48,20 @@ def kept_ns(turns: list[Turn], kernels: list[KernelTruth], name: str) -> list[in
 
 def run(gpu: SimulatedGpu, directory: Path) -> tuple[float, float]:
     """Run both programs; return what `kept_ns` is, but for noise, of bursts that are waited for and of the others."""
-    arbiter = NativeArbiter()
-    device = arbiter.add_device(uuid(0))
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
     running: list[subprocess.Popen[bytes]] = []
-    try:
-        for name, text in (("rival", SATURATING), ("bursting", BURSTING)):
-            region = directory / name
-            region.mkdir(parents=True)
-            share = arbiter.add_share(str(region), [(device, terms)], ShareClass.STANDARD, [])
-            env = gpu.env | {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(region)}
-            text = f"import sys; sys.path.insert(0, {str(DRIVER)!r})\nfrom driver import *\n{text}"
-            running.append(subprocess.Popen([sys.executable, "-c", text], env=env))
-        assert running[1].wait(60) == 0
-        turns = [turn for turn in arbiter.read_turns(0, 65536) if turn.share == share]
-        with Truth(gpu.state) as truth:
-            kernels = [work for work in truth.kernels(0) if work.pid == running[1].pid]
-    finally:
-        for program in running:
-            program.kill()
-            program.wait()
-        arbiter.close()
+    with Arbiter() as arbiter:
+        try:
+            for name, text in (("rival", SATURATING), ("bursting", BURSTING)):
+                share = arbiter.share(directory / name)
+                running.append(subprocess.Popen(script(text), env=gpu.env | share.env))
+            assert running[1].wait(60) == 0
+            turns = [turn for turn in arbiter.native.read_turns(0, 65536) if turn.share == share.handle]
+            with Truth(gpu.state) as truth:
+                kernels = [work for work in truth.kernels(0) if work.pid == running[1].pid]
+        finally:
+            for program in running:
+                program.kill()
+                program.wait()
     waited, left = (kept_ns(turns, kernels, name) for name in ("waited_1ms", "left_1ms"))
     assert min(len(waited), len(left)) > BURSTS // 4
     return statistics.quantiles(waited, n=10)[0], statistics.quantiles(left, n=10)[0]

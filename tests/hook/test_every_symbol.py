@@ -10,15 +10,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hooklab import STRICT, C, compile_c, read_symbols
-from simulated_gpu import REPO_ROOT, SimulatedGpu
 
+from rig import REPO_ROOT
+from rig.gpu import SimulatedGpu
+from rig.until import until
 from sharepod.simgpu.truth import Truth
 
 DRIVER = REPO_ROOT / "simgpu" / "lib"
@@ -48,16 +49,6 @@ NEEDED = ["-Wl,--no-as-needed", "-L", str(DRIVER), "-l:libcuda.so.1"]
 SHAREPOD = [sys.executable, "-m", "sharepod.cli"]
 
 
-def until(true: Callable[[], bool], seconds: float = 10) -> bool:
-    """Wait for something to become true; tell whether it did."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @dataclass(frozen=True)
 class Node:
     """A real agent and the machine of its one device."""
@@ -85,7 +76,7 @@ def node() -> Iterator[Node]:
     with (directory / "log").open("wb") as log:
         agent = subprocess.Popen([*SHAREPOD, "agent", "--simulate", "1xH200"], env=env, stderr=log, stdout=log)
     try:
-        assert until(lambda: (directory / "agent" / "agent.sock").exists() or agent.poll() is not None)
+        until(lambda: (directory / "agent" / "agent.sock").exists() or agent.poll() is not None)
         assert agent.poll() is None, (directory / "log").read_text()
         yield Node(gpu, env)
     finally:
@@ -203,7 +194,7 @@ def test_every_symbol_answers_as_ever_and_is_metered_by_every_route(
     try:
         program.read_to("held")
         assert work_of(node.gpu, program.pid) == plain.work
-        until(lambda: node.usage(share)["launches"] >= len(plain.work), 3)  # told when the idle turn is given back
+        until(lambda: node.usage(share)["launches"] >= len(plain.work))  # told when the idle turn is given back
         usage = node.usage(share)
         assert usage["launches"] == len(plain.work)
         assert usage["memory_used_bytes"] == memory_of(node.gpu) > 20 << 20

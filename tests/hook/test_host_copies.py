@@ -2,19 +2,18 @@
 
 import struct
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from metered import DRIVER, run_metered, uuid
-from simulated_gpu import MakeSimgpu
+from metered import run_metered
 from test_copies import BYTES, CALLS, PROGRAM
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import NO_COPIES, Copies, Handle, ShareClass, Terms, Usage
-from sharepod.hook import LIBRARY
+from rig.arbiter import Arbiter, Share
+from rig.gpu import MakeSimgpu
+from rig.script import script
+from rig.until import until
+from sharepod.agent.share import NO_COPIES, Copies, Usage
 
 COPIES_AT = 64 + 64 + 16 * 128
 """Where in `slots` the first slot's first line of copies is."""
@@ -141,18 +140,16 @@ for thread in threads: thread.join()
 class Running:
     """A program of one share, that runs a line of Python each time it is asked."""
 
-    def __init__(self, arbiter: NativeArbiter, share: Handle, env: dict[str, str]) -> None:
+    def __init__(self, share: Share, env: dict[str, str]) -> None:
         """Start it."""
-        text = f"""import sys; sys.path.insert(0, {str(DRIVER)!r})
-from driver import *
-for line in sys.stdin:
+        text = """for line in sys.stdin:
     exec(line)
     print("done", flush=True)
 """
         self._process = subprocess.Popen(
-            [sys.executable, "-c", text], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            script(text), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._usage: Callable[[], Usage] = lambda: arbiter.read_usage(share, 0)
+        self.share = share
         self.do("start(); memory, data, back = allocate(1 << 26), bytes(1 << 26), (ctypes.c_char * (1 << 26))()")
 
     def tell(self, line: str) -> None:
@@ -177,31 +174,19 @@ for line in sys.stdin:
         self._process.communicate()
 
     def usage_when(self, true: Callable[[Usage], bool]) -> Usage:
-        """Return the account once it is as wanted, or as it is after a while."""
-        deadline = time.monotonic() + 20
-        while not true(usage := self._usage()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return usage
+        """Return the account once it is as wanted."""
+        until(lambda: true(self.share.usage()), lambda: f"the account is {self.share.usage()}")
+        return self.share.usage()
 
 
 @pytest.fixture
-def arbiter() -> Iterator[NativeArbiter]:
-    """A running arbiter."""
-    arbiter = NativeArbiter()
-    yield arbiter
-    arbiter.close()
-
-
-@pytest.fixture
-def begin(arbiter: NativeArbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[Callable[[], Running]]:
+def begin(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[Callable[[], Running]]:
     """Return what starts programs in one share."""
     gpu, running = make_simgpu(), list[Running]()
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    share = arbiter.add_share(str(tmp_path), [(arbiter.add_device(uuid(0)), terms)], ShareClass.STANDARD, [])
+    share = arbiter.share(tmp_path)
 
     def start() -> Running:
-        env = gpu.env | {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(tmp_path)}
-        running.append(Running(arbiter, share, env))
+        running.append(Running(share, gpu.env | share.env))
         return running[-1]
 
     yield start
@@ -218,11 +203,9 @@ def asynchronous(line: str) -> str:
     return line.replace("_v2(", "Async_v2(").replace("c_size_t(1 << 26))", "c_size_t(1 << 26), None)")
 
 
-def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
-    arbiter: NativeArbiter, begin: Callable[[], Running]
-) -> None:
+def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(arbiter: Arbiter, begin: Callable[[], Running]) -> None:
     program = begin()
-    arbiter.pause_share(Handle(0), True)
+    arbiter.native.pause_share(program.share.handle, True)
     for line in (TO_DEVICE, TO_HOST):
         program.do(line)
         program.do(asynchronous(line))
@@ -231,7 +214,7 @@ def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
     assert (usage.launches, usage.passed) == (0, 0)
     program.tell("ok(cuda.cuMemsetD8_v2(c_uint64(memory), 7, c_size_t(4096)))")  # the gate is closed indeed
     assert program.usage_when(lambda usage: usage.waited_ns > 0).launches == 0
-    arbiter.pause_share(Handle(0), False)
+    arbiter.native.pause_share(program.share.handle, False)
     program.done()
 
 

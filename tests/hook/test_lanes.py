@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hooklab import run
 from metered import run_metered
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.hook import LIBRARY
 from sharepod.simgpu.truth import Truth
 

@@ -14,7 +14,7 @@ from sharepod.hook import LIBRARY
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
-    from simulated_gpu import MakeSimgpu
+    from rig.gpu import MakeSimgpu
 
 
 def predictions(body: str) -> str:
@@ -22,7 +22,7 @@ def predictions(body: str) -> str:
     symbols = [line.split() for line in run(["nm", LIBRARY]).stdout.splitlines()]
     offset = next(int(symbol[0], 16) for symbol in symbols if symbol[-1] == "sp_unit_find")
     return f"""
-from graph_api import *
+from rig.graphs import *
 maps = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith({LIBRARY.name!r})]
 find = ctypes.CFUNCTYPE(c_void_p, c_uint64)(int(maps[0][0].split("-")[0], 16) + {offset})
 def predicted(executable):
@@ -153,7 +153,7 @@ print(predicted(5))
 @pytest.mark.realtime
 def test_a_program_that_launches_graphs_pays_for_what_they_took(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     body = """
-from graph_api import *
+from rig.graphs import *
 module, stream = start(), new_stream()
 graph, nodes = new_graph(), []
 for name in ("a_200us", "b_50us", "c_250us"):

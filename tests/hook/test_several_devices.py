@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from metered import run_metered, run_together
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 ROUNDS = 400

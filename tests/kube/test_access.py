@@ -14,12 +14,12 @@ import yaml
 from apiserver import AUTHORITY, DEVELOPER, ApiServer, pod
 from watching import AGENT
 
+from rig.until import eventually
 from sharepod.kube import access as module
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
 from sharepod.kube.client import ApiUnavailable, Client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 CERTIFICATE = DEVELOPER.cert_chain_pems[0].bytes()
@@ -181,14 +181,6 @@ def test_a_plugin_that_gives_nothing_is_one_line_and_its_own_words_are_logged(
 HANGS = '#!/bin/sh\necho asked >>"${0%/*}/calls"\nexec sleep 1\n'
 
 
-async def until(condition: Callable[[], object], access: Access) -> None:
-    """Have credentials read again and again, in vain, until the condition is true."""
-    while not condition():
-        with pytest.raises(AccessError):
-            await access.current()
-        await asyncio.sleep(0.05)
-
-
 async def ended() -> None:
     """Wait until a plugin has ended that is waited for no more: the library does not end it."""
     await asyncio.sleep(2.0)
@@ -206,7 +198,13 @@ def test_a_plugin_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
                 with pytest.raises(AccessError, match="no credential within"):
                     await reads_a_pod(access)
             assert calls(tmp_path) == ["asked"], "one that hangs is enough"
-            await until(lambda: calls(tmp_path) == ["asked", "asked"], access)
+
+            async def asked_again() -> bool:
+                with pytest.raises(AccessError):
+                    await access.current()
+                return calls(tmp_path) == ["asked", "asked"]
+
+            await eventually(asked_again)
         await ended()
 
     asyncio.run(run())

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
-from apiserver import ApiServer, pod, until, with_server
+from apiserver import ApiServer, pod, with_server
 from apiserver.keys import AUTHORITY, server_context
 from watching import AGENT, watched
 
+from rig.until import eventually
 from sharepod.kube.access import in_cluster
 from sharepod.kube.client import ApiUnavailable, Client
 
@@ -66,7 +67,7 @@ def test_a_token_that_is_rotated_is_read_again() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with watched(server, account) as (client, view):
-            await until(lambda: view.equals(server), "the first list")
+            await eventually(lambda: view.equals(server), "the first list")
             server.token = "second"  # noqa: S105
             with pytest.raises(ApiUnavailable, match="401 Unauthorized: see that our token is mounted"):
                 await client.call("GET", POD, timeout_s=5.0)
@@ -74,7 +75,7 @@ def test_a_token_that_is_rotated_is_read_again() -> None:
             server.cut("cut")
             server.account(account)
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-            await until(lambda: view.equals(server), "the watch goes on with the new token")
+            await eventually(lambda: view.equals(server), "the watch goes on with the new token")
 
     with_server(test)
 
@@ -83,14 +84,14 @@ def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on() -> No
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with watched(server, account) as (client, view):
-            await until(lambda: server.watching == 1, "the watch")
+            await eventually(lambda: server.watching == 1, "the watch")
             (account / "ca.crt").write_text("no certificate", encoding="ascii")
             with pytest.raises(ApiUnavailable, match=r"certificates for https://127\.0\.0\.1:\d+: .*: put them right"):
                 await client.call("GET", POD, timeout_s=5.0)
             server.account(account)
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
             server.put(pod("b"))
-            await until(lambda: view.equals(server), "the watch that began before")
+            await eventually(lambda: view.equals(server), "the watch that began before")
             assert server.requests["watch pods"] == 1
 
     with_server(test)

@@ -6,8 +6,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from apiserver import until, with_server
+from apiserver import with_server
 
+from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.events import Subject
@@ -36,7 +37,7 @@ def test_the_same_event_is_one_object_that_counts_and_few_are_written() -> None:
         async with writer(server, account) as events:
             for _ in range(200):
                 events.tell(some(), "NoRoom", "no device has 60 % left", warning=True)
-            await until(lambda: len(server.events) == 1, "the event")
+            await eventually(lambda: len(server.events) == 1, "the event")
             events.tell(some("b"), "NoRoom", "no device has 60 % left", warning=True)
             events.tell(some(), "Bound", "it runs\non device 0\x1b[31m", warning=False)
         by_reason = {(body["involvedObject"]["name"], body["reason"]): body for body in server.events.values()}
@@ -59,10 +60,10 @@ def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once
     async def test(server: ApiServer, account: Path) -> None:
         async with writer(server, account) as events:
             events.tell(some(), "NoRoom", "none", warning=False)
-            await until(lambda: len(server.events) == 1, "the event")
+            await eventually(lambda: len(server.events) == 1, "the event")
             server.expire_events()
             events.tell(some(), "NoRoom", "none", warning=False)
-            await until(lambda: len(server.events) == 1, "the event again")
+            await eventually(lambda: len(server.events) == 1, "the event again")
             assert next(iter(server.events.values()))["count"] == 2
             server.put_namespace("default", "Terminating")
             events.tell(some(), "Other", "none", warning=False)

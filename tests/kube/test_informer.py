@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apiserver import ApiServer, pod, until, with_server
+from apiserver import ApiServer, pod, with_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from watching import LOG, watched
 
+from rig.until import eventually
 from sharepod.kube.informer import Pace
 
 
@@ -22,14 +23,14 @@ def test_the_watch_yields_what_there_is_and_then_what_changes() -> None:
         server.put(pod("a"))
         server.put(pod("elsewhere", node="n2"))
         async with watched(server, account) as (_, view):
-            await until(lambda: view.equals(server) and server.watching == 1, "the watch")
+            await eventually(lambda: view.equals(server) and server.watching == 1, "the watch")
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))  # nothing of a Pod changes
             server.put(pod("b"))
             server.put(pod("elsewhere", node="n2", phase="Failed"))
             server.delete("b")
             server.put(pod("last"))
-            await until(lambda: ("set", "last") in view.changes, "the changes")
+            await eventually(lambda: ("set", "last") in view.changes, "the changes")
             assert view.changes == [("set", "a"), ("set", "a"), ("set", "b"), ("gone", "b"), ("set", "last")]
             assert server.requests["get pods"] == server.requests["watch pods"] == 1
 
@@ -40,13 +41,13 @@ def test_a_pod_that_has_the_name_of_one_that_is_gone_is_another_pod() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("web-0", uid="first"))
         async with watched(server, account) as (_, view):
-            await until(lambda: view.equals(server), "the list")
+            await eventually(lambda: view.equals(server), "the list")
             await server.stop()
             server.delete("web-0")
             server.put(pod("web-0", uid="second"))
             server.compact()
             await server.start()
-            await until(lambda: view.equals(server), "the list after")
+            await eventually(lambda: view.equals(server), "the list after")
             assert view.changes == [("set", "web-0"), ("gone", "web-0"), ("set", "web-0")]
 
     with_server(test)
@@ -56,17 +57,17 @@ def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with watched(server, account) as (_, view):
-            await until(lambda: view.equals(server) and server.watching == 1, "the watch")
+            await eventually(lambda: view.equals(server) and server.watching == 1, "the watch")
             for number in range(20):
                 server.put(pod("elsewhere", node="n2", phase=str(number)))
             server.bookmark()
-            await until(lambda: server.bookmarked, "the bookmark")
+            await eventually(lambda: server.bookmarked, "the bookmark")
             server.compact()
             watches = server.requests["watch pods"]
             server.cut("end")
-            await until(lambda: server.requests["watch pods"] > watches and server.watching == 1, "the next watch")
+            await eventually(lambda: server.requests["watch pods"] > watches and server.watching == 1, "the next watch")
             server.put(pod("b"))
-            await until(lambda: view.equals(server), "it goes on")
+            await eventually(lambda: view.equals(server), "it goes on")
             assert server.requests["get pods"] == 1
 
     with_server(test)
@@ -79,12 +80,12 @@ def test_a_version_that_is_gone_makes_a_new_list(by_status: bool) -> None:
         server.put(pod("a"))
         server.put(pod("b"))
         async with watched(server, account) as (_, view):
-            await until(lambda: view.equals(server), "the list")
+            await eventually(lambda: view.equals(server), "the list")
             server.cut("cut")
             server.delete("a")
             server.put(pod("c"))
             server.compact()
-            await until(lambda: view.equals(server), "the new list")
+            await eventually(lambda: view.equals(server), "the new list")
             assert ("gone", "a") in view.changes
             assert server.requests["get pods"] == 2
 
@@ -96,12 +97,12 @@ def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
         server.restore(5000)
         server.put(pod("a"))
         async with watched(server, account, Pace(first_s=0.01, last_s=0.1, watch_s=1)) as (_, view):
-            await until(lambda: view.equals(server), "the list")
+            await eventually(lambda: view.equals(server), "the list")
             await server.stop()
             server.restore(10)  # from an old backup
             server.put(pod("b"))
             await server.start()
-            await until(lambda: view.equals(server), "the restored state")
+            await eventually(lambda: view.equals(server), "the restored state")
 
     with_server(test)
 
@@ -116,10 +117,10 @@ def test_a_server_that_is_down_at_the_start_is_waited_for_and_said_once(caplog: 
                 assert view.changes == []
                 server.faults.lag_s = 0.1
                 await server.start()
-                await until(lambda: view.equals(server), "the list")
+                await eventually(lambda: view.equals(server), "the list")
                 await asyncio.sleep(0)
                 server.put(pod("b"))
-                await until(lambda: view.equals(server), "the watch")
+                await eventually(lambda: view.equals(server), "the watch")
         messages = [record.message for record in caplog.records if record.name == LOG.name]
         assert messages == ["pods are not watched", "API server is back"]
 
@@ -130,13 +131,13 @@ def test_a_server_that_goes_and_comes_back_is_not_lost_and_not_overrun() -> None
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with watched(server, account) as (_, view):
-            await until(lambda: view.equals(server), "the list")
+            await eventually(lambda: view.equals(server), "the list")
             await server.stop()
             await asyncio.sleep(0.5)
             server.put(pod("a", phase="Failed"))
             await server.start()
-            await until(lambda: view.equals(server), "the change made while it was away")
-            await until(lambda: server.watching == 1, "the watch")
+            await eventually(lambda: view.equals(server), "the change made while it was away")
+            await eventually(lambda: server.watching == 1, "the watch")
             before = server.requests.total()
             await asyncio.sleep(0.5)
             assert server.requests.total() == before, "a healthy watch asks for nothing"
@@ -150,7 +151,7 @@ def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> N
         server.put(pod("a"))
         pace = Pace(first_s=0.05, last_s=5.0, watch_s=20)
         async with watched(server, account, pace) as (_, view):
-            await until(lambda: view.equals(server), "the list")
+            await eventually(lambda: view.equals(server), "the list")
             stop = time.monotonic() + 1.5
             while time.monotonic() < stop:
                 server.cut("end" if how == "end" else "cut", coming=1000)
@@ -159,7 +160,7 @@ def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> N
             assert server.requests.total() <= 12
             server.cut("end")
             server.put(pod("b"))
-            await until(lambda: view.equals(server), "it goes on")
+            await eventually(lambda: view.equals(server), "it goes on")
 
     with_server(test)
 
@@ -229,8 +230,8 @@ def test_nothing_is_lost_whenever_the_watch_breaks(changes: list[tuple[Any, ...]
         async with watched(server, account, Pace(first_s=0.001, last_s=0.01, watch_s=20), page) as (_, view):
             for change in changes[begun:]:
                 await do(server, change, uids)
-            await until(lambda: view.equals(server), f"{view.pods} is not {server.pods}")
+            await eventually(lambda: view.equals(server), f"{view.pods} is not {server.pods}")
             server.put(pod("last"))
-            await until(lambda: view.equals(server), "a change after it all")
+            await eventually(lambda: view.equals(server), "a change after it all")
 
     with_server(test)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from nvml_programs import HERE, Ask, Use, talking
-from simulated_gpu import MakeSimgpu, SimulatedGpu
+
+from rig.gpu import MakeSimgpu, SimulatedGpu
 
 MIB = 1 << 20
 

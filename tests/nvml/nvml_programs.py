@@ -1,7 +1,6 @@
 """Programs that are talked to: pynvml clients and users of a device."""
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +24,3 @@ def talking(command: list[str], env: dict[str, str]) -> Iterator["subprocess.Pop
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for a condition that must come true soon."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.05)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nvml_programs import HERE, Ask, Use, until
-from simulated_gpu import SimulatedGpu
+from nvml_programs import HERE, Ask, Use
+
+from rig.gpu import SimulatedGpu
+from rig.until import until
 
 MIB = 1 << 20
 H200_BYTES = 143771 * MIB
@@ -113,7 +115,7 @@ def test_utilisation_is_told_apart_by_process(ask: Ask, use: Use) -> None:
         samples = {s["pid"]: s["smUtil"] for s in ask("nvmlDeviceGetProcessUtilization(gpu(0), 0)")}
         return samples.keys() == {deep.pid, light.pid} and samples[deep.pid] >= 80 and 4 <= samples[light.pid] <= 15
 
-    until(settled, 8.0)
+    until(settled, timeout_s=8)
     assert ask("nvmlDeviceGetProcessUtilization(gpu(1), 0)") == "NVMLError_NotFound"
 
 

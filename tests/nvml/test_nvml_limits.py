@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from containers import Container, container
 from nvml_programs import HERE, Ask, Use
-from simulated_gpu import MakeSimgpu, SimulatedGpu
+
+from rig.gpu import MakeSimgpu, SimulatedGpu
 
 MIB = 1 << 20
 ALL = 2**64 - 1

@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from nvml_programs import Ask, Use, until
-from simulated_gpu import MakeSimgpu, SimulatedGpu
+from nvml_programs import Ask, Use
 
+from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.until import until
 from sharepod.simgpu.truth import Truth
 
 MIB = 1 << 20

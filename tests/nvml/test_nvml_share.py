@@ -1,5 +1,6 @@
 """NVML inside a share: the share's memory, its own processes, by every way that a program has to the library."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from nvml_programs import HERE, Ask, Use
-from simulated_gpu import REPO_ROOT, MakeSimgpu, SimulatedGpu
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms
+from rig import REPO_ROOT
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.script import script
 from sharepod.hook import LIBRARY
 from sharepod.simgpu.truth import Truth
 
@@ -43,24 +45,11 @@ Shares = Callable[..., dict[str, str]]
 @pytest.fixture
 def share(tmp_path: Path) -> Iterator[Shares]:
     """Make a share: ``share(caps)``; caps by device. Gives what its programs need in their environment."""
-    arbiter = NativeArbiter()
-    devices: dict[int, object] = {}
-    made = 0
-
-    def make(caps: dict[int, int]) -> dict[str, str]:
-        nonlocal made
-        made += 1
-        region = tmp_path / f"share-{made}"
-        region.mkdir()
-        for device in caps:
-            if device not in devices:
-                devices[device] = arbiter.add_device(f"{GPU}{device:02x}")
-        asked = [(devices[device], Terms(20_000, 100_000, cap)) for device, cap in caps.items()]
-        arbiter.add_share(str(region), asked, ShareClass.STANDARD, [])  # type: ignore[arg-type]
-        return {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(region)}
-
-    yield make
-    arbiter.close()
+    made = itertools.count()
+    with Arbiter() as arbiter:
+        yield (
+            lambda caps: arbiter.share(tmp_path / f"share-{next(made)}", tuple(caps), request=20, memory_bytes=caps).env
+        )
 
 
 @dataclass(frozen=True)
@@ -176,8 +165,6 @@ def test_a_program_in_a_slot_sees_itself(share: Shares, machine: SimulatedGpu, u
     ours, theirs = share({0: CAP}), share({0: CAP})
     use(0, 1000, 9000, 64 * MIB, **theirs)
     code = f"""
-import sys; sys.path.insert(0, {str(REPO_ROOT / "tests" / "simgpu")!r})
-from driver import *
 import os, pynvml
 start()
 allocate({512 * MIB})
@@ -196,9 +183,7 @@ if not child:  # not in a slot, and asks all the same
 assert os.waitpid(child, 0)[1] == 0
 """
     env = machine.env | ours
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run(script(code), env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
 
 

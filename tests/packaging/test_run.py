@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rig import REPO_ROOT
+
 CASES = """
 import os, pathlib
 import pytest
@@ -29,7 +31,7 @@ def test_alone():
 @pytest.fixture
 def tree(tmp_path: Path, repo_root: Path) -> Path:
     """A tree with one test of each part."""
-    for name in ("conftest.py", "simulated_gpu.py", "run.py"):
+    for name in ("conftest.py", "run.py"):
         shutil.copy(repo_root / "tests" / name, tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  realtime: measures real time\n")
     (tmp_path / "test_parts.py").write_text(CASES)
@@ -40,7 +42,7 @@ def run(tree: Path, workers: int, *arguments: str, failing: str = "") -> tuple[i
     """Return the status and what ran where, in this order: under a worker (`gw`) or not (`al`)."""
     command = [sys.executable, str(tree / "run.py"), str(workers), "-p", "no:cacheprovider", *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env = {**inherited, "FAILING": failing}
+    env = {**inherited, "FAILING": failing, "PYTHONPATH": str(REPO_ROOT)}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=100)
     ran = tree / "ran"
     return done.returncode, ran.read_text().splitlines() if ran.exists() else []

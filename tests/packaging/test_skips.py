@@ -23,12 +23,11 @@ pytest.skip("a module is missing", allow_module_level=True)
 
 
 def outcome(tmp_path: Path, repo_root: Path, text: str, ci: str) -> tuple[int, str]:
-    for name in ("conftest.py", "simulated_gpu.py"):
-        shutil.copy(repo_root / "tests" / name, tmp_path)
+    shutil.copy(repo_root / "tests" / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a real GPU\n")
     (tmp_path / "test_skipping.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    env = {**os.environ, "CI": ci}
+    env = {**os.environ, "CI": ci, "PYTHONPATH": str(repo_root)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
 

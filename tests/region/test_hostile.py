@@ -6,31 +6,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from report import HEADER_BYTES, SLOT_BYTES, WORD_AT, device_at, report
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms
+from rig.arbiter import Arbiter
+from rig.until import until
 
-UUID = "GPU-11111111-1111-1111-1111-111111111111"
 SLOTS_BYTES = HEADER_BYTES + 64 * SLOT_BYTES
-
-
-@pytest.fixture
-def arbiter() -> Iterator[NativeArbiter]:
-    """A running arbiter with one device."""
-    arbiter = NativeArbiter()
-    yield arbiter
-    arbiter.close()
-
-
-def add_share(arbiter: NativeArbiter, directory: Path, device: int) -> int:
-    directory.mkdir()
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    return arbiter.add_share(str(directory), [(device, terms)], ShareClass.STANDARD, [])
 
 
 def ring(directory: Path) -> None:
@@ -57,9 +41,8 @@ def lie(dice: random.Random, word: int) -> bytes:
 
 
 @pytest.mark.realtime
-def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: NativeArbiter, tmp_path: Path) -> None:
-    device = arbiter.add_device(UUID)
-    liar, honest = (add_share(arbiter, tmp_path / name, device) for name in ("liar", "honest"))
+def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbiter, tmp_path: Path) -> None:
+    liar, honest = (arbiter.share(tmp_path / name) for name in ("liar", "honest"))
     dice = random.Random(7)
     began_ns = time.monotonic_ns()
     with (
@@ -83,8 +66,8 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Native
             ring(tmp_path / "liar")
             ring(tmp_path / "honest")
             time.sleep(0.002)
-    lies, truth = arbiter.read_usage(liar, 0), arbiter.read_usage(honest, 0)
-    turns = arbiter.read_turns(0, 10_000)
+    lies, truth = liar.usage(), honest.usage()
+    turns = arbiter.native.read_turns(0, 10_000)
     ended_ns = time.monotonic_ns()
     assert lies.turns > 5  # so it was believed far enough to hold the device
     assert lies.faults > 0
@@ -96,33 +79,27 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Native
         assert turn.charged_ns <= turn.drained_ns - turn.granted_ns
 
 
-def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: NativeArbiter, tmp_path: Path) -> None:
-    device = arbiter.add_device(UUID)
-    share = add_share(arbiter, tmp_path / "liar", device)
+def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: Arbiter, tmp_path: Path) -> None:
+    share = arbiter.share(tmp_path / "liar")
     os.truncate(tmp_path / "liar" / "slots", 10)
     ring(tmp_path / "liar")
-    deadline = time.monotonic() + 5
-    while arbiter.read_usage(share, 0).faults == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: share.usage().faults)
 
 
-def test_the_tenant_can_write_its_slots_and_ring_and_nothing_else(arbiter: NativeArbiter, tmp_path: Path) -> None:
-    add_share(arbiter, tmp_path / "share", arbiter.add_device(UUID))
+def test_the_tenant_can_write_its_slots_and_ring_and_nothing_else(arbiter: Arbiter, tmp_path: Path) -> None:
+    arbiter.share(tmp_path / "share")
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "share").iterdir()}
     assert modes == {"terms": 0o644, "slots": 0o666, "bell": 0o622}
 
 
-def test_a_region_of_another_abi_version_is_refused(arbiter: NativeArbiter, tmp_path: Path) -> None:
-    device = arbiter.add_device(UUID)
-    share = add_share(arbiter, tmp_path / "share", device)
-    arbiter.remove_share(share)
+def test_a_region_of_another_abi_version_is_refused(arbiter: Arbiter, tmp_path: Path) -> None:
+    share = arbiter.share(tmp_path / "share")
+    arbiter.native.remove_share(share.handle)
     with (tmp_path / "share" / "terms").open("r+b") as terms:
         terms.seek(8)
         terms.write(struct.pack("<I", 99))
-    terms_of = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
     with pytest.raises(OSError, match=r"[Pp]rotocol"):
-        arbiter.add_share(str(tmp_path / "share"), [(device, terms_of)], ShareClass.STANDARD, [])
+        arbiter.share(tmp_path / "share")
 
 
 FLOOD = """
@@ -134,10 +111,9 @@ while True:
 
 
 @pytest.mark.realtime
-def test_a_flood_of_rings_holds_nobody_up(arbiter: NativeArbiter, tmp_path: Path) -> None:
-    device = arbiter.add_device(UUID)
-    add_share(arbiter, tmp_path / "liar", device)
-    other = add_share(arbiter, tmp_path / "other", device)
+def test_a_flood_of_rings_holds_nobody_up(arbiter: Arbiter, tmp_path: Path) -> None:
+    arbiter.share(tmp_path / "liar")
+    other = arbiter.share(tmp_path / "other")
     command = [sys.executable, "-c", FLOOD, str(tmp_path / "liar" / "bell")]
     flooders = [subprocess.Popen(command) for _ in range(2)]
     try:
@@ -145,7 +121,7 @@ def test_a_flood_of_rings_holds_nobody_up(arbiter: NativeArbiter, tmp_path: Path
         took_s = []
         for _ in range(50):
             began = time.monotonic()
-            arbiter.read_usage(other, 0)  # takes the lock that the arbiter holds while it answers
+            other.usage()  # takes the lock that the arbiter holds while it answers
             took_s.append(time.monotonic() - began)
             time.sleep(0.01)
         assert max(took_s) < 0.5, took_s

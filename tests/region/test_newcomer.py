@@ -1,18 +1,16 @@
 """Work that the arbiter has not heard of, or has granted twice: it counts until it has ended."""
 
+import functools
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from report import WORD_AT, device_at, report
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms
-
-UUID = "GPU-11111111-1111-1111-1111-111111111111"
+import rig.until
+from rig.arbiter import Arbiter
 
 
 class Tenant:
@@ -63,37 +61,18 @@ class Tenant:
         self._slots.write(data)
 
 
-@pytest.fixture
-def arbiter() -> Iterator[NativeArbiter]:
-    """A running arbiter."""
-    arbiter = NativeArbiter()
-    yield arbiter
-    arbiter.close()
+until = functools.partial(rig.until.until, timeout_s=5, poll_s=0.0005)
 
 
-def until(true: Callable[[], bool]) -> None:
-    """Wait for a condition, 5 s at most."""
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
-
-
-def two_shares(arbiter: NativeArbiter, directory: Path) -> tuple[dict[str, int], dict[str, Tenant]]:
+def two_shares(arbiter: Arbiter, directory: Path) -> tuple[dict[str, int], dict[str, Tenant]]:
     """Add a device with two shares; return their handles and tenants, both by name."""
-    device = arbiter.add_device(UUID)
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    handles, tenants = {}, {}
-    for name in ("first", "second"):
-        (directory / name).mkdir()
-        handles[name] = arbiter.add_share(str(directory / name), [(device, terms)], ShareClass.STANDARD, [])
-        tenants[name] = Tenant(directory / name)
-    return handles, tenants
+    shares = {name: arbiter.share(directory / name) for name in ("first", "second")}
+    return {name: share.handle for name, share in shares.items()}, {name: Tenant(directory / name) for name in shares}
 
 
 @pytest.mark.realtime
 def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_work_in_it(
-    arbiter: NativeArbiter, tmp_path: Path
+    arbiter: Arbiter, tmp_path: Path
 ) -> None:
     handles, tenants = two_shares(arbiter, tmp_path)
     first, second = tenants["first"], tenants["second"]
@@ -107,16 +86,16 @@ def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_wo
     until(lambda: first.word() != turn)
     drained_ns = first.say(1, turn, turn)
     first.ring(1)
-    until(lambda: any(t.share == handles["first"] for t in arbiter.read_turns(0, 100)))
+    until(lambda: any(t.share == handles["first"] for t in arbiter.native.read_turns(0, 100)))
     for tenant in tenants.values():
         tenant.close()
-    (ended,) = (t for t in arbiter.read_turns(0, 100) if t.share == handles["first"])
+    (ended,) = (t for t in arbiter.native.read_turns(0, 100) if t.share == handles["first"])
     assert ended.drained_ns >= drained_ns
 
 
 @pytest.mark.realtime
 def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_went_on_with(
-    arbiter: NativeArbiter, tmp_path: Path
+    arbiter: Arbiter, tmp_path: Path
 ) -> None:
     handles, tenants = two_shares(arbiter, tmp_path)
     first, second = tenants["first"], tenants["second"]
@@ -133,8 +112,8 @@ def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_
     until(lambda: first.word() != again)  # … and does not come
     drained_ns = first.say(0, turn, turn)
     first.ring(0)
-    until(lambda: sum(t.share == handles["first"] for t in arbiter.read_turns(0, 100)) == 2)
+    until(lambda: sum(t.share == handles["first"] for t in arbiter.native.read_turns(0, 100)) == 2)
     for tenant in tenants.values():
         tenant.close()
-    ended = [t for t in arbiter.read_turns(0, 100) if t.share == handles["first"]]
+    ended = [t for t in arbiter.native.read_turns(0, 100) if t.share == handles["first"]]
     assert ended[-1].drained_ns >= drained_ns

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
-from sharepod.agent.native import NativeArbiter
-from sharepod.agent.share import ShareClass, Terms
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu
 from sharepod.hook import LIBRARY
 
 PROGRAM = """
@@ -62,12 +61,8 @@ def test_a_program_without_a_usable_region_obeys_the_policy_of_the_node(
     make_simgpu: MakeSimgpu, tmp_path: Path, cause: str, policy: str, said: str
 ) -> None:
     environment, directory = make_simgpu().env, tmp_path / "share"
-    directory.mkdir()
-    arbiter = NativeArbiter()
-    terms = Terms(request_millipercent=50_000, limit_millipercent=100_000, memory_limit_bytes=0)
-    device = arbiter.add_device("GPU-53474750-0000-0000-8000-000000000000")
-    arbiter.add_share(str(directory), [(device, terms)], ShareClass.STANDARD, [])
-    arbiter.close()
+    with Arbiter() as arbiter:
+        arbiter.share(directory)
     whole = start(environment, directory, "closed")
     assert (whole.returncode, whole.stdout, whole.stderr) == (0, "0 0\n", "")
     RUIN[cause](directory)

@@ -192,14 +192,6 @@ def stamp(ago_s: float) -> str:
     return (datetime.now(UTC) - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def until(holds: Callable[[], Any], what: str) -> None:
-    for _ in range(int(PATIENCE_S / 0.02)):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(what)
-
-
 def in_world(directory: Path, test: Callable[[World], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
         world = World(directory)

@@ -11,6 +11,7 @@ import aiohttp
 from apiserver import ApiServer
 from cluster_world import Agent, node_body, read
 
+from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.informer import Pace
 from sharepod.scheduler.cluster import Cluster
@@ -92,20 +93,13 @@ class Front:
         return str(self.server.pods["default", name]["metadata"]["annotations"]["sharepod.io/device"])
 
 
-async def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
-
-
 def with_front(tmp_path: Path, test: Callable[[Front], Coroutine[Any, Any, None]], *, listed: bool = True) -> None:
     async def run() -> None:
         async with ApiServer() as server, Front(tmp_path / "account", server) as front:
             if listed:
                 front.node("n1")
                 front.node("n2")
-                await until(lambda: not front.observer.not_ready(time.monotonic()), "the replica is not ready")
+                await eventually(lambda: not front.observer.not_ready(time.monotonic()), "the replica is not ready")
             await test(front)
 
     asyncio.run(run())

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gates_world import World, in_world, until
+from gates_world import World, in_world
 from rounds_world import DEFAULT, nodes, task
 
+from rig.until import eventually
 from sharepod.scheduler.endings import how_ended
 from sharepod.scheduler.orders import Evict, Release, Tell
 from sharepod.scheduler.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED
@@ -264,10 +265,10 @@ def test_a_gang_starts_anew_as_a_whole_when_a_member_fails_or_is_deleted(tmp_pat
         for name in names:
             world.create(name, 100, **said)
         async with world.replica() as replica:
-            await until(lambda: all(map(world.is_released, names)), "not released")
+            await eventually(lambda: all(map(world.is_released, names)), "not released")
             for name in names:
                 world.run(name)
-            await until(lambda: sum(pod.running for pod in replica.cluster.pods()) == 3, "not seen to run")
+            await eventually(lambda: sum(pod.running for pod in replica.cluster.pods()) == 3, "not seen to run")
             ended = {"containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 3}}}]}
             if how == "deleted":
                 world.server.delete("gang-0")
@@ -275,17 +276,17 @@ def test_a_gang_starts_anew_as_a_whole_when_a_member_fails_or_is_deleted(tmp_pat
                 world.end("gang-0", how, **(ended if how == "Failed" else {}))
             world.create("gang-3", 100, **said)
             if how == "Succeeded":
-                await until(lambda: world.is_released("gang-3"), "not released in the place of one that is done")
+                await eventually(lambda: world.is_released("gang-3"), "not released in the place of one that is done")
                 assert world.server.registry.evicted == []
                 return
-            await until(lambda: sorted(world.server.registry.evicted) == ["gang-1", "gang-2"], "the others go on")
+            await eventually(lambda: sorted(world.server.registry.evicted) == ["gang-1", "gang-2"], "the others go on")
             assert not world.is_released("gang-3"), "alone"
             new = ["gang-3", "gang-4", "gang-5"]
             for name in new[1:]:
                 world.create(name, 100, **said)
-            await until(lambda: all(map(world.is_released, new)), f"not released: {world.told('gang-3')}")
+            await eventually(lambda: all(map(world.is_released, new)), f"not released: {world.told('gang-3')}")
             why = "its container 'main' ended with 3" if how == "Failed" else "it was deleted"
-            await until(lambda: why in world.said("gang-0", "GangRestarts"), "not told")
+            await eventually(lambda: why in world.said("gang-0", "GangRestarts"), "not told")
             assert "Evicted" in world.told("gang-1")
             assert replica.keeper.memory.tally.evictions["restart"] == 2
 

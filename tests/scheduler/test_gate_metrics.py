@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from gates_world import World, in_world, until
+from gates_world import World, in_world
 from rounds_world import nodes, task
 
+from rig.until import eventually
 from sharepod.process.metrics import families
 from sharepod.scheduler import gatekeeper
 from sharepod.scheduler.fairness import jain, overfull, weighted_shares
@@ -203,14 +204,14 @@ def test_what_the_api_server_took_and_refused_is_counted(tmp_path: Path) -> None
         world.create("low", 100, memory="1Gi")
         async with world.replica() as replica:
             tally = replica.keeper.memory.tally
-            await until(lambda: world.is_released("low"), "not released")
-            await until(lambda: tally.orders["release", "written"] == 1, "not counted")
+            await eventually(lambda: world.is_released("low"), "not released")
+            await eventually(lambda: tally.orders["release", "written"] == 1, "not counted")
             world.run("low")
             world.create("high", 60, priority=10, memory="1Gi", **{"class": "latency"})
-            await until(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
+            await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
             world.run("high")
             world.server.delete("high")
-            await until(lambda: tally.yields["resumed"] == 1, "not resumed")
+            await eventually(lambda: tally.yields["resumed"] == 1, "not resumed")
             assert (tally.yields["paused"], tally.yields["evicted"]) == (1, 0)
             assert tally.orders["yield", "written"] == 2
             shown = summarise_gates(
@@ -231,12 +232,12 @@ def test_an_order_that_is_refused_is_counted_by_why(tmp_path: Path) -> None:
         world.create("low", 100)
         async with world.replica() as replica:
             tally = replica.keeper.memory.tally
-            await until(lambda: world.is_released("low"), "not released")
+            await eventually(lambda: world.is_released("low"), "not released")
             world.run("low")
             world.guard("low")
             world.create("high", 100, priority=10)
-            await until(lambda: tally.orders["evict", "budget"] >= 1, f"counted {tally.orders}")
-            await until(lambda: "NotEvicted" in world.told("low"), "not told")
+            await eventually(lambda: tally.orders["evict", "budget"] >= 1, f"counted {tally.orders}")
+            await eventually(lambda: "NotEvicted" in world.told("low"), "not told")
             says = "a disruption budget keeps it: for default/high of priority 10"
             assert world.said("low", "NotEvicted") == says
             assert tally.yields["evicted"] == tally.evictions["yield"] == 0
@@ -244,7 +245,7 @@ def test_an_order_that_is_refused_is_counted_by_why(tmp_path: Path) -> None:
             body["metadata"]["labels"] = {}
             world.server.put_node(body)
             world.server.delete("low")
-            await until(lambda: tally.orders["release", "invalid"] >= 1, f"counted {tally.orders}")
+            await eventually(lambda: tally.orders["release", "invalid"] >= 1, f"counted {tally.orders}")
 
     in_world(tmp_path, test)
 
@@ -269,7 +270,7 @@ def test_a_round_that_fails_is_counted_logged_and_not_the_end(
         world.add_node("n1", 1)
         world.create("a", 60)
         async with world.replica() as replica:
-            await until(lambda: world.is_released("a"), "nothing was decided after a failure")
+            await eventually(lambda: world.is_released("a"), "nothing was decided after a failure")
             found = samples(empty_look({}), replica.keeper.memory.tally)
             assert found["sharepod_gates_round_seconds_count"]["failed",] == 2
 

@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gates_world import RULES, Replica, World, in_world, until
+from gates_world import RULES, Replica, World, in_world
+
+from rig.until import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +21,7 @@ def rule(world: World, text: str) -> None:
 
 async def released_and_run(world: World, *names: str) -> None:
     for name in names:
-        await until(lambda name=name: world.is_released(name), f"{name} is not released")  # type: ignore[misc]
+        await eventually(lambda name=name: world.is_released(name), f"{name} is not released")  # type: ignore[misc]
         world.run(name)
 
 
@@ -55,14 +57,14 @@ def test_who_has_waited_for_longest_goes_before_priority_where_the_rule_says_so(
         world.add_node("n1", 1)
         world.create("first", 100)
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.queues.default.longest_wait_s == 3.0, "rules not read")
+            await eventually(lambda: replica.keeper.queues.default.longest_wait_s == 3.0, "rules not read")
             await released_and_run(world, "first")
             world.create("low", 100, priority=-1)
             await asyncio.sleep(4.5)
             world.create("high", 100, priority=0)
-            await until(lambda: "Waits" in world.told("high"), "not told")
+            await eventually(lambda: "Waits" in world.told("high"), "not told")
             world.server.delete("first")
-            await until(lambda: world.is_released("low") or world.is_released("high"), "nobody is released")
+            await eventually(lambda: world.is_released("low") or world.is_released("high"), "nobody is released")
             assert world.is_released("low")
             assert not world.is_released("high")
             waiting = {job.title: why for job, why in replica.keeper.memory.waiting}
@@ -80,9 +82,9 @@ def test_of_those_who_have_not_waited_too_long_the_higher_goes_first(tmp_path: P
             world.create("low", 100, priority=-1)
             await asyncio.sleep(1.5)
             world.create("high", 100, priority=0)
-            await until(lambda: "Waits" in world.told("high"), "not told")
+            await eventually(lambda: "Waits" in world.told("high"), "not told")
             world.server.delete("first")
-            await until(lambda: world.is_released("low") or world.is_released("high"), "nobody is released")
+            await eventually(lambda: world.is_released("low") or world.is_released("high"), "nobody is released")
             assert world.is_released("high")
 
     in_world(tmp_path, test)
@@ -94,16 +96,16 @@ def test_who_has_run_for_too_long_yields_to_an_equal_and_goes_on_when_nobody_wai
         world.add_node("n1", 1)
         world.create("long", 100, memory="1Gi")
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.queues.default.longest_run_s == 2.0, "rules not read")
+            await eventually(lambda: replica.keeper.queues.default.longest_run_s == 2.0, "rules not read")
             await released_and_run(world, "long")
-            await until(lambda: seen_to_run(replica, "long"), "not seen to run")
+            await eventually(lambda: seen_to_run(replica, "long"), "not seen to run")
             world.create("next", 100, memory="1Gi")
-            await until(lambda: world.yields("long") == "pause", "it does not yield")
+            await eventually(lambda: world.yields("long") == "pause", "it does not yield")
             await released_and_run(world, "next")
             await asyncio.sleep(1.0)
             assert world.yields("long") == "pause", "somebody runs in its place"
             world.server.delete("next")
-            await until(lambda: world.yields("long") == "", "it does not go on though nobody waits")
+            await eventually(lambda: world.yields("long") == "", "it does not go on though nobody waits")
             assert world.server.registry.evicted == []
 
     in_world(tmp_path, test)
@@ -115,10 +117,10 @@ def test_before_its_longest_run_nobody_yields_to_an_equal(tmp_path: Path) -> Non
         world.add_node("n1", 1)
         world.create("long", 100, memory="1Gi")
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.queues.default.longest_run_s == 3600.0, "rules not read")
+            await eventually(lambda: replica.keeper.queues.default.longest_run_s == 3600.0, "rules not read")
             await released_and_run(world, "long")
             world.create("next", 100, memory="1Gi")
-            await until(lambda: "Waits" in world.told("next"), "not told")
+            await eventually(lambda: "Waits" in world.told("next"), "not told")
             await asyncio.sleep(2.0)
             assert world.yields("long") == ""
 
@@ -131,10 +133,10 @@ def test_who_has_run_for_too_long_is_ended_where_that_is_the_rule_though_nobody_
         world.add_node("n1", 1)
         world.create("long", 100)
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.queues.default.overrun == "end", "rules not read")
+            await eventually(lambda: replica.keeper.queues.default.overrun == "end", "rules not read")
             await released_and_run(world, "long")
-            await until(lambda: world.server.registry.evicted == ["long"], "it is not ended")
-            await until(lambda: "Evicted" in world.told("long"), "not told")
+            await eventually(lambda: world.server.registry.evicted == ["long"], "it is not ended")
+            await eventually(lambda: "Evicted" in world.told("long"), "not told")
             assert world.said("long", "Evicted") == "it has run for longer than queue default lets it"
             assert replica.keeper.memory.tally.evictions["overrun"] == 1
             assert replica.keeper.memory.tally.yields["evicted"] == 0
@@ -149,18 +151,18 @@ def test_a_share_that_is_measured_idle_yields_to_an_equal_and_one_that_works_doe
         world.create("works", 100, memory="1Gi")
         world.create("sleeps", 100, memory="1Gi")
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.queues.default.idle_s == 2.0, "rules not read")
+            await eventually(lambda: replica.keeper.queues.default.idle_s == 2.0, "rules not read")
             await released_and_run(world, "works", "sleeps")
             reports = asyncio.create_task(report_use(world, replica, {"works": 40_000}))
             try:
-                await until(lambda: seen_to_run(replica, "works", "sleeps"), "not seen to run")
+                await eventually(lambda: seen_to_run(replica, "works", "sleeps"), "not seen to run")
                 await asyncio.sleep(3.0)
                 assert (world.yields("works"), world.yields("sleeps")) == ("", ""), "nobody waits"
                 world.create("next", 100, memory="1Gi")
-                await until(lambda: world.is_released("next"), "nobody yields")
+                await eventually(lambda: world.is_released("next"), "nobody yields")
                 assert (world.yields("works"), world.yields("sleeps")) == ("", "pause")
                 world.create("after", 100, memory="1Gi")
-                await until(lambda: "Waits" in world.told("after"), "not told")
+                await eventually(lambda: "Waits" in world.told("after"), "not told")
                 await asyncio.sleep(1.5)
                 assert world.yields("works") == "", "it works"
             finally:

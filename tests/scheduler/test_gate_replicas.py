@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from gates_world import RULES, World, in_world, until
+from gates_world import RULES, World, in_world
 
+from rig.until import eventually
 from sharepod.kube import lease as leases
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def test_who_was_made_first_goes_first_whichever_replica_decides(tmp_path: Path)
         world.create("a-young", 100, ago_s=10)
         world.create("z-old", 100, ago_s=100)
         async with world.replica():
-            await until(lambda: "Waits" in world.told("a-young") & world.told("z-old"), "not told")
+            await eventually(lambda: "Waits" in world.told("a-young") & world.told("z-old"), "not told")
             world.server.delete("runs")
-            await until(lambda: world.is_released("a-young") or world.is_released("z-old"), "nobody is released")
+            await eventually(lambda: world.is_released("a-young") or world.is_released("z-old"), "nobody is released")
             assert world.is_released("z-old")
 
     in_world(tmp_path, test)
@@ -59,9 +60,9 @@ def test_a_replica_that_starts_anew_knows_since_when_pods_run_and_believes_no_no
         world.create("fresh", 100, ago_s=60)
         world.bind("fresh", "GPU-n1-1", runs_s=7200)
         async with world.replica() as replica:
-            await until(lambda: world.server.registry.evicted, "nobody is ended")
+            await eventually(lambda: world.server.registry.evicted, "nobody is ended")
             rounds = replica.keeper.rounds
-            await until(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
+            await eventually(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
             assert world.server.registry.evicted == ["long"]
 
     in_world(tmp_path, test)
@@ -77,18 +78,20 @@ def test_a_clock_that_jumps_is_told_and_changes_nothing(
         world.add_node("n1", 1)
         world.create("first", 100)
         async with world.replica(unix=clock) as replica:
-            await until(lambda: world.is_released("first"), "not released")
+            await eventually(lambda: world.is_released("first"), "not released")
             world.create("a-before", 100, ago_s=5)
-            await until(lambda: "Waits" in world.told("a-before"), "not told")
+            await eventually(lambda: "Waits" in world.told("a-before"), "not told")
             clock.ahead_s = jump_s
             world.run("first")
             world.create("b-after", 100)
-            await until(lambda: "Waits" in world.told("b-after"), "not told")
+            await eventually(lambda: "Waits" in world.told("b-after"), "not told")
             rounds = replica.keeper.rounds
-            await until(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
+            await eventually(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
             assert world.server.registry.evicted == [], "it has not run for a day"
             world.server.delete("first")
-            await until(lambda: world.is_released("a-before") or world.is_released("b-after"), "nobody is released")
+            await eventually(
+                lambda: world.is_released("a-before") or world.is_released("b-after"), "nobody is released"
+            )
             assert world.is_released("a-before"), "the other has not waited for a day"
 
     in_world(tmp_path, test)
@@ -102,8 +105,8 @@ def test_before_it_has_seen_all_nodes_it_decides_nothing(tmp_path: Path) -> None
         world.add_node("n1", 4)
         world.create("a", 400)
         async with world.replica() as replica:
-            await until(lambda: replica.lease.is_held() and list(replica.cluster.pods()), "pods are not seen")
-            await until(lambda: world.is_released("a"), "not released")
+            await eventually(lambda: replica.lease.is_held() and list(replica.cluster.pods()), "pods are not seen")
+            await eventually(lambda: world.is_released("a"), "not released")
             assert world.told("a") <= {"Released"}
 
     in_world(tmp_path, test)
@@ -119,8 +122,8 @@ def test_a_gang_that_another_replica_released_is_timed_by_the_next(tmp_path: Pat
                 device = f"GPU-n1-{number + 2 * (gang == 'well')}"
                 world.bind(name, device, runs_s=60 if number < runs else None)
         async with world.replica():
-            await until(lambda: "GangTimedOut" in world.told("late-0") & world.told("late-1"), "not told")
-            await until(lambda: sorted(world.server.registry.evicted) == ["late-0", "late-1"], "not ended")
+            await eventually(lambda: "GangTimedOut" in world.told("late-0") & world.told("late-1"), "not told")
+            await eventually(lambda: sorted(world.server.registry.evicted) == ["late-0", "late-1"], "not ended")
 
     in_world(tmp_path, test)
 
@@ -132,7 +135,7 @@ def test_a_member_that_has_done_its_work_before_the_others_run_is_not_waited_for
         for name in names:
             world.create(name, 100, gang="gang", gang_size="2", gang_timeout="1s")
         async with world.replica() as replica:
-            await until(lambda: all(map(world.is_released, names)), "not released")
+            await eventually(lambda: all(map(world.is_released, names)), "not released")
             world.end("gang-0", "Succeeded")
             world.run("gang-1")
             await asyncio.sleep(2.5)
@@ -149,15 +152,17 @@ def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypatch: py
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica() as replica:
-            await until(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
             world.server.refuse(503, times=10_000, only="patch pods")
             world.create("a", 60)
-            await until(lambda: world.server.requests["patch pods"], "nothing is tried")
+            await eventually(lambda: world.server.requests["patch pods"], "nothing is tried")
             world.server.refuse(503, times=10_000, only="put leases")
-            await until(lambda: not replica.lease.is_held(), "the lease is still held")
-            await until(lambda: replica.keeper.memory.tally.orders["release", "conflict"] == 1, "it is still tried")
+            await eventually(lambda: not replica.lease.is_held(), "the lease is still held")
+            await eventually(
+                lambda: replica.keeper.memory.tally.orders["release", "conflict"] == 1, "it is still tried"
+            )
             world.server.faults.stop_refusing()
-            await until(replica.lease.is_held, "it does not decide again")
+            await eventually(replica.lease.is_held, "it does not decide again")
             assert not world.is_released("a"), "it may be another's by now"
 
     in_world(tmp_path, test)
@@ -175,21 +180,21 @@ def test_what_was_decided_about_a_pod_is_not_done_to_another_of_its_name(tmp_pat
         world.add_node("n1", 1)
         async with world.replica() as replica:
             orders = replica.keeper.memory.tally.orders
-            await until(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
             world.server.faults.delay(1.0, "patch pods")
             world.create("low", 60)
-            await until(lambda: world.server.requests["patch pods"] == 1, "not decided")
+            await eventually(lambda: world.server.requests["patch pods"] == 1, "not decided")
             world.server.faults.delay(0.0, "patch pods")
             remake(world, "low", 50)
-            await until(lambda: orders["release", "conflict"] == 1, f"another was released: {orders}")
-            await until(lambda: world.is_released("low"), "the other is not released")
+            await eventually(lambda: orders["release", "conflict"] == 1, f"another was released: {orders}")
+            await eventually(lambda: world.is_released("low"), "the other is not released")
             world.run("low")
             world.server.faults.delay(1.0, "post pods/eviction")
             world.create("high", 100, priority=10)
-            await until(lambda: world.server.requests["post pods/eviction"] == 1, "not decided")
+            await eventually(lambda: world.server.requests["post pods/eviction"] == 1, "not decided")
             world.server.faults.delay(0.0, "post pods/eviction")
             remake(world, "low", 10)
-            await until(lambda: orders["evict", "conflict"] == 1, f"another was evicted: {orders}")
+            await eventually(lambda: orders["evict", "conflict"] == 1, f"another was evicted: {orders}")
             assert world.server.registry.evicted == []
 
     in_world(tmp_path, test)
@@ -200,7 +205,7 @@ def test_two_that_both_decide_do_no_harm(tmp_path: Path) -> None:
         for number in range(4):
             world.add_node(f"n{number}", 4)
         async with world.replica("one", lease="one") as first, world.replica("two", lease="two") as second:
-            await until(lambda: first.lease.is_held() and second.lease.is_held(), "they do not both decide")
+            await eventually(lambda: first.lease.is_held() and second.lease.is_held(), "they do not both decide")
             names = [f"p{number:02}" for number in range(12)]
             for name in names:
                 world.create(name, 100)
@@ -215,7 +220,7 @@ def test_two_that_both_decide_do_no_harm(tmp_path: Path) -> None:
                     assert seen.setdefault(name, place)[0] == place[0], "a released pod is sent elsewhere"
                 return len(seen) == 16
 
-            await until(all_there, "not all are released")
+            await eventually(all_there, "not all are released")
             tallies = [replica.keeper.memory.tally.orders for replica in (first, second)]
             assert {key for tally in tallies for key in tally} <= {
                 ("release", "written"), ("release", "invalid"), ("release", "conflict"),
@@ -233,21 +238,21 @@ def test_while_an_agent_is_away_nothing_goes_there_nothing_yields_there_and_nobo
         world.create("low", 100)
         world.bind("low", "GPU-n1-0", runs_s=100)
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.rounds, "nothing is decided")
+            await eventually(lambda: replica.keeper.rounds, "nothing is decided")
             replica.cluster.set_use("n1", None)
             world.create("fits", 100)
             world.create("high", 200, priority=10)
-            await until(lambda: "Waits" in world.told("fits") & world.told("high"), "not told")
+            await eventually(lambda: "Waits" in world.told("fits") & world.told("high"), "not told")
             rounds = replica.keeper.rounds
-            await until(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
+            await eventually(lambda: replica.keeper.rounds >= rounds + 2, "no more rounds")
             assert "on nodes whose agents report, nodes without: 1" in world.said("fits", "Waits")
             assert not any("NeverFits" in world.told(name) for name in ("fits", "high"))
             assert not world.is_released("fits")
             assert (world.yields("low"), world.server.registry.evicted) == ("", [])
             world.server.delete("high")
             replica.report(world.agents)
-            await until(lambda: world.is_released("fits"), "not released once the agent is back")
+            await eventually(lambda: world.is_released("fits"), "not released once the agent is back")
             world.create("huge", 300)
-            await until(lambda: "NeverFits" in world.told("huge"), "not told what never fits")
+            await eventually(lambda: "NeverFits" in world.told("huge"), "not told what never fits")
 
     in_world(tmp_path, test)

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from gates_world import RULES, World, in_world, until
+from gates_world import RULES, World, in_world
 
+from rig.until import eventually
 from sharepod.kube import lease as leases
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ def test_a_gang_is_released_whole_onto_one_rack(tmp_path: Path) -> None:
             world.add_node(f"n{number}", 2, rack=f"r{number // 2}")
         world.create("alone", 100)
         async with world.replica():
-            await until(lambda: world.is_released("alone"), "not released")
+            await eventually(lambda: world.is_released("alone"), "not released")
             for number in range(3):
                 world.create(f"gang-{number}", 100, gang="gang", gang_size="4")
-            await until(lambda: world.told("gang-0") == {"GangIncomplete"}, "not told that it is incomplete")
+            await eventually(lambda: world.told("gang-0") == {"GangIncomplete"}, "not told that it is incomplete")
             assert not any(world.is_released(f"gang-{number}") for number in range(3))
             world.create("gang-3", 100, gang="gang", gang_size="4")
-            await until(lambda: all(world.is_released(f"gang-{number}") for number in range(4)), "gang not released")
+            await eventually(
+                lambda: all(world.is_released(f"gang-{number}") for number in range(4)), "gang not released"
+            )
             racks = {int(world.node_of(f"gang-{number}")[1]) // 2 for number in range(4)}
             assert racks == {1 - int(world.node_of("alone")[1]) // 2}
             devices = [device for number in range(4) for device in world.devices_of(f"gang-{number}")]
@@ -46,13 +49,13 @@ def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no_room_
         held["spec"]["schedulingGates"].insert(0, {"name": "kueue.x-k8s.io/admission"})
         world.server.put(held)
         async with world.replica():
-            await until(lambda: world.told("gang-0") == {"GangIncomplete"}, "not told that it is incomplete")
+            await eventually(lambda: world.told("gang-0") == {"GangIncomplete"}, "not told that it is incomplete")
             world.create("alone", 100)
-            await until(lambda: world.is_released("alone"), "what others hold takes room")
+            await eventually(lambda: world.is_released("alone"), "what others hold takes room")
             world.server.delete("alone")
             held["spec"]["schedulingGates"].pop(0)
             world.server.put(held)
-            await until(lambda: world.is_released("gang-0") and world.is_released("gang-1"), "not released")
+            await eventually(lambda: world.is_released("gang-0") and world.is_released("gang-1"), "not released")
 
     in_world(tmp_path, test)
 
@@ -62,16 +65,18 @@ def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_gone(tmp
         world.add_node("n1", 1)
         world.create("low", 100, memory="1Gi")
         async with world.replica():
-            await until(lambda: world.is_released("low"), "not released")
+            await eventually(lambda: world.is_released("low"), "not released")
             world.run("low")
             world.create("high", 60, priority=10, memory="1Gi")
-            await until(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
+            await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
             world.run("high")
             await asyncio.sleep(1.0)
             assert world.yields("low") == "pause"
             world.server.delete("high")
-            await until(lambda: not world.yields("low"), "not resumed")
-            await until(lambda: world.told("low") == {"Released", "Paused", "Resumed"}, f"told {world.told('low')}")
+            await eventually(lambda: not world.yields("low"), "not resumed")
+            await eventually(
+                lambda: world.told("low") == {"Released", "Paused", "Resumed"}, f"told {world.told('low')}"
+            )
             assert world.server.registry.evicted == []
 
     in_world(tmp_path, test)
@@ -84,11 +89,11 @@ def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
             world.create(name, 100)
         async with world.replica() as replica:
             for name in ("one", "two"):
-                await until(lambda name=name: world.is_released(name), "not released")  # type: ignore[misc]
+                await eventually(lambda name=name: world.is_released(name), "not released")  # type: ignore[misc]
                 world.run(name)
             world.guard("one")
             world.create("high", 100, priority=10)
-            await until(lambda: world.is_released("high"), f"no room was made: {world.server.registry.evicted}")
+            await eventually(lambda: world.is_released("high"), f"no room was made: {world.server.registry.evicted}")
             assert world.server.registry.evicted == ["two"]
             assert world.told("two") >= {"Evicted"}
             assert replica.keeper.memory.tally.yields["evicted"] == 1
@@ -106,14 +111,14 @@ def test_of_two_replicas_one_decides_and_the_other_goes_on_when_it_is_gone(
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica("one") as first:
-            await until(first.lease.is_held, "nobody leads")
+            await eventually(first.lease.is_held, "nobody leads")
             async with world.replica("two") as second:
                 world.create("a", 60)
-                await until(lambda: world.is_released("a"), "not released")
+                await eventually(lambda: world.is_released("a"), "not released")
                 assert (first.keeper.rounds > 0, second.keeper.rounds) == (True, 0)
                 await first.kill()
                 world.create("b", 60)
-                await until(lambda: world.is_released("b"), "the other does not go on")
+                await eventually(lambda: world.is_released("b"), "the other does not go on")
                 assert second.lease.is_held()
                 assert not first.lease.is_held()
                 assert world.devices_of("a") != world.devices_of("b"), "what the first decided counts"
@@ -125,14 +130,14 @@ def test_a_replica_that_ends_in_order_lets_the_other_go_on_at_once(tmp_path: Pat
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica("two") as second, contextlib.AsyncExitStack() as stack:
-            await until(second.lease.is_held, "nobody leads")
+            await eventually(second.lease.is_held, "nobody leads")
             first = await stack.enter_async_context(world.replica("one"))
             await asyncio.sleep(0.5)
             assert not first.lease.is_held()
             await second.kill()
             began_s = time.monotonic()
             await second.lease.give_up()
-            await until(first.lease.is_held, "not taken over")
+            await eventually(first.lease.is_held, "not taken over")
             assert time.monotonic() - began_s < leases.TAKE_AFTER_S / 2
 
     in_world(tmp_path, test)
@@ -142,14 +147,14 @@ def test_while_the_api_server_is_away_nothing_is_decided_and_all_of_it_when_it_i
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica() as replica:
-            await until(replica.lease.is_held, "nobody leads")
+            await eventually(replica.lease.is_held, "nobody leads")
             assert not replica.lease.trouble
             await world.server.stop()
             world.create("a", 60)
-            await until(lambda: replica.lease.trouble, "not told that the lease cannot be read")
+            await eventually(lambda: replica.lease.trouble, "not told that the lease cannot be read")
             await world.server.start()
-            await until(lambda: world.is_released("a"), "not released")
-            await until(lambda: not replica.lease.trouble, "still told")
+            await eventually(lambda: world.is_released("a"), "not released")
+            await eventually(lambda: not replica.lease.trouble, "still told")
 
     in_world(tmp_path, test)
 
@@ -158,11 +163,11 @@ def test_a_refused_write_is_tried_again(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.add_node("n1", 4)
         async with world.replica() as replica:
-            await until(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
             await asyncio.sleep(0.3)
             world.create("a", 60)
             world.server.refuse(503, times=3)
-            await until(lambda: world.is_released("a"), "not released")
+            await eventually(lambda: world.is_released("a"), "not released")
 
     in_world(tmp_path, test)
 
@@ -173,17 +178,17 @@ def test_rules_of_queues_count_at_once_and_wrong_ones_change_nothing(tmp_path: P
         namespace, name = RULES.split("/")
         world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: 1}"})
         async with world.replica() as replica:
-            await until(lambda: replica.keeper.queues.default.cap_milli == 1000, "rules not read")
+            await eventually(lambda: replica.keeper.queues.default.cap_milli == 1000, "rules not read")
             for letter in "ab":
                 world.create(letter, 100)
-            await until(lambda: world.is_released("a") or world.is_released("b"), "not released")
+            await eventually(lambda: world.is_released("a") or world.is_released("b"), "not released")
             held = "b" if world.is_released("a") else "a"
-            await until(lambda: "QueueCap" in world.told(held), "not told")
+            await eventually(lambda: "QueueCap" in world.told(held), "not told")
             world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: -1}"})
-            await until(lambda: replica.keeper.refusal, "not refused")
+            await eventually(lambda: replica.keeper.refusal, "not refused")
             assert replica.keeper.queues.default.cap_milli == 1000
             world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: 2}"})
-            await until(lambda: world.is_released(held), "not released")
+            await eventually(lambda: world.is_released(held), "not released")
 
     in_world(tmp_path, test)
 
@@ -202,7 +207,7 @@ def test_what_cannot_be_is_told_and_stays_gated(tmp_path: Path, annotations: dic
         world.create("wrong", 60, **annotations)
         world.create("right", 60)
         async with world.replica():
-            await until(lambda: world.is_released("right") and world.told("wrong") == {"GateRefused"}, "not told")
+            await eventually(lambda: world.is_released("right") and world.told("wrong") == {"GateRefused"}, "not told")
             assert not world.is_released("wrong")
 
     in_world(tmp_path, test)
@@ -214,7 +219,7 @@ def test_members_that_do_not_agree_are_told_and_stay_gated(tmp_path: Path) -> No
         world.create("a", 60, gang="g", gang_size="2")
         world.create("b", 60, gang="g", gang_size="3")
         async with world.replica():
-            await until(lambda: "GateRefused" in world.told("a") | world.told("b"), "not told")
+            await eventually(lambda: "GateRefused" in world.told("a") | world.told("b"), "not told")
             assert not world.is_released("a")
             assert not world.is_released("b")
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
-from gates_world import RULES, Replica, World, in_world, until
+from gates_world import RULES, Replica, World, in_world
 from rounds_world import ask, nodes, task
 from typer.testing import CliRunner
 
+from rig.until import eventually
 from sharepod.cli.errors import CliError
 from sharepod.cli.main import app
 from sharepod.cli.pods import lines
@@ -267,14 +268,14 @@ def test_the_command_explains_a_gated_pod_and_one_that_yields_and_refuses_bad_na
         world.add_node("n1", 1)
         world.create("low", 100, memory="1Gi")
         async with world.replica() as replica:
-            await until(lambda: world.is_released("low"), "not released")
+            await eventually(lambda: world.is_released("low"), "not released")
             world.run("low")
             world.create("high", 100, priority=10, memory="1Gi")
-            await until(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
+            await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
             world.run("high")
             for number in range(2):
                 world.create(f"gang-{number}", 50, gang="gang", gang_size="3")
-            await until(lambda: "GangIncomplete" in world.told("gang-0"), "not told")
+            await eventually(lambda: "GangIncomplete" in world.told("gang-0"), "not told")
             code, text, why = await asked(replica, "pod/gang-0")
             assert code == 0, why
             assert "2 of 3 members of the gang are there" in text

@@ -18,6 +18,8 @@ import aiohttp
 from apiserver import AUTHORITY, ApiServer, unused_port
 from cluster_world import node_body, pod_body
 
+from rig.until import eventually
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
@@ -64,14 +66,6 @@ async def process(directory: Path, module: str, *flags: str) -> AsyncIterator[tu
                 await running.wait()
 
 
-async def until(holds: Callable[[], Any], what: Callable[[], str]) -> None:
-    for _ in range(int(PATIENCE_S / 0.05)):
-        if holds():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(what())
-
-
 def scheduler_flags(directory: Path, server: ApiServer) -> list[str]:
     return [
         "--kubeconfig", str(kubeconfig(directory, server)), "--listen", "127.0.0.1:0", "--usage-listen", "127.0.0.1:0",
@@ -100,7 +94,7 @@ def test_a_pod_is_judged_by_the_devices_that_a_real_agent_has_told_of(tmp_path: 
             in_memory() as memory,
             process(tmp_path, "sharepod.scheduler.main", *flags) as (scheduler, log),
         ):
-            await until(lambda: port_of(log, "scheduler started"), log.read_text)
+            await eventually(lambda: port_of(log, "scheduler started"), log.read_text)
             feed, port = port_of(log, "agents may report"), port_of(log, "scheduler started")
             agent_flags = (
                 "--runtime-directory", str(memory / "run"), "--simulate", "2xH200", "--metrics-listen", "off",
@@ -146,7 +140,7 @@ def test_it_decides_and_its_metrics_say_so(tmp_path: Path) -> None:
         address = f"127.0.0.1:{unused_port()}"
         flags[flags.index("off")] = address
         async with process(tmp_path, "sharepod.scheduler.main", *flags) as (_, log):
-            await until(lambda: '"this replica decides"' in log.read_text(), log.read_text)
+            await eventually(lambda: '"this replica decides"' in log.read_text(), log.read_text)
             text = ""
             async with aiohttp.ClientSession() as client:
                 for _ in range(int(PATIENCE_S / 0.1)):
@@ -189,8 +183,8 @@ def test_it_reads_its_rules_shows_its_queue_starts_gangs_anew_and_gives_its_leas
         server.put(waits)
         flags = [*scheduler_flags(tmp_path, server), "--usage-listen", "off"]
         async with process(tmp_path, "sharepod.scheduler.main", *flags) as (scheduler, log):
-            await until(lambda: ("sharepod-gates-queues", "QueuesRead") in told(server), log.read_text)
-            await until(lambda: ("alone", "GangIncomplete") in told(server), log.read_text)
+            await eventually(lambda: ("sharepod-gates-queues", "QueuesRead") in told(server), log.read_text)
+            await eventually(lambda: ("alone", "GangIncomplete") in told(server), log.read_text)
             port = port_of(log, "scheduler started")
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
                 async with client.get("/queue") as response:
@@ -205,8 +199,8 @@ def test_it_reads_its_rules_shows_its_queue_starts_gangs_anew_and_gives_its_leas
             assert explained["turn"]["why"] == "1 of 2 members of the gang are there"
             failed = server.pods["default", "member-0"]
             server.put({**failed, "status": {"phase": "Failed", "reason": "Evicted"}})
-            await until(lambda: server.registry.evicted == ["member-1"], log.read_text)
-            await until(lambda: ("member-0", "GangRestarts") in told(server), log.read_text)
+            await eventually(lambda: server.registry.evicted == ["member-1"], log.read_text)
+            await eventually(lambda: ("member-0", "GangRestarts") in told(server), log.read_text)
             [lease] = server.seen("leases").values()
             assert lease["spec"]["holderIdentity"]
             scheduler.send_signal(signal.SIGTERM)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_world import node_body, pod_body
-from status_front import Front, until, with_front
+from status_front import Front, with_front
 from yarl import URL
 
+from rig.until import eventually
 from sharepod.cli import pods
 from sharepod.cli.errors import CliError
 
@@ -27,9 +28,13 @@ def test_a_pod_is_explained_as_the_command_shows_it(tmp_path: Path) -> None:
         front.server.put(pod_body("waits", 70))
         front.server.put(pod_body("wide", 200))
         front.server.put(pod_body("wrong", 30, {"sharepod.io/limit": "10"}))
-        await until(lambda: all(front.cluster.pod(f"uid-{name}") for name in ("waits", "wide", "wrong")), "not seen")
-        await until(lambda: "n3" in front.cluster.names(), "the node is not seen")
-        await until(lambda: all(front.cluster.assumed(f"uid-p{number}") is None for number in range(3)), "not bound")
+        await eventually(
+            lambda: all(front.cluster.pod(f"uid-{name}") for name in ("waits", "wide", "wrong")), "not seen"
+        )
+        await eventually(lambda: "n3" in front.cluster.names(), "the node is not seen")
+        await eventually(
+            lambda: all(front.cluster.assumed(f"uid-p{number}") is None for number in range(3)), "not bound"
+        )
 
         url = f"http://127.0.0.1:{front.port}"
 
@@ -73,8 +78,8 @@ def test_before_everything_is_known_an_explanation_says_so(tmp_path: Path) -> No
     async def test(front: Front) -> None:
         front.server.put(pod_body("waits", 70))
         front.server.put_node(node_body("n1", 2))
-        await until(lambda: front.cluster.pod("uid-waits") is not None, "not seen")
-        await until(lambda: "without: 1" in front.observer.not_ready(time.monotonic()), "the node is not seen")
+        await eventually(lambda: front.cluster.pod("uid-waits") is not None, "not seen")
+        await eventually(lambda: "without: 1" in front.observer.not_ready(time.monotonic()), "the node is not seen")
         async with front.client.get("/explain/default/waits") as response:
             assert (response.status, "without: 1" in (await response.json())["incomplete"]) == (200, True)
         async with front.client.get("/explain/default/other") as response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import grpc
 import pytest
 import trustme
 
+from rig.until import eventually
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
 from sharepod.proto import v1_pb2 as pb
@@ -106,7 +107,7 @@ async def running(**more: Any) -> AsyncIterator[Running]:
         for channel in found.channels:
             await channel.close()
         await server.stop()
-        await until(lambda: server.tally.streams == 0)  # a handler that is cancelled ends at its next step
+        await eventually(lambda: server.tally.streams == 0)  # a handler that is cancelled ends at its next step
 
 
 async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -118,19 +119,13 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
         return await call.code(), await call.details()
 
 
-async def until(what: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not what():
-            await asyncio.sleep(0.01)
-
-
 def test_what_is_told_is_in_the_book_and_answered_now_and_then() -> None:
     async def check() -> None:
         async with running() as run:
             call = await run.told()
             for used in (1000, 2000, 3000):
                 await call.write(numbers(used))
-            await until(lambda: run.used() == 3000)
+            await eventually(lambda: run.used() == 3000)
             run.clock.now_s += 10
             await call.write(b"")
             assert pb.ReportUsageResponse.FromString(await call.read()).taken == 5
@@ -223,7 +218,7 @@ def test_a_message_that_cannot_be_ends_its_stream_and_changes_nothing(message: b
             assert len(details.splitlines()) == 1
             assert run.book.node("n1") is before
             await other.write(numbers(7000))
-            await until(lambda: run.used("n2") == 7000)
+            await eventually(lambda: run.used("n2") == 7000)
 
     asyncio.run(check())
 
@@ -264,13 +259,13 @@ def test_a_stream_that_floods_is_ended_and_one_that_had_to_hold_back_is_not() ->
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 for _ in range(int(usage_server.BURST) + 10):
                     await flood.write(numbers(5000))
-            await until(lambda: run.server.tally.ended["flood"])
+            await eventually(lambda: run.server.tally.ended["flood"])
             assert (await ended(flood))[0] in (Code.RESOURCE_EXHAUSTED, Code.INTERNAL)  # it was still sending
             for _ in range(200):  # one a second, for ever
                 run.clock.now_s += 1
                 heard = run.server.tally.messages
                 await late.write(b"")  # it is sent later: without a wait many could come at one time of the clock
-                await until(lambda heard=heard: run.server.tally.messages > heard)
+                await eventually(lambda heard=heard: run.server.tally.messages > heard)
             assert run.server.tally.ended == {**dict.fromkeys(ENDS, 0), "flood": 1}
 
     asyncio.run(check())
@@ -295,7 +290,7 @@ def test_large_messages_count_for_several() -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 for _ in range(fit + 1):
                     await call.write(large)
-            await until(lambda: run.server.tally.ended["flood"])
+            await eventually(lambda: run.server.tally.ended["flood"])
             assert run.server.tally.messages == fit
             known = run.book.node("n1")
             assert known is not None
@@ -314,12 +309,12 @@ def test_a_newer_stream_of_a_node_replaces_the_old_one_and_a_stranger_does_not()
             assert (await ended(liar))[0] is Code.PERMISSION_DENIED
             waiting = run.open("n1")  # it has told nothing yet
             await old.write(numbers(1000))
-            await until(lambda: run.used() == 1000)
+            await eventually(lambda: run.used() == 1000)
             await waiting.write(whole("n1"))
             await waiting.read()
             assert await ended(old) == (Code.ABORTED, "the node has a newer stream")
             await waiting.write(numbers(2000))
-            await until(lambda: run.used() == 2000)
+            await eventually(lambda: run.used() == 2000)
             assert run.server.tally.streams == 1
 
     asyncio.run(check())
@@ -331,7 +326,7 @@ def test_a_stream_without_messages_is_ended_and_so_is_an_old_one(monkeypatch: py
     async def check() -> None:
         async with running() as run:
             quiet, silent = await run.told("n1"), run.open("n2")  # the second never tells anything
-            await until(lambda: run.server.tally.streams == 2)
+            await eventually(lambda: run.server.tally.streams == 2)
             run.clock.now_s += usage_server.QUIET_S
             run.server.age()
             assert not run.book.is_fresh("n1", run.clock.now_s)
@@ -344,7 +339,7 @@ def test_a_stream_without_messages_is_ended_and_so_is_an_old_one(monkeypatch: py
                 run.clock.now_s += usage_server.AGE_S * 1.2 / 100 + 0.1
                 heard = run.server.tally.messages
                 await old.write(b"")  # it is sent later: without a wait many could come at one time of the clock
-                await until(lambda heard=heard: run.server.tally.messages > heard)
+                await eventually(lambda heard=heard: run.server.tally.messages > heard)
             run.server.age()
             assert (await ended(old))[0] is Code.ABORTED
             assert run.server.tally.ended == {**dict.fromkeys(ENDS, 0), "quiet": 2, "old": 1}
@@ -363,7 +358,7 @@ def test_only_so_many_wait_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None
     async def check() -> None:
         async with running(node_of=slowly) as run:
             calls = [run.open(f"n{number}") for number in range(4)]
-            await until(lambda: run.server.tally.ended["full"] == 1)
+            await eventually(lambda: run.server.tally.ended["full"] == 1)
             answer.set()
             codes = []
             for number, call in enumerate(calls):

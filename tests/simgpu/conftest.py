@@ -1,13 +1,13 @@
 """Programs on the simulated GPU: text in, finished process out."""
 
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from simulated_gpu import SimulatedGpu
+
+from rig.gpu import SimulatedGpu
+from rig.script import script
 
 HERE = Path(__file__).parent
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -15,16 +15,15 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a program whose text follows `from driver import *`; what still runs at the end is killed.
+    """Start a program whose text follows `from rig.driver import *`; what still runs at the end is killed.
 
     `within` are words before the command, such as those of `pid_namespaces.alone`.
     """
     started: list[subprocess.Popen[str]] = []
 
     def begin(gpu: SimulatedGpu, text: str, *arguments: str, within: Sequence[str] = ()) -> "subprocess.Popen[str]":
-        source = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom driver import *\n{textwrap.dedent(text)}"
         process = subprocess.Popen(
-            [*within, sys.executable, "-c", source, *arguments],
+            [*within, *script(text), *arguments],
             env=gpu.env,
             text=True,
             stdin=subprocess.PIPE,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
@@ -29,7 +29,7 @@ def test_an_array_takes_its_elements_and_nothing_else(
     output = run(
         make_simgpu(),
         f"""
-        from holdings import *
+        from rig.holdings import *
         start()
         array = new_array({shape}, {settings})
         print(used(), account().contexts_bytes)
@@ -56,7 +56,7 @@ def test_an_array_takes_its_elements_and_nothing_else(
 )
 def test_arrays_that_cannot_be_are_refused(make_simgpu: MakeSimgpu, run: Run, descriptor: str) -> None:
     text = f"""
-        from holdings import *
+        from rig.holdings import *
         start()
         print(cuda.cuArray3DCreate_v2(byref(c_void_p()), byref(Array3D({descriptor}))), used())
         """
@@ -69,7 +69,7 @@ def test_an_array_that_does_not_fit_is_refused_to_the_byte_and_goes_with_its_con
     output = run(
         make_simgpu(SIMGPU_MEMORY_MIB="1"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         context, array = c_void_p(), c_void_p()
         ok(cuda.cuCtxCreate_v2(byref(context), 0, 0))
@@ -91,7 +91,7 @@ def test_a_mipmap_takes_the_sum_of_its_levels(make_simgpu: MakeSimgpu, run: Run)
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
 
         def mipmap(levels, *descriptor):
@@ -125,7 +125,7 @@ def test_only_arrays_that_are_mapped_later_say_what_they_will_need(make_simgpu: 
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         needs, whole = (c_size_t * 4)(), c_void_p()
         print(cuda.cuArrayGetMemoryRequirements(needs, new_array(1000, 100), 0))
@@ -145,7 +145,7 @@ def test_bytes_in_a_row_go_into_an_array_and_out_again(make_simgpu: MakeSimgpu, 
     output = run(
         make_simgpu(),
         f"""
-        from holdings import *
+        from rig.holdings import *
         start()
         data, first, second, near = bytes(range(200)), new_array(100, 2), new_array(100, 2), allocate(200)
         back = ctypes.create_string_buffer(200)
@@ -174,7 +174,7 @@ def test_rectangles_and_boxes_go_into_arrays_and_out_again(make_simgpu: MakeSimg
     output = run(
         make_simgpu("2xH200", SIMGPU_LOG_KERNELS="10"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         sent, back = (ctypes.c_uint8 * 24)(*range(24)), (ctypes.c_uint8 * 24)()
         here = ctypes.addressof(sent)
@@ -212,7 +212,7 @@ def test_a_copy_between_arrays_takes_device_time_and_one_to_the_host_does_not(
     run(
         gpu,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         first, second = new_array(4096, 4096), new_array(4096, 4096)
         ok(cuda.cuMemcpyAtoH_v2(ctypes.create_string_buffer(1 << 24), first, c_size_t(0), c_size_t(1 << 24)))

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
 
 CALLS = """
-    from holdings import *
+    from rig.holdings import *
 
     class Attributes(ctypes.Structure):
         _fields_ = [("order", c_int), ("hints", c_int * 4), ("flags", c_uint)]
@@ -144,7 +144,7 @@ def test_a_context_that_its_maker_detaches_is_gone(make_simgpu: MakeSimgpu, run:
     output = run(
         make_simgpu(SIMGPU_CONTEXT_MIB="100"),
         """
-        from holdings import *
+        from rig.holdings import *
         ok(cuda.cuInit(0))
         first, second = c_void_p(), c_void_p()
         ok(cuda.cuCtxCreate_v2(byref(first), 0, 0))

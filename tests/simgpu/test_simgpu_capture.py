@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
+
+from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 
@@ -171,7 +172,7 @@ def test_a_capture_goes_on_in_a_graph_that_is_there(make_simgpu: MakeSimgpu, run
     output = run(
         make_simgpu(),
         f"""{PREPARE}
-    from graph_api import add_kernel, nodes_of, new_graph, on
+    from rig.graphs import add_kernel, nodes_of, new_graph, on
     there, status, held, count, on_ = new_graph(), c_int(), c_void_p(), c_size_t(), c_void_p()
     first = add_kernel(there, module, "k_1us")
     begin_to = cuda.cuStreamBeginCaptureToGraph
@@ -197,7 +198,7 @@ def test_the_next_nodes_dependencies_are_told_and_changed(make_simgpu: MakeSimgp
     output = run(
         make_simgpu(),
         f"""{PREPARE}
-    from graph_api import add_kernel, nodes_of
+    from rig.graphs import add_kernel, nodes_of
     held, nodes, edges, count, ident = c_void_p(), c_void_p(), c_void_p(), c_size_t(), c_uint64()
     def info():
         ok(cuda.cuStreamGetCaptureInfo_v3(stream, byref(status), byref(ident), byref(held), byref(nodes), byref(edges),
@@ -223,8 +224,8 @@ def test_external_events_are_nodes_and_a_graph_launch_is_a_child(make_simgpu: Ma
     output = run(
         make_simgpu(),
         f"""{PREPARE}
-    from graph_api import instantiate, nodes_of, type_of
-    from graph_api import run as complete
+    from rig.graphs import instantiate, nodes_of, type_of
+    from rig.graphs import run as complete
     last, allocated = new_event(), allocate(64)
     print(cuda.cuEventRecordWithFlags(event, stream, 1), cuda.cuStreamWaitEvent(stream, event, 1))
     begin(GLOBAL)
@@ -249,7 +250,7 @@ def test_a_captured_kernel_tells_its_function_and_its_grid(make_simgpu: MakeSimg
     output = run(
         make_simgpu(),
         f"""{PREPARE}
-    from graph_api import Kernel, nodes_of
+    from rig.graphs import Kernel, nodes_of
     params = Kernel()
     ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
     ok(launch(f, stream, grid=7))
@@ -266,7 +267,7 @@ def test_a_threads_own_stream_is_captured_by_either_name(make_simgpu: MakeSimgpu
     output = run(
         make_simgpu(),
         f"""{PREPARE}
-    from graph_api import nodes_of
+    from rig.graphs import nodes_of
     mine = {stream}
     ok(cuda.cuStreamBeginCapture_v2_ptsz(mine, GLOBAL))
     ok(cuda.cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, mine, None, None))

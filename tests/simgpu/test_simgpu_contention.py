@@ -7,8 +7,8 @@ from collections.abc import Callable
 from statistics import median
 
 import pytest
-from simulated_gpu import MakeSimgpu, SimulatedGpu
 
+from rig.gpu import MakeSimgpu, SimulatedGpu
 from sharepod.simgpu.truth import Truth
 
 Start = Callable[..., "subprocess.Popen[str]"]

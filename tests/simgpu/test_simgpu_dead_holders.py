@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
@@ -42,7 +42,7 @@ HOLD = {
 def test_memory_of_a_killed_process_is_free_again(make_simgpu: MakeSimgpu, start: Start, kind: str) -> None:
     gpu = make_simgpu()
     text = f"""
-        from holdings import *
+        from rig.holdings import *
         start()
         {HOLD[kind].strip()}
         assert account().memory_bytes == used()
@@ -62,7 +62,7 @@ def test_memory_of_a_killed_process_is_free_again(make_simgpu: MakeSimgpu, start
 
 
 CHURN = """
-    from holdings import *
+    from rig.holdings import *
     import random
     random.seed(int(sys.argv[1]))
     start()
@@ -114,13 +114,14 @@ def test_a_process_may_be_killed_in_any_call_and_the_next_has_the_whole_device(
         with Truth(gpu.state) as truth:
             assert truth.devices()[0].memory_used_bytes == 0
     output = run(
-        gpu, "from holdings import *\nstart()\nallocate(512 * MIB)\nprint(used() // MIB, account().memory_bytes // MIB)"
+        gpu,
+        "from rig.holdings import *\nstart()\nallocate(512 * MIB)\nprint(used() // MIB, account().memory_bytes // MIB)",
     )
     assert output == "512 512\n"
 
 
 GIVER = """
-    from holdings import *
+    from rig.holdings import *
     start()
     peer, kept = serve(sys.argv[1]), physical(6 * MIB)
     print("ready", flush=True)
@@ -137,7 +138,7 @@ GIVER = """
     """
 
 TAKER = """
-    from holdings import *
+    from rig.holdings import *
     start()
     peer, kept = visit(sys.argv[1]), physical(8 * MIB)
     print("ready", flush=True)

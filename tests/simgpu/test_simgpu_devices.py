@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
+
+from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 

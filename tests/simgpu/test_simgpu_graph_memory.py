@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
+
+from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 
 PREPARE = """
-from graph_api import *
+from rig.graphs import *
 module, stream = start(), new_stream()
 MIB = 1 << 20
 empty = free_memory()

@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from simulated_gpu import MakeSimgpu
-
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
 
 PREPARE = """
-from graph_api import *
+from rig.graphs import *
 module, stream, context = start(), new_stream(), c_void_p()
 ok(cuda.cuCtxGetCurrent(byref(context)))
 """

@@ -4,8 +4,8 @@ import resource
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
@@ -217,7 +217,7 @@ def test_modules_take_what_is_set_and_give_it_back(make_simgpu: MakeSimgpu, run:
     output = run(
         make_simgpu(SIMGPU_MODULE_KIB="300", SIMGPU_CONTEXT_MIB="5"),
         f"""
-        from holdings import *
+        from rig.holdings import *
         start()
         one = c_void_p()
         before = used()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from simulated_gpu import MakeSimgpu
+from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 
@@ -13,7 +13,7 @@ def test_physical_memory_counts_from_its_making_until_no_reference_and_no_mappin
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         counts = []
 
@@ -50,7 +50,7 @@ def test_the_last_byte_of_a_device_can_be_had_and_not_one_more(make_simgpu: Make
     output = run(
         make_simgpu(SIMGPU_MEMORY_MIB="64"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         first, handle, prop = physical(62 * MIB), c_uint64(), Prop(1, 0, Location(DEVICE, 0))
         for size in (4, 2, 2):
@@ -66,7 +66,7 @@ def test_pools_give_way_to_physical_memory(make_simgpu: MakeSimgpu, run: Run) ->
     output = run(
         make_simgpu(SIMGPU_MEMORY_MIB="64"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         stream, pool = new_stream(), default_pool()
         ok(set_attribute(pool, THRESHOLD, 64 * MIB))
@@ -84,7 +84,7 @@ def test_physical_memory_of_the_host_is_not_device_memory(make_simgpu: MakeSimgp
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         address, size, kinds = reserve(8 * MIB), c_size_t(), []
         for n, kind in enumerate((HOST, HOST_NUMA, HOST_NUMA_CURRENT)):
@@ -104,7 +104,7 @@ def test_several_mappings_go_in_one_call_but_never_a_part_of_one(make_simgpu: Ma
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         address = reserve(16 * MIB)
         handles = [physical(4 * MIB) for _ in range(3)]
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_refused_and_memory_without_access_cannot_be_copied(mak
     output = run(
         make_simgpu("2xH200"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         handle, other, prop = physical(4 * MIB), c_uint64(), Prop(1, 0, Location(DEVICE, 0))
         address, flags = reserve(8 * MIB), c_uint64()
@@ -165,7 +165,7 @@ def test_addresses_without_memory_cannot_be_copied_and_memory_may_go_under_work_
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         module, stream, address = start(), new_stream(), reserve(4 * MIB)
         data, near = ctypes.create_string_buffer(64), allocate(64)
         size = c_size_t(64)
@@ -188,7 +188,7 @@ def test_a_thousand_pieces_make_one_range(make_simgpu: MakeSimgpu, run: Run) -> 
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         address = reserve(2000 * MIB)
         for n in range(1000):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from pid_namespaces import alone, first_of, seen
-from simulated_gpu import MakeSimgpu, SimulatedGpu
 
+from rig.gpu import MakeSimgpu, SimulatedGpu
 from sharepod.simgpu.truth import Truth
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 # A program that evaluates what it is asked, a line each.
 CLIENT = """
 import json, os, pynvml
-from holdings import *
+from rig.holdings import *
 
 def listed(cycles=1):
     "What NVML lists on device 0, as [pid, bytes], the last time of several."

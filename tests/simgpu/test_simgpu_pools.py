@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
+
+from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 
@@ -12,7 +13,7 @@ def test_a_pool_reserves_chunks_and_the_device_counts_what_is_reserved(make_simg
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, address, stream = default_pool(), c_uint64(), new_stream()
         for size in (1000, MIB, 100 * MIB + 1):
@@ -36,7 +37,7 @@ def test_memory_goes_back_to_the_pool_in_stream_order_and_to_the_device_at_the_n
     output = run(
         make_simgpu(),
         f"""
-        from holdings import *
+        from rig.holdings import *
         module, pool, stream, done = start(), default_pool(), new_stream(), new_event()
         for wait in (lambda: cuda.cuStreamSynchronize(stream), lambda: cuda.cuEventSynchronize(done),
                      lambda: cuda.cuCtxSynchronize()):
@@ -62,7 +63,7 @@ def test_a_pool_keeps_its_release_threshold_and_no_more_than_whole_chunks_go(mak
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, stream = make_pool(), new_stream()
         ok(set_attribute(pool, THRESHOLD, 64 * MIB))
@@ -95,7 +96,7 @@ def test_a_stream_has_what_it_freed_at_once_and_another_stream_when_it_is_throug
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         module, pool, stream, other = start(), make_pool(), new_stream(), new_stream()
         first = from_pool(pool, 10000, stream)
         ok(launch(kernel(module, "k_50ms"), stream))
@@ -114,7 +115,7 @@ def test_a_pool_takes_less_than_a_chunk_where_no_more_fits_and_then_nothing(make
     output = run(
         make_simgpu(SIMGPU_MEMORY_MIB="64"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         stream, address, pool = new_stream(), c_uint64(), default_pool()
         allocate(33 * MIB)
@@ -137,7 +138,7 @@ def test_no_pool_grows_beyond_its_size(make_simgpu: MakeSimgpu, run: Run) -> Non
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, address, stream = make_pool(max_bytes=6 * MIB), c_uint64(), new_stream()
         from_pool(pool, 3 * MIB, stream)
@@ -152,7 +153,7 @@ def test_a_destroyed_pool_lives_until_its_last_allocation_is_freed(make_simgpu: 
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, current, stream, address = make_pool(), c_void_p(), new_stream(), c_uint64()
         ok(cuda.cuDeviceSetMemPool(0, pool))
@@ -179,7 +180,7 @@ def test_a_pools_memory_outlives_the_context_that_allocated_it(make_simgpu: Make
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         context, pool = c_void_p(), default_pool()
         ok(cuda.cuCtxCreate_v2(byref(context), 0, 0))
@@ -204,7 +205,7 @@ def test_marks_can_be_reset_and_access_can_be_asked_for(make_simgpu: MakeSimgpu,
     output = run(
         make_simgpu("2xH200"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, stream = make_pool(), new_stream()
         address = from_pool(pool, 100, stream)
@@ -235,7 +236,7 @@ def test_pools_of_the_host_take_no_device_memory(make_simgpu: MakeSimgpu, run: R
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, same, stream, kind = c_void_p(), c_void_p(), new_stream(), c_uint()
         ok(cuda.cuMemGetDefaultMemPool(byref(pool), byref(Location(HOST, 0)), 1))
@@ -262,7 +263,7 @@ def test_a_loop_that_never_waits_stays_within_one_chunk(make_simgpu: MakeSimgpu,
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         f, stream, pool = kernel(start(), "k_1ms"), new_stream(), default_pool()
         for _ in range(200):
             address = from_pool(pool, 20 * MIB, stream)
@@ -278,7 +279,7 @@ def test_nvml_sees_what_a_process_holds_beside_its_contexts(make_simgpu: MakeSim
     output = run(
         make_simgpu(SIMGPU_CONTEXT_MIB="7", SIMGPU_MODULE_KIB="1024"),
         """
-        from holdings import *
+        from rig.holdings import *
         import pynvml
         start()
         allocate(MIB)
@@ -298,7 +299,7 @@ def test_threads_use_one_pool_at_the_same_time(make_simgpu: MakeSimgpu, run: Run
     output = run(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         import random, threading
         start()
         context, pool, wrong = c_void_p(), make_pool(), []

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]
@@ -37,7 +37,7 @@ def test_linear_memory_is_opened_by_another_process_and_counted_once(
     first, second = pair(
         gpu,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         spare, address, handle = allocate(100), allocate(3 * MIB), IpcHandle()
         put(address, b"before")
@@ -55,7 +55,7 @@ def test_linear_memory_is_opened_by_another_process_and_counted_once(
         receive(peer)
         """,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         peer, address, again = visit(sys.argv[1]), c_uint64(), c_uint64()
         handle = IpcHandle.from_buffer_copy(receive(peer)[0])
@@ -93,7 +93,7 @@ def test_physical_memory_goes_by_descriptor_and_stays_for_whoever_holds_it(
     first, second = pair(
         gpu,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         handle, fd, same, address = physical(4 * MIB, handle_types=1), c_int(), c_uint64(), reserve(4 * MIB)
         map_at(address, 4 * MIB, handle)
@@ -114,7 +114,7 @@ def test_physical_memory_goes_by_descriptor_and_stays_for_whoever_holds_it(
         receive(peer)
         """,
         """
-        from holdings import *
+        from rig.holdings import *
         import signal
         start()
         peer, handle, address, found = visit(sys.argv[1]), c_uint64(), reserve(4 * MIB), Prop()
@@ -158,7 +158,7 @@ def test_the_exporter_of_physical_memory_has_it_on_its_account_until_it_lets_go(
     first, second = pair(
         make_simgpu(),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         handle, fd = physical(4 * MIB, handle_types=1), c_int()
         print(account().physical_bytes // MIB, used() // MIB)
@@ -173,7 +173,7 @@ def test_the_exporter_of_physical_memory_has_it_on_its_account_until_it_lets_go(
         receive(peer)
         """,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         peer, handle = visit(sys.argv[1]), c_uint64()
         ok(cuda.cuMemImportFromShareableHandle(byref(handle), c_void_p(receive(peer)[1]), 1))
@@ -195,7 +195,7 @@ def test_a_pools_allocations_go_to_another_process(
     first, second = pair(
         gpu,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         pool, stream, fd = make_pool(handle_types=1), new_stream(), c_int()
         addresses = [from_pool(pool, 5000, stream) for _ in range(2)]
@@ -214,7 +214,7 @@ def test_a_pools_allocations_go_to_another_process(
         print(get(addresses[1], 8), used() // MIB, account().pools_bytes // MIB)
         """,
         """
-        from holdings import *
+        from rig.holdings import *
         start()
         peer, pool, address = visit(sys.argv[1]), c_void_p(), c_uint64()
         names, fd = receive(peer)
@@ -247,7 +247,7 @@ def test_external_memory_counts_from_import_to_destruction_and_is_the_same_bytes
     output = run(
         make_simgpu(SIMGPU_MEMORY_MIB="4"),
         """
-        from holdings import *
+        from rig.holdings import *
         start()
 
         def imported(size, length):

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from statistics import median
 
 import pytest
-from simulated_gpu import MakeSimgpu
 
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 Run = Callable[..., str]

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from simulated_gpu import MakeSimgpu
+
+from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 
 PREPARE = """
-from graph_api import *
+from rig.graphs import *
 module, stream, other = start(), new_stream(), new_stream()
 memory = allocate(64)
 def write(value, bits=32, where=None):

@@ -1,4 +1,4 @@
-"""Every kind of device memory through ctypes, for programs that tests start: `from holdings import *` in their text.
+"""Every kind of device memory through ctypes, for programs that are started with `from rig.holdings import *`.
 
 Not a test module and never imported by one: it loads whatever libcuda.so.1 the program's environment names.
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
-from driver import cuda, ok
-from memory_structs import (
+from rig.driver import cuda, ok
+from rig.structs import (
     Access,
     Array,
     Array3D,
@@ -28,7 +28,6 @@ from memory_structs import (
     PoolProps,
     Prop,
 )
-
 from sharepod.simgpu.truth import ProcessTruth, Truth
 
 MIB = 1 << 20

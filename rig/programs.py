@@ -1,4 +1,4 @@
-"""Builds and runs the C programs of this directory. Knows nothing of shares: it is given an environment."""
+"""Builds and runs the C programs of the benches. Knows nothing of shares: it is given an environment."""
 
 import json
 import os
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-SOURCES = Path(__file__).resolve().parent
-CACHE = SOURCES.parent / "build" / "bench"
+from rig import REPO_ROOT
+
+SOURCES = REPO_ROOT / "bench"
+CACHE = REPO_ROOT / "build" / "bench"
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-fvisibility=hidden"]
 READY_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 60.0
@@ -24,7 +26,7 @@ class ProgramFailed(Exception):
 
 
 def build(source: str, output: str, *flags: str) -> Path:
-    """Compile `source` of this directory to build/bench/`output` unless that is newer; return its path."""
+    """Compile a source of the benches to build/bench/`output` unless that is newer; return its path."""
     code, program = SOURCES / source, CACHE / output
     newest = max(path.stat().st_mtime for path in (code, *SOURCES.glob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
@@ -88,7 +90,7 @@ def ring_command(devices: int, **options: object) -> list[str]:
 
 
 class Program:
-    """One running program of this directory. `await_ready` returns when its context stands; `go` starts its work."""
+    """One running program. `await_ready` returns when its context stands; `go` starts its work."""
 
     def __init__(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.owner = owner

@@ -1,12 +1,13 @@
-"""The driver API's graphs through ctypes, for programs that the tests start: `from graph_api import *` in their text.
+"""The driver API's graphs through ctypes, for programs that the tests start: `from rig.graphs import *` in their text.
 
 Layouts are those of CUDA 11.8 to 13; not a test module and never imported by one.
 """
 
 import ctypes
 from ctypes import Structure, Union, byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from typing import Any
 
-from driver import HOST_FUNCTION, cuda, kernel, ok
+from rig.driver import HOST_FUNCTION, cuda, kernel, ok
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT, RECORD, ALLOC, FREE, BATCH = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12
 USED, USED_HIGH, RESERVED, RESERVED_HIGH = range(4)
@@ -14,7 +15,7 @@ WAIT_32, WRITE_32, BARRIER, WAIT_64, WRITE_64 = 1, 2, 6, 4, 5
 AT_LEAST, EQUAL, ANY_BIT, NEITHER = range(4)
 
 
-def fields(**members: object) -> list[tuple[str, object]]:
+def fields(**members: object) -> list[Any]:
     """Return the members as ctypes wants them."""
     return list(members.items())
 
@@ -148,7 +149,7 @@ def operations(*words: tuple[int, int, int, int]) -> object:
 
 def batch(array: object, context: c_void_p) -> Batch:
     """Return the parameters of a node for the operations."""
-    return Batch(context, len(array), ctypes.cast(array, c_void_p), 0)  # type: ignore[arg-type, call-overload]
+    return Batch(context, len(array), ctypes.cast(array, c_void_p), 0)  # type: ignore[arg-type]
 
 
 def instantiate(graph: c_void_p, flags: int = 0) -> c_void_p:

@@ -1,4 +1,4 @@
-"""The driver API through ctypes, for programs that the tests start: `from driver import *` in their text.
+"""The driver API through ctypes, for programs that the tests start: `from rig.driver import *` in their text.
 
 Not a test module and never imported by one: it loads whatever libcuda.so.1 the program's environment names.
 """

@@ -4,9 +4,6 @@ The same node without the agent is the baseline: the device's own time slicing. 
 memory that goes away with the node. The ground truth comes from the simulated device, never from the agent.
 """
 
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,19 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.figures import Held, Kernel, Sample
-from bench.programs import Program, load_command
-from sharepod import simgpu
+from rig.agent import RunningAgent
+from rig.gpu import SimulatedGpu
+from rig.programs import Program, load_command
+from rig.truth import Held, Kernel, Sample
 from sharepod.cli import model
 from sharepod.cli.client import Client
-from sharepod.cli.connect import listens
-from sharepod.cli.ending import command_that_ends_with_us
 from sharepod.cli.launch import program_environment
 from sharepod.cli.scratch import Scratch
 from sharepod.cli.turns import Turn
 from sharepod.simgpu.truth import Truth
 
-AGENT_TIMEOUT_S = 20.0
 START_DELAY_NS = 100_000_000
 """Between the go and the first launch, so that all programs begin together."""
 
@@ -71,28 +66,19 @@ class Node:
         self._directory = self._scratch.path
         self._hook = hook
         self.socket = self._directory / "run" / "agent.sock"
-        self._agent: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
         self._programs: list[Program] = []
         self._owners: dict[int, str] = {}
-        own = {
-            "LD_LIBRARY_PATH": str(simgpu.LIBRARY_DIR),
-            "SIMGPU_STATE": str(self._directory / "gpu"),
-            "SIMGPU_DEVICES": devices,
-            **({"SIMGPU_LOG_KERNELS": str(log_kernels)} if log_kernels else {}),
-            **(gpu_settings or {}),
-        }
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SIMGPU_", "SHAREPOD_", "CUDA_"))}
-        inherited.pop("LD_PRELOAD", None)
-        self.environment: dict[str, str] = {**inherited, **own}
-        self._agent_environment = {
+        log = {"SIMGPU_LOG_KERNELS": str(log_kernels)} if log_kernels else {}
+        self.environment = SimulatedGpu(self._directory / "gpu", devices, {**log, **(gpu_settings or {})}).env
+        settings = {
             **self.environment,
             "SHAREPOD_SIMULATE": devices,
-            "SHAREPOD_RUNTIME_DIRECTORY": str(self._directory / "run"),
             "SHAREPOD_METRICS_LISTEN": "off",
             "SHAREPOD_LOG_LEVEL": "warning",
             **{f"SHAREPOD_{name.upper()}": value for name, value in (agent_settings or {}).items()},
         }
+        self._agent = RunningAgent(self._directory / "run", environment=settings, ends_with_us=True)
 
     def __enter__(self) -> Self:
         try:
@@ -113,39 +99,21 @@ class Node:
         self._close()
 
     def _start_agent(self) -> None:
-        log = self._directory / "agent.log"
-        socket = str(self.socket)
-        (self._directory / "run").mkdir(mode=0o700, exist_ok=True)
-        with log.open("wb") as sink:
-            command = [*command_that_ends_with_us(), "agent"]
-            self._agent = subprocess.Popen(command, env=self._agent_environment, stdout=sink, stderr=sink)
-        deadline = time.monotonic() + AGENT_TIMEOUT_S
-        while not listens(socket):
-            if self._agent.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the agent does not serve: {log.read_text().strip() or 'it printed nothing'}")
-            time.sleep(0.02)
-        self._client = Client(socket)
+        self._agent.start()
+        self._client = Client(str(self.socket))
 
     def _close(self) -> None:
         for program in self._programs:
             program.kill()
         if self._client is not None:
             self._client.close()
-        if self._agent is not None:
-            self._agent.send_signal(signal.SIGTERM)
-            try:
-                self._agent.wait(5)
-            except subprocess.TimeoutExpired:
-                self._agent.kill()
-                self._agent.wait()
+        self._agent.end()
         self._scratch.remove()
 
     def restart_agent(self, number: int) -> None:
         """End the agent with a signal and start another one in its place."""
-        assert self._agent is not None
         self.client.close()
-        self._agent.send_signal(number)
-        self._agent.wait(10)
+        self._agent.stop(number)
         self._start_agent()
 
     # ---- shares and programs ----
@@ -165,7 +133,6 @@ class Node:
     @property
     def agent_pid(self) -> int:
         """The agent's process id."""
-        assert self._agent is not None
         return self._agent.pid
 
     def share_environment(self, name: str, terms: Terms) -> dict[str, str]:

@@ -8,28 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import grpc
-import pytest
 
+from rig.gpu import inherited
+from rig.until import until
+from sharepod.cli.ending import command_that_ends_with_us
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
-PROGRAM = Path(__file__).with_name("gpu_program.py")
-
-
-def wait_until(what: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Return when `what()` is true; fail after `timeout_s`."""
-    end = time.monotonic() + timeout_s
-    while not what():
-        if time.monotonic() > end:
-            pytest.fail(f"{what} was not true within {timeout_s} s")
-        time.sleep(0.02)
+PROGRAM = Path(__file__).with_name("spin.py")
 
 
 def free_port() -> int:
@@ -48,9 +40,19 @@ def scrape(address: str) -> str:
 class RunningAgent:
     """One agent after another in the same directory."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(
+        self, directory: Path, *flags: str, environment: Mapping[str, str] | None = None, ends_with_us: bool = False
+    ) -> None:
+        """Make no agent yet; `directory` is the runtime directory of each.
+
+        `environment` defaults to this process's without SHAREPOD_* settings. An agent that
+        `ends_with_us` is ended by the kernel when this process dies.
+        """
         self.directory = directory
         self.flags = flags
+        self.environment = environment
+        main = [sys.executable, "-m", "sharepod.agent.main"]
+        self.command = [*command_that_ends_with_us(), "agent"] if ends_with_us else main
         self.wrapper: Sequence[str] = ()
         self.process: subprocess.Popen[str] | None = None
         self._channel: grpc.Channel | None = None
@@ -60,7 +62,7 @@ class RunningAgent:
         """Start an agent and wait until it answers."""
         with self._log_path.open("a") as log:
             self.process = self._spawn(self.flags, log)
-        wait_until(lambda: self.ready() or self._of().poll() is not None)
+        until(lambda: self.ready() or self._of().poll() is not None)
         assert self._of().poll() is None, self.log()
         self._channel = grpc.insecure_channel(f"unix:{self.directory}/agent.sock")
         return self
@@ -70,19 +72,12 @@ class RunningAgent:
         return self._spawn(flags or self.flags, subprocess.PIPE)
 
     def _spawn(self, flags: Sequence[str], stderr: int | IO[str]) -> subprocess.Popen[str]:
-        command = [
-            *self.wrapper,
-            sys.executable,
-            "-m",
-            "sharepod.agent.main",
-            "--runtime-directory",
-            str(self.directory),
-            *flags,
-        ]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHAREPOD_")}
-        return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
+        command = [*self.command, "--runtime-directory", str(self.directory), *flags]
+        environment = self.environment or {k: v for k, v in os.environ.items() if not k.startswith("SHAREPOD_")}
+        return subprocess.Popen([*self.wrapper, *command], stderr=stderr, text=True, env=environment)
 
     def ready(self) -> bool:
+        """Tell whether it accepts connections."""
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.connect(f"{self.directory}/agent.sock")
             return True
@@ -94,10 +89,12 @@ class RunningAgent:
 
     @property
     def pid(self) -> int:
+        """Return the process id of the last one."""
         return self._of().pid
 
     @property
     def stub(self) -> rpc.NodeServiceStub:
+        """Return the API of the one that runs."""
         assert self._channel is not None
         return rpc.NodeServiceStub(self._channel)
 
@@ -113,6 +110,13 @@ class RunningAgent:
     def log(self) -> str:
         """Return the log of all agents so far."""
         return self._log_path.read_text()
+
+    def end(self) -> None:
+        """End an agent that still runs: it is asked first, and killed when it does not listen."""
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop()
+            self.close()
 
     def close(self) -> None:
         """Kill an agent that still runs."""
@@ -132,6 +136,7 @@ class RunningAgent:
         return self.stub.RegisterShare(pb.RegisterShareRequest(devices=[item], **fields))  # type: ignore[arg-type]
 
     def shares(self) -> list[pb.Share]:
+        """Return all shares."""
         return list(self.stub.ListShares(pb.ListSharesRequest()).shares)
 
     def directories(self) -> set[str]:
@@ -150,10 +155,9 @@ def python(
 
     `within` are words before the command, such as those of `pid_namespaces.alone`.
     """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_"))}
     with subprocess.Popen(
         [*within, sys.executable, *arguments],
-        env={**inherited, **environment},
+        env={**inherited(), **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

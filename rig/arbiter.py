@@ -1,0 +1,68 @@
+"""The arbiter alone, in this process, and its shares: a node without an agent."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rig.gpu import uuid
+from sharepod.agent.native import NativeArbiter
+from sharepod.agent.share import Handle, ShareClass, Terms, Usage
+from sharepod.hook import LIBRARY
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share that the arbiter has."""
+
+    handle: Handle
+    devices: tuple[int, ...]
+    region: Path
+    arbiter: NativeArbiter
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a program needs beside the GPU's environment to run in the share."""
+        return {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": str(self.region)}
+
+    def usage(self, device: int | None = None) -> Usage:
+        """Return the account on a device, by default on the first that the share's terms name."""
+        return self.arbiter.read_usage(self.handle, 0 if device is None else self.devices.index(device))
+
+
+class Arbiter:
+    """An arbiter; a context manager."""
+
+    def __init__(self) -> None:
+        self.native = NativeArbiter()
+        self._devices: dict[int, Handle] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.native.close()
+
+    def device(self, number: int) -> Handle:
+        """Return the simulated device with this number, which is made when it is first asked for."""
+        if number not in self._devices:
+            self._devices[number] = self.native.add_device(uuid(number))
+        return self._devices[number]
+
+    def share(
+        self,
+        region: Path,
+        devices: Sequence[int] = (0,),
+        *,
+        request: float = 50.0,
+        memory_bytes: int | Mapping[int, int] = 0,
+    ) -> Share:
+        """Add a share of `request` percent, at most the whole, of each device; its files are made in `region`."""
+        region.mkdir(parents=True, exist_ok=True)
+        caps = memory_bytes if isinstance(memory_bytes, Mapping) else dict.fromkeys(devices, memory_bytes)
+        asked = [(self.device(number), Terms(round(request * 1000), 100_000, caps[number])) for number in devices]
+        handle = self.native.add_share(str(region), asked, ShareClass.STANDARD, [])
+        return Share(handle, tuple(devices), region, self.native)

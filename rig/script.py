@@ -1,0 +1,14 @@
+"""Programs that are written as text: Python that calls the driver through `rig.driver`."""
+
+import sys
+import textwrap
+
+from rig import REPO_ROOT
+
+PREAMBLE = f"import sys; sys.path.append({str(REPO_ROOT)!r})\nfrom rig.driver import *\n"
+"""Appended: the tree's `proto/` must not shadow an installed package."""
+
+
+def script(text: str) -> list[str]:
+    """Return the command that runs `text` with all of `rig.driver` in its names."""
+    return [sys.executable, "-c", PREAMBLE + textwrap.dedent(text)]

@@ -1,0 +1,36 @@
+"""What was true of a run, by the device's own log: its units of work, and the device time of every owner.
+
+Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The device's ground truth at one instant: device time used so far, per owner."""
+
+    now_ns: int
+    busy_ns: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One unit of work as the device saw it."""
+
+    owner: str
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A span in which an owner held the turn on a device, until its work had drained."""
+
+    owner: str
+    granted_ns: int
+    drained_ns: int
+    device: int = 0

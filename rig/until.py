@@ -1,0 +1,52 @@
+"""Waiting: the one loop that asks again and again until something holds."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+Says = str | Callable[[], str]
+
+PATIENCE_S = 30.0
+"""For a machine that has much else to do; what waits longer hangs."""
+POLL_S = 0.01
+
+
+class NotInTimeError(AssertionError):
+    """What was waited for did not come true; the text says what it was."""
+
+
+def until(holds: Callable[[], T], what: Says = "", timeout_s: float = PATIENCE_S, *, poll_s: float = POLL_S) -> T:
+    """Ask until `holds()` is true, and return what it returned. Raises NotInTimeError that says `what`.
+
+    `what` may be a function, so that the error holds a log as it is at the end.
+    """
+    end = time.monotonic() + timeout_s
+    while not (found := holds()):
+        if time.monotonic() > end:
+            raise _not_in_time(holds, what, timeout_s)
+        time.sleep(poll_s)
+    return found
+
+
+async def eventually(
+    holds: Callable[[], T | Awaitable[T]], what: Says = "", timeout_s: float = PATIENCE_S, *, poll_s: float = POLL_S
+) -> T:
+    """Do as `until` in an event loop; `holds` may be a coroutine function."""
+    end = time.monotonic() + timeout_s
+    while True:
+        found = holds()
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise _not_in_time(holds, what, timeout_s)
+        await asyncio.sleep(poll_s)
+
+
+def _not_in_time(holds: object, what: Says, timeout_s: float) -> NotInTimeError:
+    said = what if isinstance(what, str) else what()
+    return NotInTimeError(f"not within {timeout_s:g} s: {said or holds}")
