@@ -1,6 +1,6 @@
 """A node with a hundred shares: how fast containers start, and what the agent and the device plugin take of the node.
 
-Both are the real processes; kubelet and the API server are the doubles of tests/deviceplugin, which are slower than
+Both are the real processes; kubelet and the API server are the doubles of rig/cluster, which are slower than
 what they stand for and share the processors with the rest. So a start is judged by our own time: the processor time
 that agent and plugin took while kubelet's call was open, for this start or for others at once. No start can be faster
 on that machine, and with a kubelet and an API server that answer at once none is slower but for files that are synced.
@@ -28,6 +28,8 @@ from bench import figures
 from bench.costs import cpu_s
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
+from rig.cluster import apiserver
+from rig.cluster.node import plugin_node
 from rig.programs import Program, load_command
 from sharepod.cli.launch import program_environment
 from sharepod.cli.scratch import Scratch
@@ -56,8 +58,7 @@ PATIENCE_S = 30.0
 
 def double(name: str) -> Any:
     """Import one of the doubles; they are no package."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    for place in (TESTS, TESTS / "deviceplugin", TESTS / "scheduler"):
+    for place in (TESTS / "scheduler",):
         if str(place) not in sys.path:
             sys.path.append(str(place))
     return importlib.import_module(name)
@@ -262,12 +263,11 @@ class _Scraper:
     """Scrapes an agent as daemonset/monitoring lets Prometheus: TLS, and a token."""
 
     def __init__(self, directory: Path) -> None:
-        api_server = double("apiserver")
         certificate, key, token = (directory / name for name in ("tls.crt", "tls.key", "token"))
-        api_server.SERVER.cert_chain_pems[0].write_to_path(str(certificate))
-        api_server.SERVER.private_key_pem.write_to_path(str(key))
+        apiserver.SERVER.cert_chain_pems[0].write_to_path(str(certificate))
+        apiserver.SERVER.private_key_pem.write_to_path(str(key))
         token.write_text(TOKEN)
-        port = api_server.unused_port()
+        port = apiserver.unused_port()
         self.flags = [
             "--metrics-listen", f"127.0.0.1:{port}", "--metrics-tls-certificate", str(certificate),
             "--metrics-tls-key", str(key), "--metrics-token-file", str(token),
@@ -277,7 +277,7 @@ class _Scraper:
         self._request.add_header("Accept", ACCEPT)
         self._request.add_header("Accept-Encoding", "gzip")
         self._context = ssl.create_default_context()
-        api_server.AUTHORITY.configure_trust(self._context)
+        apiserver.AUTHORITY.configure_trust(self._context)
 
     def scrape(self) -> int:
         """Return the size of what was served."""
@@ -287,7 +287,6 @@ class _Scraper:
 
 async def _measure(scale: Scale, scraper: _Scraper) -> list[Line]:
     seconds = SCRAPE_S if scale.short_s < FULL.short_s else 2 * SCRAPE_S
-    plugin_node = double("plugin_node").plugin_node
     async with plugin_node(DEVICES, scraper.flags) as node:
         busy = _Busy(node)
         lines = await busy.starts()

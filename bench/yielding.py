@@ -1,7 +1,7 @@
 """A latency pod comes to a device that is full of batch: who yields, what its requests feel, and what comes back.
 
 Agent, device plugin and scheduler are the real processes: the scheduler's controller holds pods by their gates, and
-the agent tells it what the device does. kubelet and the API server are the doubles of tests/. The batch programs have
+the agent tells it what the device does. kubelet and the API server are doubles. The batch programs have
 kernels of 20 ms, which no arbiter can interrupt. The latency is the program's own, not our meter's.
 """
 
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import figures
-from bench.density import double, node_of
+from bench.density import node_of
 from bench.neighbours import PERIOD_MS, REQUESTS, serve
 from bench.scale import Scale
 from bench.table import Line, milli
+from rig.cluster.apiserver import unused_port
+from rig.cluster.node import plugin_node
 from rig.programs import Program, load_command
 from sharepod.cli.launch import program_environment
 
@@ -179,8 +181,7 @@ class _Run:
 
 
 async def _run(requests: int) -> _Run:
-    plugin_node = double("plugin_node").plugin_node
-    usage_port = double("apiserver").unused_port()
+    usage_port = unused_port()
     flags = ("--metrics-listen", "off", "--node-name", "n1", "--scheduler-address", f"127.0.0.1:{usage_port}")
     async with plugin_node("1xH200", flags, spare_percent=100) as node:
         node.api.put_namespace("sharepod")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from containers import Container, container
 
 from rig.agent import free_port, metered, program, scrape
+from rig.containers import Container, container
 from rig.until import until
 from sharepod import simgpu
 from sharepod.proto import v1_pb2 as pb

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from pid_namespaces import alone, first_of
-
 from rig.agent import free_port, metered, python, scrape, usage
+from rig.pid_namespaces import alone, first_of
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 from aiohttp import web
-from apiserver import AUTHORITY
-from apiserver.keys import server_context
 
+from rig.cluster.apiserver import AUTHORITY
+from rig.cluster.apiserver.keys import server_context
 from rig.until import eventually
 
 from .there import There, promise

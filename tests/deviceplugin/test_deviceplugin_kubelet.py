@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed, leave_dead_socket
 from memory_binder import A, MemoryBinder, plugin
 
+from rig.cluster.kubelet import AdmissionFailed, FakeKubelet, StartFailed, leave_dead_socket
 from rig.until import eventually
 from sharepod.deviceplugin import kubelet as kubelet_module
 from sharepod.deviceplugin.errors import PluginError

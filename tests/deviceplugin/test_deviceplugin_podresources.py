@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from fake_endpoint import RECEIVE_LIMIT_BYTES
-from fake_kubelet import AdmissionFailed, FakeContainer, FakeKubelet
 from memory_binder import MemoryBinder, plugin
 
+from rig.cluster.kubelet import AdmissionFailed, FakeContainer, FakeKubelet
+from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES
 from rig.until import eventually
 from sharepod.deviceplugin import podresources
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, PodResources

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from fake_endpoint import RECEIVE_LIMIT_BYTES
-from fake_kubelet import AdmissionFailed, FakeKubelet, StartFailed
 from memory_binder import A, B, MemoryBinder, plugin
 
+from rig.cluster.kubelet import AdmissionFailed, FakeKubelet, StartFailed
+from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES
 from rig.until import eventually
 from sharepod.deviceplugin.agent import NoRoom
 from sharepod.deviceplugin.errors import PluginError

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import pytest
 from model_sides import Lag, ModelAgent, ModelApi
-from plugin_node import plugin_node
 from virtual_time import run_virtually
 
+from rig.cluster.node import plugin_node
 from rig.until import eventually
 from sharepod.deviceplugin.cdi import CdiDirectory
 from sharepod.deviceplugin.follow import Follower

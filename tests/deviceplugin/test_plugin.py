@@ -14,9 +14,9 @@ import sys
 import urllib.request
 
 import pytest
-from fake_pods import StartFailed
-from plugin_node import plugin_node
 
+from rig.cluster.kubelet_pods import StartFailed
+from rig.cluster.node import plugin_node
 from rig.until import eventually
 from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
 from sharepod.scheduler.usage_server import UsageServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from apiserver import ApiServer, pod, with_server
 
+from rig.cluster.apiserver import ApiServer, pod, with_server
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.runtime import Runtime
 from sharepod.kube.client import ApiUnavailable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from fake_pods import StartFailed
-from plugin_node import PluginNode, plugin_node
 
+from rig.cluster.kubelet_pods import StartFailed
+from rig.cluster.node import PluginNode, plugin_node
 from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
@@ -21,7 +21,7 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fake_pods import FakePod
+    from rig.cluster.kubelet_pods import FakePod
 
 pytestmark = pytest.mark.timeout(240)
 LIMIT, PAUSE = {"sharepod.io/yield": "limit"}, {"sharepod.io/yield": "pause"}

@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from apiserver import ApiServer
 from contract.applies import TestApplies
 from contract.connection import Connection
 from contract.deletions import TestDeletions
@@ -19,6 +18,8 @@ from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
 from contract.webhooks import TestWebhooks
+
+from rig.cluster.apiserver import ApiServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,8 +6,9 @@ import asyncio
 import time
 
 import pytest
-from apiserver import ApiServer, pod
 from contract.connection import Client, Connection
+
+from rig.cluster.apiserver import ApiServer, pod
 
 PODS, NODES = 10_000, 1_000
 LIST_S = 5.0

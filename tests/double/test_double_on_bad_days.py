@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-from apiserver import ApiServer, pod
 from contract.connection import MERGE, Client, Connection
+
+from rig.cluster.apiserver import ApiServer, pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

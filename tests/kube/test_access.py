@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from apiserver import AUTHORITY, DEVELOPER, ApiServer, pod
 from watching import AGENT
 
+from rig.cluster.apiserver import AUTHORITY, DEVELOPER, ApiServer, pod
 from rig.until import eventually
 from sharepod.kube import access as module
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster

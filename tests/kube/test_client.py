@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
-from apiserver import ApiServer, pod, with_server
-from apiserver.keys import AUTHORITY, server_context
 from watching import AGENT, watched
 
+from rig.cluster.apiserver import ApiServer, pod, with_server
+from rig.cluster.apiserver.keys import AUTHORITY, server_context
 from rig.until import eventually
 from sharepod.kube.access import in_cluster
 from sharepod.kube.client import ApiUnavailable, Client

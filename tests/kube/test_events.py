@@ -6,8 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from apiserver import with_server
-
+from rig.cluster.apiserver import with_server
 from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-    from apiserver import ApiServer
+
+    from rig.cluster.apiserver import ApiServer
 
 
 def some(name: str = "a") -> Subject:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apiserver import ApiServer, pod, with_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from watching import LOG, watched
 
+from rig.cluster.apiserver import ApiServer, pod, with_server
 from rig.until import eventually
 from sharepod.kube.informer import Pace
 

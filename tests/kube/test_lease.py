@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from apiserver import ApiServer
 from watching import AGENT
 
+from rig.cluster.apiserver import ApiServer
 from sharepod.kube.client import Client
 from sharepod.kube.lease import RENEW_WITHIN_S, TAKE_AFTER_S, Lease
 

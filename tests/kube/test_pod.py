@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from apiserver import pod
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.cluster.apiserver import pod
 from sharepod.kube.pod import Container, Pod, read_draft, read_pod
 
 RESOURCE = "sharepod.io/gpu"

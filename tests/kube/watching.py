@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from apiserver import ApiServer
+    from rig.cluster.apiserver import ApiServer
 
 FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
 AGENT = "sharepod-test"

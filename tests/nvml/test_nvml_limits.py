@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from containers import Container, container
 from nvml_programs import HERE, Ask, Use
 
+from rig.containers import Container, container
 from rig.gpu import MakeSimgpu, SimulatedGpu
 
 MIB = 1 << 20

@@ -8,9 +8,9 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from apiserver import ApiServer
 from cluster_world import Agent, node_body, pod_body
 
+from rig.cluster.apiserver import ApiServer
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.informer import Pace

@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
-from apiserver import ApiServer
 from cluster_world import Agent, node_body, read
 
+from rig.cluster.apiserver import ApiServer
 from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.informer import Pace

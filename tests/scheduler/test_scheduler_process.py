@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from apiserver import AUTHORITY, ApiServer, unused_port
 from cluster_world import node_body, pod_body
 
+from rig.cluster.apiserver import AUTHORITY, ApiServer, unused_port
 from rig.until import eventually
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from apiserver import ApiServer, Body, with_server
 
+from rig.cluster.apiserver import ApiServer, Body, with_server
 from sharepod.kube.client import ApiUnavailable, Client
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities, NotAnAgent, Unanswered
 

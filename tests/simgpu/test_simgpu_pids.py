@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pid_namespaces import alone, first_of, seen
 
 from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.pid_namespaces import alone, first_of, seen
 from sharepod.simgpu.truth import Truth
 
 MIB = 1 << 20

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from foreign_pods import H200, Object, decided, hami, kai, kubeshare, patched, pod, request, shares, translated
+from foreign_pods import (
+    H200,
+    Object,
+    decided,
+    hami,
+    kai,
+    kubeshare,
+    patched,
+    pod,
+    request,
+    shares,
+    translated,
+)
 
 from sharepod.webhook.ask import Defaults
 from sharepod.webhook.translate import MARK, decide

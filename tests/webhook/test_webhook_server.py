@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from apiserver import unused_port
 from foreign_pods import Object, hami, kai, patched, pod, response, review, shares
 from prometheus_client.parser import text_string_to_metric_families
 from webhook_process import NAME, Webhook, webhook
 
+from rig.cluster.apiserver import unused_port
 from sharepod.webhook.metrics import manual
 from sharepod.webhook.review import Decision
 from sharepod.webhook.server import BODY_MAX

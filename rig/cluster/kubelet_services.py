@@ -15,7 +15,7 @@ from sharepod.proto import podresources_pb2_grpc as pods_rpc
 if TYPE_CHECKING:
     from typing import Any
 
-    from fake_kubelet import FakeKubelet
+    from rig.cluster.kubelet import FakeKubelet
 
 
 class Registry(rpc.RegistrationServicer):

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import grpc
-from fake_endpoint import CallFailed, Endpoint
-from fake_pods import AdmissionFailed, FakeContainer, FakePod, StartFailed
-from fake_services import PodResources, Registry
 
+from rig.cluster.kubelet_endpoint import CallFailed, Endpoint
+from rig.cluster.kubelet_pods import AdmissionFailed, FakeContainer, FakePod, Kind, StartFailed
+from rig.cluster.kubelet_services import PodResources, Registry
 from rig.until import eventually
 from sharepod.proto import deviceplugin_pb2 as pb
 from sharepod.proto import deviceplugin_pb2_grpc as rpc
@@ -39,9 +39,9 @@ from sharepod.proto import podresources_pb2 as pods_pb
 from sharepod.proto import podresources_pb2_grpc as pods_rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
-    from typing import Self
+    from typing import Any, Self
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 RETRY_S = 0.2
@@ -107,10 +107,11 @@ class FakeKubelet:
         for path in self.plugins.iterdir():
             if path.name != CHECKPOINT and not path.is_dir():
                 path.unlink()
-        for path, add, servicer in (
+        serving: tuple[tuple[Path, Callable[[Any, grpc.aio.Server], None], object], ...] = (
             (self.pod_resources, pods_rpc.add_PodResourcesListerServicer_to_server, PodResources(self)),
             (self.socket, rpc.add_RegistrationServicer_to_server, Registry(self)),
-        ):
+        )
+        for path, add, servicer in serving:
             path.unlink(missing_ok=True)
             server = grpc.aio.server()
             add(servicer, server)
@@ -198,6 +199,7 @@ class FakeKubelet:
         uid: str = "",
     ) -> FakePod:
         """Admit a pod whose containers ask for units: Allocate for each. Raises AdmissionFailed."""
+        kinds: tuple[tuple[Kind, Mapping[str, int] | None], ...]
         kinds = (("init", init), ("sidecar", sidecars), ("app", containers))
         made = {key: FakeContainer(key, kind, size) for kind, some in kinds for key, size in (some or {}).items()}
         pod = FakePod(namespace, name, uid or str(UUID(int=self._random.getrandbits(128))), made)

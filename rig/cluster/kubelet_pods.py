@@ -17,12 +17,15 @@ class StartFailed(Exception):
     """CreateContainerConfigError: the container waits, kubelet tries again."""
 
 
+Kind = Literal["init", "sidecar", "app"]
+
+
 @dataclass
 class FakeContainer:
     """A container that asks for units."""
 
     name: str
-    kind: Literal["init", "sidecar", "app"]
+    kind: Kind
     size: int
     ids: list[str] = field(default_factory=list)
     response: pb.ContainerAllocateResponse | None = None

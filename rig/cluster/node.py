@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from apiserver import AUTHORITY, ApiServer, pod
-from fake_kubelet import FakeKubelet
 
+from rig.cluster.apiserver import AUTHORITY, ApiServer, pod
+from rig.cluster.kubelet import FakeKubelet
 from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from fake_pods import FakePod
+    from rig.cluster.kubelet_pods import FakePod
 
 
 class PluginNode:
