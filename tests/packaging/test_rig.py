@@ -1,0 +1,41 @@
+"""The rig's core imports the standard library alone: a machine with a GPU has nothing else."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from rig import REPO_ROOT
+
+CORE = ("until", "gpu", "driver", "graphs", "structs", "script", "spin", "copying", "programs", "truth")
+LOADS_THE_DRIVER = ("driver", "graphs")
+
+
+def imported(module: str) -> set[str]:
+    """Return what a module of the rig imports, by full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((REPO_ROOT / "rig" / f"{module}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_a_core_module_imports_the_standard_library_and_the_core(module: str) -> None:
+    known = {"rig", *(f"rig.{other}" for other in CORE)}
+    assert not {name for name in imported(module) if name.split(".")[0] not in sys.stdlib_module_names} - known
+
+
+def test_the_core_is_imported_where_nothing_is_installed() -> None:
+    names = ", ".join(f"rig.{name}" for name in CORE if name not in LOADS_THE_DRIVER)
+    code = f"import sys; sys.path.append({str(REPO_ROOT)!r}); import {names}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=30)
+
+
+def test_the_rig_knows_no_tests_and_no_benches() -> None:
+    for path in (REPO_ROOT / "rig").rglob("*.py"):
+        module = str(path.relative_to(REPO_ROOT / "rig").with_suffix(""))
+        assert not {name for name in imported(module) if name.split(".")[0] in ("bench", "tests")}, path
