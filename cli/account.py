@@ -16,7 +16,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One share in one window; all in percent of the device's time."""
+    """One share in one window, in percent.
+
+    Attributes:
+        share: its name.
+        asked: its request, of the device.
+        expected: what it was due of the time that all together used.
+        got: what it got of that time.
+    """
 
     share: str
     asked: float
@@ -29,22 +36,28 @@ class Result:
         return self.got - self.expected
 
 
-def results(asked: Mapping[str, float], before: Reading, after: Reading) -> list[Result]:
-    """Return what each share got between two readings, in the order of `asked`.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One window: the shares in it, and how much of the device's time they used together, in percent."""
 
-    All of them saturate the device, so each expects its request and its part of what nobody asked for, in proportion to
-    the requests.
+    shares: tuple[Result, ...]
+    used: float
+
+
+def outcome(asked: Mapping[str, float], before: Reading, after: Reading) -> Outcome:
+    """Return what happened between two readings; the shares are in the order of `asked`.
+
+    All of them saturate the device, so each is due its request and its part of what nobody asked for, in proportion to
+    the requests. The parts are of the time that was used: how a host that is too busy feeds the device is no matter of
+    sharing. Raises ValueError without a window, a request or any use.
     """
     elapsed_ns = after.now_ns - before.now_ns
     total = sum(asked.values())
-    if elapsed_ns <= 0 or total <= 0:
-        raise ValueError("a result needs a window and a request: read later")
-    return [
-        Result(
-            share=share,
-            asked=percent,
-            expected=100 * percent / total,
-            got=100 * (after.used_ns.get(share, 0) - before.used_ns.get(share, 0)) / elapsed_ns,
-        )
-        for share, percent in asked.items()
-    ]
+    used_ns = {share: after.used_ns.get(share, 0) - before.used_ns.get(share, 0) for share in asked}
+    all_ns = sum(used_ns.values())
+    if elapsed_ns <= 0 or total <= 0 or all_ns <= 0:
+        raise ValueError("a result needs a window, a request and some use: read later")
+    shares = (
+        Result(share, percent, 100 * percent / total, 100 * used_ns[share] / all_ns) for share, percent in asked.items()
+    )
+    return Outcome(tuple(shares), 100 * all_ns / elapsed_ns)

@@ -14,7 +14,7 @@ from sharepod.cli.ending import end_in_order
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sharepod.cli.account import Result
+    from sharepod.cli.account import Outcome
     from sharepod.cli.stage import Part, Stage
     from sharepod.cli.turns import Turn, Window
 
@@ -23,6 +23,8 @@ _PROGRAMS: Final = (("train", 50, 500), ("serve", 30, 2000), ("late", 20, 100))
 """Name, percentage asked, microseconds per kernel: different kernels, so that counting launches would not do."""
 _SETTLE_S: Final = 0.5
 _LOOK_S: Final = 0.25
+_FILLED: Final = 95.0
+"""Percent of the device's time. Three programs that saturate it use more, unless the host has no time for them."""
 _PICTURE_NS: Final = 400_000_000
 _PICTURE_COLUMNS: Final = 96
 
@@ -71,8 +73,8 @@ class Act:
         self._parts = parts
         self._seconds = seconds
         self.joined_ns = 0
-        self.alone: list[Result] = []
-        self.together: list[Result] = []
+        self.alone: Outcome | None = None
+        self.together: Outcome | None = None
 
     def play(self) -> None:
         """Run the programs for their time and fill `alone` and `together`."""
@@ -86,13 +88,13 @@ class Act:
         self.joined_ns = time.monotonic_ns()
         self.together = self._measure(self._parts, until=end)
 
-    def _measure(self, parts: list[Part], until: float) -> list[Result]:
-        from sharepod.cli.account import results
+    def _measure(self, parts: list[Part], until: float) -> Outcome:
+        from sharepod.cli.account import outcome
 
         self._watch(time.monotonic() + _SETTLE_S)
         before = self._stage.read()
         self._watch(max(until, time.monotonic() + 1))
-        return results({part.name: part.gpu_percent for part in parts}, before, self._stage.read())
+        return outcome({part.name: part.gpu_percent for part in parts}, before, self._stage.read())
 
     def _watch(self, until: float) -> None:
         """Show the live table until the clock says so."""
@@ -110,16 +112,15 @@ class Act:
 
 
 def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: bool) -> None:
-    from sharepod.cli import tables
     from sharepod.cli.console import note, show, write_file
     from sharepod.cli.picture import svg
     from sharepod.cli.turns import Window
 
     source = "ground truth of the simulated GPU" if simulated else "SharePod's ledger"
     show(f"\nBefore the third joined: two programs share what nobody asked for ({source})")
-    show(tables.result_table(act.alone))
+    _show_outcome(act.alone)
     show(f"\nAll three: everyone gets what they asked for ({source})")
-    show(tables.result_table(act.together))
+    _show_outcome(act.together)
     # The join is taken when the late share's first turn is granted; half of the picture lies before it.
     joined_ns = next((turn.granted_ns for turn in turns if turn.share == _PROGRAMS[-1][0]), act.joined_ns)
     window = Window(joined_ns - _PICTURE_NS // 2, joined_ns + _PICTURE_NS // 2)
@@ -128,6 +129,17 @@ def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: boo
     if picture is not None:
         write_file(picture, svg(turns, window, "Turns on one GPU: 50 %, 30 % and a late 20 %"))
         note(f"the picture is in {picture}")
+
+
+def _show_outcome(outcome: Outcome | None) -> None:
+    from sharepod.cli import tables
+    from sharepod.cli.console import show
+
+    assert outcome is not None, "the demo was played"  # noqa: S101
+    show(tables.result_table(outcome.shares))
+    show(f"of the {outcome.used:.1f} % of the device's time that they used together")
+    if outcome.used < _FILLED:
+        show("This host was too busy to keep the device filled: try again when it is quiet.")
 
 
 def _picture(turns: list[Turn], window: Window) -> RenderableType:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sharepod.cli.account import Reading, results
+from sharepod.cli.account import Reading, outcome
 from sharepod.cli.picture import svg, text_rows
 from sharepod.cli.trace import chrome_trace
 from sharepod.cli.turns import Turn, Window, held_fractions, share_names, span
@@ -85,12 +85,20 @@ def test_each_device_is_a_process_of_the_trace() -> None:
     assert names == ["device GPU-1", "device GPU-2"]
 
 
-def test_results_measure_each_share_against_its_request_and_its_part_of_the_rest() -> None:
+@pytest.mark.parametrize("device_ns", [1000, 4000])  # a device that is filled, and one that a busy host leaves idle
+def test_each_share_is_measured_against_its_request_and_its_part_of_the_rest(device_ns: int) -> None:
     before = Reading(1000, {"a": 100, "b": 0})
-    after = Reading(2000, {"a": 700, "b": 400})
-    first, second = results({"a": 50, "b": 30}, before, after)
+    after = Reading(1000 + device_ns, {"a": 700, "b": 400})
+    found = outcome({"a": 50, "b": 30}, before, after)
+    first, second = found.shares
+    assert found.used == 100 * 1000 / device_ns
     assert (first.expected, first.got) == (62.5, 60)
     assert first.error == pytest.approx(-2.5)
     assert second.error == pytest.approx(2.5)
-    with pytest.raises(ValueError, match="window"):
-        results({"a": 50}, after, after)
+
+
+def test_nothing_is_measured_without_a_window_or_any_use() -> None:
+    reading = Reading(2000, {"a": 700})
+    for after in (reading, Reading(3000, {"a": 700})):
+        with pytest.raises(ValueError, match="window"):
+            outcome({"a": 50}, reading, after)
