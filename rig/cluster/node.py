@@ -89,7 +89,8 @@ class PluginNode:
 
     async def _spawn(self, module: str, arguments: list[str], log: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
-        environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state")}
+        # The Kubernetes client leaves copies of certificates where it is killed.
+        environment |= {"SIMGPU_STATE": str(self.directory / "gpus" / "state"), "TMPDIR": str(self.directory)}
         with (self.directory / log).open("a") as file:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module, *arguments, stderr=file, env=environment

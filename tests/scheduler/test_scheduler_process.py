@@ -51,7 +51,8 @@ async def in_memory() -> AsyncIterator[Path]:
 async def process(directory: Path, module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Path]]:
     """A process of ours; it is ended in order."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SHAREPOD_")}
-    environment["SIMGPU_STATE"] = str(directory / "gpus")
+    # The Kubernetes client leaves copies of certificates where it is killed.
+    environment |= {"SIMGPU_STATE": str(directory / "gpus"), "TMPDIR": str(directory)}
     log = directory / f"{module}.log"
     with log.open("a") as sink:
         running = await asyncio.create_subprocess_exec(
