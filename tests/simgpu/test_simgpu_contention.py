@@ -1,6 +1,8 @@
 """Several processes on one device: who gets how much, and what happens when one of them dies."""
 
+import os
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from statistics import median
 import pytest
 
 from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.until import until
 from sharepod.simgpu.truth import Truth
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -147,17 +150,22 @@ def test_a_context_dies_with_its_process_even_if_a_forked_child_lives_on(make_si
         start()
         child = os.fork()
         if not child:
-            time.sleep(3)
+            for descriptor in range(3):
+                os.close(descriptor)
+            time.sleep(60)
             os._exit(0)
         print(child, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
     )
     assert process.stdout is not None
-    process.stdout.readline()
+    child = int(process.stdout.readline())
     process.wait()
-    with Truth(gpu.state) as truth:
-        assert [c.alive for c in truth.contexts(0)] == [False]
+    try:
+        with Truth(gpu.state) as truth:
+            until(lambda: [c.alive for c in truth.contexts(0)] == [False])
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_lost_device_fails_its_contexts_and_recovers_for_new_ones(make_simgpu: MakeSimgpu, start: Start) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from rig.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,11 +44,10 @@ def test_a_wrong_flag_is_one_line_that_names_the_help(arguments: list[str]) -> N
 def agent_of(pid: int) -> tuple[int, Path] | None:
     """Return the pid and the directory of the agent that a bench has started."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        variables = dict(
-            entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry
-        )
-        if runtime := variables.get("SHAREPOD_RUNTIME_DIRECTORY"):
-            return int(child), Path(runtime)
+        with contextlib.suppress(OSError):  # a child that has ended
+            words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            if "--runtime-directory" in words:
+                return int(child), Path(words[words.index("--runtime-directory") + 1])
     return None
 
 
@@ -56,11 +57,14 @@ def agent_of(pid: int) -> tuple[int, Path] | None:
 )
 def test_a_bench_that_a_signal_ends_leaves_no_agent_and_no_files(arguments: list[str], number: int) -> None:
     child = bench(*arguments)
-    deadline = time.monotonic() + 90
-    while (agent := agent_of(child.pid)) is None or not (agent[1] / "agent.sock").exists():
+
+    def serving() -> tuple[int, Path] | None:
         assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        agent = agent_of(child.pid)
+        return agent if agent and (agent[1] / "agent.sock").exists() else None
+
+    agent = until(serving, timeout_s=90)
+    assert agent
     time.sleep(0.5)  # programs run
     child.send_signal(number)
     _, err = child.communicate(timeout=20)
