@@ -22,7 +22,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* cdef begin: the block between the markers is read by bench/model/policy.py for cffi */
+/* cdef begin: the block between the markers is read by rig/virtual/policy.py for cffi */
 #define SP_POLICY_SHARES       128    /* per device */
 #define SP_POLICY_SHARES_WORDS 2      /* of 64 bits: one bit a share */
 #define SP_POLICY_WHOLE        100000 /* 100 % in millipercent */

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench import figures
-from bench.rivals import gemini
+from bench.gemini import gemini
 from bench.scale import Scale
 from bench.table import Line, milli
 from rig.node import Load, Node, Terms
@@ -76,5 +76,5 @@ def trainer(scale: Scale) -> list[Line]:
     kept = rate(duties, hook=True) / solo
     bare = f"{rate(duties, hook=False) / solo:.3f}" if scale.baselines else ""
     what = "trainer beside four 2 %-duty shares ÷ alone"
-    rival = f"{gemini('four of 2 % duty beside a trainer') / 100:.3f}"
+    rival = f"{gemini('trainer keeps'):.3f}"
     return [Line("duty", what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, bare, rival, detail={"solo_busy": solo})]

@@ -3,7 +3,7 @@
 import time
 
 from bench import figures
-from bench.rivals import bursts, gemini
+from bench.gemini import gemini
 from bench.scale import Scale
 from bench.shares import MS, quantum_ns, saturating
 from bench.table import Line, milli
@@ -13,8 +13,11 @@ from rig.truth import Kernel
 LOG_KERNELS = 400_000
 UNIT_NS = MS // 2
 SECOND = 1_000_000_000
-JOINER = "late joiner, window 10000 ms"
-LIMIT_ALONE = "limit 50 alone, window 10000 ms"
+
+
+def bursts(request: float, limit: float = 100) -> Load:
+    """Return the load whose figures are known under Gemini's policy: 10 ms of work, then 3 ms without."""
+    return Load(Terms(request, limit), "sync", {"unit": "1ms", "burst": 10, "gap": "3ms"})
 
 
 def joined(loads: dict[str, Load], joiner: str, alone_s: int, *, hook: bool) -> tuple[float, str, float]:
@@ -54,16 +57,16 @@ def joining(scale: Scale) -> list[Line]:
     equal = {"a": saturating(50, "500us"), "late": saturating(50, "500us")}
     three = {"a": saturating(50, "500us"), "b": saturating(30, "500us"), "late": saturating(20, "500us")}
     cases = (
-        ("an equal joins and leaves, 10 ms bursts", {"a": bursts(50), "late": bursts(50)}, 10 * MS, JOINER),
+        ("an equal joins and leaves, 10 ms bursts", {"a": bursts(50), "late": bursts(50)}, 10 * MS, "stall, ms"),
         ("an equal joins and leaves, saturated", equal, UNIT_NS, ""),
         ("20 joins 50 and 30, and leaves, saturated", three, UNIT_NS, ""),
     )
     lines = []
-    for what, loads, unit_ns, scenario in cases:
+    for what, loads, unit_ns, figure in cases:
         pause, owner, quantum = joined(loads, "late", scale.alone_s, hook=True)
         bar = max(100 * MS, len(loads) * quantum + unit_ns)
         bare = milli(joined(loads, "late", scale.alone_s, hook=False)[0]) if scale.baselines else ""
-        rival = f"{gemini(scenario):.0f} ms" if scenario else ""
+        rival = f"{gemini(figure):.0f} ms" if figure else ""
         detail: dict[str, object] = {"owner": owner, "quantum": milli(quantum)}
         lines.append(
             Line(
@@ -83,13 +86,13 @@ def joining(scale: Scale) -> list[Line]:
 def limits(scale: Scale) -> list[Line]:
     """Measure limits alone on an idle device: the error over 1 s and the longest pause."""
     cases = (
-        ("10 ms bursts", bursts(50, 50), 10 * MS, LIMIT_ALONE),
+        ("10 ms bursts", bursts(50, 50), 10 * MS, "limit, ms"),
         ("500 µs kernels", Load(Terms(50, 50), "saturate", {"unit": "500us", "depth": 4}), UNIT_NS, ""),
         ("500 µs kernels", Load(Terms(30, 30), "saturate", {"unit": "500us", "depth": 4}), UNIT_NS, ""),
         ("20 ms kernels", Load(Terms(30, 30), "saturate", {"unit": "20ms", "depth": 4}), 20 * MS, ""),
     )
     lines = []
-    for work, load, unit_ns, scenario in cases:
+    for work, load, unit_ns, figure in cases:
         limit = load.terms.limit
         with Node(log_kernels=LOG_KERNELS) as node:
             samples = node.run({"a": load}, scale.short_s)
@@ -99,7 +102,7 @@ def limits(scale: Scale) -> list[Line]:
         bar = max(100 * MS, unit_ns * (100 - limit) / limit + quantum)
         what = f"limit {limit:.0f} % alone, {work}"
         used = {"used": figures.utilisation(samples), "quantum": milli(quantum)}
-        rival = f"{gemini(scenario):.0f} ms" if scenario else ""
+        rival = f"{gemini(figure):.0f} ms" if figure else ""
         lines += [
             Line("limit", f"error over 1 s: {what}", "≤ 1 pp", f"{error:.2f} pp", error <= 1, detail=used),
             Line("limit", f"longest pause: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar, gemini=rival),

@@ -20,7 +20,6 @@ from bench import (
     pauses,
     queues,
     replay,
-    rivals,
     rounds,
     shares,
     streams,
@@ -53,7 +52,6 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "queues": queues.measure,
     "feed": feed.feed,
     "traces": replay.traces,
-    "rivals": rivals.rivals,
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rig.node import Node
 
-COMMANDS = ["bench", "bench.stress", "bench.model", "bench.traces", "bench.gpu", "bench.dashboard"]
+COMMANDS = ["bench", "bench.stress", "bench.traces", "bench.gpu", "bench.dashboard"]
 KILLED = """
 import time
 from rig.node import Node

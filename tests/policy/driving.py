@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bench.model.policy import Policy, Rule
+from rig.virtual.policy import Policy, Rule
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -5,7 +5,7 @@ import random
 import pytest
 from driving import MS, Driver, S, waiting
 
-from bench.model.policy import Rule, ShareClass
+from rig.virtual.policy import Rule, ShareClass
 
 LATENCY, BATCH = ShareClass.LATENCY, ShareClass.BATCH
 

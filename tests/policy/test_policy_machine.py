@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from bench.model.policy import NEVER_NS, Policy, Rule, ShareClass
+from rig.virtual.policy import NEVER_NS, Policy, Rule, ShareClass
 
 MS = 1_000_000
 WHOLE = 100_000

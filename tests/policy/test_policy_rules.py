@@ -6,7 +6,7 @@ import time
 import pytest
 from driving import MS, Driver, S, waiting
 
-from bench.model.policy import NEVER_NS, Policy, Rule, ShareClass
+from rig.virtual.policy import NEVER_NS, Policy, Rule, ShareClass
 
 LATENCY, STANDARD, BATCH = ShareClass.LATENCY, ShareClass.STANDARD, ShareClass.BATCH
 

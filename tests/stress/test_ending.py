@@ -31,7 +31,6 @@ def bench(*arguments: str) -> subprocess.Popen[str]:
         ["bench.stress", "--seconds", "-1"],
         ["bench.stress", "--seed", "x"],
         ["bench.gpu", "--minutes", "0"],
-        ["bench.model", "-o", "xml"],
     ],
     ids=" ".join,
 )

@@ -6,9 +6,9 @@ device), there is no co-grant, and one process per share. What it leaves out wou
 
 from dataclasses import dataclass
 
-from bench.model.policy import NEVER_NS, Policy, Rule, ShareClass
-from bench.model.program import US, Load, Program
-from bench.model.timeline import Timeline
+from rig.virtual.policy import NEVER_NS, Policy, Rule, ShareClass
+from rig.virtual.program import US, Load, Program
+from rig.virtual.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Programs in virtual time: what they want of a device and when. Both models run the same ones."""
+"""Programs in virtual time: what they want of a device and when."""
 
 import random
 from dataclasses import dataclass
 
-from bench.model.policy import NEVER_NS, ShareClass
+from rig.virtual.policy import NEVER_NS, ShareClass
 
 US = 1_000
 MS = 1_000_000
@@ -18,7 +18,7 @@ class Program:
         name: unique in a scenario.
         request: guaranteed percent of device time.
         limit: the most it may ever use, percent.
-        share_class: class of its share; Gemini knows none.
+        share_class: class of its share.
         work_ns: device work of one burst (what lies between two synchronises); None: it never stops.
         unit_ns: one kernel; it cannot be interrupted.
         gap_ns: host time between the end of a burst and the next one (closed loop).
@@ -26,7 +26,6 @@ class Program:
         jitter_percent: bursts and gaps vary uniformly by this much; seeded by the name.
         start_ns: when it begins.
         stop_ns: when it leaves.
-        synchronises: whether its synchronises are calls that Gemini hooks (a stream synchronise is not).
     """
 
     name: str
@@ -40,7 +39,6 @@ class Program:
     jitter_percent: int = 0
     start_ns: int = 0
     stop_ns: int = NEVER_NS
-    synchronises: bool = True
 
     def __post_init__(self) -> None:
         if self.unit_ns < 1:
