@@ -1,9 +1,9 @@
 """Gemini's policy in virtual time: the figures of the bench's column, for its real hook does not run on today's glibc.
 
 Written from a description of its behaviour. There is one exclusive token a device. A 10 s sliding window of token time
-decides which client gets it. A quota says for how long; it is drawn from the bursts that were seen. The holder keeps the
-token, idle or not, until it asks again or the quota times out. A burst that has begun is never held back: it then shares
-the device evenly with those of the next holder. All programs here synchronise after each burst.
+decides which client gets it. A quota says for how long; it is drawn from the bursts that were seen. The holder keeps
+the token, idle or not, until it asks again or the quota times out. A burst that has begun is never held back: it then
+shares the device evenly with those of the next holder. All programs here synchronise after each burst.
 """
 
 import functools
