@@ -4,6 +4,7 @@ import argparse
 import math
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
@@ -11,11 +12,18 @@ from typing import Any, NoReturn
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the description as it is written, and never breaks a row's name at its hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with the flags. A flag is written out: half of one is a typo."""
 
     def __init__(self, *, allow_abbrev: bool = False, **settings: Any) -> None:
-        super().__init__(allow_abbrev=allow_abbrev, **settings)
+        super().__init__(allow_abbrev=allow_abbrev, formatter_class=_Help, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""

@@ -10,7 +10,7 @@ missed is missed, or a row has failed. 2: nothing can be measured here.
 
     python3 -m bench.gpu                        # everything
     python3 -m bench.gpu --only latency         # one row, as often as you like: --only latency --only duty
-    python3 -m bench.gpu --only frameworks      # all rows of PyTorch, JAX, CuPy and Triton, and the traces
+    python3 -m bench.gpu --only frameworks      # all rows of PyTorch, JAX, CuPy and Triton
     python3 -m bench.gpu --results /tmp/out     # write there
     python3 -m bench.gpu --simulated            # all of it on the simulated GPU, in seconds; its figures mean nothing
 """
@@ -39,7 +39,6 @@ from bench.gpu import (
     memory,
     neighbours,
     pauses,
-    recordings,
     saturated,
     smi,
 )
@@ -79,7 +78,6 @@ FRAMEWORKS: dict[str, Entry] = {
     "torch-graph": _framework("torch-graph", 35),
     "torch-expandable": _framework("torch-expandable", 35),
     "memory-20gib": Entry("PyTorch in a share of 20 GiB that wants all", 40, frameworks.capped),
-    "traces": Entry("traces of three programs", 60, recordings.record),
     "torch-inference": _framework("torch-inference", 60),
     "one-share": Entry("two processes of one share", 40, frameworks.one_share),
     "torch-compile": _framework("torch-compile", 100),
@@ -204,9 +202,7 @@ def _percent(host: Host) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = Parser(
-        prog="python3 -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="python3 -m bench.gpu", description=__doc__)
     choices = [*ROWS, GROUP]
     parser.add_argument("--only", action="append", metavar="ROW", choices=choices, help=f"one of {', '.join(choices)}")
     parser.add_argument("--minutes", type=duration, default=7.5, help="the whole run, building included (default 7.5)")

@@ -36,7 +36,6 @@ class Built:
     census: Path | None
     """None where its thunks are not written for this processor."""
     cupti: Path
-    record: Path
 
 
 def _compile(output: Path, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str]) -> Path:
@@ -89,20 +88,12 @@ def _probe() -> Path:
     return _compile(CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], STRICT, ["-ldl", "-lpthread"])
 
 
-def _preload(name: str, *own: str) -> Path:
-    sources = [*(HERE / f"{part}.c" for part in ("door", *own)), ROOT / "hook" / "resolve.c"]
-    flags = [*HOOK_FLAGS, *SHARED, f"-I{ROOT / 'hook'}"]
-    return _compile(CACHE / name, [*sources, ROOT / "hook" / f"trampoline_{MACHINE}.S"], flags, ["-lpthread"])
-
-
 def _census() -> Path | None:
     if MACHINE != "x86_64":
         return None
-    return _preload("libcensus.so", "census")
-
-
-def _record() -> Path:
-    return _preload("librecord.so", "record", "record_log", "record_pairs")
+    sources = [HERE / "census.c", ROOT / "hook" / "resolve.c", ROOT / "hook" / f"trampoline_{MACHINE}.S"]
+    flags = [*HOOK_FLAGS, *SHARED, f"-I{ROOT / 'hook'}"]
+    return _compile(CACHE / "libcensus.so", sources, flags, ["-lpthread"])
 
 
 def _cupti() -> Path:
@@ -113,6 +104,6 @@ def _cupti() -> Path:
 def build() -> Built:
     """Build everything, side by side. Raises BuildFailed."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        census = pool.submit(_census)
         hook, node, probe, cupti = (pool.submit(part) for part in (_hook, _node, _probe, _cupti))
-        census, record = pool.submit(_census), pool.submit(_record)
-        return Built(hook.result(), node.result(), probe.result(), census.result(), cupti.result(), record.result())
+        return Built(hook.result(), node.result(), probe.result(), census.result(), cupti.result())

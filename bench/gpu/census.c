@@ -12,14 +12,17 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "door.h"
+#include "resolve.h"
 
+#define EXPORT     __attribute__((visibility("default")))
+#define PER_THREAD 2u /* the flag of cuGetProcAddress for the per-thread default stream */
 #define THUNKS_MAX 2048u
 
 struct thunk {
@@ -78,8 +81,51 @@ static void *thunk_of(const char *name, const char *suffix, void *real) {
   return handed;
 }
 
-void *replaced(const char *name, void *found, uint64_t flags) {
+/* ---- between the program and the driver: the hook's own dlsym as a tail call, its own reading of the loader ---- */
+
+/* The form of CUDA 11.3 has no status; both take what the other takes in the same registers. */
+typedef int get_function(const char *, void **, int, uint64_t, int *);
+static get_function *real_get, *real_get_v2;
+
+static void *handed_out(const char *name, void *found, uint64_t flags, int version);
+
+static int get_through(get_function *get, const char *symbol, void **address, int version, uint64_t flags,
+                       int *status) {
+  int result = get(symbol, address, version, flags, status);
+  if (result == 0 && symbol && address && *address)
+    *address = handed_out(symbol, *address, flags, version);
+  return result;
+}
+static int get_any(const char *symbol, void **address, int version, uint64_t flags, int *status) {
+  return get_through(real_get, symbol, address, version, flags, status);
+}
+static int get_any_v2(const char *symbol, void **address, int version, uint64_t flags, int *status) {
+  return get_through(real_get_v2, symbol, address, version, flags, status);
+}
+
+static void *handed_out(const char *name, void *found, uint64_t flags, int version) {
+  if (!strcmp(name, "cuGetProcAddress_v2") || (!strcmp(name, "cuGetProcAddress") && version >= 12000)) {
+    real_get_v2 = (get_function *)found;
+    return (void *)get_any_v2;
+  }
+  if (!strcmp(name, "cuGetProcAddress")) {
+    real_get = (get_function *)found;
+    return (void *)get_any;
+  }
   return thunk_of(name, flags & PER_THREAD ? "_ptsz" : "", found);
+}
+
+/* Called by the trampoline of dlsym for a real handle and a name that begins with "cu". */
+void *sp_filter(void *handle, const char *name);
+void *sp_filter(void *handle, const char *name) {
+  if (name[2] < 'A' || name[2] > 'Z') /* cudaMalloc, cublasCreate, cuptiActivityEnable: not the driver's */
+    return NULL;
+  if (!sp_chain_dlsym)
+    sp_resolve();
+  void *found = sp_chain_dlsym ? sp_chain_dlsym(handle, name) : NULL;
+  if (!found)
+    return NULL;
+  return handed_out(name, found, 0, 0);
 }
 
 /* ---- the counts ---- */

@@ -6,8 +6,7 @@
  * launch share one. So the number of different ids is the number of launches that reached the device, by whatever
  * path they came. Only fields whose place has not changed since CUDA 11 are read.
  *
- * `cupti_report(path)` waits for the records that are still out and writes one JSON object. With CUPTI_KERNELS=1 it
- * also writes a line for every kernel to `path`.kernels: its correlation id, begin and end (record.py reads them).
+ * `cupti_report(path)` waits for the records that are still out and writes one JSON object.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -74,42 +73,6 @@ static void remember(uint32_t id) {
   seen.ids[seen.count++] = id;
 }
 
-/* Every kernel, if they are asked for; guarded by lock */
-static struct kernel {
-  uint64_t begin_ns, end_ns;
-  uint32_t id;
-} *kernels;
-static size_t kernel_count, kernel_room;
-
-static void keep(const unsigned char *record) {
-  if (kernel_count == kernel_room) {
-    size_t room = kernel_room ? 2 * kernel_room : 65536;
-    struct kernel *grown = realloc(kernels, room * sizeof *kernels);
-    if (!grown) {
-      seen.dropped++;
-      return;
-    }
-    kernels = grown;
-    kernel_room = room;
-  }
-  kernels[kernel_count++] = (struct kernel){.begin_ns = long_at(record, KERNEL_START),
-                                            .end_ns = long_at(record, KERNEL_END),
-                                            .id = word_at(record, KERNEL_CORRELATION)};
-}
-
-static int write_kernels(const char *path) {
-  char name[4096];
-  if (!getenv("CUPTI_KERNELS"))
-    return 0;
-  snprintf(name, sizeof name, "%s.kernels", path);
-  FILE *file = fopen(name, "w");
-  if (!file)
-    return -1;
-  for (size_t i = 0; i < kernel_count; i++)
-    fprintf(file, "%" PRIu32 " %" PRIu64 " %" PRIu64 "\n", kernels[i].id, kernels[i].begin_ns, kernels[i].end_ns);
-  return fclose(file);
-}
-
 static void take(const unsigned char *record) {
   switch (word_at(record, 0)) {
   case KIND_KERNEL:
@@ -117,8 +80,6 @@ static void take(const unsigned char *record) {
     seen.kernels++;
     seen.kernel_ns += long_at(record, KERNEL_END) - long_at(record, KERNEL_START);
     remember(word_at(record, KERNEL_CORRELATION));
-    if (getenv("CUPTI_KERNELS"))
-      keep(record);
     break;
   case KIND_MEMSET:
     seen.memsets++;
@@ -219,7 +180,6 @@ EXPORT int cupti_report(const char *path) {
           ", \"copies\": %" PRIu64 ", \"dropped\": %" PRIu64 ", \"fault\": \"%s\"}\n",
           different, seen.kernels, seen.kernel_ns, seen.memsets, seen.copies, seen.dropped,
           seen.fault ? seen.fault : "");
-  int failed = write_kernels(path);
   pthread_mutex_unlock(&lock);
-  return fclose(file) || failed ? -1 : 0;
+  return fclose(file) ? -1 : 0;
 }

@@ -3,10 +3,9 @@
     python3 -P framework_program.py MODE [SECONDS]
 
 Prints one JSON object: digests of everything that was computed, the time of a step in batches, and what the mode found
-out; or why it cannot run here. It knows nothing of shares. The modes that are recorded put marks into the recording.
+out; or why it cannot run here. It knows nothing of shares.
 """
 
-import ctypes
 import hashlib
 import importlib
 import json
@@ -14,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 from typing import Any
 
 WIDTH, LAYERS, BATCH, STEPS, GROUP = 1024, 6, 256, 30, 20
@@ -45,34 +43,6 @@ def paced(step: Callable[[], object], wait: Callable[[], object], seconds: float
         wait()
         found.append((time.monotonic_ns() - began_ns) // GROUP)
     return found
-
-
-# ---- marks and the end of a recording ----
-
-
-def _library(variable: str) -> ctypes.CDLL | None:
-    path = os.environ.get(variable)
-    return ctypes.CDLL(path) if path else None
-
-
-@contextmanager
-def marked(word: str) -> Any:
-    """Mark what is inside as one `word` of the recording, if there is one."""
-    recorder = _library("RECORD_LIBRARY")
-    if recorder:
-        recorder.record_mark(1, word.encode())
-    yield
-    if recorder:
-        recorder.record_mark(0, word.encode())
-
-
-def end_recording() -> None:
-    """Write what the recorder and CUPTI have, while the driver still stands."""
-    recorder, tracer = _library("RECORD_LIBRARY"), _library("CUDA_INJECTION64_PATH")
-    if recorder:
-        recorder.record_write(os.environ["RECORD_OUTPUT"].encode())
-    if tracer:
-        tracer.cupti_report(os.environ["CUPTI_REPORT"].encode())
 
 
 # ---- PyTorch ----
@@ -197,60 +167,6 @@ def greedy(_seconds: float) -> Told:
     return {"total": total, "reached": reached, "said": said, "recovered": recovered, "retries": retries}
 
 
-# ---- what is recorded ----
-
-
-def record_training(seconds: float) -> Told:
-    """Train under the recorder; the loss is read every ten iterations."""
-    torch = _torch()
-    _, step = _trainer(torch)
-    ends, count = time.monotonic() + seconds, 0
-    while time.monotonic() < ends:
-        for _ in range(10):
-            with marked("iteration"):
-                loss = step()
-            count += 1
-        loss.item()
-    end_recording()
-    return {"iterations": count}
-
-
-def record_server(seconds: float) -> Told:
-    """Serve requests under the recorder: a prefill, then a graph and a copy back per token."""
-    torch = _torch()
-    model = _network(torch)
-    prompt, token = torch.randn(16 * BATCH, WIDTH).cuda(), torch.randn(1, WIDTH).cuda()
-    graph, outputs = _captured(torch, model, token)
-    ends, count = time.monotonic() + seconds, 0
-    while time.monotonic() < ends:
-        with marked("request"), torch.no_grad():
-            model(prompt)
-            torch.cuda.synchronize()
-            for _ in range(8):
-                with marked("token"):
-                    graph.replay()
-                    outputs.argmax().item()
-        count += 1
-        time.sleep(0.02)
-    end_recording()
-    return {"requests": count}
-
-
-def record_launch_bound(seconds: float) -> Told:
-    """Launch twenty short kernels and wait, over and over, under the recorder."""
-    torch = _torch()
-    numbers = torch.zeros(4096, device="cuda")
-    ends, count = time.monotonic() + seconds, 0
-    while time.monotonic() < ends:
-        with marked("step"):
-            for _ in range(20):
-                numbers.add_(1)
-            torch.cuda.synchronize()
-        count += 1
-    end_recording()
-    return {"steps": count}
-
-
 # ---- others ----
 
 
@@ -321,9 +237,6 @@ MODES: dict[str, Callable[[float], Told]] = {
     "jax": with_jax,
     "cupy": with_cupy,
     "triton": with_triton,
-    "record-training": record_training,
-    "record-server": record_server,
-    "record-launch-bound": record_launch_bound,
 }
 
 
