@@ -8,10 +8,8 @@ How long kubelet waited, for us and for the doubles, is shown beside it.
 """
 
 import asyncio
-import importlib
 import os
 import ssl
-import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -35,7 +33,6 @@ from sharepod.cli.launch import program_environment
 from sharepod.cli.scratch import Scratch
 from sharepod.proto import v1_pb2, v1_pb2_grpc
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
 DEVICES = "8xH200"
 PODS = 100
 SIZES = (4, 6, 8, 10)
@@ -54,14 +51,6 @@ ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.
 """As Prometheus does."""
 TOKEN = "of-the-bench-and-no-other"  # noqa: S105
 PATIENCE_S = 30.0
-
-
-def double(name: str) -> Any:
-    """Import one of the doubles; they are no package."""
-    for place in (TESTS / "scheduler",):
-        if str(place) not in sys.path:
-            sys.path.append(str(place))
-    return importlib.import_module(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from bench import (
     memory,
     neighbours,
     pauses,
-    queues,
     replay,
     rounds,
     shares,
@@ -49,7 +48,6 @@ ROWS: dict[str, Callable[[Scale], list[Line]]] = {
     "density": density.density,
     "scale": decisions.measure,
     "rounds": rounds.measure,
-    "queues": queues.measure,
     "feed": feed.feed,
     "traces": replay.traces,
 }

@@ -1,31 +1,31 @@
-"""`sharepod simulate --times` and `--week`: pods that come, wait, yield and go, by the rounds of a live cluster."""
+"""`sharepod simulate --times`: pods that come, wait, yield and go, by the rounds of a live cluster."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from sharepod.cli.console import note, show, show_json, write_bytes
+from sharepod.cli.console import note, show, show_json
 from sharepod.cli.ending import end_in_order
 from sharepod.cli.errors import CliError
 from sharepod.cli.workers import side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rich.console import Group
 
     from sharepod.scheduler.ask import NodeSpec
     from sharepod.scheduler.course import Task
-    from sharepod.scheduler.courses import Curves, Result
     from sharepod.scheduler.queues import Queues
+    from sharepod.scheduler.waits import Waits
 
 DAY_S: Final = 86_400.0
 TOLD_S: Final = 10.0
 """Between two lines about how far a play is."""
-MISSING: Final = "{} is missing: pip install 'sharepod[scheduler,curves]'"
+MISSING: Final = "{} is missing: pip install 'sharepod[scheduler]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,69 +34,62 @@ class _Play:
     tasks: Sequence[Task]
     queues: Queues
     policy: str
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What one play came to."""
+    """What one play came to.
+
+    Attributes:
+        policy: it.
+        rounds: how often was decided.
+        devices: of all nodes.
+        used: of the time of all devices from the first task's coming to the last one's, 0..1.
+        unfit: tasks that would not fit into the empty cluster; they count nowhere else.
+        unended: tasks that had not ended when nothing happened any more.
+        waits: by priority, the highest first.
+    """
 
     policy: str
-    seed: int
     rounds: int
-    result: Result
-    curves: Curves
+    devices: int
+    used: float
+    unfit: int
+    unended: int
+    waits: Sequence[Waits]
 
 
-def play(
-    nodes: Path | None,
-    pods: Path | None,
-    queues: Path | None,
-    policies: Sequence[str],
-    seeds: int,
-    jobs: int,
-    picture: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Play a list of pods that come and go (a synthetic week if there is none) under each policy; print and draw it."""
-    draw = _drawing() if picture is not None else None
-    plays = _plays(nodes, pods, queues, policies, seeds)
+def play(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str], jobs: int, *, as_json: bool) -> None:
+    """Play a list of pods that come and go under each policy, and print what came of it. Raises CliError."""
+    plays = _plays(nodes, pods, queues, policies)
     end_in_order()
     done: list[Played] = []
     for played in side_by_side(_play, plays, jobs):
         done.append(played)
-        note(f"{len(done)} of {len(plays)}: {_name(played)}: {100 * played.result.used:.2f} % used")
+        note(f"{len(done)} of {len(plays)}: {played.policy}: {100 * played.used:.2f} % used")
     if as_json:
-        show_json({"plays": [_plain(one) for one in done]})
+        show_json({"plays": [asdict(one) for one in done]})
     else:
         show(_tables(done))
-    if picture is not None and draw is not None:
-        write_bytes(picture, draw({_name(one): one.curves for one in done}))
 
 
-def _plays(
-    nodes: Path | None, pods: Path | None, queues: Path | None, policies: Sequence[str], seeds: int
-) -> list[_Play]:
+def _plays(nodes: Path, pods: Path, queues: Path | None, policies: Sequence[str]) -> list[_Play]:
     try:
         from sharepod.scheduler.errors import PlacementError
         from sharepod.scheduler.listing import read_nodes
         from sharepod.scheduler.queues import KEY, Queues, read_queues
         from sharepod.scheduler.replay import check_nodes
         from sharepod.scheduler.trace import load
-        from sharepod.scheduler.week import DEVICE_MIB, NODES, week_nodes, week_tasks
     except ImportError as error:
         raise CliError(MISSING.format(error.name)) from None
     try:
         rules = read_queues({KEY: load(queues)}) if queues is not None else Queues()
-        specs = read_nodes(nodes) if nodes is not None else week_nodes(NODES)
+        specs = read_nodes(nodes)
         check_nodes(specs)
-        if pods is None:
-            specs = [spec if spec.device_mib else replace(spec, device_mib=DEVICE_MIB) for spec in specs]
-        by_seed = [listed(pods)] if pods is not None else [week_tasks(specs, seed) for seed in range(seeds)]
+        tasks = listed(pods)
     except PlacementError as error:
         raise CliError(str(error)) from None
-    return [_Play(specs, tasks, rules, name, seed) for name in policies for seed, tasks in enumerate(by_seed)]
+    return [_Play(specs, tasks, rules, name) for name in policies]
 
 
 def listed(path: Path) -> list[Task]:
@@ -119,8 +112,8 @@ def listed(path: Path) -> list[Task]:
 
 
 def _play(given: _Play) -> Played:
-    from sharepod.scheduler.courses import curves, judge
     from sharepod.scheduler.timeline import Timeline
+    from sharepod.scheduler.waits import used, waits
 
     line = Timeline(given.nodes, given.queues, given.policy)
     line.expect(given.tasks)
@@ -133,30 +126,19 @@ def _play(given: _Play) -> Played:
             told_s = time.monotonic()
             ended = sum(course.ended_s is not None for course in line.courses.values())
             note(
-                f"{given.policy}, seed {given.seed}: day {now_s / DAY_S:.1f} of {comes_s / DAY_S:.1f}, "
+                f"{given.policy}: day {now_s / DAY_S:.1f} of {comes_s / DAY_S:.1f}, "
                 f"{len(line.courses)} of {len(given.tasks)} have come, {ended} have ended"
             )
 
-    courses = line.play(given.tasks, float("inf"), tell)
-    fits = {course.task.name: line.fits(course.task) for course in courses}
-    if not any(fits.values()):
+    played = line.play(given.tasks, float("inf"), tell)
+    courses = [course for course in played if line.fits(course.task)]
+    if not courses:
         raise CliError("no pod of the list would fit into the empty cluster: are the nodes the right ones?")
     devices = sum(node.devices for node in given.nodes)
     return Played(
-        given.policy, given.seed, line.rounds,
-        judge(courses, lambda one: fits[one.task.name], devices, given.queues, line.now_s),
-        curves(courses, lambda one: fits[one.task.name], line.now_s),
+        given.policy, line.rounds, devices, used(courses, devices, line.now_s), len(played) - len(courses),
+        sum(course.ended_s is None for course in courses), waits(courses, line.now_s),
     )  # fmt: skip
-
-
-def _name(played: Played) -> str:
-    return f"{played.policy}, seed {played.seed}"
-
-
-def _plain(played: Played) -> dict[str, object]:
-    result = asdict(played.result)
-    result["longest"]["bound_s"] = played.result.longest.bound_s
-    return {"policy": played.policy, "seed": played.seed, "rounds": played.rounds, **result}
 
 
 def _tables(done: Sequence[Played]) -> Group:
@@ -164,42 +146,18 @@ def _tables(done: Sequence[Played]) -> Group:
 
     from sharepod.cli.tables import table
 
-    totals = table(
-        "POLICY", ">SEED", ">USED", ">LOW USES", ">OF PACKED", ">JAIN", ">LONGEST", ">BOUND", ">LATE", ">UNFIT"
-    )
-    waits = table(
-        "POLICY", ">SEED", ">PRIORITY", ">JOBS", ">MEDIAN", ">P95", ">P99", ">LONGEST", ">PAUSED", ">EVICTED", ">LOST"
-    )
-    users = table("POLICY", ">SEED", "~USER", ">JOBS", ">DEVICE DAYS", ">WANTED MORE", ">GOT THEN")
+    totals = table("POLICY", ">DEVICES", ">USED", ">UNENDED", ">UNFIT")
+    times = table("POLICY", ">PRIORITY", ">JOBS", ">MEDIAN", ">P95", ">P99", ">LONGEST", ">PAUSED", ">EVICTED", ">LOST")
     for one in done:
-        result, name, seed = one.result, one.policy, str(one.seed)
-        totals.add_row(
-            name, seed, f"{100 * result.used:.2f} %", _percent(result.low_use), _percent(result.low_packed),
-            _index(result.jain), _time(result.longest.waited_s), _time(result.longest.bound_s), str(result.over_bound),
-            str(result.unfit),
-        )  # fmt: skip
-        for some in result.waits:
-            waits.add_row(
-                name, seed, str(some.priority), str(some.tasks),
+        totals.add_row(one.policy, str(one.devices), f"{100 * one.used:.2f} %", str(one.unended), str(one.unfit))
+        for some in one.waits:
+            times.add_row(
+                one.policy, str(some.priority), str(some.tasks),
                 *(_time(value) for value in (some.median_s, some.p95_s, some.p99_s, some.longest_s)),
                 str(some.paused), str(some.evicted), f"{some.lost_device_s / DAY_S:.2f} d",
             )  # fmt: skip
-        for user in result.users:
-            users.add_row(
-                name, seed, user.name, str(user.tasks), f"{user.device_s / DAY_S:.2f}", _time(user.wanted_s),
-                f"{user.got:.2f}" if user.wanted_s else "–",
-            )  # fmt: skip
     waited = "How long jobs waited, what yielded, and the work that was lost with it, in days of a device:"
-    had = "Devices that users had on average while they wanted more, by their weight:"
-    return Group(totals, "", waited, waits, "", had, users)
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def _index(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return Group(totals, "", waited, times)
 
 
 def _time(seconds: float) -> str:
@@ -208,11 +166,3 @@ def _time(seconds: float) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def _drawing() -> Callable[[dict[str, Curves]], bytes]:
-    try:
-        from sharepod.cli.curve import timed_png
-    except ImportError as error:
-        raise CliError(MISSING.format(error.name)) from None
-    return timed_png

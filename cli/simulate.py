@@ -79,18 +79,13 @@ def simulate(
             "--times", help="Pods come and go at creation_time and deletion_time, and wait where none is free."
         ),
     ] = False,
-    week: Annotated[
-        bool, typer.Option("--week", help="The same with a synthetic week: bursts, gangs, heavy users, long jobs.")
-    ] = False,
     queues: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Rules of queues (queues.yaml of daemonset/gates), with --times or --week."),
+        typer.Option(metavar="FILE", help="Rules of queues (queues.yaml of daemonset/gates), with --times."),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Repeat with N orders of pods and of nodes, or N weeks.", show_default="10; 1 week"
-        ),
+        typer.Option(metavar="N", help="Repeat with N orders of pods and of nodes.", show_default=f"{SEEDS}"),
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Run so many at a time.", show_default="all processors")] = 0,
     placements: Annotated[
@@ -98,7 +93,7 @@ def simulate(
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw what is allocated against what was asked for, or over time."),
+        typer.Option(metavar="FILE.png", help="Draw what is allocated against what was asked for."),
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
@@ -114,31 +109,27 @@ def simulate(
 
       sharepod simulate --nodes nodes.json --pods pods.json --policy worth,binpack --once
 
-      sharepod simulate --week --queues queues.yaml --picture week.png
+      sharepod simulate --nodes nodes.csv --pods pods.csv --times --queues queues.yaml
     """
     names = _policies(policy)
-    given = [
-        flag
-        for flag, there in (("--times", times), ("--week", week), ("--once", once), ("--arrive", arrive is not None))
-        if there
-    ]
+    given = [flag for flag, there in (("--times", times), ("--once", once), ("--arrive", arrive is not None)) if there]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other: give one of them")
-    count = (1 if times or week else SEEDS) if seeds is None else seeds
-    until = None if once or times or week else ARRIVE if arrive is None else arrive
+    count = (1 if times else SEEDS) if seeds is None else seeds
+    until = None if once or times else ARRIVE if arrive is None else arrive
     _check(until, count, jobs, names, placements, picture)
     files = {
         "--nodes": nodes, "--pods": pods, "--queues": queues, "--placements": placements, "--picture": picture,
     }  # fmt: skip
     _check_files(files)
-    if times or week:
-        _check_play(files, count, times=times)
-        play(nodes, pods, queues, names, count, jobs or os.cpu_count() or 1, picture, as_json=output is Output.json)
+    if nodes is None or pods is None:
+        raise UsageError(f"{'--nodes' if nodes is None else '--pods'} is missing: give both lists")
+    if times:
+        _check_play(placements, picture, count)
+        play(nodes, pods, queues, names, jobs or os.cpu_count() or 1, as_json=output is Output.json)
         return
     if queues is not None:
-        raise UsageError("--queues is for pods that wait: give it with --times or --week")
-    if nodes is None or pods is None:
-        raise UsageError(f"{'--nodes' if nodes is None else '--pods'} is missing: give both lists, or --week")
+        raise UsageError("--queues is for pods that wait: give it with --times")
     tasks = _tasks(nodes, pods, names, until, count, keeps_places=placements is not None)
     results = _run(tasks, jobs or os.cpu_count() or 1)
     outcomes = [outcome for outcome, _ in results]
@@ -185,16 +176,10 @@ def _check(
             check_writable(path)
 
 
-def _check_play(files: Mapping[str, Path | None], seeds: int, *, times: bool) -> None:
-    if files["--placements"] is not None:
-        raise UsageError("--placements is of pods that stay: leave it out with --times and --week")
-    if not times:
-        if files["--pods"] is not None:
-            raise UsageError("--week has pods of its own: leave --pods out, or give --times instead")
-        return
-    missing = [flag for flag in ("--nodes", "--pods") if files[flag] is None]
-    if missing:
-        raise UsageError(f"{missing[0]} is missing: --times needs both lists")
+def _check_play(placements: Path | None, picture: Path | None, seeds: int) -> None:
+    for flag, path in (("--placements", placements), ("--picture", picture)):
+        if path is not None:
+            raise UsageError(f"{flag} is of pods that stay: leave it out with --times")
     if seeds > 1:
         raise UsageError(f"--seeds {seeds} cannot be: with --times there is one order, that of the list")
 

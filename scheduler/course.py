@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sharepod.scheduler.ask import PodAsk
-    from sharepod.scheduler.packing import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,6 @@ class Step:
     """How many of its pods run."""
     milli: float
     """What they use of devices' time, beyond what they ask for too."""
-    held: Held
-    """What they ask for of which devices."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,6 @@ from sharepod.scheduler.memory import Memory
 from sharepod.scheduler.mix import Mix
 from sharepod.scheduler.node import Node
 from sharepod.scheduler.orders import Evict, Release, Yield
-from sharepod.scheduler.packing import held
 from sharepod.scheduler.pod import Pod
 from sharepod.scheduler.policy import Policy
 from sharepod.scheduler.relief import CALM_S
@@ -216,10 +215,8 @@ class Timeline:
     def _note_step(self, course: Course) -> None:
         if course.steps and course.steps[-1].at_s == self.now_s:
             course.steps.pop()
-        there = [self.cluster.pod(uid) for uid, speed in course.active.items() if speed]
-        holds = held((pod.ask, pod.chosen) for pod in there if pod is not None)
         milli = course.task.ask.milli * sum(course.active.values())
-        course.steps.append(Step(self.now_s, course.running, milli, holds))
+        course.steps.append(Step(self.now_s, course.running, milli))
         (self._wants.add if course.running < course.task.size else self._wants.discard)(course.task.name)
 
     def _evict(self, pod: Pod) -> str:

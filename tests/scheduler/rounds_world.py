@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
@@ -12,7 +11,6 @@ from sharepod.scheduler.course import Task
 from sharepod.scheduler.job import key_of
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.week import HIGH, week_tasks
 
 if TYPE_CHECKING:
     from sharepod.scheduler.pod import Pod
@@ -59,18 +57,6 @@ def random_order(seed: int) -> tuple[Timeline, list[Task]]:
     chance = random.Random(seed)
     line = Timeline(nodes(chance.choice((1, 2, 3)), chance.choice((2, 4, 8))), Queues(Queue(longest_wait_s=600)))
     return line, random_tasks(chance, 14, gap_s=chance.choice((1.0, 60.0, 300.0)), mib=(1000, 30_000, None))
-
-
-def loaded(specs: list[NodeSpec], seed: int, load: str) -> list[Task]:
-    """Return a week's tasks: all, two thirds of the lower ones, all twice, or four times as many of high priority."""
-    own = week_tasks(specs, seed)
-    if load == "light":
-        chance = random.Random(seed)
-        own = [one for one in own if one.priority == HIGH or chance.random() < 0.66]
-    for again in range({"heavy": 1, "crowded": 3}.get(load, 0)):
-        more = week_tasks(specs, seed + 1000 + again)
-        own += [replace(one, name=f"{one.name}+{again}") for one in more if load == "heavy" or one.priority == HIGH]
-    return own
 
 
 def check(line: Timeline) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from rounds_world import DEFAULT, ask, check, loaded, nodes, played, random_order, task
+from rounds_world import DEFAULT, ask, check, nodes, played, random_order, task
 
 from sharepod.scheduler.orders import Evict, Release, Yield
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.round import PLANS_MOST, decide
 from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.week import DAY_S, HIGH, LOW, MIDDLE, week_nodes
 from sharepod.scheduler.witness import Witness
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sharepod.scheduler.course import Task
 
 BAR_S = 2.0
+LOW, MIDDLE, HIGH = 0, 100, 1000
 MIB = 80_000
 
 
@@ -32,17 +33,40 @@ def watched(specs: list[NodeSpec], tasks: list[Task], queues: Queues, until_s: f
     return line, witness
 
 
-@pytest.mark.parametrize(
-    ("count", "seed", "load", "days"),
-    [
-        (1, 0, "usual", 2.8), (1, 1, "heavy", 1.2), (1, 2, "crowded", 4), (1, 3, "light", 7), (2, 4, "usual", 1.8),
-        (2, 5, "heavy", 0.8), (2, 6, "crowded", 1.8), (4, 7, "usual", 0.8), (4, 8, "light", 1.8), (8, 9, "usual", 0.8),
-        (8, 10, "crowded", 0.6), (16, 11, "usual", 0.6),
-    ],
-)  # fmt: skip
-def test_no_task_waits_while_lower_ones_hold_its_room(count: int, seed: int, load: str, days: float) -> None:
-    specs = week_nodes(count)
-    line, witness = watched(specs, loaded(specs, seed, load), Queues(), days * DAY_S)
+def crowded(seed: int, count: int) -> list[Task]:
+    """Return an afternoon of `count` nodes: heaps of batch, gangs of whole devices, and bursts of small urgent jobs."""
+    chance = random.Random(seed)
+    batch = [
+        task(f"l{number}", LOW, arrive_s=chance.choice((0.0, 3600.0)), run_s=chance.expovariate(1 / 1800),
+             ask=ask(chance.choice((300, 500, 700, 1000)), mib=chance.choice((8_000, 24_000))))
+        for number in range(24 * count)
+    ]  # fmt: skip
+    gangs = [
+        task(
+            f"m{number}",
+            MIDDLE,
+            arrive_s=chance.uniform(0, 7200),
+            run_s=1200.0,
+            size=size,
+            least=chance.choice((1, size)),
+        )
+        for number in range(2 * count)
+        for size in (chance.choice((2, 4)),)
+    ]
+    bursts = [chance.uniform(60, 7200) for _ in range(4)]
+    comes = [chance.choice(bursts) + chance.expovariate(1 / 20) for _ in range(16 * count)]
+    urgent = [
+        task(f"h{number}", HIGH, arrive_s=at_s, run_s=chance.uniform(30, 900),
+             ask=ask(chance.choice((100, 200, 250, 300, 500)), mib=8_000))
+        for number, at_s in enumerate(comes)
+    ]  # fmt: skip
+    return [*batch, *gangs, *urgent]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_task_waits_while_lower_ones_hold_its_room(count: int, seed: int) -> None:
+    line, witness = watched(nodes(count), crowded(seed, count), Queues(), 1e9)
     for priority in (HIGH, MIDDLE):
         longest = witness.longest(priority)
         assert longest is None or longest.lasted_s <= BAR_S, longest
@@ -50,14 +74,13 @@ def test_no_task_waits_while_lower_ones_hold_its_room(count: int, seed: int, loa
     assert sum(course.paused for course in line.courses.values() if course.task.priority == LOW) > 0, "nobody yielded"
 
 
-@pytest.mark.parametrize(("count", "load", "days"), [(1, "heavy", 0.8), (1, "crowded", 1.4), (2, "crowded", 0.8)])
-def test_batch_that_is_overdue_keeps_nobody_of_higher_priority_waiting(count: int, load: str, days: float) -> None:
-    specs = week_nodes(count)
-    line, witness = watched(specs, loaded(specs, 3, load), Queues(Queue(longest_wait_s=2 * 3600)), days * DAY_S)
+@pytest.mark.parametrize("seed", range(6))
+def test_batch_that_is_overdue_keeps_nobody_of_higher_priority_waiting(seed: int) -> None:
+    line, witness = watched(nodes(1), crowded(seed, 1), Queues(Queue(longest_wait_s=300)), 1e9)
     longest = witness.longest(HIGH)
     assert longest is None or longest.lasted_s <= BAR_S, longest
-    late = [course for course in line.courses.values() if (course.started_s or 1e9) - course.task.arrive_s > 4 * 3600]
-    assert len(late) > 20, "hardly anybody had waited for twice as long"
+    late = [course for course in line.courses.values() if (course.started_s or 1e9) - course.task.arrive_s > 600]
+    assert len(late) > 10, "hardly anybody had waited for twice as long"
 
 
 def whole(milli: int, mib: int) -> PodAsk:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +10,10 @@ from rounds_world import DEFAULT, nodes, task
 
 from sharepod.cli.play import listed
 from sharepod.scheduler.ask import PodAsk, ShareAsk
-from sharepod.scheduler.courses import judge
 from sharepod.scheduler.errors import TraceError
-from sharepod.scheduler.packing import Packing
 from sharepod.scheduler.surplus import Part, shared_out
 from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.waits import device_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,29 +104,7 @@ def test_what_low_jobs_use_beyond_what_they_ask_for_counts_as_used() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
     low = [task(f"low{number}", ask=may_use(700, 1000), run_s=100.0) for number in range(3)]
     courses = line.play([*low, task("high", priority=10, milli=100, run_s=300.0)], 1e6)
-    result = judge(courses, lambda _: True, 1, DEFAULT, line.now_s)
-    assert result.low_use == pytest.approx(1.0, abs=0.02)
-    assert result.low_packed == pytest.approx(1.0, abs=0.02)
-    assert sum(user.device_s for user in result.users) == pytest.approx(3 * 70 + 30, rel=0.02)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_no_packing_of_parts_that_may_use_more_uses_more(seed: int) -> None:
-    chance = random.Random(seed)
-    jobs = [
-        (milli, chance.choice((milli, min(1000, milli + 100), 1000))) for milli in chance.choices((300, 400, 700), k=3)
-    ]
-    free = 1000 - chance.choice((0, 200, 550))
-    packing = Packing(1)
-    packing.hold((), (("n0/0", 1000 - free),) if free < 1000 else ())
-    for milli, most in jobs:
-        packing.offer(may_use(milli, most), 1)
-    best = 0
-    for chosen in product((False, True), repeat=len(jobs)):
-        there = [job for job, taken in zip(jobs, chosen, strict=True) if taken]
-        if sum(milli for milli, _ in there) <= free:
-            best = max(best, min(free, sum(most for _, most in there)))
-    assert packing.most_milli() == best
+    assert sum(device_s(course, line.now_s) for course in courses) == pytest.approx(3 * 70 + 30, rel=0.02)
 
 
 def test_lists_say_limits(tmp_path: Path) -> None:
