@@ -1,4 +1,4 @@
-"""The verbs that write: create, replace, patch, apply, bind, evict; each with its checks, webhooks and rules.
+"""The verbs that write: create, replace, patch, bind, evict; each with its checks, webhooks and rules.
 
 Owns the order of these, and what is retried when another write came between. Knows no HTTP.
 """
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import evict, rules
 from .admission import MUTATING, VALIDATING, Admission, Write, check_configuration
-from .apply import applied, note_applied, note_update
 from .deletion import Deletion
 from .events import check_event
 from .kinds import Place, kind_named
+from .managed import note_update
 from .objects import check_changed, check_name, made, same_but_version, time_of
 from .patch import json_patch, merge_patch, strategic_merge_patch
 from .refusal import Refusal, already_exists, bad_request, conflict, forbidden, invalid, not_found
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 
-JSON, MERGE, STRATEGIC, APPLY = (
-    f"application/{kind}" for kind in ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json",
-                                       "apply-patch+yaml")
-)  # fmt: skip
+JSON, MERGE, STRATEGIC = (
+    f"application/{kind}" for kind in ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json")
+)
 _TRIES = 5
 _GENERATIONS = ("poddisruptionbudgets", MUTATING, VALIDATING)
 
@@ -39,7 +38,6 @@ class Ask:
     """How something is to be written."""
 
     manager: str = "test"
-    force: bool = False
     dry_run: bool = False
     warnings: list[str] = field(default_factory=list)
     """What the answer's headers are to say."""
@@ -66,8 +64,8 @@ class Registry:
             raise not_found(place.kind.title, place.name)
         return kept
 
-    async def create(self, place: Place, body: Body, ask: Ask, applied_as: Body | None = None) -> Body:
-        """Make an object; `applied_as`: what its manager applies. Raises Refusal."""
+    async def create(self, place: Place, body: Body, ask: Ask) -> Body:
+        """Make an object. Raises Refusal."""
         kind = place.kind
         _check_kind(place, body)
         if not kind.stored:
@@ -91,10 +89,7 @@ class Registry:
             raise already_exists(kind.title, key[1])
         self._check_namespace(place)
         body["metadata"].pop("managedFields", None)
-        if applied_as is None:
-            note_update({"metadata": {}}, body, ask.manager, "", kind.api_version, self._now())
-        else:
-            note_applied(body, applied_as, ask.manager, kind.api_version, self._now())
+        note_update({"metadata": {}}, body, ask.manager, "", kind.api_version, self._now())
         if ask.dry_run:
             return body
         kept = self.store.put(kind.plural, key, body)
@@ -139,32 +134,6 @@ class Registry:
             raise Refusal(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {media}")
         return await self._change(place, change[media], ask)
 
-    async def apply(self, place: Place, wanted: Body, ask: Ask) -> tuple[Body, bool]:
-        """Apply what a manager wants; return the object, and whether it was made. Raises Refusal."""
-        if not ask.manager:
-            why = "Required value: is required for apply patch"
-            raise invalid("PatchOptions.meta.k8s.io", "", [("fieldManager", why)])
-        _check_kind(place, wanted, required=True)
-        if wanted.get("metadata", {}).get("managedFields"):
-            raise bad_request("metadata.managedFields must be nil")
-        ignored = "spec" if place.subresource == "status" else "status"
-        if "status" in place.kind.subresources:
-            wanted.pop(ignored, None)
-
-        def change(body: Body) -> Body:
-            return applied(
-                body, copied(wanted), ask.manager, place.subresource, place.kind.api_version, self._now(),
-                force=ask.force,
-            )  # fmt: skip
-
-        if self.store.get(place.kind.plural, place.key) is None and not place.subresource:
-            if wanted.get("metadata", {}).get("uid"):
-                raise conflict(place.kind.title, place.name, "uid mismatch: the object is not there")
-            wanted.setdefault("metadata", {})["name"] = place.name
-            everything = Place(place.kind, place.namespace)
-            return await self.create(everything, copied(wanted), ask, applied_as=wanted), True
-        return await self._change(place, change, ask, notes=False), False
-
     async def bind(self, place: Place, binding: Body, ask: Ask) -> None:
         """Bind a pod to a node. Raises Refusal."""
         pod = self.get(place)
@@ -205,11 +174,11 @@ class Registry:
             if status != kept.body.get("status"):
                 self.store.put("poddisruptionbudgets", key, {**kept.body, "status": status})
 
-    async def _change(self, place: Place, change: Callable[[Body], Body], ask: Ask, *, notes: bool = True) -> Body:
+    async def _change(self, place: Place, change: Callable[[Body], Body], ask: Ask) -> Body:
         """Change an object; anew where another write came between, unless the change names a version."""
         for _ in range(_TRIES):
             kept = self.get(place)
-            body = await self._changed(place, kept.body, change, ask, notes=notes)
+            body = await self._changed(place, kept.body, change, ask)
             now = self.store.get(place.kind.plural, place.key)
             if now is None:
                 raise not_found(place.kind.title, place.name)
@@ -227,9 +196,7 @@ class Registry:
             return kept.body
         raise conflict(place.kind.title, place.name, "it is changed all the time; try again")
 
-    async def _changed(
-        self, place: Place, before: Body, change: Callable[[Body], Body], ask: Ask, *, notes: bool
-    ) -> Body:
+    async def _changed(self, place: Place, before: Body, change: Callable[[Body], Body], ask: Ask) -> Body:
         head = {"apiVersion": place.kind.api_version, "kind": place.kind.kind}
         body = change(head | copied(before))
         _check_kind(place, body)
@@ -247,8 +214,7 @@ class Registry:
             check_configuration(body)
         if place.kind.plural in _GENERATIONS and _but_status(before) != _but_status(body):
             body["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
-        if notes:
-            note_update(before, body, ask.manager, place.subresource, place.kind.api_version, self._now())
+        note_update(before, body, ask.manager, place.subresource, place.kind.api_version, self._now())
         write = Write(place, place.name, "UPDATE", body, before, ask.dry_run)
         await self._admission.validate(write, ask.warnings)
         return body
@@ -313,11 +279,9 @@ class Registry:
         return time_of(self._unix())
 
 
-def _check_kind(place: Place, body: Body, *, required: bool = False) -> None:
+def _check_kind(place: Place, body: Body) -> None:
     """Take the kind and its version off a body: what is stored has neither. Raises Refusal for another's."""
     kind, version = body.pop("kind", None), body.pop("apiVersion", None)
-    if required and not (kind and version):
-        raise bad_request("Object 'Kind' is missing")
     if (kind or place.kind.kind) != place.kind.kind or (version or place.kind.api_version) != place.kind.api_version:
         why = f"the API version in the data ({version}, {kind}) does not match the expected API version"
         raise bad_request(f"{why} ({place.kind.api_version}, {place.kind.kind})")

@@ -11,7 +11,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
-import yaml
 from aiohttp import web
 
 from sharepod.kube.access import Access, in_cluster
@@ -23,7 +22,7 @@ from .keys import AUTHORITY, server_context
 from .kinds import RELEASE, Place, place_of
 from .listing import listed, matcher
 from .refusal import Refusal, bad_request
-from .registry import APPLY, JSON, MERGE, STRATEGIC, Ask, Registry
+from .registry import JSON, MERGE, STRATEGIC, Ask, Registry
 from .store import Store
 from .watch import Watches
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 _BODY_MAX = 3 * 2**20
-_PATCHES = (JSON, MERGE, STRATEGIC, APPLY)
+_PATCHES = (JSON, MERGE, STRATEGIC)
 
 
 class ApiServer(Hand):
@@ -237,10 +236,6 @@ class ApiServer(Hand):
 
     async def _patch(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
         patch = await _body(request, *_PATCHES, lists=True)
-        if request.content_type == APPLY:
-            ask.manager = request.query.get("fieldManager", "")
-            done, is_new = await self.registry.apply(place, patch, ask)
-            return _json(_with_kind(place, done), 201 if is_new else 200, _warned(ask))
         done = await self.registry.patch(place, request.content_type, patch, ask)
         return _json(_with_kind(place, done), 200, _warned(ask))
 
@@ -269,7 +264,7 @@ def _ask(request: web.Request) -> Ask:
     dry = request.query.get("dryRun", "")
     if dry not in ("", "All"):
         raise bad_request(f'dryRun: Unsupported value: "{dry}": supported values: "All"')
-    return Ask(manager[:128], force=request.query.get("force") == "true", dry_run=bool(dry))
+    return Ask(manager[:128], dry_run=bool(dry))
 
 
 async def _body(request: web.Request, *media: str, lists: bool = False) -> Any:
@@ -277,9 +272,8 @@ async def _body(request: web.Request, *media: str, lists: bool = False) -> Any:
         why = f"the body of the request was in an unknown format - accepted media types include: {', '.join(media)}"
         raise Refusal(415, "UnsupportedMediaType", why)
     try:
-        text = await request.read()
-        body = yaml.safe_load(text) if request.content_type == APPLY else orjson.loads(text)
-    except (ValueError, yaml.YAMLError):
+        body = orjson.loads(await request.read())
+    except ValueError:
         raise bad_request("couldn't get version/kind; json parse error: the body is no JSON") from None
     if not isinstance(body, (dict, list) if lists else dict):
         raise bad_request("the body is no object")

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 ANSWER_S = 40.0
-MERGE, STRATEGIC, JSON_PATCH, APPLY = (
+MERGE, STRATEGIC, JSON_PATCH = (
     "application/merge-patch+json", "application/strategic-merge-patch+json", "application/json-patch+json",
-    "application/apply-patch+yaml",
 )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from apiserver import ApiServer
-from contract.applies import TestApplies
 from contract.connection import Connection
 from contract.deletions import TestDeletions
 from contract.events import TestEvents
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from contract.there import Connected
 
 __all__ = [
-    "TestApplies", "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
+    "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
     "TestPatches", "TestPods", "TestWatches", "TestWebhooks",
 ]  # fmt: skip
 

@@ -15,7 +15,6 @@ import aiohttp
 import components
 import pytest
 from cluster import Cluster as OwnCluster
-from contract.applies import TestApplies
 from contract.connection import Connection
 from contract.deletions import TestDeletions
 from contract.events import TestEvents
@@ -38,7 +37,6 @@ pytestmark = pytest.mark.releases
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
 
 __all__ = [
-    "TestApplies",
     "TestDeletions",
     "TestEvents",
     "TestEvictions",
