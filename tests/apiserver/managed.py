@@ -111,6 +111,6 @@ def _entry(owner: _Owner, api_version: str, now: str) -> Body:
             at = at.setdefault(name, {})
     if owner.entry.get("fieldsV1") == tree:
         return owner.entry
-    entry = {"manager": owner.manager, "operation": "Update", "apiVersion": api_version, "time": now}
+    entry: Body = {"manager": owner.manager, "operation": "Update", "apiVersion": api_version, "time": now}
     entry |= {"fieldsType": "FieldsV1", "fieldsV1": tree}
     return entry | ({"subresource": owner.subresource} if owner.subresource else {})

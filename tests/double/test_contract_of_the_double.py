@@ -17,7 +17,6 @@ from contract.lists import TestLists
 from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
-from contract.webhooks import TestWebhooks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
-    "TestPatches", "TestPods", "TestWatches", "TestWebhooks",
+    "TestPatches", "TestPods", "TestWatches",
 ]  # fmt: skip
 
 
