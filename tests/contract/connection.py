@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +11,7 @@ import aiohttp
 from kubernetes.aio.client.rest import RESTClientObject
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from sharepod.kube.access import Access
@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 ANSWER_S = 40.0
-MERGE, STRATEGIC, JSON_PATCH, APPLY = (
+MERGE, STRATEGIC, JSON_PATCH = (
     "application/merge-patch+json", "application/strategic-merge-patch+json", "application/json-patch+json",
-    "application/apply-patch+yaml",
 )  # fmt: skip
-
-
-def _listen() -> socket.socket:
-    made = socket.socket()
-    made.bind(("127.0.0.1", 0))
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +32,6 @@ class Connection:
     """Its address, authority and our credentials."""
     open: Callable[[aiohttp.AddrInfoType], socket.socket] | None = None
     """Makes sockets where its address is reached; None: here."""
-    listen: Callable[[], socket.socket] | None = _listen
-    """Makes a bound socket that it reaches at 127.0.0.1; None: there is no such."""
     compact: Callable[[], Awaitable[None]] | None = None
     """Has it forget its history; None: we cannot."""
 

@@ -84,6 +84,15 @@ class TestPatches:
         assert not answer.body.get("data")
 
     @promise
+    async def test_a_write_notes_which_fields_its_manager_has_changed(self, there: There) -> None:
+        await there.config_map("a", {"x": "1", "y": "1"})
+        answer = await there.merge(there.path("configmaps", "a"), {"data": {"x": "2"}}, fieldManager="hand")
+        entries = answer.body["metadata"]["managedFields"]
+        data = {entry["manager"]: entry["fieldsV1"].get("f:data", {}).keys() - {"."} for entry in entries}
+        assert data == {"contract": {"f:y"}, "hand": {"f:x"}}
+        assert {entry["operation"] for entry in entries} == {"Update"}
+
+    @promise
     async def test_a_patch_of_an_unknown_kind_is_refused(self, there: There) -> None:
         await there.config_map("a", {})
         answer = await there.ask("PATCH", there.path("configmaps", "a"), {"data": {}}, media="application/json")

@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from contract.applies import TestApplies
 from contract.connection import Connection
 from contract.deletions import TestDeletions
 from contract.events import TestEvents
@@ -17,7 +16,6 @@ from contract.lists import TestLists
 from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
-from contract.webhooks import TestWebhooks
 
 from rig.cluster.apiserver import ApiServer
 
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     from contract.there import Connected
 
 __all__ = [
-    "TestApplies", "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
-    "TestPatches", "TestPods", "TestWatches", "TestWebhooks",
+    "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
+    "TestPatches", "TestPods", "TestWatches",
 ]  # fmt: skip
 
 

@@ -182,21 +182,6 @@ def test_a_budget_in_other_words_counts_from_the_most_pods_that_it_had(share: di
     with_double(test)
 
 
-def test_a_webhook_that_asks_for_cel_is_refused_not_ignored() -> None:
-    async def test(_: ApiServer, client: Client) -> None:
-        hook = {
-            "name": "a.example.org", "admissionReviewVersions": ["v1"], "sideEffects": "None",
-            "clientConfig": {"url": "https://127.0.0.1:1/"}, "matchConditions": [{"name": "x", "expression": "true"}],
-        }  # fmt: skip
-        kind = "MutatingWebhookConfiguration"
-        body = {"kind": kind, "metadata": {"name": "a"}, "webhooks": [hook]}
-        path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-        answer = await client.ask("POST", path, body)
-        assert (answer.status, "knows no CEL" in answer.message) == (422, True)
-
-    with_double(test)
-
-
 def test_paths_of_other_kinds_releases_and_verbs_are_not_found_or_not_allowed() -> None:
     async def test(_: ApiServer, client: Client) -> None:
         for method, path, status in (

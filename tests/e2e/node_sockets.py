@@ -1,4 +1,4 @@
-"""Sockets of a node's network, in this process: a test speaks HTTP with what is there, and is spoken to.
+"""Sockets of a node's network, in this process: a test speaks HTTP with what is there.
 
 A socket stays in the network it was made in. The thread that goes there to make it ends with that.
 """
@@ -42,14 +42,3 @@ def _enter(node: Node) -> None:
             raise OSError(ctypes.get_errno(), f"the network of {node.name} cannot be entered")
     finally:
         os.close(place)
-
-
-def listening(node: Node) -> socket.socket:
-    """Return a socket that is bound to a free port of the node's loopback."""
-
-    def make() -> socket.socket:
-        bound = socket.socket()
-        bound.bind(("127.0.0.1", 0))
-        return bound
-
-    return socket_in(node, make)

@@ -1,6 +1,6 @@
 """A real API server holds what the double holds (tests/contract).
 
-A cluster that is given is not held to webhooks and to compaction: it cannot be reached as that needs.
+A cluster that is given is not held to compaction: its store cannot be reached.
 """
 
 import base64
@@ -15,7 +15,6 @@ import aiohttp
 import components
 import pytest
 from cluster import Cluster as OwnCluster
-from contract.applies import TestApplies
 from contract.connection import Connection
 from contract.deletions import TestDeletions
 from contract.events import TestEvents
@@ -26,8 +25,7 @@ from contract.lists import TestLists
 from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
-from contract.webhooks import TestWebhooks
-from node_sockets import listening, socket_in
+from node_sockets import socket_in
 
 from sharepod.kube.access import from_kubeconfig
 
@@ -38,7 +36,6 @@ pytestmark = pytest.mark.releases
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
 
 __all__ = [
-    "TestApplies",
     "TestDeletions",
     "TestEvents",
     "TestEvictions",
@@ -48,14 +45,13 @@ __all__ = [
     "TestPatches",
     "TestPods",
     "TestWatches",
-    "TestWebhooks",
 ]
 
 
 @pytest.fixture
 def connected(request: pytest.FixtureRequest) -> "Connected":
     if OTHER_CLUSTER:
-        connection = Connection(from_kubeconfig(Path(OTHER_CLUSTER)), listen=None)
+        connection = Connection(from_kubeconfig(Path(OTHER_CLUSTER)))
     else:
         connection = connection_to(request.getfixturevalue("own_cluster"))
     return lambda: contextlib.nullcontext(connection)
@@ -76,7 +72,7 @@ def connection_to(cluster: OwnCluster) -> Connection:
             await _etcd(session, "compaction", {"revision": found["header"]["revision"]})
 
     access = from_kubeconfig(cluster.node.state / "admin.kubeconfig")
-    return Connection(access, open_socket, lambda: listening(cluster.node), compact)
+    return Connection(access, open_socket, compact)
 
 
 async def _etcd(session: aiohttp.ClientSession, verb: str, body: dict[str, Any]) -> dict[str, Any]:

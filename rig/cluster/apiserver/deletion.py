@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from .admission import Admission, Write
 from .kinds import Place, kind_named
 from .objects import time_of
 from .refusal import conflict, not_found
@@ -23,8 +22,8 @@ _CONTENTS = ("pods", "poddisruptionbudgets", "configmaps", "secrets", "leases", 
 class Deletion:
     """The ends of one store's objects."""
 
-    def __init__(self, store: Store, admission: Admission, unix: Callable[[], float]) -> None:
-        self._store, self._admission, self._unix = store, admission, unix
+    def __init__(self, store: Store, unix: Callable[[], float]) -> None:
+        self._store, self._unix = store, unix
         self.kubelet_s: float | None = None
         """A kubelet ends deleted pods so much later; None: there is none, and they stay."""
         self._kubelet: set[asyncio.TimerHandle] = set()
@@ -33,20 +32,13 @@ class Deletion:
         for handle in self._kubelet:
             handle.cancel()
 
-    async def delete(
-        self, place: Place, options: Mapping[str, Any], *, dry_run: bool = False, warnings: list[str]
-    ) -> Body | None:
+    def delete(self, place: Place, options: Mapping[str, Any]) -> Body | None:
         """Delete an object; return how it is now, None when it has gone. Raises Refusal."""
         plural, kept = place.kind.plural, self._get(place)
         _check_preconditions(place, kept.body, options.get("preconditions") or {})
-        write = Write(place, place.name, "DELETE", None, kept.body, dry_run)
-        await self._admission.mutate(write, warnings)
-        await self._admission.validate(write, warnings)
-        kept, body = self._get(place), self._get(place).copy()
-        if dry_run:
-            return body
+        body = kept.copy()
         if plural == "namespaces":
-            return await self._end_namespace(place, body, warnings)
+            return self._end_namespace(place, body)
         metadata, grace = body["metadata"], _grace_of(plural, body, options.get("gracePeriodSeconds"))
         if metadata.get("deletionTimestamp") and grace >= metadata.get("deletionGracePeriodSeconds", 0) and grace:
             return kept.body
@@ -70,7 +62,7 @@ class Deletion:
         if not any(True for kind in _CONTENTS for _ in self._store.all(kind, place.namespace)):
             self._store.delete("namespaces", ("", place.namespace))
 
-    async def _end_namespace(self, place: Place, body: Body, warnings: list[str]) -> Body | None:
+    def _end_namespace(self, place: Place, body: Body) -> Body | None:
         """Take away what is in a namespace, and it when it is empty; pods with finalizers keep it."""
         body["metadata"].setdefault("deletionTimestamp", time_of(self._unix()))
         body["status"] = {"phase": "Terminating"}
@@ -78,7 +70,7 @@ class Deletion:
         for plural in _CONTENTS:
             for key, _ in list(self._store.all(plural, place.name)):
                 there = Place(kind_named(plural), *key)
-                await self.delete(there, {"gracePeriodSeconds": 0}, warnings=warnings)
+                self.delete(there, {"gracePeriodSeconds": 0})
         left = self._store.get("namespaces", place.key)
         return None if left is None else left.body
 

@@ -1,6 +1,6 @@
 """The test's hand: what it sees of a store, and what it does there without asking anybody.
 
-Nothing here is checked, and no webhook asked: so a test makes what kubelet, schedulers, controllers and time have made.
+Nothing here is checked: so a test makes what kubelet, schedulers, controllers and time have made.
 """
 
 from __future__ import annotations

@@ -33,9 +33,6 @@ class Kind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
-_PDB = {"group": "policy", "subresources": ("status",), "needs_version": True}
-_HOOK = {"group": "admissionregistration.k8s.io", "namespaced": False, "needs_version": True}
-
 KINDS: tuple[Kind, ...] = (
     Kind("Pod", "pods", subresources=("status", "binding", "eviction")),
     Kind("Node", "nodes", namespaced=False, subresources=("status",)),
@@ -45,10 +42,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("Secret", "secrets"),
     Kind("ServiceAccount", "serviceaccounts"),
     Kind("Lease", "leases", group="coordination.k8s.io", needs_version=True),
-    Kind("PodDisruptionBudget", "poddisruptionbudgets", **_PDB),  # type: ignore[arg-type]
+    Kind("PodDisruptionBudget", "poddisruptionbudgets", group="policy", subresources=("status",), needs_version=True),
     Kind("PriorityClass", "priorityclasses", group="scheduling.k8s.io", namespaced=False),
-    Kind("MutatingWebhookConfiguration", "mutatingwebhookconfigurations", **_HOOK),  # type: ignore[arg-type]
-    Kind("ValidatingWebhookConfiguration", "validatingwebhookconfigurations", **_HOOK),  # type: ignore[arg-type]
     Kind("TokenReview", "tokenreviews", group="authentication.k8s.io", namespaced=False, stored=False),
 )
 

@@ -16,7 +16,7 @@ Body = dict[str, Any]
 
 MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "env": "name", "volumes": "name",
-    "imagePullSecrets": "name", "schedulingGates": "name", "secrets": "name", "webhooks": "name",
+    "imagePullSecrets": "name", "schedulingGates": "name", "secrets": "name",
     "ports": "containerPort", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "conditions": "type",
     "ownerReferences": "uid", "topologySpreadConstraints": "topologyKey", "hostAliases": "ip", "addresses": "type",
 }  # fmt: skip

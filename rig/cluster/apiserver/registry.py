@@ -1,19 +1,17 @@
-"""The verbs that write: create, replace, patch, apply, bind, evict; each with its checks, webhooks and rules.
+"""The verbs that write: create, replace, patch, bind, evict; each with its checks and rules.
 
-Owns the order of these, and what is retried when another write came between. Knows no HTTP.
+Owns the order of these. Nothing waits between the look at an object and its write. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import evict, rules
-from .admission import MUTATING, VALIDATING, Admission, Write, check_configuration
-from .apply import applied, note_applied, note_update
 from .deletion import Deletion
 from .events import check_event
 from .kinds import Place, kind_named
+from .managed import note_update
 from .objects import check_changed, check_name, made, same_but_version, time_of
 from .patch import json_patch, merge_patch, strategic_merge_patch
 from .refusal import Refusal, already_exists, bad_request, conflict, forbidden, invalid, not_found
@@ -26,34 +24,20 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 
-JSON, MERGE, STRATEGIC, APPLY = (
-    f"application/{kind}" for kind in ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json",
-                                       "apply-patch+yaml")
-)  # fmt: skip
-_TRIES = 5
-_GENERATIONS = ("poddisruptionbudgets", MUTATING, VALIDATING)
-
-
-@dataclass(slots=True)
-class Ask:
-    """How something is to be written."""
-
-    manager: str = "test"
-    force: bool = False
-    dry_run: bool = False
-    warnings: list[str] = field(default_factory=list)
-    """What the answer's headers are to say."""
+JSON, MERGE, STRATEGIC = (
+    f"application/{kind}" for kind in ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json")
+)
 
 
 class Registry:
     """What may be written to one store, and how."""
 
-    def __init__(self, store: Store, admission: Admission, unix: Callable[[], float]) -> None:
+    def __init__(self, store: Store, unix: Callable[[], float]) -> None:
         """`unix` is the wall clock."""
-        self.store, self._admission, self._unix = store, admission, unix
+        self.store, self._unix = store, unix
         self.reviews: dict[str, Body] = {}
         """What a TokenReview of a token answers as its status; others are not authenticated."""
-        self.deletion = Deletion(store, admission, unix)
+        self.deletion = Deletion(store, unix)
         self.evicted: list[str] = []
         """Names of pods, as they were evicted."""
 
@@ -66,37 +50,23 @@ class Registry:
             raise not_found(place.kind.title, place.name)
         return kept
 
-    async def create(self, place: Place, body: Body, ask: Ask, applied_as: Body | None = None) -> Body:
-        """Make an object; `applied_as`: what its manager applies. Raises Refusal."""
+    def create(self, place: Place, body: Body, manager: str) -> Body:
+        """Make an object. Raises Refusal."""
         kind = place.kind
         _check_kind(place, body)
         if not kind.stored:
             return self._reviewed(body)
         self._check_namespace(place)
         self._fill(place, body)
-        mutated = await self._admission.mutate(
-            Write(place, body.get("metadata", {}).get("name", ""), "CREATE", body, None, ask.dry_run), ask.warnings
-        )
-        if mutated is None:
-            raise bad_request("the request is no object")
-        body = mutated
-        self._fill(place, body)
         made(place, body, self._unix())
-        if kind.plural in _GENERATIONS:
+        if kind.plural == "poddisruptionbudgets":
             body["metadata"]["generation"] = 1
         key = place.namespace, body["metadata"]["name"]
         self._check_new(place, body)
-        await self._admission.validate(Write(place, key[1], "CREATE", body, None, ask.dry_run), ask.warnings)
         if self.store.get(kind.plural, key) is not None:
             raise already_exists(kind.title, key[1])
-        self._check_namespace(place)
         body["metadata"].pop("managedFields", None)
-        if applied_as is None:
-            note_update({"metadata": {}}, body, ask.manager, "", kind.api_version, self._now())
-        else:
-            note_applied(body, applied_as, ask.manager, kind.api_version, self._now())
-        if ask.dry_run:
-            return body
+        note_update({"metadata": {}}, body, manager, "", kind.api_version, self._now())
         kept = self.store.put(kind.plural, key, body)
         if kind.plural == "namespaces":
             self.begin_namespace(key[1])
@@ -107,7 +77,7 @@ class Registry:
         account = {"metadata": {"name": "default", "namespace": name, "uid": f"uid-{name}-default"}}
         self.store.put("serviceaccounts", (name, "default"), account)
 
-    async def update(self, place: Place, body: Body, ask: Ask) -> Body:
+    def update(self, place: Place, body: Body, manager: str) -> Body:
         """Replace an object. Raises Refusal."""
         _check_kind(place, body)
         kept = self.get(place)
@@ -120,13 +90,9 @@ class Registry:
         if place.kind.needs_version and not metadata.get("resourceVersion"):
             why = "Invalid value: 0x0: must be specified for an update"
             raise invalid(place.kind.kind, place.name, [("metadata.resourceVersion", why)])
+        return self._change(place, lambda _: copied(body), manager)
 
-        def change(_: Body) -> Body:
-            return copied(body)
-
-        return await self._change(place, change, ask)
-
-    async def patch(self, place: Place, media: str, patch: Any, ask: Ask) -> Body:
+    def patch(self, place: Place, media: str, patch: Any, manager: str) -> Body:
         """Change an object by a patch. Raises Refusal."""
         if media != JSON and not isinstance(patch, dict):
             raise bad_request("the patch is no object")
@@ -137,48 +103,16 @@ class Registry:
         }
         if media not in change:
             raise Refusal(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {media}")
-        return await self._change(place, change[media], ask)
+        return self._change(place, change[media], manager)
 
-    async def apply(self, place: Place, wanted: Body, ask: Ask) -> tuple[Body, bool]:
-        """Apply what a manager wants; return the object, and whether it was made. Raises Refusal."""
-        if not ask.manager:
-            why = "Required value: is required for apply patch"
-            raise invalid("PatchOptions.meta.k8s.io", "", [("fieldManager", why)])
-        _check_kind(place, wanted, required=True)
-        if wanted.get("metadata", {}).get("managedFields"):
-            raise bad_request("metadata.managedFields must be nil")
-        ignored = "spec" if place.subresource == "status" else "status"
-        if "status" in place.kind.subresources:
-            wanted.pop(ignored, None)
-
-        def change(body: Body) -> Body:
-            return applied(
-                body, copied(wanted), ask.manager, place.subresource, place.kind.api_version, self._now(),
-                force=ask.force,
-            )  # fmt: skip
-
-        if self.store.get(place.kind.plural, place.key) is None and not place.subresource:
-            if wanted.get("metadata", {}).get("uid"):
-                raise conflict(place.kind.title, place.name, "uid mismatch: the object is not there")
-            wanted.setdefault("metadata", {})["name"] = place.name
-            everything = Place(place.kind, place.namespace)
-            return await self.create(everything, copied(wanted), ask, applied_as=wanted), True
-        return await self._change(place, change, ask, notes=False), False
-
-    async def bind(self, place: Place, binding: Body, ask: Ask) -> None:
+    def bind(self, place: Place, binding: Body) -> None:
         """Bind a pod to a node. Raises Refusal."""
         pod = self.get(place)
         if binding.get("metadata", {}).get("name", place.name) != place.name:
             raise bad_request("name in URL does not match name in Binding object")
-        rules.bound(pod.copy(), binding, self._now())
-        write = Write(place, place.name, "CREATE", {"metadata": {"name": place.name}, **binding}, None, ask.dry_run)
-        await self._admission.mutate(write, ask.warnings)
-        await self._admission.validate(write, ask.warnings)
-        bound = rules.bound(self.get(place).copy(), binding, self._now())
-        if not ask.dry_run:
-            self.store.put("pods", place.key, bound)
+        self.store.put("pods", place.key, rules.bound(pod.copy(), binding, self._now()))
 
-    async def evict(self, place: Place, eviction: Body, ask: Ask) -> None:
+    def evict(self, place: Place, eviction: Body) -> None:
         """Delete a pod if its budgets allow it. Raises Refusal."""
         version = eviction.get("apiVersion")
         if version not in ("policy/v1", "policy/v1beta1"):
@@ -192,9 +126,7 @@ class Registry:
             budgets = [kept.body for _, kept in self.store.all("poddisruptionbudgets", place.namespace)]
             evict.check(pod, evict.budgets_of(pod, budgets))
         alone = Place(kind_named("pods"), place.namespace, place.name)
-        await self.deletion.delete(
-            alone, options, dry_run=ask.dry_run or bool(options.get("dryRun")), warnings=ask.warnings
-        )
+        self.deletion.delete(alone, options)
         self.evicted.append(place.name)
 
     def settle_budgets(self, namespace: str) -> None:
@@ -205,53 +137,29 @@ class Registry:
             if status != kept.body.get("status"):
                 self.store.put("poddisruptionbudgets", key, {**kept.body, "status": status})
 
-    async def _change(self, place: Place, change: Callable[[Body], Body], ask: Ask, *, notes: bool = True) -> Body:
-        """Change an object; anew where another write came between, unless the change names a version."""
-        for _ in range(_TRIES):
-            kept = self.get(place)
-            body = await self._changed(place, kept.body, change, ask, notes=notes)
-            now = self.store.get(place.kind.plural, place.key)
-            if now is None:
-                raise not_found(place.kind.title, place.name)
-            if now.version != kept.version:
-                continue
-            if ask.dry_run:
-                return body
-            if same_but_version(kept.body, body):
-                return kept.body
-            kept = self.store.put(place.kind.plural, place.key, body)
-            metadata = kept.body["metadata"]
-            going = metadata.get("deletionTimestamp") and not metadata.get("deletionGracePeriodSeconds")
-            if going and not metadata.get("finalizers"):
-                self.deletion.remove(place)
-            return kept.body
-        raise conflict(place.kind.title, place.name, "it is changed all the time; try again")
-
-    async def _changed(
-        self, place: Place, before: Body, change: Callable[[Body], Body], ask: Ask, *, notes: bool
-    ) -> Body:
+    def _change(self, place: Place, change: Callable[[Body], Body], manager: str) -> Body:
+        kept = self.get(place)
+        before, plural = kept.body, place.kind.plural
         head = {"apiVersion": place.kind.api_version, "kind": place.kind.kind}
         body = change(head | copied(before))
         _check_kind(place, body)
         check_changed(place, before, body)
         self._keep_other_part(place, before, body)
-        write = Write(place, place.name, "UPDATE", body, before, ask.dry_run)
-        body = await self._admission.mutate(write, ask.warnings) or body
-        check_changed(place, before, body)
-        self._keep_other_part(place, before, body)
-        if place.kind.plural == "pods":
+        if plural == "pods":
             (rules.check_status if place.subresource else rules.check_changed)(before, body)
-        elif place.kind.plural == "events":
+        elif plural == "events":
             check_event(body, place.namespace)
-        elif place.kind.plural in (MUTATING, VALIDATING):
-            check_configuration(body)
-        if place.kind.plural in _GENERATIONS and _but_status(before) != _but_status(body):
+        elif plural == "poddisruptionbudgets" and _but_status(before) != _but_status(body):
             body["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
-        if notes:
-            note_update(before, body, ask.manager, place.subresource, place.kind.api_version, self._now())
-        write = Write(place, place.name, "UPDATE", body, before, ask.dry_run)
-        await self._admission.validate(write, ask.warnings)
-        return body
+        note_update(before, body, manager, place.subresource, place.kind.api_version, self._now())
+        if same_but_version(before, body):
+            return before
+        kept = self.store.put(plural, place.key, body)
+        metadata = kept.body["metadata"]
+        going = metadata.get("deletionTimestamp") and not metadata.get("deletionGracePeriodSeconds")
+        if going and not metadata.get("finalizers"):
+            self.deletion.remove(place)
+        return kept.body
 
     def _keep_other_part(self, place: Place, before: Body, body: Body) -> None:
         """Keep what is not written through this path: the status, or all but it."""
@@ -282,8 +190,6 @@ class Registry:
             rules.check_new(body)
         elif place.kind.plural == "events":
             check_event(body, place.namespace)
-        elif place.kind.plural in (MUTATING, VALIDATING):
-            check_configuration(body)
 
     def _check_namespace(self, place: Place) -> None:
         if not place.kind.namespaced:
@@ -313,11 +219,9 @@ class Registry:
         return time_of(self._unix())
 
 
-def _check_kind(place: Place, body: Body, *, required: bool = False) -> None:
+def _check_kind(place: Place, body: Body) -> None:
     """Take the kind and its version off a body: what is stored has neither. Raises Refusal for another's."""
     kind, version = body.pop("kind", None), body.pop("apiVersion", None)
-    if required and not (kind and version):
-        raise bad_request("Object 'Kind' is missing")
     if (kind or place.kind.kind) != place.kind.kind or (version or place.kind.api_version) != place.kind.api_version:
         why = f"the API version in the data ({version}, {kind}) does not match the expected API version"
         raise bad_request(f"{why} ({place.kind.api_version}, {place.kind.kind})")

@@ -11,19 +11,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
-import yaml
 from aiohttp import web
 
 from sharepod.kube.access import Access, in_cluster
 
-from .admission import Admission
 from .faults import Faults
 from .hand import Hand
 from .keys import AUTHORITY, server_context
 from .kinds import RELEASE, Place, place_of
 from .listing import listed, matcher
 from .refusal import Refusal, bad_request
-from .registry import APPLY, JSON, MERGE, STRATEGIC, Ask, Registry
+from .registry import JSON, MERGE, STRATEGIC, Registry
 from .store import Store
 from .watch import Watches
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 _BODY_MAX = 3 * 2**20
-_PATCHES = (JSON, MERGE, STRATEGIC, APPLY)
+_PATCHES = (JSON, MERGE, STRATEGIC)
 
 
 class ApiServer(Hand):
@@ -47,15 +45,12 @@ class ApiServer(Hand):
         super().__init__(Store())
         self.token = "first"  # noqa: S105
         self.faults = Faults()
-        self.services: dict[tuple[str, str], int] = {}
-        """Ports on this machine where webhooks' Services lead, by namespace and name."""
         self.requests: Counter[str] = Counter()
         """How often it was asked, by `verb resource`."""
         self.stale = 0
         """How many versions the cache is behind, from which a list at version 0 is answered."""
         self.port = 0
-        self._admission = Admission(self.store, self.services)
-        self.registry = Registry(self.store, self._admission, unix)
+        self.registry = Registry(self.store, unix)
         self.watches = Watches(self.store)
         self._runner: web.AppRunner | None = None
         self._connections: set[asyncio.Transport] = set()
@@ -112,7 +107,6 @@ class ApiServer(Hand):
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
-        await self._admission.close()
 
     def account(self, directory: Path) -> Path:
         """Write a service account as kubelet mounts it; again after `token` has changed."""
@@ -204,7 +198,7 @@ class ApiServer(Hand):
         """Do what a request asks that is no watch. Raises Refusal."""
         if place is None:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
-        method, ask = request.method, _ask(request)
+        method = request.method
         if method == "GET" and place.kind.stored and place.subresource in ("", "status"):
             if place.name:
                 return _json(_with_kind(place, self.registry.get(place).body))
@@ -214,62 +208,51 @@ class ApiServer(Hand):
                 body=listed(self.store, place, request.query, self.stale), content_type="application/json"
             )
         if method == "POST" and (not place.name or place.subresource in ("binding", "eviction")):
-            return await self._post(request, place, ask)
+            return await self._post(request, place)
         changes = place.name and place.kind.stored and place.subresource in ("", "status")
         if method == "PUT" and changes:
-            done = await self.registry.update(place, await _body(request, "application/json"), ask)
-            return _json(_with_kind(place, done), 200, _warned(ask))
+            body = await _body(request, "application/json")
+            return _json(_with_kind(place, self.registry.update(place, body, _manager(request))))
         if method == "PATCH" and changes:
-            return await self._patch(request, place, ask)
+            patch = await _body(request, *_PATCHES, lists=True)
+            done = self.registry.patch(place, request.content_type, patch, _manager(request))
+            return _json(_with_kind(place, done))
         if method == "DELETE" and place.kind.stored and not place.subresource:
-            return await self._delete(request, place, ask)
+            return await self._delete(request, place)
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
-    async def _post(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
+    async def _post(self, request: web.Request, place: Place) -> web.Response:
         body = await _body(request, "application/json")
         if place.subresource == "binding":
-            await self.registry.bind(place, body, ask)
+            self.registry.bind(place, body)
         elif place.subresource == "eviction":
-            await self.registry.evict(place, body, ask)
+            self.registry.evict(place, body)
         else:
-            return _json(_with_kind(place, await self.registry.create(place, body, ask)), 201, _warned(ask))
-        return _json(_success(), 201, _warned(ask))
+            return _json(_with_kind(place, self.registry.create(place, body, _manager(request))), 201)
+        return _json(_success(), 201)
 
-    async def _patch(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
-        patch = await _body(request, *_PATCHES, lists=True)
-        if request.content_type == APPLY:
-            ask.manager = request.query.get("fieldManager", "")
-            done, is_new = await self.registry.apply(place, patch, ask)
-            return _json(_with_kind(place, done), 201 if is_new else 200, _warned(ask))
-        done = await self.registry.patch(place, request.content_type, patch, ask)
-        return _json(_with_kind(place, done), 200, _warned(ask))
-
-    async def _delete(self, request: web.Request, place: Place, ask: Ask) -> web.Response:
+    async def _delete(self, request: web.Request, place: Place) -> web.Response:
         options = await _body(request, "application/json", "application/octet-stream") if request.can_read_body else {}
         if grace := request.query.get("gracePeriodSeconds"):
             options["gracePeriodSeconds"] = int(grace)
         if place.name:
             before = self.registry.get(place).body
-            dry_run = ask.dry_run or bool(options.get("dryRun"))
-            left = await self.registry.deletion.delete(place, options, dry_run=dry_run, warnings=ask.warnings)
+            left = self.registry.deletion.delete(place, options)
             if left is None and place.kind.plural != "pods":
                 details = {"name": place.name, "kind": place.kind.plural, "uid": before["metadata"].get("uid", "")}
-                return _json(_success() | {"details": details}, 200, _warned(ask))
-            return _json(_with_kind(place, before if left is None else left), 200, _warned(ask))
+                return _json(_success() | {"details": details})
+            return _json(_with_kind(place, before if left is None else left))
         matches = matcher(place, request.query)
         for key, kept in list(self.store.all(place.kind.plural, place.namespace)):
             if matches(kept.body):
-                await self.registry.deletion.delete(Place(place.kind, *key), options, warnings=ask.warnings)
+                self.registry.deletion.delete(Place(place.kind, *key), options)
         return _json(_success())
 
 
-def _ask(request: web.Request) -> Ask:
+def _manager(request: web.Request) -> str:
+    """Return who writes, as managedFields name it."""
     agent = request.headers.get("User-Agent", "unknown").partition("/")[0]
-    manager = request.query.get("fieldManager") or agent
-    dry = request.query.get("dryRun", "")
-    if dry not in ("", "All"):
-        raise bad_request(f'dryRun: Unsupported value: "{dry}": supported values: "All"')
-    return Ask(manager[:128], force=request.query.get("force") == "true", dry_run=bool(dry))
+    return (request.query.get("fieldManager") or agent)[:128]
 
 
 async def _body(request: web.Request, *media: str, lists: bool = False) -> Any:
@@ -277,9 +260,8 @@ async def _body(request: web.Request, *media: str, lists: bool = False) -> Any:
         why = f"the body of the request was in an unknown format - accepted media types include: {', '.join(media)}"
         raise Refusal(415, "UnsupportedMediaType", why)
     try:
-        text = await request.read()
-        body = yaml.safe_load(text) if request.content_type == APPLY else orjson.loads(text)
-    except (ValueError, yaml.YAMLError):
+        body = orjson.loads(await request.read())
+    except ValueError:
         raise bad_request("couldn't get version/kind; json parse error: the body is no JSON") from None
     if not isinstance(body, (dict, list) if lists else dict):
         raise bad_request("the body is no object")
@@ -292,13 +274,6 @@ def _with_kind(place: Place, body: Body) -> Body:
 
 def _success() -> Body:
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-
-
-def _warned(ask: Ask) -> dict[str, str] | None:
-    if not ask.warnings:
-        return None
-    quoted = (warning.replace("\\", "\\\\").replace('"', '\\"') for warning in ask.warnings)
-    return {"Warning": ", ".join(f'299 - "{warning}"' for warning in quoted)}
 
 
 def _json(body: Body, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
