@@ -130,7 +130,6 @@ struct sg_event {
 };
 
 enum sg_context_state { SG_FREE = 0, SG_ALIVE = 1 };
-enum sg_checkpoint { SG_CHECKPOINT_RUNNING, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_STORED, SG_CHECKPOINT_FAILED };
 
 struct sg_context {
   uint32_t state;
@@ -138,11 +137,9 @@ struct sg_context {
   struct sg_owner owner;
   uint32_t id;         /* never reused */
   uint32_t lost_error; /* sticky CUresult, 0 = healthy */
-  uint32_t checkpoint;
   uint64_t created_ns;
   uint64_t memory_bytes;  /* allocations and the context's own overhead */
   uint64_t managed_bytes; /* of that, what limits of cgroups do not count */
-  uint64_t stored_bytes;  /* what a checkpoint took off the device */
   uint64_t busy_ns;
   uint64_t order;
   uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
@@ -165,7 +162,6 @@ struct sg_client {
   struct sg_owner owner;
   uint32_t reserved;
   uint64_t memory_bytes[SG_HOLDINGS][SG_MAX_DEVICES];
-  uint64_t stored_bytes[SG_HOLDINGS][SG_MAX_DEVICES]; /* what a checkpoint took off the devices */
   uint64_t cgroups[SG_CGROUP_DEPTH];                  /* see sg_state */
 };
 
