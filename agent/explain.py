@@ -196,7 +196,10 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
     if account.overrun_ns:
         facts.append(f"overran its quanta by {account.overrun_ns / 1e9:.3f} s in all; overruns are repaid")
     if account.passed:
-        facts.append(f"{account.passed} launches passed a closed gate (2 ms without progress, or a stale agent)")
+        facts.append(
+            f"{account.passed} launches passed without a turn (2 ms without progress, a stale agent, or several devices "
+            "at once)"
+        )
     if account.faults:
         facts.append(f"{account.faults} values in its region were out of range or overwritten: clamped, and put right")
     if cause := trouble.small_cap(limit, device.context_bytes):

@@ -78,7 +78,8 @@ SHARE_ROWS: Final[tuple[Row[Held] | HistogramRow[Held] | InfoRow[Held], ...]] = 
     Row("sharepod_share_launches_total", "Launches that passed the gate.", lambda h: h.usage.usage.launches),
     Row(
         "sharepod_share_passed_launches_total",
-        "Launches that passed deliberately (no progress for 2 ms past the predicted end, or no agent).",
+        "Launches that passed deliberately (no progress for 2 ms past the predicted end, no agent, or onto several devices "
+        "at once).",
         lambda h: h.usage.usage.passed,
     ),
     Row(
