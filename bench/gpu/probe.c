@@ -66,22 +66,14 @@ static void parse_units(char *text) {
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
-      {"unit", &options.unit_ns, true},
-      {"work", &options.work_ns, true},
-      {"period", &options.period_ns, true},
-      {"gap", &options.gap_ns, true},
-      {"seconds", &options.seconds_ns, true},
-      {"depth", &options.depth, false},
-      {"group", &options.group, false},
-      {"graph", &options.graph, false},
-      {"burst", &options.burst, false},
-      {"count", &options.count, false},
-      {"log", &options.log, false},
-      {"blocks", &options.blocks, false},
-      {"threads", &options.threads, false},
-      {"bytes", &options.bytes, false},
-      {"wait", &options.wait, false},
-      {"simulated", &options.simulated, false},
+      {"unit", &options.unit_ns, true},       {"work", &options.work_ns, true},
+      {"period", &options.period_ns, true},   {"gap", &options.gap_ns, true},
+      {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
+      {"group", &options.group, false},       {"graph", &options.graph, false},
+      {"burst", &options.burst, false},       {"count", &options.count, false},
+      {"log", &options.log, false},           {"blocks", &options.blocks, false},
+      {"threads", &options.threads, false},   {"bytes", &options.bytes, false},
+      {"wait", &options.wait, false},         {"simulated", &options.simulated, false},
   };
   if (count < 2)
     die("usage: probe MODE [option=value ...]");
