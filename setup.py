@@ -188,7 +188,6 @@ def extensions() -> list[Extension]:
                 *sources(
                     "simgpu/state.c",
                     "simgpu/client.c",
-                    "simgpu/limit.c",
                     "simgpu/owner.c",
                     "simgpu/catalogue.c",
                     "simgpu/model.c",

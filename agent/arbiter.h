@@ -38,7 +38,7 @@ struct sp_usage {
   uint64_t overrun_ns;   /* time past the end of its quanta */
   uint64_t turns;        /* turns held */
   uint64_t launches;     /* launches that passed the gate (reported by the hook) */
-  uint64_t passed;       /* launches that passed a closed gate deliberately (deadlines, stale agent) */
+  uint64_t passed;       /* launches that passed a closed gate deliberately (deadlines, stale agent) or passes none */
   uint64_t cogrants;     /* turns granted to others because this share's drain was late */
   uint64_t faults;       /* values in the region that had to be clamped or put right */
   uint64_t memory_used_bytes;    /* what its processes are charged with, and what NVML shows beyond */

@@ -17,7 +17,6 @@ from sharepod.agent.share import (
     Copies,
     DeviceTerms,
     DeviceUuid,
-    DriverLimit,
     Share,
     ShareClass,
     ShareId,
@@ -54,8 +53,6 @@ class Record:
     usages: tuple[Usage, ...]
     live_launches: int
     """Launches, on all devices, of the processes that lived then: the next arbiter reads them from the slots again."""
-    driver_limits: tuple[DriverLimit, ...] = ()
-    """What stands of ours, one per device; empty from an agent that set none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +101,12 @@ class Dumper:
             share = json.dumps(_fields(status.share))
         launches = sum(process.launches for process in status.processes)
         usages = ", ".join(_counters(held.usage) for held in status.usages)
-        limits = ", ".join(_limit(held.driver_limit) for held in status.usages)
-        text = f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}], "driver_limits": [{limits}]}}'
+        text = f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}]}}'
         return _Dumped(status, share, text)
 
 
 def _counters(usage: Usage) -> str:
     return _COUNTERS_TEXT % _read_counters(usage)
-
-
-def _limit(limit: DriverLimit) -> str:
-    return json.dumps({"cgroup": limit.cgroup, "limit_bytes": limit.limit_bytes}) if limit.cgroup else "{}"
 
 
 def _fields(share: Share) -> dict[str, Any]:
@@ -154,8 +146,7 @@ def _record(item: Mapping[str, Any]) -> Record:
     usages = tuple(_usage(usage) for usage in item["usages"])
     if len(usages) != len(devices):
         raise ValueError("accounts and devices differ in number")
-    limits = tuple(DriverLimit(**limit) for limit in item.get("driver_limits", ()))
-    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]), limits)
+    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]))
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:

@@ -12,7 +12,6 @@ from sharepod.agent.share import (
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,
-    DriverLimit,
     ShareClass,
     ShareId,
     ShareState,
@@ -156,14 +155,6 @@ def _gang(status: ShareStatus, mates: Sequence[ShareStatus]) -> tuple[str, ...]:
     return (f"of gang {status.share.gang}, {beside}",)
 
 
-def _enforcers(limit: DriverLimit, cap_bytes: int) -> str:
-    if limit.cgroup:
-        # Where the driver rounds, or while it refuses a change.
-        height = "" if limit.limit_bytes == cap_bytes else f", at {bytes_text(limit.limit_bytes)}"
-        return f"hook and driver (cgroup {limit.cgroup}{height})"
-    return f"hook ({limit.cause})" if limit.cause else "hook"
-
-
 def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: DeviceStatus) -> tuple[str, ...]:
     held, account = terms.terms, usage.usage
     cap = f"of {bytes_text(held.memory_limit_bytes)}" if held.memory_limit_bytes else "(no cap)"
@@ -178,8 +169,6 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
         f"device {device.info.index}: {percent_text(device.requested_millipercent)} of its time is promised"
         + (f", and {percent_text(device.yielded_millipercent)} is yielded" if device.yielded_millipercent else ""),
     ]
-    if limit:
-        facts.append(f"memory enforced by: {_enforcers(usage.driver_limit, limit)}")
     if limit and used > limit:
         over = bytes_text(used - limit)
         facts.append(f"its memory is {over} above its cap: new allocations are refused until it has freed that")
@@ -196,7 +185,10 @@ def _facts(status: ShareStatus, terms: DeviceTerms, usage: DeviceUsage, device: 
     if account.overrun_ns:
         facts.append(f"overran its quanta by {account.overrun_ns / 1e9:.3f} s in all; overruns are repaid")
     if account.passed:
-        facts.append(f"{account.passed} launches passed a closed gate (2 ms without progress, or a stale agent)")
+        facts.append(
+            f"{account.passed} launches passed without a turn (2 ms without progress, a stale agent, or several "
+            "devices at once)"
+        )
     if account.faults:
         facts.append(f"{account.faults} values in its region were out of range or overwritten: clamped, and put right")
     if cause := trouble.small_cap(limit, device.context_bytes):

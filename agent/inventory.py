@@ -1,15 +1,13 @@
 """The devices of the node as NVML sees them. The only file that imports pynvml.
 
-NVML can hang on a sick device, so every look happens on one daemon thread of its own, and limits are set on another;
-results are handed to callbacks. Nothing is decided here: `health.py`, `foreign.py` and `driver_limits.py` do.
+NVML can hang on a sick device, so every look happens on one daemon thread of its own; the result is handed to a
+callback. Nothing is decided here: `health.py` and `foreign.py` do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import queue
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pynvml
 
 from sharepod.agent.device import DeviceInfo, DeviceLook, DeviceProcess
-from sharepod.agent.driver_limits import Answer, Order, Result
 from sharepod.agent.environ import environment_of, names_mps, region_in
 from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.share import DeviceUuid
@@ -33,10 +30,6 @@ LOOK_INTERVAL_S: Final = 2.4
 """A process without a share is told at the second look that sees it: within 5 s."""
 _MPS_SERVER: Final = "nvidia-cuda-mps"
 """The name of nvidia-cuda-mps-server, as long as the kernel keeps names."""
-_MEMORY_LIMITS: Final = "nvmlDeviceSetMemoryLimits_v1"
-_MEMORY_LIMITS_RELEASE: Final = 615
-_CLOSE_WAIT_S: Final = 0.5
-"""How long limits that are being cleared hold up the end of the agent."""
 _RECOVERY_NONE: Final = 0
 _RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
 
@@ -88,37 +81,6 @@ def _mps_clients(handle: Any) -> set[int]:
         return set()
 
 
-def _offers_memory_limits(driver_version: str) -> bool:
-    """Tell whether the driver has memory limits of its own, per cgroup (r615 and later)."""
-    release = driver_version.partition(".")[0]
-    try:
-        has_function = hasattr(ctypes.CDLL(LIBRARY_NAME), _MEMORY_LIMITS)
-    except OSError:
-        return False
-    return has_function and release.isdecimal() and int(release) >= _MEMORY_LIMITS_RELEASE
-
-
-def _memory_limit(handle: Any, cgroup: str) -> int | None:
-    """Return the hard limit of a cgroup, None when it has none."""
-    limits = pynvml.c_nvmlGetMemoryLimits_v1_t()
-    limits.nameSpace = os.fsencode(cgroup)
-    try:
-        pynvml.nvmlDeviceGetMemoryLimits_v1(handle, limits)
-    except (pynvml.NVMLError_NotFound, pynvml.NVMLError_NotSupported):
-        return None
-    hard_bytes = int(limits.hardLimit)
-    return None if hard_bytes == pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX else hard_bytes
-
-
-def _set_memory_limit(handle: Any, cgroup: str, limit_bytes: int) -> None:
-    """Set the hard limit of a cgroup; 0: none. The soft one, which outlives the cgroup in those above it, stays 0."""
-    limits = pynvml.c_nvmlSetMemoryLimits_v1_t()
-    limits.nameSpace = os.fsencode(cgroup)
-    limits.softLimit = 0
-    limits.hardLimit = limit_bytes or pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
-    pynvml.nvmlDeviceSetMemoryLimits_v1(handle, limits)
-
-
 def _nvlink_peers(one: _Handle, others: Sequence[_Handle]) -> tuple[int, ...]:
     """Return the indices of the GPUs that NVLink joins it with, through a switch too; a GPU that is cut has none."""
     return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
@@ -132,11 +94,6 @@ def _linked(one: _Handle, other: _Handle) -> bool:
     except pynvml.NVMLError:  # one that cannot say has none
         return False
     return bool(status == pynvml.NVML_P2P_STATUS_OK)
-
-
-def _refusal(error: pynvml.NVMLError) -> str:
-    remedy = ": run the agent as root" if isinstance(error, pynvml.NVMLError_NoPermission) else ""
-    return f"the driver refuses to limit its container ({error}){remedy}"
 
 
 def numa_node_at(bus_id: str, sysfs: Path = SYSFS) -> int:
@@ -181,13 +138,10 @@ class Inventory:
         self._events: Any = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._limiter: threading.Thread | None = None
         self._known: dict[int, DeviceProcess] = {}
         try:
             self._handles = self._list()
             self.driver_version = _text(pynvml.nvmlSystemGetDriverVersion())
-            self.offers_memory_limits = _offers_memory_limits(self.driver_version)
             self._watch_events()
         except pynvml.NVMLError as error:
             pynvml.nvmlShutdown()
@@ -245,14 +199,8 @@ class Inventory:
                 parent = next(item.parent for item in self._handles if item.parent_uuid == uuid)
                 pynvml.nvmlDeviceRegisterEvents(parent, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
-    def start(self, deliver: Callable[[tuple[DeviceLook, ...]], None], answer: Callable[[Answer], None]) -> None:
-        """Look every LOOK_INTERVAL_S, and at every Xid, on a thread of its own; `deliver` is called there.
-
-        Orders are carried out on another one, where `answer` is called.
-        """
-        if self.offers_memory_limits:
-            self._limiter = threading.Thread(target=self._obey, args=(answer,), name="nvml-limits", daemon=True)
-            self._limiter.start()
+    def start(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
+        """Look every LOOK_INTERVAL_S, and at every Xid, on a thread of its own; `deliver` is called there."""
         self._thread = threading.Thread(target=self._run, args=(deliver,), name="nvml", daemon=True)
         self._thread.start()
 
@@ -313,38 +261,12 @@ class Inventory:
         same = (known.memory_used_bytes, known.mps_client) == (memory_used_bytes, mps)
         return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)
 
-    def order(self, order: Order) -> None:
-        """Have a limit set or cleared, soon."""
-        self._orders.put(order)
-
-    def _obey(self, answer: Callable[[Answer], None]) -> None:
-        while (order := self._orders.get()) is not None:
-            answer(self._carry_out(order))
-
-    def _carry_out(self, order: Order) -> Answer:
-        handle = next((item.handle for item in self._handles if item.info.uuid == order.device), None)
-        if handle is None or not Path(order.cgroup).is_dir():
-            return Answer(order, Result.CLEARED)
-        try:
-            standing = _memory_limit(handle, order.cgroup)
-            if order.limit_bytes and order.is_foreign(standing):
-                return Answer(order, Result.FOREIGN, standing or 0)
-            if order.is_due(standing):
-                _set_memory_limit(handle, order.cgroup, order.limit_bytes)
-                standing = _memory_limit(handle, order.cgroup)
-        except pynvml.NVMLError as error:
-            return Answer(order, Result.REFUSED, cause=_refusal(error))
-        return Answer(order, Result.STANDS if order.limit_bytes else Result.CLEARED, standing or order.limit_bytes)
-
     def close(self) -> None:
-        """Stop looking and close NVML, when what is ordered has been done or has taken too long.
+        """Stop looking and close NVML.
 
         Nobody waits for the thread that looks: inside NVML it may wait for seconds, or hang. It closes NVML when it
         comes out, if the process is still there.
         """
-        self._orders.put(None)
-        if self._limiter is not None:
-            self._limiter.join(_CLOSE_WAIT_S)
         self._stopping.set()
         if self._thread is None:
             self._shut_down()

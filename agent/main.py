@@ -24,7 +24,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from sharepod import hook, simgpu
-from sharepod.agent import cgroup, hook_file, metrics
+from sharepod.agent import hook_file, metrics
 from sharepod.agent.errors import AgentUnavailable, ShareError
 from sharepod.agent.feed import Feed, Target
 from sharepod.agent.feed_metrics import Tally
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.agent.device import DeviceLook
-    from sharepod.agent.driver_limits import Answer
 
 log = logging.getLogger("sharepod.agent")
 
@@ -109,13 +108,6 @@ def _prepare_others(settings: Settings) -> None:
         ) from None
 
 
-def _limits_feature() -> str:
-    """Name what this agent can do with a driver that has memory limits of its own."""
-    if os.geteuid() != 0:
-        return "driver-memory-limits-for-root"
-    return "driver-memory-limits" if cgroup.is_mounted() else "driver-memory-limits-without-cgroups"
-
-
 class Agent:
     """A running agent: what it opened, in the order in which it is closed again."""
 
@@ -144,8 +136,7 @@ class Agent:
         registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
-        order = inventory.order if inventory.offers_memory_limits else None
-        node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring, order)
+        node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
         node.adopt()
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
@@ -183,7 +174,6 @@ class Agent:
         features += ["overcommit"] if settings.overcommit else []
         features += ["metrics"] if settings.metrics_listen else []
         features += ["memory-by-hook"]
-        features += [_limits_feature()] if inventory.offers_memory_limits else []
         return Identity(
             node_name=settings.node_name or socket.gethostname(),
             version=importlib.metadata.version("sharepod"),
@@ -271,11 +261,7 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(node.looked, looks)
 
-        def answer(answered: Answer) -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(node.limited, answered)
-
-        inventory.start(deliver, answer)
+        inventory.start(deliver)
         node.serve_threads(loop)
         log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again

@@ -78,7 +78,8 @@ SHARE_ROWS: Final[tuple[Row[Held] | HistogramRow[Held] | InfoRow[Held], ...]] = 
     Row("sharepod_share_launches_total", "Launches that passed the gate.", lambda h: h.usage.usage.launches),
     Row(
         "sharepod_share_passed_launches_total",
-        "Launches that passed deliberately (no progress for 2 ms past the predicted end, or no agent).",
+        "Launches that passed deliberately (no progress for 2 ms past the predicted end, no agent, or onto several "
+        "devices at once).",
         lambda h: h.usage.usage.passed,
     ),
     Row(
@@ -142,11 +143,6 @@ SHARE_ROWS: Final[tuple[Row[Held] | HistogramRow[Held] | InfoRow[Held], ...]] = 
         "sharepod_share_memory_overhead_bytes",
         "Of the memory in use, what NVML shows beyond the allocations: contexts, modules, rounding.",
         lambda h: h.usage.usage.memory_overhead_bytes,
-    ),
-    Row(
-        "sharepod_share_memory_driver_limited",
-        "1 while the driver's own limit, per cgroup, stands beside the hook's cap.",
-        lambda h: float(bool(h.usage.driver_limit.cgroup)),
     ),
     Row("sharepod_share_processes", "Live processes.", lambda h: h.usage.usage.processes),
     Row(

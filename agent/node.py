@@ -13,19 +13,17 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import cgroup, checkpoint, foreign, health, overhead, trouble
+from sharepod.agent import checkpoint, foreign, health, overhead, trouble
 from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
-from sharepod.agent.driver_limits import DriverLimits
 from sharepod.agent.errors import ShareError
 from sharepod.agent.owners import Owners, start_ticks, user_of
 from sharepod.agent.plugin import fresh
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from sharepod.agent.driver_limits import Answer, Order
     from sharepod.agent.native import Arbiter
     from sharepod.agent.plugin import PluginReport
     from sharepod.agent.registry import Registry, TermsChange
@@ -66,9 +64,8 @@ class Node:
         arbiter: Arbiter,
         state_directory: Path,
         monitoring: Sequence[str],
-        order: Callable[[Order], None] | None = None,
     ) -> None:
-        """Take the parts; `order` has the driver limit memory, None: the driver has no limits of its own."""
+        """Take the parts."""
         self.identity = identity
         self._registry = registry
         self._arbiter = arbiter
@@ -79,8 +76,6 @@ class Node:
         self._foreign = foreign.ForeignProcesses(monitoring)
         self._overheads = overhead.Overheads()
         self._troubles = trouble.Troubles()
-        self._order = order
-        self._driver_limits = DriverLimits(offered=order is not None)
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
@@ -114,7 +109,6 @@ class Node:
                 self._registry.release(share.id, time.monotonic_ns())
                 raise
         log.info("share registered", extra=_fields(share))
-        self._change_limits(share)
         return self._publish_change(share)
 
     def environment(self, share: Share) -> dict[str, str]:
@@ -139,7 +133,6 @@ class Node:
         share = self._registry.update(reference, changes, share_class, labels, gang)
         if share == before:  # every start of a container tells its terms again
             return self._one(share)
-        self._change_limits(share)
         log.info("share updated", extra=_fields(share))
         return self._publish_change(share)
 
@@ -147,7 +140,6 @@ class Node:
         """End a share and return its last account."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
-        self._give(self._driver_limits.end(last.share.id))
         self._refusals = {key: count for key, count in self._refusals.items() if key[0] != last.share.id}
         used_ns = sum(held.usage.used_ns for held in last.usages)
         log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
@@ -283,46 +275,7 @@ class Node:
             for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
                 _tell_found(found)
             self._settle(look)
-        self._limit_memory()
         self._tell_troubles()
-
-    def _limit_memory(self) -> None:
-        """Have the driver limit the shares that have a container to themselves."""
-        if self._order is None:
-            return
-        self._give(self._driver_limits.step(self._registry.shares(), cgroup.places(self._registry.attached)))
-        for share in self._registry.shares():
-            self._show_limits(share)
-
-    def limited(self, answer: Answer) -> None:
-        """Take what came of an order into account."""
-        if self._is_closed:
-            return
-        orders, news = self._driver_limits.answered(answer)
-        shares = {share.id: share for share in self._registry.shares()}
-        share = shares.get(answer.order.share)
-        for one in news:
-            fields = _fields(share) if share else {"share": one.share}
-            log.log(logging.WARNING if one.warning else logging.INFO, one.event, extra={**fields, **one.fields})
-        self._give(orders)
-        if share:
-            self._show_limits(share)
-        if news:
-            self.publish()
-
-    def _change_limits(self, share: Share) -> None:
-        self._give(self._driver_limits.change(share))
-        self._show_limits(share)
-
-    def _give(self, orders: Sequence[Order]) -> None:
-        if self._order is not None:
-            for order in orders:
-                self._order(order)
-
-    def _show_limits(self, share: Share) -> None:
-        for held in share.devices:
-            limit = self._driver_limits.of(share.id, held.device)
-            self._registry.set_driver_limit(share.id, held.device, limit)
 
     def _tell_troubles(self) -> None:
         """Tell what is new of bad input, damage and drivers that lack something."""
@@ -388,16 +341,12 @@ class Node:
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
         share = record.share
-        for held, limit in zip(share.devices, record.driver_limits, strict=False):
-            self._driver_limits.adopt(share.id, held.device, limit)
         try:
             self._registry.adopt(record, time.monotonic_ns())
         except ShareError as error:
-            self._give(self._driver_limits.end(share.id))
             log.error("share not adopted", extra={**_fields(share), "cause": str(error)})  # noqa: TRY400 - as above
             return
         log.info("share adopted", extra=_fields(share))
-        self._show_limits(share)
         if share.owner_pid:
             try:
                 self._owners.watch(share.id, share.owner_pid, share.owner_start_ticks)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,12 +21,10 @@ from sharepod.agent.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, Account
 from sharepod.agent.share import (
     ID_LENGTH,
     ID_LETTERS,
-    NO_DRIVER_LIMIT,
     SHARE_ID,
     DeviceTerms,
     DeviceUsage,
     DeviceUuid,
-    DriverLimit,
     Handle,
     Share,
     ShareAsk,
@@ -74,8 +72,6 @@ class _Entry:
     carried: tuple[Usage, ...]
     region_fault: str = ""
     """As of the last `check_regions`."""
-    driver_limits: dict[DeviceUuid, DriverLimit] = field(default_factory=dict)
-    """Those that are not NO_DRIVER_LIMIT."""
 
 
 class Registry:
@@ -319,17 +315,6 @@ class Registry:
                 found.setdefault(held.device, set()).update(pids)
         return found
 
-    def attached(self) -> dict[ShareId, set[tuple[int, int]]]:
-        """Return the (pid, slot) of the live processes of each share."""
-        return {
-            entry.share.id: {(process.pid, process.slot) for process in self._arbiter.read_processes(entry.handle)}
-            for entry in self._entries.values()
-        }
-
-    def set_driver_limit(self, share: ShareId, device: DeviceUuid, limit: DriverLimit) -> None:
-        """Tell what the driver does for a share on a device; it is part of the status."""
-        self._entries[share].driver_limits[device] = limit
-
     def check_regions(self) -> None:
         """Look whether programs that start now could use their regions; what is found is part of the status."""
         for entry in self._entries.values():
@@ -416,11 +401,10 @@ class Registry:
             if entry.share.paused and usage.state in (ShareState.IDLE, ShareState.WAITING):
                 usage = replace(usage, state=ShareState.PAUSED)
             gang_device = self._uuids.get(usage.gang_device)
-            limit = entry.driver_limits.get(held.device, NO_DRIVER_LIMIT)
             waits, turns = self._arbiter.read_turn_times(entry.handle, term)
             total = ledger.total(carried, usage)
             rates = (second, minute, quarter, waited)
-            usages.append(DeviceUsage(held.device, total, *rates, gang_device, limit, waits, turns))
+            usages.append(DeviceUsage(held.device, total, *rates, gang_device, waits, turns))
         processes, mishaps = self._arbiter.read_processes(entry.handle), self._arbiter.read_mishaps(entry.handle)
         return ShareStatus(entry.share, tuple(usages), processes, mishaps, entry.region_fault)
 

@@ -319,8 +319,6 @@ def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare
         limit_millipercent=terms.limit_millipercent,
         memory_limit_bytes=terms.memory_limit_bytes,
         state=_STATES_OUT[usage.state],
-        driver_limit_cgroup=held.driver_limit.cgroup,
-        driver_limit_cause=held.driver_limit.cause,
         usage=pb.Usage(
             used_ns=usage.used_ns,
             charged_ns=usage.charged_ns,

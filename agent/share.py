@@ -300,20 +300,6 @@ NOTHING_YET: Final = Histogram()
 
 
 @dataclass(frozen=True, slots=True)
-class DriverLimit:
-    """The driver's own memory limit for a share on one device, beside the cap that the hook keeps."""
-
-    cgroup: str = ""
-    """The directory of the cgroup that it stands on; empty: the hook alone keeps the cap."""
-    limit_bytes: int = 0
-    cause: str = ""
-    """Why the driver does not help; empty when it does, when it cannot, and where there is no cap."""
-
-
-NO_DRIVER_LIMIT: Final = DriverLimit()
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceUsage:
     """Usage of a share on one device with its recent rates (1/1000 % of the device's time)."""
 
@@ -325,7 +311,6 @@ class DeviceUsage:
     waited_1m_millipercent: int = 0
     gang_device: DeviceUuid | None = None
     """Another device of the share, for which this one waits."""
-    driver_limit: DriverLimit = NO_DRIVER_LIMIT
     waits: Histogram = NOTHING_YET
     """From the request of a turn to its grant, of the finished turns since this agent has the share."""
     turns: Histogram = NOTHING_YET

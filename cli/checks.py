@@ -35,14 +35,6 @@ _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
 _PROBE_TIMEOUT_S: Final = 20
 _MPS_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 - where the daemon puts it
 _STOP_MPS: Final = "stop it: echo quit | nvidia-cuda-mps-control; give each program a share instead"
-_DRIVER_LIMITS: Final = {
-    "driver-memory-limits": "caps are kept by the hook, and by the driver too where a share has a container to itself",
-    "driver-memory-limits-for-root": "caps are kept by the hook; the driver's own limits need an agent that root runs",
-    "driver-memory-limits-without-cgroups": (
-        "caps are kept by the hook; the driver's own limits need cgroup v2, which the agent does not see"
-    ),
-}
-"""By feature of the agent."""
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -82,8 +74,6 @@ def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> 
     if node is not None:
         yield from check_served_hook(node)
     yield check_mps(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_DIRECTORY))
-    if node is not None:
-        yield check_memory(node)
     yield check_driver(node.environment if node else {}, simulated=node.simulated if node else False)
     yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -168,12 +158,6 @@ def check_mps(directory: Path) -> Check:
     except (OSError, ValueError, OverflowError):
         return Check("MPS", FAIL, f"a control daemon serves {directory}: its clients cannot be metered", _STOP_MPS)
     return Check("MPS", FAIL, f"control daemon {pid} serves {directory}: its clients cannot be metered", _STOP_MPS)
-
-
-def check_memory(node: Node) -> Check:
-    """Tell who enforces memory caps."""
-    texts = [text for feature, text in _DRIVER_LIMITS.items() if feature in node.features]
-    return Check("memory", OK, texts[0] if texts else "caps are kept by the hook; the driver has no limits of its own")
 
 
 def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:

@@ -254,8 +254,6 @@ def _device_share(term: pb.DeviceShare) -> model.DeviceShare:
         processes=usage.processes,
         used_1s_millipercent=usage.used_1s_millipercent,
         used_1m_millipercent=usage.used_1m_millipercent,
-        driver_limit_cgroup=term.driver_limit_cgroup,
-        driver_limit_cause=term.driver_limit_cause,
     )
 
 

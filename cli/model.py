@@ -37,10 +37,6 @@ class DeviceShare:
     processes: int
     used_1s_millipercent: int
     used_1m_millipercent: int
-    driver_limit_cgroup: str = ""
-    """Where the driver's own memory limit stands beside the hook's cap; empty: nowhere."""
-    driver_limit_cause: str = ""
-    """Why it does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ CLASSES_OF_ACTION = {
     "LOOKUP": {"lifecycle"},
     "CHANGE": {"lifecycle"},
     "MEMORY": {"charged", "virtualised"},
+    "PASS": {"escape"},
 }
 """What a row of symbols.def may be classed as."""
 
@@ -68,6 +69,8 @@ ESCAPES = {
     "process.",
     "graphics work": "Launches are recorded and run when the graphics API submits them: counted when they are "
     "recorded, not billed when they run. NVML’s utilisation of the process shows them.",
+    "several devices": "One launch onto several devices at once takes no turn on any of them and is not billed. It is "
+    "counted as a passed launch on the current device; NVML’s utilisation of the process shows it.",
     "other process": "Takes the memory of a process off its device, or brings it back, while its charge stays. NVML’s "
     "figure for that process shows it.",
 }

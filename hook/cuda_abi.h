@@ -135,16 +135,6 @@ typedef struct {
   unsigned int numAttrs;
 } CUlaunchConfig;
 
-/* One element of the array given to cuLaunchCooperativeKernelMultiDevice. */
-typedef struct {
-  CUfunction function;
-  unsigned int gridDimX, gridDimY, gridDimZ;
-  unsigned int blockDimX, blockDimY, blockDimZ;
-  unsigned int sharedMemBytes;
-  CUstream hStream;
-  void **kernelParams;
-} CUDA_LAUNCH_PARAMS;
-
 /* What a copy of two or three dimensions is told by, in the interface of CUDA 3.2 and in the older one (_v1). */
 #define SP_COPY_SIDE_2D(side, address, size)                                                                           \
   size side##XInBytes, side##Y;                                                                                        \
@@ -222,7 +212,6 @@ _Static_assert(offsetof(CUDA_GRAPH_INSTANTIATE_PARAMS, result_out) == 24, "CUDA 
 _Static_assert(offsetof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC, size) == 24, "CUDA 10.0 ABI");
 _Static_assert(offsetof(CUDA_ARRAY3D_DESCRIPTOR, Flags) == 32, "CUDA 3.2 ABI");
 _Static_assert(offsetof(CUlaunchConfig, hStream) == 32 && sizeof(CUlaunchConfig) == 56, "CUDA 11.8 ABI");
-_Static_assert(offsetof(CUDA_LAUNCH_PARAMS, hStream) == 40 && sizeof(CUDA_LAUNCH_PARAMS) == 56, "CUDA 9.0 ABI");
 _Static_assert(offsetof(CUDA_MEMCPY2D, dstMemoryType) == 72 && sizeof(CUDA_MEMCPY2D) == 128, "CUDA 3.2 ABI");
 _Static_assert(offsetof(CUDA_MEMCPY3D, dstMemoryType) == 120 && sizeof(CUDA_MEMCPY3D) == 200, "CUDA 3.2 ABI");
 _Static_assert(offsetof(CUDA_MEMCPY2D_v1, dstMemoryType) == 52 && sizeof(CUDA_MEMCPY2D_v1) == 96, "CUDA 2.0 ABI");

@@ -8,8 +8,6 @@
  */
 #include "gate.h"
 
-#include <string.h>
-
 #include "wait.h"
 
 #define LONG_NS 200000u /* a unit whose end is told at its launch */
@@ -58,9 +56,8 @@ static inline bool fits(const struct sp_device *device, const struct sp_lane *la
   return sp_one_in_flight(in_flight_ns, predicted_ns) && in_flight_ns + predicted_ns <= sp_grant_pair_ns(device->grant);
 }
 
-/* `held`: the devices that the thread has been let into already, for this same launch. */
-static inline void announce(struct sp_thread *thread, const struct sp_device *device, uint32_t held) {
-  sp_store(&thread->inside, held | device->bit);
+static inline void announce(struct sp_thread *thread, const struct sp_device *device) {
+  sp_store(&thread->inside, device->bit);
   if (sp_unlikely(sp_load(&sp_guest.no_membarrier)))
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
   else
@@ -89,10 +86,8 @@ static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, 
   return spread < (exact && sp_load(&lane->batch_unit) == unit ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 
-/* Inlined into each of its callers: for one device `held` is the constant 0. */
 static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, struct sp_thread *thread,
-                                                        struct sp_device *device, struct sp_lane *lane, uint64_t key,
-                                                        uint32_t held) {
+                                                        struct sp_device *device, struct sp_lane *lane, uint64_t key) {
   struct sp_unit *unit = sp_unit_find(key);
   uint64_t predicted_ns;
   bool entered = false, asked = false;
@@ -100,26 +95,26 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     predicted_ns = sp_load(&unit->predicted_ns);
     if (sp_unlikely(!predicted_ns))
       predicted_ns = unknown_ns(device);
-    announce(thread, device, held);
+    announce(thread, device);
     uint32_t word = sp_grant_word(device->grant);
     if (sp_likely(word == __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE))) {
       if (sp_likely(fits(device, lane, predicted_ns))) {
         break;
       }
-      __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+      __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
       enum sp_progress progress = sp_wait_progress(device, thread, lane, sp_load(&unit->predicted_ns));
       if (progress == SP_MADE)
         continue;
-      announce(thread, device, held);
+      announce(thread, device);
       if (sp_grant_word(device->grant) != __atomic_load_n(&device->entered, __ATOMIC_ACQUIRE)) {
-        __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+        __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
         continue; /* the turn ended while we waited: that is another wait */
       }
       if (progress == SP_STUCK)
         sp_wait_gave_up(device, thread);
       break;
     }
-    __atomic_store_n(&thread->inside, held, __ATOMIC_RELEASE);
+    __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
     if (sp_unlikely(entered)) /* closed before its first launch: somebody must say that it is drained */
       wake_keeper(device);
     entered = false;
@@ -127,7 +122,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       sp_keeper_pause(device);
     asked = true;
     if (sp_wait_turn(device, lane, &entered)) {
-      announce(thread, device, held);
+      announce(thread, device);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;
     }
@@ -199,7 +194,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     count_pass(device);
     return;
   }
-  enter(pass, thread, device, lane, key, 0);
+  enter(pass, thread, device, lane, key);
   bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->foretold);
   if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
     foretell(device, lane, pass->predicted_ns);
@@ -241,89 +236,16 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
     wake_keeper(device);
 }
 
-/* Make the stream's context the current one: events are made there, and it says which device this is. */
-static bool push_context_of(void *stream) {
-  const struct sp_driver *driver = sp_driver();
-  CUcontext context = NULL;
-  return driver->cuStreamGetCtx && driver->cuCtxPushCurrent && driver->cuCtxPopCurrent &&
-         driver->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
-}
-
-static void pop_context(void) {
-  CUcontext context;
-  sp_driver()->cuCtxPopCurrent(&context);
-}
-
-/* The device and the lane of one part; no device: it is not metered. `taken`: the driver refuses two parts of one
- * device, and waiting for a turn while holding it would be waiting for ourselves. */
-static void find_part(struct sp_pass *pass, struct sp_thread *thread, void *stream, uint32_t taken) {
-  pass->device = NULL;
-  if ((sp_load(&sp_guest.captures) && sp_lane_capturing(stream, false)) || !push_context_of(stream))
+/* Published here: the keeper has no reason to publish while the process holds no turn. */
+void sp_gate_passed(void) {
+  struct sp_device *device = sp_load(&sp_guest.attached) ? sp_device_current() : NULL;
+  if (!device)
     return;
-  struct sp_device *device = sp_device_current();
-  pass->lane = device && !(taken & device->bit) ? sp_lane_find(device, thread, stream, false) : NULL;
-  pass->device = pass->lane ? device : NULL;
-  pop_context();
-}
-
-/* The part to wait for next: its device comes first by name among those that are left. The order is the same in every
- * process, whatever each calls its devices, so two of them never wait for each other. */
-static uint32_t next_part(const struct sp_pass *passes, uint32_t count, uint32_t entered) {
-  uint32_t next = count;
-  for (uint32_t index = 0; index < count; index++)
-    if (passes[index].device && !(entered & 1u << index) &&
-        (next == count ||
-         memcmp(passes[index].device->grant->uuid, passes[next].device->grant->uuid, SP_UUID_BYTES) < 0))
-      next = index;
-  return next;
-}
-
-void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count) {
-  struct sp_thread *thread = sp_load(&sp_guest.attached) ? sp_thread_self() : NULL;
-  bool metered = thread && !sp_load(&thread->inside);
-  uint32_t taken = 0;
-  for (uint32_t index = 0; index < count; index++) {
-    passes[index].device = NULL;
-    if (metered)
-      find_part(&passes[index], thread, parts[index].stream, taken);
-    if (passes[index].device)
-      taken |= passes[index].device->bit;
-  }
-  /* The devices let in so far stay announced while we wait for the next: a turn that ends there meanwhile is not
-   * drained before this launch, and the arbiter bounds how long that may take. */
-  uint32_t held = 0, entered = 0, index;
-  while ((index = next_part(passes, count, entered)) < count) {
-    struct sp_device *device = passes[index].device;
-    bool pushed = push_context_of(parts[index].stream);
-    enter(&passes[index], thread, device, passes[index].lane, parts[index].key, held);
-    if (pushed)
-      pop_context();
-    held |= device->bit;
-    entered |= 1u << index;
-    if (passes[index].entered) /* the launch may be long in coming: somebody must drain until then */
-      wake_keeper(device);
-  }
-}
-
-void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result) {
-  struct sp_thread *thread = NULL;
-  for (uint32_t index = 0; index < count; index++) {
-    if (!passes[index].device)
-      continue;
-    thread = sp_thread_self();
-    if (result != CUDA_SUCCESS)
-      continue;
-    bool pushed = push_context_of(parts[index].stream);
-    account(&passes[index], thread);
-    if (pushed)
-      pop_context();
-  }
-  if (!thread)
-    return;
-  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-  for (uint32_t index = 0; index < count; index++)
-    if (passes[index].device)
-      wake_keeper(passes[index].device);
+  count_pass(device);
+  pthread_mutex_lock(&device->turn_lock);
+  device->report.passed = sp_load(&device->passed);
+  sp_slot_publish(device->slot, &device->report);
+  pthread_mutex_unlock(&device->turn_lock);
 }
 
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {

@@ -50,15 +50,8 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
 /* The driver has been called; `result` is its CUresult. */
 void sp_gate_leave(struct sp_pass *pass, int result);
 
-/* One launch made of several kernels, each into a stream of another device: none may start before all may. At most
- * SP_PARTS_MAX parts; between the two calls the driver is called once. */
-#define SP_PARTS_MAX 32
-struct sp_part {
-  void *stream;
-  uint64_t key;
-};
-void sp_gate_enter_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count);
-void sp_gate_leave_all(struct sp_pass *passes, const struct sp_part *parts, uint32_t count, int result);
+/* The driver has taken a launch that passes no gate: it is counted as passed on the current device. */
+void sp_gate_passed(void);
 
 /* The driver has taken copies between the host's memory and the device's: they pass no gate, and show in the usage. Not
  * of those into a capturing stream: they are not made yet. */

@@ -111,7 +111,7 @@ struct sp_slot_device {
   uint64_t residue_until_ns; /* predicted end of what is in flight, 0 = unknown; drained: when it really ended */
   uint64_t idle_ns;          /* time inside held_turn, from its entry to its drain, without work on the device */
   uint64_t launches;         /* launches that passed the gate */
-  uint32_t passed;           /* of them, deliberately past a closed gate or an exhausted budget */
+  uint32_t passed;           /* those past a closed gate, an exhausted budget, or the gate as a whole */
   uint32_t longest_unit_us;  /* the longest single launch seen, µs, saturated */
 };
 

@@ -1,67 +1,49 @@
-/* Counting device memory against the device's capacity, which all processes share, and the limit of the cgroup. */
+/* Counting device memory against the device's capacity, which all processes share. */
 #include "process.h"
 
-/* With the state locked: is there so much, on the device and, but for managed memory, under the limit? */
-static bool has_room(uint32_t device, uint64_t bytes, bool managed) {
+/* With the state locked: is there so much on the device? */
+static bool has_room(uint32_t device, uint64_t bytes) {
   const struct sg_shared *shared = process.state.shared;
   uint64_t total = shared->devices[device].memory_total_bytes;
-  return bytes <= total && sg_memory_used(shared, device) + bytes <= total &&
-         (managed || bytes <= sg_limit_left(&process.state, device));
+  return bytes <= total && sg_memory_used(shared, device) + bytes <= total;
 }
 
 /* With the state locked: does it fit, when what the dead held is free again? */
-static bool fits(uint32_t device, uint64_t bytes, bool managed) {
-  if (has_room(device, bytes, managed))
+static bool fits(uint32_t device, uint64_t bytes) {
+  if (has_room(device, bytes))
     return true;
   sg_reap(&process.state);
-  return has_room(device, bytes, managed);
+  return has_room(device, bytes);
 }
 
 bool fits_context(uint32_t device) {
-  return fits(device, process.state.shared->model.context_bytes, false);
+  return fits(device, process.state.shared->model.context_bytes);
 }
 
-static CUresult charge_as(struct context *context, uint64_t bytes, bool managed) {
+CUresult charge(struct context *context, uint64_t bytes) {
   bool fit;
   do {
     sg_lock_advanced(&process.state);
-    fit = context->slot != SG_NONE && fits(context->device, bytes, managed);
-    if (fit) {
+    fit = context->slot != SG_NONE && fits(context->device, bytes);
+    if (fit)
       shared_of(context)->memory_bytes += bytes;
-      shared_of(context)->managed_bytes += managed ? bytes : 0;
-    }
     sg_unlock(&process.state);
   } while (!fit && pools_give_back(context->device));
   return fit ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void refund_as(struct context *context, uint64_t bytes, bool managed) {
+void refund(struct context *context, uint64_t bytes) {
   if (context->slot == SG_NONE)
     return;
   sg_lock(&process.state);
   shared_of(context)->memory_bytes -= bytes;
-  shared_of(context)->managed_bytes -= managed ? bytes : 0;
   sg_unlock(&process.state);
-}
-
-CUresult charge(struct context *context, uint64_t bytes) {
-  return charge_as(context, bytes, false);
-}
-CUresult charge_managed(struct context *context, uint64_t bytes) {
-  return charge_as(context, bytes, true);
-}
-
-void refund(struct context *context, uint64_t bytes) {
-  refund_as(context, bytes, false);
-}
-void refund_managed(struct context *context, uint64_t bytes) {
-  refund_as(context, bytes, true);
 }
 
 bool try_charge(uint32_t device, enum sg_holding holding, uint64_t bytes) {
   sg_lock_advanced(&process.state);
   struct sg_client *client = sg_client_own(&process.state);
-  bool fit = client && fits(device, bytes, false);
+  bool fit = client && fits(device, bytes);
   if (fit)
     client->memory_bytes[holding][device] += bytes;
   sg_unlock(&process.state);
@@ -114,7 +96,7 @@ CUresult hold_shared(int fd, struct exported *exported) {
     sg_reap(&process.state);
     held = exported_read(fd, EXPORTED_PHYSICAL, exported) &&
            (sg_piece_hold(&process.state, exported->piece, exported->id) ||
-            (fits(exported->device, exported->bytes, false) && new_piece(fd, exported)));
+            (fits(exported->device, exported->bytes) && new_piece(fd, exported)));
     sg_unlock(&process.state);
   } while (!held && pools_give_back(exported->device));
   return held ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

@@ -14,7 +14,6 @@ static void claim(struct sg_state *state) {
       continue;
     memset(client, 0, sizeof *client);
     client->owner = *sg_owner_own(state);
-    memcpy(client->cgroups, state->cgroups, sizeof client->cgroups);
     state->client = slot;
     sg_set(shared->clients_alive, slot);
   }
@@ -124,33 +123,5 @@ uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t 
     bytes += shared->contexts[slot].memory_bytes;
   for (int holding = 0; holding < SG_HOLDINGS; holding++)
     bytes += sg_holding_of(shared, device, owner, (enum sg_holding)holding);
-  return bytes;
-}
-
-static bool is_in(const uint64_t *cgroups, uint64_t cgroup) {
-  for (int n = 0; n < SG_CGROUP_DEPTH && cgroups[n]; n++)
-    if (cgroups[n] == cgroup)
-      return true;
-  return false;
-}
-
-uint64_t sg_memory_of_cgroup(const struct sg_shared *shared, uint32_t device, uint64_t cgroup) {
-  uint64_t bytes = 0;
-  for
-    SG_EACH(slot, shared->alive, SG_MAX_CONTEXTS) {
-      const struct sg_context *context = &shared->contexts[slot];
-      if (context->device == device && is_in(context->cgroups, cgroup) &&
-          context->memory_bytes > context->managed_bytes)
-        bytes += context->memory_bytes - context->managed_bytes;
-    }
-  for
-    SG_EACH(slot, shared->clients_alive, SG_MAX_CLIENTS)
-  for (int holding = 0; holding < SG_HOLDINGS && is_in(shared->clients[slot].cgroups, cgroup); holding++)
-    bytes += shared->clients[slot].memory_bytes[holding][device];
-  for (uint32_t n = 0; n < shared->piece_count; n++) {
-    const struct sg_piece *piece = &shared->pieces[n];
-    if (piece->device == device && held(piece) && is_in(shared->clients[account_of(piece)].cgroups, cgroup))
-      bytes += piece->bytes;
-  }
   return bytes;
 }

@@ -11,8 +11,8 @@
 static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, uint32_t flags, void **out) {
   if (!out || !bytes)
     return CUDA_ERROR_INVALID_VALUE;
-  bool device = kind != MEMORY_HOST, managed = kind == MEMORY_UNIFIED;
-  CUresult result = managed ? charge_managed(context, bytes) : device ? charge(context, bytes) : CUDA_SUCCESS;
+  bool device = kind != MEMORY_HOST;
+  CUresult result = device ? charge(context, bytes) : CUDA_SUCCESS;
   if (result)
     return result;
   void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -27,7 +27,7 @@ static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, u
     if (at != MAP_FAILED)
       munmap(at, bytes);
     if (device)
-      (managed ? refund_managed : refund)(context, bytes);
+      refund(context, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *out = at;
@@ -44,7 +44,7 @@ void release_block(const struct block *block) {
   if (block->in_file && block->source == BLOCK_LINEAR)
     file_forget(block->fd, block->offset, block->bytes);
   if (block->charged)
-    (block->kind == MEMORY_UNIFIED ? refund_managed : refund)(block->context, block->charged);
+    refund(block->context, block->charged);
 }
 
 void free_blocks_of(struct context *context) {
@@ -195,12 +195,8 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   sg_lock_advanced(&process.state);
   sg_reap(&process.state);
-  const struct sg_limit *limit = sg_limit_own(&process.state, context->device);
-  uint64_t left = sg_limit_left(&process.state, context->device);
   *total_bytes = process.state.shared->devices[context->device].memory_total_bytes;
   *free_bytes = *total_bytes - sg_memory_used(process.state.shared, context->device);
-  *free_bytes = left < *free_bytes ? left : *free_bytes;
-  *total_bytes = limit && limit->hard_bytes < *total_bytes ? limit->hard_bytes : *total_bytes;
   sg_unlock(&process.state);
   return CUDA_SUCCESS;
 }

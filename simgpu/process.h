@@ -220,9 +220,6 @@ bool next_block_of(const struct context *context, uintptr_t address, struct bloc
 /* charge.c: device memory is counted before it is there; CUDA_ERROR_OUT_OF_MEMORY when it does not fit */
 CUresult charge(struct context *context, uint64_t bytes);
 void refund(struct context *context, uint64_t bytes);
-/* Managed memory, which limits of cgroups do not count. */
-CUresult charge_managed(struct context *context, uint64_t bytes);
-void refund_managed(struct context *context, uint64_t bytes);
 /* With the state locked: is there room for one more context? */
 bool fits_context(uint32_t device);
 CUresult charge_process(uint32_t device, enum sg_holding holding, uint64_t bytes);

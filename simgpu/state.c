@@ -150,8 +150,6 @@ int sg_open(struct sg_state *state, const char *path) {
     result = map_log(state);
   if (!result)
     result = sg_lock_byte(state->fd, F_RDLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
-  if (!result)
-    sg_cgroups(state->cgroups);
   sg_lock_byte(state->fd, F_UNLCK, CREATION_BYTE, F_OFD_SETLK);
   if (result)
     sg_close(state);
@@ -220,11 +218,10 @@ uint32_t sg_context_create(struct sg_state *state, uint32_t device) {
     context->device = device;
     context->owner = *sg_owner_own(state);
     context->id = ++shared->last_id;
-    context->lost_error = context->checkpoint = 0;
+    context->lost_error = 0;
     context->created_ns = shared->now_ns;
     context->memory_bytes = shared->model.context_bytes;
-    context->managed_bytes = context->stored_bytes = context->busy_ns = 0;
-    memcpy(context->cgroups, state->cgroups, sizeof context->cgroups);
+    context->busy_ns = 0;
     memset(&context->history, 0, sizeof context->history);
     memset(context->lanes, 0, sizeof context->lanes);
     memset(context->active, 0, sizeof context->active);

@@ -39,8 +39,6 @@
 #define SG_BUCKETS      64   /* utilisation history: SG_BUCKETS spans of SG_BUCKET_NS */
 #define SG_BUCKET_NS    100000000ull
 #define SG_MAX_XIDS     64
-#define SG_MAX_LIMITS   128 /* memory limits of cgroups, all devices together */
-#define SG_CGROUP_DEPTH 16  /* a process counts for so many cgroups, itself and what is above it */
 #define SG_NONE         UINT32_MAX
 #define SG_NEVER        UINT64_MAX
 
@@ -130,7 +128,6 @@ struct sg_event {
 };
 
 enum sg_context_state { SG_FREE = 0, SG_ALIVE = 1 };
-enum sg_checkpoint { SG_CHECKPOINT_RUNNING, SG_CHECKPOINT_LOCKED, SG_CHECKPOINT_STORED, SG_CHECKPOINT_FAILED };
 
 struct sg_context {
   uint32_t state;
@@ -138,18 +135,14 @@ struct sg_context {
   struct sg_owner owner;
   uint32_t id;         /* never reused */
   uint32_t lost_error; /* sticky CUresult, 0 = healthy */
-  uint32_t checkpoint;
   uint64_t created_ns;
-  uint64_t memory_bytes;  /* allocations and the context's own overhead */
-  uint64_t managed_bytes; /* of that, what limits of cgroups do not count */
-  uint64_t stored_bytes;  /* what a checkpoint took off the device */
+  uint64_t memory_bytes; /* allocations and the context's own overhead */
   uint64_t busy_ns;
   uint64_t order;
   uint64_t active[SG_MAX_LANES / 64]; /* lanes with pending items */
   uint32_t free_item, used_items, fresh_item;
   uint32_t free_event, fresh_event;
   uint32_t effects_head, effects_tail; /* completed items whose effect the owner has not had yet, in order */
-  uint64_t cgroups[SG_CGROUP_DEPTH];   /* see sg_state */
   struct sg_history history;
   struct sg_lane lanes[SG_MAX_LANES];
   struct sg_event events[SG_MAX_EVENTS];
@@ -165,8 +158,6 @@ struct sg_client {
   struct sg_owner owner;
   uint32_t reserved;
   uint64_t memory_bytes[SG_HOLDINGS][SG_MAX_DEVICES];
-  uint64_t stored_bytes[SG_HOLDINGS][SG_MAX_DEVICES]; /* what a checkpoint took off the devices */
-  uint64_t cgroups[SG_CGROUP_DEPTH];                  /* see sg_state */
 };
 
 /* Physical memory that several processes may hold: counted while any of them does, on account of the exporter as long
@@ -177,15 +168,6 @@ struct sg_piece {
   uint32_t device;
   uint32_t exporter;                     /* client slot */
   uint64_t holders[SG_MAX_CLIENTS / 64]; /* client slots; none: the entry is free */
-};
-
-/* What the processes of a cgroup may take of a device, those below it included. `used` is set last. */
-struct sg_limit {
-  uint64_t cgroup; /* id of the directory: never reused while the machine runs */
-  uint64_t soft_bytes, hard_bytes;
-  uint32_t device;
-  uint32_t used;
-  char path[512]; /* as it was given: a limit goes with its directory */
 };
 
 /* A context that is gone: its busy time stays on the record. */
@@ -270,8 +252,6 @@ struct sg_shared {
   uint64_t clients_alive[SG_MAX_CLIENTS / 64];
   uint64_t last_piece;  /* id */
   uint32_t piece_count; /* entries ever used: no piece is at or after it */
-  uint32_t limit_count; /* the same of limits */
-  struct sg_limit limits[SG_MAX_LIMITS];
   struct sg_client clients[SG_MAX_CLIENTS];
   struct sg_piece pieces[SG_MAX_PIECES];
   char names[SG_MAX_NAMES][SG_NAME_BYTES];
@@ -303,8 +283,6 @@ struct sg_state {
   struct sg_owner owner;              /* this process, id 0: not one yet; guarded by the lock */
   uint64_t own[SG_MAX_CONTEXTS / 64]; /* slots of this hold; guarded by the lock */
   uint32_t client;                    /* of this hold, SG_NONE: not one yet; guarded by the lock */
-  uint64_t
-      cgroups[SG_CGROUP_DEPTH]; /* ids of this process's cgroup, when it opened the file, and of those above; 0: end */
   char path[240];
 };
 
@@ -369,28 +347,12 @@ uint64_t sg_memory_used(const struct sg_shared *shared, uint32_t device);
 uint64_t sg_memory_of(const struct sg_shared *shared, uint32_t device, uint32_t owner);
 /* With the lock: what a process has of one kind, pieces that are on its account included. */
 uint64_t sg_holding_of(const struct sg_shared *shared, uint32_t device, uint32_t owner, enum sg_holding holding);
-/* With the lock: the same for a cgroup, without managed memory. */
-uint64_t sg_memory_of_cgroup(const struct sg_shared *shared, uint32_t device, uint64_t cgroup);
 /* With the lock: a new piece that this process holds, or SG_NONE. Its bytes are not checked against the capacity. */
 uint32_t sg_piece_new(struct sg_state *state, uint32_t device, uint64_t bytes);
 /* With the lock: hold a piece that another process may have made; false: it is gone. */
 bool sg_piece_hold(struct sg_state *state, uint32_t piece, uint64_t id);
 /* With the lock: this process lets go of it. */
 void sg_piece_drop(struct sg_state *state, uint32_t piece);
-
-/* --- limit.c: what cgroups may take ------------------------------------------------------------------------------- */
-
-/* The ids of this process's cgroup and of those above it, as far as it sees them; 0 ends the list. */
-void sg_cgroups(uint64_t *cgroups);
-/* With the lock: limit the cgroup whose directory is `path`; hard_bytes SG_NEVER: no more. 0 or -errno: -ENOENT: there
- * is no such directory, -EINVAL: it is no cgroup, or the limits contradict each other, -ENOSPC: too many limits. */
-int sg_limit_set(struct sg_shared *shared, uint32_t device, const char *path, uint64_t soft_bytes, uint64_t hard_bytes);
-/* With the lock: the limit of that very cgroup, or NULL with the reason as above; -ENODATA: it has none. */
-const struct sg_limit *sg_limit_at(const struct sg_shared *shared, uint32_t device, const char *path, int *error);
-/* With the lock: the limit that holds for this process: the nearest one; NULL: there is none. */
-const struct sg_limit *sg_limit_own(const struct sg_state *state, uint32_t device);
-/* With the lock: what this process may still take under it; SG_NEVER: there is none. */
-uint64_t sg_limit_left(const struct sg_state *state, uint32_t device);
 
 /* A lock on one byte of the state file: 0, or -errno. */
 int sg_lock_byte(int fd, short type, int64_t byte, int command);

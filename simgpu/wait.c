@@ -193,8 +193,7 @@ CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item
     CUresult result = context_error(context);
     if (result)
       return result;
-    bool locked_out = shared->checkpoint != SG_CHECKPOINT_RUNNING;
-    if (!locked_out && shared->lanes[lane].pending < SG_QUEUE && (*item = sg_item_new(shared)))
+    if (shared->lanes[lane].pending < SG_QUEUE && (*item = sg_item_new(shared)))
       return CUDA_SUCCESS;
     if (!advanced) {
       sg_advance(&process.state, sg_now());
@@ -203,10 +202,6 @@ CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item
     if (effects_due() && !in_host_function) {
       sg_unlock(&process.state);
       run_effects();
-    } else if (locked_out) {
-      uint32_t generation = __atomic_load_n(&process.state.shared->generation, __ATOMIC_ACQUIRE);
-      sg_unlock(&process.state);
-      sleep_until(sg_now() + LOOK_NS, generation);
     } else {
       /* Room for one: the head's end. When the context's items ran out, that is as good a guess as any. */
       const struct sg_lane *full = &shared->lanes[lane];

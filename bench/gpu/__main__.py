@@ -32,7 +32,6 @@ from bench.entry import Parser, duration, run
 from bench.gpu import (
     calibration,
     census,
-    checkpoint,
     costs,
     frameworks,
     hardware,
@@ -107,7 +106,6 @@ ROWS: dict[str, Entry] = {
     "census": Entry("launches counted three ways", 90, census.census),
     "budget": Entry("throughput against work in flight", 20, hardware.budget),
     "capture": Entry("captures beside launches", 40, hardware.capture),
-    "checkpoint": Entry("checkpoint and restore", 100, checkpoint.checkpoint),
 }
 """In the order of their worth: what time does not allow is left out at the end."""
 

@@ -19,7 +19,7 @@ STRICT = [*FLAGS, "-Werror"]
 HOOK_FLAGS = [*FLAGS, "-fPIC", "-fno-builtin", "-ftls-model=initial-exec"]
 SHARED = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-needed"]
 MACHINE = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
-PROBE = ("calls", "capture", "checkpoint", "device", "driver", "kernels", "memory", "probe", "slices", "work")
+PROBE = ("calls", "capture", "device", "driver", "kernels", "memory", "probe", "slices", "work")
 
 
 class BuildFailed(Exception):

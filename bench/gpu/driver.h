@@ -56,13 +56,6 @@ struct allocation_property {
 };
 _Static_assert(sizeof(struct allocation_property) == 32, "CUDA 10.2 ABI");
 
-/* The arguments of cuCheckpointProcess*: 64 bytes each; only the first has a field of interest. */
-struct checkpoint_arguments {
-  unsigned timeout_ms; /* of the lock */
-  unsigned reserved[15];
-};
-_Static_assert(sizeof(struct checkpoint_arguments) == 64, "CUDA 12.8 ABI");
-
 /* clang-format off */
 #define DRIVER(row)                                                                                                    \
   row(cuInit, (unsigned))                                                                                              \
@@ -119,11 +112,7 @@ _Static_assert(sizeof(struct checkpoint_arguments) == 64, "CUDA 12.8 ABI");
   row(cuArrayCreate, (void **, const struct array_descriptor *))                                                       \
   row(cuArrayDestroy, (void *))                                                                                        \
   row(cuMemCreate, (unsigned long long *, size_t, const struct allocation_property *, unsigned long long))             \
-  row(cuMemRelease, (unsigned long long))                                                                              \
-  row(cuCheckpointProcessLock, (int, struct checkpoint_arguments *))                                                   \
-  row(cuCheckpointProcessCheckpoint, (int, struct checkpoint_arguments *))                                             \
-  row(cuCheckpointProcessRestore, (int, struct checkpoint_arguments *))                                                \
-  row(cuCheckpointProcessUnlock, (int, struct checkpoint_arguments *))
+  row(cuMemRelease, (unsigned long long))
 /* clang-format on */
 
 struct driver {

@@ -18,8 +18,6 @@
  *     budget      throughput of kernels of `unit` with at most each of `units` in flight
  *     capture     captures in every mode while another thread launches: the errors
  *     memory      fill the memory that is free, to the last byte, by every kind of allocation; `count` rounds
- *     hold        hold `bytes` of device memory, and check it when told to go on
- *     checkpoint  lock, checkpoint, restore and unlock process `pid`, timed
  *
  * A program whose kernels are logged writes the log to the file `path`: three 64-bit words a kernel: when its launch
  * had returned (host, ns; 0 unknown), its begin and its end (device, ns).
@@ -68,23 +66,14 @@ static void parse_units(char *text) {
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
-      {"unit", &options.unit_ns, true},
-      {"work", &options.work_ns, true},
-      {"period", &options.period_ns, true},
-      {"gap", &options.gap_ns, true},
-      {"seconds", &options.seconds_ns, true},
-      {"depth", &options.depth, false},
-      {"group", &options.group, false},
-      {"graph", &options.graph, false},
-      {"burst", &options.burst, false},
-      {"count", &options.count, false},
-      {"log", &options.log, false},
-      {"blocks", &options.blocks, false},
-      {"threads", &options.threads, false},
-      {"bytes", &options.bytes, false},
-      {"pid", &options.pid, false},
-      {"wait", &options.wait, false},
-      {"simulated", &options.simulated, false},
+      {"unit", &options.unit_ns, true},       {"work", &options.work_ns, true},
+      {"period", &options.period_ns, true},   {"gap", &options.gap_ns, true},
+      {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
+      {"group", &options.group, false},       {"graph", &options.graph, false},
+      {"burst", &options.burst, false},       {"count", &options.count, false},
+      {"log", &options.log, false},           {"blocks", &options.blocks, false},
+      {"threads", &options.threads, false},   {"bytes", &options.bytes, false},
+      {"wait", &options.wait, false},         {"simulated", &options.simulated, false},
   };
   if (count < 2)
     die("usage: probe MODE [option=value ...]");
@@ -146,7 +135,6 @@ static const struct {
     {"slices", run_slices, true},     {"calls", run_calls, true},
     {"signals", run_signals, true},   {"budget", run_budget, true},
     {"capture", run_capture, true},   {"memory", run_memory, true},
-    {"hold", run_hold, true},         {"checkpoint", run_checkpoint, false},
 };
 
 static void on_signal(int signal_number) {

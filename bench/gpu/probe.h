@@ -9,7 +9,7 @@
 struct options {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, graph, burst, count, log, blocks, threads, bytes, pid, wait, simulated;
+  uint64_t depth, group, graph, burst, count, log, blocks, threads, bytes, wait, simulated;
   uint64_t units_ns[UNITS_MAX];
   size_t unit_count;
   double rate; /* loop iterations per microsecond of the device */
@@ -52,7 +52,5 @@ void run_signals(void);
 void run_budget(void);
 void run_capture(void);
 void run_memory(void);
-void run_hold(void);
-void run_checkpoint(void);
 
 #endif

@@ -42,7 +42,6 @@ class Scale:
     copy_bytes: int = 256 << 20
     captures: int = 40
     """Captures in each mode."""
-    checkpoint_gb: tuple[float, ...] = (1, 10, 60)
     torch_steps: int = 30
     mix_rounds: int = 200
 
@@ -69,7 +68,6 @@ DRY = Scale(
     call_group=4,
     copy_bytes=1 << 20,
     captures=2,
-    checkpoint_gb=(0.01,),
     torch_steps=1,
     mix_rounds=2,
 )

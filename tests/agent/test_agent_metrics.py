@@ -310,7 +310,6 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
         "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
         "paused": 0, "yielding": 0, "info": 1, "host_to_device_bytes_total": 17,
         "device_to_host_bytes_total": 18, "host_to_device_copies_total": 19, "device_to_host_copies_total": 20,
-        "memory_driver_limited": 0,
     }  # fmt: skip
 
 

@@ -93,16 +93,6 @@ def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: 
     assert (check.status, "quit" in check.remedy) == (checks.FAIL, True)
 
 
-def test_who_keeps_the_memory_caps_is_told() -> None:
-    assert checks.check_memory(node()).text == "caps are kept by the hook; the driver has no limits of its own"
-    for feature, text in (
-        ("driver-memory-limits", "by the driver too where a share has a container to itself"),
-        ("driver-memory-limits-for-root", "need an agent that root runs"),
-        ("driver-memory-limits-without-cgroups", "need cgroup v2"),
-    ):
-        assert text in checks.check_memory(replace(node(), features=("memory-by-hook", feature))).text
-
-
 def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:
     assert list(checks.check_served_hook(node())) == []
     (check,) = checks.check_served_hook(node(hook_path="/usr/lib/python3/sharepod/hook/libsharepod.so"))

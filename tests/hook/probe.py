@@ -29,6 +29,7 @@ log_fields = [
     "per_thread",
     "left_with",
     "forgotten",
+    "passed",
 ]
 
 

@@ -63,7 +63,7 @@ def expected(symbol: Symbol, *, through_gate: bool) -> list[str]:
     signature = SIGNATURES[symbol.name]
     if through_gate:
         if symbol.action in {"LAUNCH", "COPY"}:  # the copies of routes.c are inside a device
-            count["enters"] = count["leaves"] = 4 if symbol.name.endswith("MultiDevice") else 1
+            count["enters"] = count["leaves"] = 1
         elif symbol.action == "SYNC":
             count["synced"] = 1
         elif symbol.action == "CHANGE" or symbol.name == "cuGraphExecDestroy":

@@ -41,7 +41,9 @@ def test_every_row_has_a_call_in_the_laboratory() -> None:
     assert called == [symbol.name for symbol in SYMBOLS]
 
 
-@pytest.mark.parametrize("action", ["LOOKUP", "LAUNCH", "COPY", "SYNC", "COUNT", "LIFECYCLE", "CHANGE", "MEMORY"])
+@pytest.mark.parametrize(
+    "action", ["LOOKUP", "LAUNCH", "COPY", "SYNC", "COUNT", "LIFECYCLE", "CHANGE", "MEMORY", "PASS"]
+)
 def test_every_kind_of_row_is_in_use_and_no_other(action: str) -> None:
     assert any(symbol.action == action for symbol in SYMBOLS)
     assert {symbol.action for symbol in SYMBOLS} == {
@@ -53,4 +55,5 @@ def test_every_kind_of_row_is_in_use_and_no_other(action: str) -> None:
         "LIFECYCLE",
         "CHANGE",
         "MEMORY",
+        "PASS",
     }

@@ -19,7 +19,7 @@ H200_BYTES = 143771 * MIB
 def inject(machine: SimulatedGpu, repo_root: Path, tmp_path: Path) -> Callable[[int, int], None]:
     """Inject an XID into a device; 0 makes it work again."""
     tool = tmp_path / "inject_xid"
-    names = ("state.c", "client.c", "limit.c", "owner.c", "catalogue.c", "model.c", "repair.c")
+    names = ("state.c", "client.c", "owner.c", "catalogue.c", "model.c", "repair.c")
     sources = [str(path) for path in (HERE / "inject_xid.c", *(repo_root / "simgpu" / name for name in names))]
     subprocess.run(["cc", "-std=gnu11", "-O1", f"-I{repo_root}", "-o", str(tool), *sources], check=True)
     return lambda device, xid: (

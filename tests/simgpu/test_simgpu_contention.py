@@ -188,31 +188,3 @@ def test_a_lost_device_fails_its_contexts_and_recovers_for_new_ones(make_simgpu:
         truth.recover(1)
     accepted = start(gpu, 'f = kernel(start(1), "k_1ms"); ok(launch(f)); print(cuda.cuCtxSynchronize())')
     assert accepted.communicate(timeout=10)[0] == "0\n"
-
-
-def test_a_locked_process_launches_nothing_until_it_is_unlocked(
-    make_simgpu: MakeSimgpu, start: Start, run: Run
-) -> None:
-    gpu = make_simgpu()
-    process = start(gpu, LOOP, "k_1ms", "sync")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    control = """
-        state = c_int()
-        ok(cuda.cuInit(0))
-        for call in sys.argv[2:]:
-            ok(getattr(cuda, "cuCheckpointProcess" + call)(int(sys.argv[1]), None))
-        ok(cuda.cuCheckpointProcessGetState(int(sys.argv[1]), byref(state)))
-        print(state.value)
-        """
-    assert run(gpu, control, str(process.pid), "Lock", "Checkpoint") == "2\n"
-    with Truth(gpu.state) as truth:
-        before = truth.contexts(0)[0]
-        time.sleep(0.05)
-        assert truth.contexts(0)[0] == before
-        assert before.memory_bytes == 0
-        assert run(gpu, control, str(process.pid), "Restore", "Unlock") == "0\n"
-        time.sleep(0.05)
-        after = truth.contexts(0)[0]
-        assert after.memory_bytes == 1 << 30
-        assert after.busy_ns > before.busy_ns

@@ -34,10 +34,6 @@ def listed(cycles=1):
         pynvml.nvmlShutdown()
     return sorted([p.pid, p.usedGpuMemory] for p in processes)
 
-def checkpointed(pid):
-    state = c_int(-1)
-    return cuda.cuCheckpointProcessGetState(pid, byref(state)), state.value
-
 def shared(address):
     handle = IpcHandle()
     ok(cuda.cuIpcGetMemHandle(byref(handle), c_uint64(address)))
@@ -225,17 +221,6 @@ write = lambda: cuda.cuStreamWriteValue32_v2(other, c_uint64(here), 1, 0) or cud
     assert second.ask("cuda.cuStreamSynchronize(stream)") == 0
     assert first.ask("cuda.cuStreamQuery(stream)") == 600
     assert first.ask("write() or cuda.cuStreamSynchronize(stream)") == 0
-
-
-def test_a_checkpoint_is_of_the_process_that_the_caller_names(client: Make) -> None:
-    first, second, outside = client(100), client(300), client(10, within=())
-    assert outside.ask("cuda.cuCheckpointProcessLock(1, None)") == 1  # here somebody else is that
-    assert outside.ask(f"cuda.cuCheckpointProcessLock({first.pid}, None)") == 0
-    assert (first.ask("checkpointed(1)"), second.ask("checkpointed(1)")) == ([0, 1], [0, 0])
-    assert second.ask("cuda.cuCheckpointProcessLock(1, None)") == 0
-    assert outside.ask(f"cuda.cuCheckpointProcessCheckpoint({second.pid}, None)") == 0
-    assert outside.ask(f"[checkpointed(pid) for pid in ({first.pid}, {second.pid})]") == [[0, 1], [0, 2]]
-    assert outside.ask("used()") == (108 + 18) * MIB
 
 
 def test_shared_memory_is_found_where_its_process_is_seen(client: Make) -> None:

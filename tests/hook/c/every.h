@@ -72,6 +72,15 @@ static CUlaunchConfig *config(CUstream stream) {
   return &launch;
 }
 
+typedef struct {
+  CUfunction function;
+  unsigned int gridDimX, gridDimY, gridDimZ;
+  unsigned int blockDimX, blockDimY, blockDimZ;
+  unsigned int sharedMemBytes;
+  CUstream hStream;
+  void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
 static CUDA_LAUNCH_PARAMS *one_device(void) {
   static CUDA_LAUNCH_PARAMS launch;
   launch = (CUDA_LAUNCH_PARAMS){world.kernel, 1, 1, 1, 32, 1, 1, 0, world.stream, NULL};
