@@ -31,7 +31,7 @@ ANNOTATIONS = {
     "batch": {"sharepod.io/class": "batch", "sharepod.io/limit": "100", "sharepod.io/memory": "20Gi"},
     "latency": {"sharepod.io/class": "latency", "sharepod.io/memory": "20Gi"},
 }
-BAR = 1.5
+BAR = 1.3
 BACK = 0.9
 STEP_S = 180.0
 """So long at most until the last of the batch is paused: the last minute is measured, and there are two steps."""

@@ -52,7 +52,7 @@ def latency(host: Host) -> list[Line]:
     what = f"p99 ÷ solo p99: latency share beside batch, {host.scale.requests} requests"
     text, without = (f"{ns / solo:.2f} × ({milli(ns)})" for ns in (p99, bare.p99_ns))
     return [
-        Line(what, "≤ 1.5 ×", text, p99 <= 1.5 * solo, without, detail),
+        Line(what, "≤ 1.3 ×", text, p99 <= 1.3 * solo, without, detail),
         Line("batch keeps, of what is left", "≥ 0.90", f"{kept:.3f}", kept >= 0.9, f"{bare.kept:.3f}", detail),
     ]
 
