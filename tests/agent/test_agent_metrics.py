@@ -327,7 +327,6 @@ def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: P
     assert len(of_share(page(), other.id)) == len(SHARE_ROWS)
 
 
-@pytest.mark.realtime
 def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:
     # The directories of shares are on tmpfs, as an agent has them.
     with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
