@@ -187,6 +187,15 @@ class Node:
             taken.append(self.sample())
         return taken
 
+    def parts(self, seconds: float, first_ns: int = 0) -> dict[str, float]:
+        """Return what part of the next `seconds` each owner's work takes, all devices together.
+
+        With `first_ns` the time begins then.
+        """
+        before, after = self.samples(first_ns or time.monotonic_ns(), 1, round(seconds * 1e9))
+        span_ns = after.now_ns - before.now_ns
+        return {owner: (busy_ns - before.busy_ns.get(owner, 0)) / span_ns for owner, busy_ns in after.busy_ns.items()}
+
     # ---- what is true ----
 
     def sample(self) -> Sample:

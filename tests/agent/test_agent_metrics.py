@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from agent_doubles import H200, MemoryArbiter, ask
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -326,7 +325,6 @@ def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: P
     assert len(of_share(page(), other.id)) == len(SHARE_ROWS)
 
 
-@pytest.mark.realtime
 def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:
     # The directories of shares are on tmpfs, as an agent has them.
     with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:

@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 MS = 1_000_000
 
 
-@pytest.mark.realtime
 def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) -> None:
     answer = agent.register(50, name="a")
     with program(metered(answer)) as process:
         until(lambda: usage(agent, "a").processes == 1)
-        time.sleep(1.5)
-        share = agent.shares()[0]
-        assert [p.pid for p in share.processes] == [process.pid]
-        account = share.devices[0].usage
-        assert account.used_ns > 500_000_000
-        assert account.used_1s_millipercent > 50_000
+        assert [p.pid for p in agent.shares()[0].processes] == [process.pid]
+        until(lambda: usage(agent, "a").used_ns > 500_000_000)
+        until(lambda: usage(agent, "a").used_1s_millipercent > 50_000)
         explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
         assert explained.state in (pb.SHARE_STATE_HOLDING, pb.SHARE_STATE_IDLE)
         agent.stub.PauseShare(pb.PauseShareRequest(share="a"))  # the end of a turn tells how many launches it had
@@ -66,13 +62,13 @@ def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> No
     assert charged_ns > 1.1 * used_ns  # it kept the other out
 
 
-@pytest.mark.realtime
 def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(agent: RunningAgent) -> None:
     slow = {**metered(agent.register(50, name="slow", device="0")), "SIMGPU_RECORD_COST_NS": str(12 * MS)}
     with program(slow), program(metered(agent.register(50, name="other", device="0"))):
-        time.sleep(0.5)
+        until(lambda: usage(agent, "slow").turns > 0)
         before = {name: usage(agent, name) for name in ("slow", "other")}
-        time.sleep(2)
+        until(lambda: usage(agent, "slow").turns > before["slow"].turns + 20)
+        until(lambda: usage(agent, "other").used_ns > before["other"].used_ns + 500 * MS)
         after = {name: usage(agent, name) for name in before}
     grown = {
         field: getattr(after["slow"], field) - getattr(before["slow"], field)
@@ -80,11 +76,9 @@ def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(agent: Runn
     }
     # An entry takes longer than the quantum: hardly a turn comes to a launch, and nobody waits for it to drain. Behind
     # a launch a marker is recorded, which may take longer than the bound of a drain where others load the machine.
-    assert grown["turns"] > 20
     assert grown["launches"] < grown["turns"]
     assert grown["cogrants"] <= grown["launches"]
     assert grown["used_ns"] < (grown["launches"] + 4) * 30 * MS
-    assert after["other"].used_ns - before["other"].used_ns > 500 * MS
 
 
 def used_by(agent: RunningAgent, name: str, seconds: float) -> float:
@@ -94,7 +88,6 @@ def used_by(agent: RunningAgent, name: str, seconds: float) -> float:
     return (usage(agent, name).used_ns - before) / (time.monotonic_ns() - began_ns)
 
 
-@pytest.mark.realtime
 def test_a_program_that_becomes_another_in_its_turn_holds_the_device_no_longer(agent: RunningAgent) -> None:
     with (
         program(metered(agent.register(50, name="gone", device="0")), "exec") as gone,
@@ -105,11 +98,11 @@ def test_a_program_that_becomes_another_in_its_turn_holds_the_device_no_longer(a
         gone.stdin.flush()
         until(lambda: Path(f"/proc/{gone.pid}/comm").read_text() == "sleep\n")
         until(lambda: usage(agent, "gone").processes == 0)
-        assert used_by(agent, "other", 1) > 0.8
-        assert used_by(agent, "gone", 0.5) < 0.01
+        before_ns = usage(agent, "gone").used_ns
+        until(lambda: used_by(agent, "other", 0.3) > 0.8)
+        assert usage(agent, "gone").used_ns == before_ns
 
 
-@pytest.mark.realtime
 def test_a_stopped_program_that_waits_at_its_gate_takes_no_turns_from_others(agent: RunningAgent) -> None:
     with (
         program(metered(agent.register(50, name="stopped", device="0"))) as stopped,
@@ -119,9 +112,9 @@ def test_a_stopped_program_that_waits_at_its_gate_takes_no_turns_from_others(age
         time.sleep(0.1)  # it has come to its closed gate
         stopped.send_signal(signal.SIGSTOP)
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="stopped"))
-        assert used_by(agent, "other", 1.5) > 0.8  # half, when every second turn is the stopped one's
+        until(lambda: used_by(agent, "other", 0.5) > 0.8)  # half, when every second turn is the stopped one's
         stopped.send_signal(signal.SIGCONT)
-        assert used_by(agent, "stopped", 1) > 0.3
+        until(lambda: used_by(agent, "stopped", 0.5) > 0.3)
 
 
 def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:

@@ -21,6 +21,7 @@ def test_what_synthetic_agents_tell_is_what_the_scheduler_takes() -> None:
     book.validate()
 
 
+@pytest.mark.deep
 @pytest.mark.realtime
 def test_the_row_measures_the_real_server() -> None:
     lines = feed.feed(TEST)

@@ -29,6 +29,7 @@ def bench_gpu(repo_root: Path, *arguments: str) -> subprocess.CompletedProcess[s
 # ---- the dry run ----
 
 
+@pytest.mark.deep
 @pytest.mark.realtime
 def test_every_row_is_measured_and_written_on_the_simulated_gpu(repo_root: Path, tmp_path: Path) -> None:
     done = bench_gpu(repo_root, "--simulated", "--results", str(tmp_path))

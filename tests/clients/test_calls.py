@@ -20,6 +20,8 @@ from sharepod.agent.share import Usage
 from sharepod.hook.coverage import plain_name, read_actions
 from sharepod.simgpu.truth import KernelTruth, Truth
 
+pytestmark = pytest.mark.deep
+
 HERE = Path(__file__).parent
 NOT_SUPPORTED = 801
 H200_BYTES = 143771 << 20
@@ -100,7 +102,6 @@ class Calls:
         self.results["cuDevicePrimaryCtxReset"] = int(output)
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("own", [{}, PER_THREAD], ids=["legacy stream", "per-thread stream"])
 def test_every_function_of_cuda_bindings_answers_as_ever_and_is_metered(
     make_simgpu: MakeSimgpu, share: InShare, own: dict[str, str]
@@ -187,7 +188,6 @@ def build_axpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return build
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("flags", [[], ["-DPER_THREAD"]], ids=["legacy stream", "per-thread stream"])
 def test_a_program_on_a_runtime_of_its_own_is_metered(
     make_simgpu: MakeSimgpu, share: InShare, build_axpy: Callable[..., Path], flags: list[str]

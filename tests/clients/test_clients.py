@@ -15,6 +15,8 @@ from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from sharepod.agent.share import Usage
 
+pytestmark = pytest.mark.deep
+
 HERE = Path(__file__).parent
 H200_BYTES = 143771 << 20
 

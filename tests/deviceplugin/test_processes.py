@@ -122,7 +122,6 @@ def test_this_machine_is_looked_through_while_processes_come_and_go() -> None:
         thread.join()
 
 
-@pytest.mark.realtime
 def test_a_pass_over_300_processes_is_cheap(tmp_path: Path) -> None:
     for pid in range(1000, 1300):
         process(tmp_path, pid, v1(f"/kubepods/burstable/pod{OTHER[:-3]}{pid % 100 + 100}/{CONTAINER}"))

@@ -10,6 +10,8 @@ from contract.connection import Client, Connection
 
 from rig.cluster.apiserver import ApiServer, pod
 
+pytestmark = pytest.mark.deep
+
 PODS, NODES = 10_000, 1_000
 LIST_S = 5.0
 

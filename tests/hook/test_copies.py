@@ -72,7 +72,6 @@ def copy_by(calls: list[str], target: str, source: str) -> str:
     return "\n".join([PROGRAM, *lines, idle])
 
 
-@pytest.mark.realtime
 def test_every_copy_inside_a_device_is_billed(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     gpu = make_simgpu(SIMGPU_LOG_KERNELS="100")
     account = run_metered(gpu, tmp_path, copy_by([*CALLS, *PEER_CALLS], "other", "device")).usage[0]
@@ -89,7 +88,6 @@ def test_no_copy_of_host_memory_is_gated(make_simgpu: MakeSimgpu, tmp_path: Path
     assert (account.launches, account.turns, account.used_ns) == (0, 0, 0)
 
 
-@pytest.mark.realtime
 def test_a_copy_into_a_capturing_stream_is_part_of_the_graph(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     stream = "stream := new_stream()"
     body = f"""{PROGRAM}

@@ -184,7 +184,6 @@ def as_the_share_sees_it(answer: str) -> str:
     return f"{name} {result} {CAP if int(shown) else 0}"
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_symbol_answers_as_ever_and_is_metered_by_every_route(
     node: Node, programs: dict[str, Path], plain: Plain, route: str

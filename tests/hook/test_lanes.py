@@ -17,7 +17,6 @@ for number in range(40):  # each unknown, so each is marked alone: more markers 
 """
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("captured", [False, True])
 def test_work_of_a_destroyed_stream_does_not_hold_the_turn_for_ever(
     make_simgpu: MakeSimgpu, tmp_path: Path, captured: bool

@@ -98,6 +98,7 @@ def gate_was_reached(done: subprocess.CompletedProcess[str], symbols: int) -> bo
     return len(lines) == symbols and {line[0]: line[4] for line in lines}["cuLaunchKernel"] == "1"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
 def test_a_sanitized_program_starts_and_is_hooked(lab: Lab, hooked_names: int, sanitizer: str) -> None:
     program = compile_c(
@@ -110,6 +111,7 @@ def test_a_sanitized_program_starts_and_is_hooked(lab: Lab, hooked_names: int, s
     assert "Sanitizer" not in done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_a_sanitized_program_works_under_the_product(product: Path, lab: Lab, sanitizer: str) -> None:
     program = compile_c(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hooklab import HOOK, HOOK_FLAGS, INTERPOSITION, C, Lab, clean_environment, compile_c, need_tool, read_symbols, run
 
+pytestmark = pytest.mark.deep
+
 SYMBOLS = read_symbols()
 GLIBC = "2.17"
 MUSL_LOADER = Path("/lib/ld-musl-x86_64.so.1")

@@ -16,6 +16,8 @@ from hooklab import STRICT, C, Lab, clean_environment, compile_c, read_nvml_symb
 
 from sharepod.hook.coverage import read_functions
 
+pytestmark = pytest.mark.deep
+
 HOOKED = {symbol.name for symbol in read_symbols()}
 VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 

@@ -313,7 +313,6 @@ def test_time_that_steps_back_counts_as_no_time(driver: Driver) -> None:
     assert driver.policy.valid()
 
 
-@pytest.mark.realtime
 def test_a_decision_among_64_shares_takes_at_most_5_microseconds() -> None:
     policy = Policy()
     shares = [policy.add(0, 1.5, limit) for limit in (100, 50, 1.6, 1.5) * 16]

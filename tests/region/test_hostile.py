@@ -40,7 +40,6 @@ def lie(dice: random.Random, word: int) -> bytes:
     return first + report(turn(), turn(), times, dice.getrandbits(64), dice.getrandbits(64))
 
 
-@pytest.mark.realtime
 def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbiter, tmp_path: Path) -> None:
     liar, honest = (arbiter.share(tmp_path / name) for name in ("liar", "honest"))
     dice = random.Random(7)
@@ -110,7 +109,6 @@ while True:
 """
 
 
-@pytest.mark.realtime
 def test_a_flood_of_rings_holds_nobody_up(arbiter: Arbiter, tmp_path: Path) -> None:
     arbiter.share(tmp_path / "liar")
     other = arbiter.share(tmp_path / "other")

@@ -6,7 +6,6 @@ import struct
 import time
 from pathlib import Path
 
-import pytest
 from report import WORD_AT, device_at, report
 
 import rig.until
@@ -61,7 +60,7 @@ class Tenant:
         self._slots.write(data)
 
 
-until = functools.partial(rig.until.until, timeout_s=5, poll_s=0.0005)
+until = functools.partial(rig.until.until, poll_s=0.0005)
 
 
 def two_shares(arbiter: Arbiter, directory: Path) -> tuple[dict[str, int], dict[str, Tenant]]:
@@ -70,7 +69,6 @@ def two_shares(arbiter: Arbiter, directory: Path) -> tuple[dict[str, int], dict[
     return {name: share.handle for name, share in shares.items()}, {name: Tenant(directory / name) for name in shares}
 
 
-@pytest.mark.realtime
 def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_work_in_it(
     arbiter: Arbiter, tmp_path: Path
 ) -> None:
@@ -93,7 +91,6 @@ def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_wo
     assert ended.drained_ns >= drained_ns
 
 
-@pytest.mark.realtime
 def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_went_on_with(
     arbiter: Arbiter, tmp_path: Path
 ) -> None:
@@ -112,7 +109,7 @@ def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_
     until(lambda: first.word() != again)  # … and does not come
     drained_ns = first.say(0, turn, turn)
     first.ring(0)
-    until(lambda: sum(t.share == handles["first"] for t in arbiter.native.read_turns(0, 100)) == 2)
+    until(lambda: sum(t.share == handles["first"] for t in arbiter.native.read_turns(0, 100)) >= 2)
     for tenant in tenants.values():
         tenant.close()
     ended = [t for t in arbiter.native.read_turns(0, 100) if t.share == handles["first"]]

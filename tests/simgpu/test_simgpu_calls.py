@@ -210,7 +210,6 @@ def test_pitched_memory_and_copies_of_rectangles_boxes_and_between_devices_move_
     assert output == "True [0, 0, 0, 0, 0, 0, 5, 6, 0, 0, 9, 10]\nTrue\n"
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("setting", "call"),
     [

@@ -74,7 +74,6 @@ def test_huge_allocations_take_no_ram_and_count_to_the_byte(make_simgpu: MakeSim
     assert max(0, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss - before_kib) < 200 * 1024
 
 
-@pytest.mark.realtime
 def test_a_word_written_by_a_stream_appears_when_the_work_before_it_is_done(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu(),
@@ -84,27 +83,23 @@ def test_a_word_written_by_a_stream_appears_when_the_work_before_it_is_done(make
         value = ctypes.cast(word, ctypes.POINTER(c_uint32))
         value[0] = 0
         done = new_event()
-        ok(launch(kernel(module, "k_5ms"), stream))
+        ok(launch(kernel(module, "k_400ms"), stream))
         ok(cuda.cuStreamWriteValue32_v2(stream, c_uint64(word.value), 9, 0))
-        ok(launch(kernel(module, "k_5ms"), stream))
+        ok(launch(kernel(module, "k_400ms"), stream))
         ok(cuda.cuEventRecord(done, stream))
         early = value[0]
-        begin = time.monotonic()
         while not value[0]:
             assert cuda.cuEventQuery(done) == 600
-        print(early, value[0], time.monotonic() - begin)
+        print(early, value[0])
         """,
     )
-    early, late, seconds = output.split()
-    assert (early, late) == ("0", "9")
-    assert 0.003 < float(seconds) < 0.009
+    assert output == "0 9\n"
 
 
-@pytest.mark.realtime
 def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_later(
     make_simgpu: MakeSimgpu, run: Run
 ) -> None:
-    output = run(
+    run(
         make_simgpu(),
         """
         import threading
@@ -112,7 +107,7 @@ def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_l
         ok(cuda.cuMemHostAlloc(byref(word), c_size_t(4096), 2))
         value = ctypes.cast(word, ctypes.POINTER(c_uint32))
         value[0] = 0
-        ok(launch(kernel(module, "k_200ms"), other))
+        ok(launch(kernel(module, "k_500ms"), other))
         ok(cuda.cuEventRecord(long, other))
         context = c_void_p()
         ok(cuda.cuCtxGetCurrent(byref(context)))
@@ -121,50 +116,51 @@ def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_l
         time.sleep(0.015)
         ok(launch(kernel(module, "k_1ms"), stream))
         ok(cuda.cuStreamWriteValue32_v2(stream, c_uint64(word.value), 1, 0))
-        begin = time.monotonic()
-        while not value[0] and time.monotonic() < begin + 1:
+        while not value[0]:  # without a call of the driver, which would write it here
             time.sleep(0.0001)
-        print(time.monotonic() - begin)
+        assert cuda.cuEventQuery(long) == 600
         sleeper.join()
         """,
     )
-    assert 0.0005 < float(output) < 0.006
 
 
-@pytest.mark.realtime
-@pytest.mark.parametrize(
-    "release",
-    [
-        "ok(cuda.cuStreamWriteValue32_v2(other, c_uint64(word), 1, 0))",
-        "ok(cuda.cuMemsetD32Async(c_uint64(word), 1, c_size_t(1), other))",
-        "ok(cuda.cuMemcpyHtoDAsync_v2(c_uint64(word), byref(one), c_size_t(4), other))",
-        "ok(cuda.cuLaunchHostFunc(other, write_it, None))",
-    ],
+RELEASES = (
+    "ok(cuda.cuStreamWriteValue32_v2(other, c_uint64(word), 1, 0))",
+    "ok(cuda.cuMemsetD32Async(c_uint64(word), 1, c_size_t(1), other))",
+    "ok(cuda.cuMemcpyHtoDAsync_v2(c_uint64(word), byref(one), c_size_t(4), other))",
+    "ok(cuda.cuLaunchHostFunc(other, write_it, None))",
 )
-def test_a_spinning_kernel_runs_until_its_word_is_written(make_simgpu: MakeSimgpu, run: Run, release: str) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    run(
-        gpu,
-        f"""
-        module, stream, other, word, one = start(), new_stream(), new_stream(), allocate(4), c_uint32(1)
+
+
+def test_a_spinning_kernel_runs_until_its_word_is_written(make_simgpu: MakeSimgpu, run: Run) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="20")
+    text = """
+        module, stream, other, one = start(), new_stream(), new_stream(), c_uint32(1)
         write_it = HOST_FUNCTION(lambda _: ctypes.memset(word, 1, 4) and None)
+        """
+    for release in RELEASES:
+        text += f"""
+        word = allocate(4)
         ok(launch(kernel(module, "spin_until"), stream, word=word))
         time.sleep(0.02)
         assert cuda.cuStreamQuery(stream) == 600
         ok(launch(kernel(module, "k_3ms"), other))
         {release}
         ok(cuda.cuStreamSynchronize(stream))
-        """,
-    )
+        """
+    run(gpu, text)
     with Truth(gpu.state) as truth:
-        spin = next(k for k in truth.kernels(0) if k.name == "spin_until")
-        assert 22_000_000 < spin.busy_ns < 60_000_000
+        spins, before = ([k for k in truth.kernels(0) if k.name == name] for name in ("spin_until", "k_3ms"))
+    assert len(spins) == len(before) == len(RELEASES)
+    for spin, ahead in zip(spins, before, strict=True):
+        assert spin.busy_ns > 22_000_000
+        assert spin.ended_ns >= ahead.ended_ns
 
 
-@pytest.mark.realtime
 def test_a_spin_on_one_device_is_released_from_another(make_simgpu: MakeSimgpu, run: Run) -> None:
-    output = run(
-        make_simgpu("2xH200"),
+    gpu = make_simgpu("2xH200", SIMGPU_LOG_KERNELS="10")
+    run(
+        gpu,
         """
         module = start(0)
         first, word = new_stream(), allocate(4)
@@ -173,15 +169,14 @@ def test_a_spin_on_one_device_is_released_from_another(make_simgpu: MakeSimgpu, 
         second = new_stream()
         ok(launch(kernel(module, "k_5ms"), second))
         ok(cuda.cuStreamWriteValue32_v2(second, c_uint64(word), 1, 0))
-        begin = time.monotonic()
         ok(cuda.cuStreamSynchronize(first))
-        print(time.monotonic() - begin)
         """,
     )
-    assert 0.004 < float(output) < 0.05
+    with Truth(gpu.state) as truth:
+        (spin,), (ahead,) = (truth.kernels(device) for device in (0, 1))
+    assert spin.ended_ns >= ahead.ended_ns
 
 
-@pytest.mark.realtime
 def test_a_host_function_holds_its_stream_and_may_not_call_the_driver(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu(),
@@ -203,7 +198,7 @@ def test_a_host_function_holds_its_stream_and_may_not_call_the_driver(make_simgp
     )
     result, microseconds = output.split()
     assert result == "800"
-    assert 21_000 < float(microseconds) < 60_000
+    assert float(microseconds) > 21_000
 
 
 @pytest.mark.parametrize("name", ["module", "library"])

@@ -80,7 +80,6 @@ def test_events_around_queued_work_differ_by_exactly_its_duration(make_simgpu: M
     assert abs(float(output) - 1200) < 0.01
 
 
-@pytest.mark.realtime
 def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simgpu: MakeSimgpu, run: Run) -> None:
     gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
     run(
@@ -88,8 +87,8 @@ def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simg
         """
         module = start()
         a, b, blocking = new_stream(), new_stream(), new_stream(0)
-        ok(launch(kernel(module, "head_3ms"), a))
-        ok(launch(kernel(module, "side_3ms"), b))
+        ok(launch(kernel(module, "head_200ms"), a))
+        ok(launch(kernel(module, "side_200ms"), b))
         ok(cuda.cuCtxSynchronize())
         ok(launch(kernel(module, "one_3ms"), blocking))
         ok(launch(kernel(module, "two_3ms")))
@@ -99,11 +98,12 @@ def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simg
     )
     with Truth(gpu.state) as truth:
         k = {kernel.name: kernel for kernel in truth.kernels(0)}
-        assert k["side_3ms"].started_ns < k["head_3ms"].ended_ns
+        assert k["side_200ms"].started_ns < k["head_200ms"].ended_ns
         assert k["one_3ms"].ended_ns <= k["two_3ms"].started_ns
         assert k["two_3ms"].ended_ns <= k["three_3ms"].started_ns
         # Overlapping time counts once: the busy time of a context is a union.
-        assert truth.devices()[0].busy_ns < 15_000_000 - 2_500_000
+        both_ns = k["side_200ms"].ended_ns - k["head_200ms"].started_ns
+        assert truth.devices()[0].busy_ns == both_ns + 9_000_000 < 409_000_000
 
 
 def test_a_wait_on_an_event_orders_two_streams(make_simgpu: MakeSimgpu, run: Run) -> None:
@@ -147,7 +147,6 @@ def test_a_launch_costs_cpu_time_and_a_synchronised_loop_little_more_than_its_ke
     assert 105_000 <= loop_ns < 250_000
 
 
-@pytest.mark.realtime
 def test_the_launch_queue_holds_1024_and_then_blocks(make_simgpu: MakeSimgpu, run: Run) -> None:
     output = run(
         make_simgpu(),
@@ -164,7 +163,7 @@ def test_the_launch_queue_holds_1024_and_then_blocks(make_simgpu: MakeSimgpu, ru
     )
     filling, blocked = map(float, output.split())
     assert filling < 0.5
-    assert 0.02 < blocked < 0.4
+    assert filling + blocked > 0.09  # a hundred of the first had to end before
 
 
 def test_a_graph_takes_its_longest_path(make_simgpu: MakeSimgpu, run: Run) -> None:

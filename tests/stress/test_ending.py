@@ -14,6 +14,8 @@ import pytest
 
 from rig.until import until
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from bench import stress
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 8
 SEED = 4

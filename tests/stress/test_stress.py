@@ -6,6 +6,8 @@ import pytest
 
 from bench import stress
 
+pytestmark = pytest.mark.deep
+
 SECONDS = float(os.environ.get("SHAREPOD_TEST_STRESS_SECONDS", "20"))
 SEED = int(os.environ.get("SHAREPOD_TEST_STRESS_SEED", "20261121"))
 

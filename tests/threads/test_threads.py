@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "tests/threads/threads.c",
@@ -80,7 +82,6 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return path
 
 
-@pytest.mark.realtime
 def test_hook_and_arbiter_share_a_device_without_a_race(program: Path, regions: Path) -> None:
     done = subprocess.run([program, regions, "4000"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
