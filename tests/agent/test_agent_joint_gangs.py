@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import errno
 import signal
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.node import Load, Node, Terms
-from rig.programs import load_command
+from rig.node import Node, Terms
 from rig.until import until
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import Handle, ShareClass
@@ -23,78 +20,17 @@ from sharepod.agent.share import Terms as ShareTerms
 from sharepod.cli.errors import CliError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from rig.programs import Program
     from sharepod.cli import model
+from joint_gang_runs import MS, go, job_beside_others
 
-MS = 1_000_000
-ROUNDS = 10_000_000
 PATIENT_S = 120
 """Longer than any wait; what still runs then ends with its node."""
 
 
-@contextmanager
-def job_beside_others(
-    directory: Path, gang: str, *, request: float = 40, others: float = 60
-) -> Iterator[tuple[Node, dict[str, Program]]]:
-    """Two ranks of one job, `rank0` and `rank1`, each with a share of its own device, beside two that saturate."""
-    with Node("2xH200") as node:
-        programs = {}
-        for device in (0, 1):
-            options = {"unit": "100us", "ranks": 2, "rank": device, "words": directory / "words", "count": ROUNDS}
-            terms = Terms(request, devices=(str(device),), gang=gang)
-            name = f"rank{device}"
-            programs[name] = node.add(name, load_command("spin", options), node.share_environment(name, terms))
-            load = Load(Terms(others, devices=(str(device),)), "saturate", {"unit": "500us"})
-            programs[f"other{device}"] = node.start(f"other{device}", load)
-        yield node, programs
-
-
-def go(programs: dict[str, Program], seconds: float) -> int:
-    start_ns = time.monotonic_ns() + 100 * MS
-    for program in programs.values():
-        program.go(start_ns, start_ns + round(seconds * 1e9))
-    return start_ns
-
-
-def rounds(program: Program) -> int:
-    """Wait for the end of a rank; return how many collectives it made."""
-    made: int = program.result(20).other["rounds"]
-    return made
-
-
 def share(node: Node, name: str) -> model.Share:
     return next(share for share in node.client.list_shares().shares if share.name == name)
-
-
-@pytest.mark.realtime
-def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_targets(tmp_path: Path) -> None:
-    made, part = {}, {}
-    for gang in ("", "team/job"):
-        (tmp_path / "words").unlink(missing_ok=True)
-        with job_beside_others(tmp_path, gang) as (node, programs):
-            start_ns = go(programs, 4)
-            part[gang] = node.parts(2, start_ns + 1000 * MS)
-            made[gang] = min(rounds(programs[name]) for name in ("rank0", "rank1"))
-    # Each by itself, nearly every turn ends with a rank that spins for the other one.
-    assert made["team/job"] > 5 * made[""], made
-    assert made["team/job"] > 1350, made
-    assert min(part["team/job"][name] for name in ("other0", "other1")) > 0.57, part
-
-
-@pytest.mark.realtime
-def test_two_shares_of_a_gang_on_one_device_take_turns() -> None:
-    with Node("1xH200") as node:
-        programs = {}
-        for name in "abc":
-            gang = "" if name == "c" else "job"
-            load = Load(Terms(60 if name == "c" else 20, devices=("0",), gang=gang), "saturate", {"unit": "500us"})
-            programs[name] = node.start(name, load)
-        start_ns = go(programs, 4)
-        part = node.parts(3, start_ns + 500 * MS)
-    assert part == pytest.approx({"a": 0.2, "b": 0.2, "c": 0.6}, abs=0.02)
 
 
 def until_used(node: Node, name: str) -> None:

@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from gpu_runs import bench_gpu
 
 from bench import figures
 from bench.gpu import spans
@@ -19,29 +19,6 @@ from bench.gpu.spans import RECORD, ClockMap, Span, Tick
 
 UNIX_NS = 1_700_000_000_000_000_000
 """Where the device's clock of a real machine stands: far from the host's."""
-
-
-def bench_gpu(repo_root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench.gpu", *arguments]
-    return subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False, timeout=100)
-
-
-# ---- the dry run ----
-
-
-@pytest.mark.deep
-@pytest.mark.realtime
-def test_every_row_is_measured_and_written_on_the_simulated_gpu(repo_root: Path, tmp_path: Path) -> None:
-    done = bench_gpu(repo_root, "--simulated", "--results", str(tmp_path))
-    (written,) = tmp_path.glob("dry-run-*.json")
-    document: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-    rows = {row["key"]: row for row in document["rows"]}
-    assert {key: (row["state"], row["reason"]) for key, row in rows.items()} == dict.fromkeys(ROWS, (MEASURED, ""))
-    assert done.returncode == 0, done.stderr
-    assert all(row["lines"] for row in rows.values())
-    assert done.stdout == written.with_suffix(".md").read_text(encoding="utf-8") + "\n"
-    measured = {entry["setting of simgpu"]: entry["measured"] for entry in document["simgpu_calibration"]}
-    assert float(measured["SIMGPU_LAUNCH_COST_NS"]) == pytest.approx(2500, rel=0.5)
 
 
 def test_a_row_that_cannot_be_measured_in_time_is_reported_and_the_files_are_there(
@@ -69,9 +46,6 @@ def test_help_says_what_it_needs_and_how_to_narrow_it(repo_root: Path) -> None:
     assert "needs an NVIDIA driver, gcc and python3" in shown
     assert "--only latency" in shown
     assert all(key in shown for key in ROWS)
-
-
-# ---- the device's log ----
 
 
 def test_device_times_become_host_times_although_the_clocks_drift() -> None:
@@ -119,9 +93,6 @@ def test_where_kernels_of_two_owners_stand_side_by_side_each_has_half() -> None:
     assert spans.occupied_ns(found, joined_gap_ns=0) == {"a": 80, "b": 120}
 
 
-# ---- slices ----
-
-
 def test_slices_and_switches_are_read_from_the_gaps_of_two_kernels() -> None:
     one = spans.running(0, 120, [(20, 50), (70, 105)])
     other = spans.running(25, 100, [(45, 75)])
@@ -139,9 +110,6 @@ def test_contexts_that_never_met_teach_nothing() -> None:
 def test_a_visit_tells_what_preempting_and_coming_back_cost() -> None:
     seen = spans.visits([(100, 250), (400, 420)], [(10, 20), (120, 180), (190, 240), (300, 310)])
     assert [(v.preempted_ns, v.stayed_ns, v.back_ns) for v in seen] == [(20, 120, 10)]
-
-
-# ---- the rest ----
 
 
 @pytest.mark.parametrize(("text", "ns"), [("20us", 20_000), ("1.5ms", 1_500_000), ("2s", 2_000_000_000), ("7ns", 7)])

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hooklab import HOOK, HOOK_FLAGS, INTERPOSITION, MACHINE, STRICT, C, Lab, compile_c
+from hooklab import HOOK, HOOK_FLAGS, INTERPOSITION, MACHINE, STRICT, C, Lab, compile_c, read_symbols
 
 AGENT = str(Path(__file__).resolve().parents[1] / "agent")
 if AGENT not in sys.path:
@@ -61,3 +61,9 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-lpthread",
         "-ldl",
     )
+
+
+@pytest.fixture(scope="module")
+def hooked_names() -> int:
+    """Return how many symbols the laboratory calls."""
+    return len(read_symbols())

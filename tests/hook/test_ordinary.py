@@ -2,26 +2,34 @@
 
 import ctypes.util
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hooklab import STRICT, C, Lab, clean_environment, compile_c, need_tool, read_symbols, run
+from hooklab import STRICT, C, Lab, clean_environment, compile_c, need_tool, run
+from ordinary import gate_was_reached
 
 PYTHON_ERRORS = (
     "import ctypes\ntry: ctypes.CDLL('libnosuch.so')\nexcept OSError as e: print(e)\nctypes.CDLL(None).nosuch"
 )
+
+
 PYTHON_MODULES = (
     "import sqlite3, ssl, json, zlib, threading, ctypes; print(ctypes.CDLL(None).abs(-3), zlib.crc32(b'x'))"
 )
+
+
 PYTHON_CHILDREN = (
     "import multiprocessing as m, subprocess as s\n"
     "if __name__ == '__main__':\n"
     "    with m.get_context('fork').Pool(2) as p: print(p.map(abs, [-1, -2]))\n"
     "    print(s.run(['echo', 'child'], capture_output=True).stdout)\n"
 )
+
+
 PIPE = "printf 'b\\na\\nb\\n'"
+
+
 # Commands whose output does not depend on time, process ids or addresses.
 COMMANDS: dict[str, list[str]] = {
     "bash": ["bash", "-c", "for i in 1 2 3; do echo $((i * i)); done; exit 7"],
@@ -69,6 +77,8 @@ COMMANDS: dict[str, list[str]] = {
     "python-errors": [sys.executable, "-c", PYTHON_ERRORS],
     "python-children": [sys.executable, "-c", PYTHON_CHILDREN],
 }
+
+
 PRESENT = {name: command for name, command in COMMANDS.items() if shutil.which(command[0])}
 
 
@@ -84,42 +94,6 @@ def test_an_ordinary_command_says_and_returns_the_same(product: Path, name: str)
     assert with_hook.stdout == without.stdout
     assert with_hook.stderr == without.stderr
     assert with_hook.returncode == without.returncode
-
-
-@pytest.fixture(scope="module")
-def hooked_names() -> int:
-    """Return how many symbols the laboratory calls."""
-    return len(read_symbols())
-
-
-def gate_was_reached(done: subprocess.CompletedProcess[str], symbols: int) -> bool:
-    """Tell whether every symbol was called and the launches among them passed the gate."""
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return len(lines) == symbols and {line[0]: line[4] for line in lines}["cuLaunchKernel"] == "1"
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
-def test_a_sanitized_program_starts_and_is_hooked(lab: Lab, hooked_names: int, sanitizer: str) -> None:
-    program = compile_c(
-        lab.directory / f"routes-{sanitizer}", *STRICT, "-DPROGRAM", f"-fsanitize={sanitizer}", C / "routes.c", "-ldl"
-    )
-    quiet = {"ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0"}
-    done = run([program, "soname"], lab.env(lab.hook, **quiet))
-    assert done.returncode == 0, done.stderr
-    assert gate_was_reached(done, hooked_names)
-    assert "Sanitizer" not in done.stderr
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
-def test_a_sanitized_program_works_under_the_product(product: Path, lab: Lab, sanitizer: str) -> None:
-    program = compile_c(
-        lab.directory / f"busy-{sanitizer}", "-O1", "-g", f"-fsanitize={sanitizer}", C / "busy.c", "-lpthread", "-ldl"
-    )
-    env = clean_environment() | {"LD_PRELOAD": str(product), "ASAN_OPTIONS": "verify_asan_link_order=0"}
-    done = run([program], env)
-    assert (done.returncode, done.stdout) == (0, "busy 4\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""Gangs of devices beside single shares: each keeps its target and its limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gang_runs import MS, gang_node, go, ring, single
+
+if TYPE_CHECKING:
+    from rig.programs import Program
+
+
+def _collectives(program: Program) -> tuple[int, float]:
+    """Wait for the end of a ring; return how many collectives it made, and how long the longest took, in ms."""
+    result = program.result(20)
+    return result.other["collectives"], result.other["longest_ns"] / MS
+
+
+def _granted_together(turns: list[Any]) -> float:
+    """Return what part of the longer turns began on both devices within a millisecond."""
+    whole = [turn for turn in turns if turn.closed_ns - turn.granted_ns > 4 * MS]
+    return sum(
+        any(other.device != turn.device and abs(other.granted_ns - turn.granted_ns) < MS for other in turns)
+        for turn in whole
+    ) / len(whole)
+
+
+@pytest.mark.realtime
+def test_two_gangs_and_two_single_shares_never_deadlock_and_keep_their_targets() -> None:
+    cast = {"a": ring(), "b": ring(), "one": single(0), "two": single(1)}
+    with gang_node(cast) as (node, programs):
+        start_ns = go(programs, 5)
+        part = node.parts(3, start_ns + 1000 * MS)
+        made = {name: _collectives(programs[name]) for name in ("a", "b")}
+        turns = node.turns()
+    # Without gangs some 20 a second: nearly every turn ended with one rank spinning for the other.
+    assert sum(count for count, _ in made.values()) > 1250, made
+    # A round of the four shares, and what a busy host adds.
+    assert max(longest for _, longest in made.values()) < 400, made
+    assert part["one"] > 0.36, part
+    assert part["two"] > 0.36, part
+    together = _granted_together([turn for turn in turns if turn.share == "a"])
+    assert together > 0.5
+
+
+@pytest.mark.realtime
+def test_a_gang_with_a_limit_keeps_it_and_makes_its_collectives() -> None:
+    with gang_node({"gang": ring(30, limit=40.0), "one": single(0), "two": single(1)}) as (node, programs):
+        start_ns = go(programs, 4)
+        used = node.parts(2, start_ns + 1000 * MS)["gang"] / 2
+        count, longest_ms = _collectives(programs["gang"])
+    assert count > 100
+    assert longest_ms < 600
+    assert used < 0.42

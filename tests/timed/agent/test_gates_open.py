@@ -1,0 +1,82 @@
+"""How soon gates open when the agent is gone, and that time without a host is not billed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rig.agent import free_port, metered, program, usage
+from sharepod.proto import v1_pb2 as pb
+from sharepod.simgpu.truth import Truth
+
+if TYPE_CHECKING:
+    from rig.agent import MakeAgent, RunningAgent
+
+
+MS = 1_000_000
+
+
+def opened_ns(agent: RunningAgent, signal_number: int) -> int:
+    """End the agent beneath a share whose gate is closed 99 % of the time and a paused one, which must stay so.
+
+    Returns how long after the signal the first begins to run as it likes.
+    """
+    with (
+        program(metered(agent.register(1, 1, device="0"))),
+        program(metered(agent.register(50, name="paused", device="1"))),
+        Truth(f"{agent.directory}/simgpu") as truth,
+    ):
+        agent.stub.PauseShare(pb.PauseShareRequest(share="paused"))
+        next(agent.stub.WatchUsage(pb.WatchUsageRequest()))  # somebody watches, as the cluster does
+        time.sleep(0.3)
+        paused_busy_ns = truth.contexts(1)[0].busy_ns
+        signalled_ns = time.monotonic_ns()
+        agent.stop(signal_number)
+        time.sleep(1.5)
+        starts_ns = [kernel.started_ns for kernel in truth.kernels(0) if kernel.started_ns > signalled_ns]
+        assert truth.contexts(1)[0].busy_ns == paused_busy_ns
+    # Limited, ten kernels of 500 µs take 500 ms.
+    free = [first for first, tenth in zip(starts_ns, starts_ns[9:], strict=False) if tenth - first < 50 * MS]
+    assert free
+    return free[0] - signalled_ns
+
+
+@pytest.mark.realtime
+def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> None:
+    with (
+        program(metered(agent.register(50, name="paused", device="0"))) as paused,
+        program(metered(agent.register(50, name="other", device="0"))) as other,
+        Truth(f"{agent.directory}/simgpu") as truth,
+    ):
+
+        def accounts() -> dict[str, tuple[int, int, int]]:
+            busy = {context.pid: context.busy_ns for context in truth.contexts(0)}
+            read = {name: (usage(agent, name), busy[p.pid]) for name, p in (("paused", paused), ("other", other))}
+            return {name: (said.used_ns, said.charged_ns, busy_ns) for name, (said, busy_ns) in read.items()}
+
+        time.sleep(0.5)
+        before = accounts()
+        for _ in range(60):  # all of its threads, for longer than what it has queued
+            paused.send_signal(signal.SIGSTOP)
+            time.sleep(0.012)
+            paused.send_signal(signal.SIGCONT)
+            time.sleep(0.03)
+        after = accounts()
+    grown = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in before}
+    for used_ns, _, busy_ns in grown.values():
+        assert used_ns == pytest.approx(busy_ns, rel=0.1)  # the turn's length would be 40 % too much
+    used_ns, charged_ns, _ = grown["paused"]
+    assert charged_ns > 1.1 * used_ns  # it kept the other out
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize(("number", "bar_ms"), [(signal.SIGTERM, 50), (signal.SIGKILL, 1000)])
+def test_gates_open_within_50_ms_of_a_planned_stop_and_1_s_of_a_crash(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, number: int, bar_ms: int
+) -> None:
+    monkeypatch.setenv("SIMGPU_LOG_KERNELS", "100000")
+    agents = [make_agent("--metrics-listen", f"127.0.0.1:{free_port()}") for _ in range(2)]
+    assert min(opened_ns(agent.start(), number) for agent in agents) <= bar_ms * MS
