@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help build demo test e2e check bench bench-placement clean
+.PHONY: help build demo test deep soak e2e check bench bench-placement clean
 
 PYTHON ?= python3
 CC ?= cc
@@ -26,8 +26,15 @@ build: $(VENV)/built ## Build everything into .venv (a second run is instant)
 demo: build ## Run three programs at 50/30/20 percent of one GPU, real or simulated
 	@$(BIN)/sharepod demo
 
-test: build ## Run the whole test suite, WORKERS tests at a time (PYTEST_ARGS adds arguments)
-	@$(BIN)/python tests/run.py $(WORKERS) $(PYTEST_ARGS)
+test: build ## Run the tests, WORKERS at a time (ROOM=hook: of one room; PYTEST_ARGS adds arguments)
+	@$(BIN)/python tests/run.py $(WORKERS) $(if $(ROOM),-m $(ROOM)) $(PYTEST_ARGS)
+
+deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, stress, every row of bench.gpu
+	@$(BIN)/pytest tests/deep $(if $(ROOM),-m $(ROOM)) $(PYTEST_ARGS)
+
+soak: export SHAREPOD_TEST_SCHEDULES := 3000
+soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)
+	@$(BIN)/pytest tests/node/agent/test_agent_gangs.py tests/virtual/scheduler/test_rounds.py -k random --timeout=7200 $(PYTEST_ARGS)
 
 # Another cluster only when it is given here: the variable in a developer's shell may lead to one in use.
 ifeq ($(origin KUBECONFIG),command line)

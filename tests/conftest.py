@@ -4,6 +4,8 @@ In CI (``CI=true``) a test may be skipped only when it needs a real GPU: any oth
 must have, so it fails the run.
 """
 
+import asyncio
+import inspect
 import os
 import shutil
 import signal
@@ -17,7 +19,10 @@ import pytest
 
 pytest.register_assert_rewrite("contract")  # promises are asserted in modules that are imported
 
-TREE = str(Path(__file__).resolve().parents[1])
+TESTS = Path(__file__).resolve().parent
+WAYS = ("pure", "virtual", "node", "timed", "deep")
+"""The folders of tests: how they run."""
+TREE = str(TESTS.parent)
 if TREE not in sys.path:  # for `rig` and `bench`; appended: the tree's `proto/` must not shadow an installed package
     sys.path.append(TREE)
 
@@ -53,21 +58,45 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--realtime`, with which `make test` runs apart what measures real time."""
+    """Add `--timed`, with which `make test` runs apart what judges real time."""
     chosen = {"choices": ("also", "without", "only"), "default": "also"}
-    parser.addoption("--realtime", **chosen, help="whether tests that measure real time run")
+    parser.addoption("--timed", **chosen, help="whether tests that judge real time run: those of tests/timed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a marker of each room: `-m hook` selects what tests/*/hook has."""
+    for room in sorted({path.name for path in TESTS.glob("*/*") if path.is_dir() and path.parent.name in WAYS}):
+        config.addinivalue_line("markers", f"{room}: the tests of the room {room}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what `--realtime` does not want."""
-    wanted = config.getoption("realtime")
-    if wanted == "also":
-        return
+    """Mark each test with its room, and deselect what `--timed` does not want."""
     parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    wanted = config.getoption("timed")
     for item in items:
-        parts[(item.get_closest_marker("realtime") is not None) == (wanted == "only")].append(item)
+        way, room = place(item.path)
+        if room:
+            item.add_marker(room)
+        parts[wanted == "also" or (way == "timed") == (wanted == "only")].append(item)
     items[:] = parts[True]
-    config.hook.pytest_deselected(items=parts[False])
+    if parts[False]:
+        config.hook.pytest_deselected(items=parts[False])
+
+
+def place(path: Path) -> tuple[str, str]:
+    """Return how a test runs and its room, by where it lies: tests/WAY/ROOM/test_….py."""
+    parts = path.parts[len(TESTS.parts) :] if path.is_relative_to(TESTS) else ()
+    return (parts[0], parts[1]) if len(parts) > 2 and parts[0] in WAYS else (parts[0] if parts else "", "")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine; what it leaves behind is cancelled, as at the end of a program."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

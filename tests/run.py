@@ -1,4 +1,4 @@
-"""Runs the test suite in two parts: first what does not measure real time, side by side, then what does, alone.
+"""Runs the tests: first those that only wait for events, side by side, then those that judge real time, alone.
 
 `run.py WORKERS [ARGUMENT …]`: every argument goes to pytest in both parts. With no workers there is one part alone.
 """
@@ -13,6 +13,8 @@ import pytest
 PYTEST = Path(sys.executable).with_name("pytest")  # `python -m pytest` would put the tree before installed packages
 GOES_ON = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+MINUTES = {"what ran side by side": 7, "what ran alone": 4}
+"""Of everything, on two cores."""
 
 
 def parts(workers: int) -> dict[str, list[str]]:
@@ -20,9 +22,21 @@ def parts(workers: int) -> dict[str, list[str]]:
     if not workers:
         return {"the tests": []}
     return {
-        "what ran side by side": ["--realtime=without", f"--numprocesses={workers}", "--dist=worksteal"],
-        "what ran alone": ["--realtime=only"],
+        "what ran side by side": ["--timed=without", f"--numprocesses={workers}", "--dist=worksteal"],
+        "what ran alone": ["--timed=only"],
     }
+
+
+def announce(workers: int, arguments: list[str]) -> None:
+    """Say in one line what runs and for how long."""
+    if not workers:
+        what = "every test, one at a time"
+    else:
+        beside, alone = MINUTES.values()
+        whole = "" if arguments else f" (about {beside} minutes on two cores)"
+        rest = "" if arguments else f" (about {alone})"
+        what = f"pure, virtual and node tests, {workers} at a time{whole}; then the timed ones alone{rest}"
+    print(f"{what}; {' '.join(arguments)}" if arguments else what, flush=True)
 
 
 def main() -> int:
@@ -33,6 +47,7 @@ def main() -> int:
     """
     signal.signal(signal.SIGINT, lambda *_: None)  # pytest has it too, and says what it had done
     workers, *arguments = sys.argv[1:]
+    announce(int(workers), arguments)
     codes: dict[str, int] = {}
     for name, chosen in parts(int(workers)).items():
         codes[name] = subprocess.run([PYTEST, *chosen, *arguments], check=False).returncode

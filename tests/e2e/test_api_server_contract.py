@@ -1,4 +1,4 @@
-"""A real API server holds what the double holds (tests/contract).
+"""A real API server holds what the double holds (tests/support/rig/contract).
 
 A cluster that is given is not held to compaction: its store cannot be reached.
 """

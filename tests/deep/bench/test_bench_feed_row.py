@@ -6,8 +6,6 @@ from bench import feed
 from bench.scale import TEST
 
 
-@pytest.mark.deep
-@pytest.mark.realtime
 def test_the_row_measures_the_real_server() -> None:
     lines = feed.feed(TEST)
     cores = [line for line in lines if line.what.endswith("of a core")]

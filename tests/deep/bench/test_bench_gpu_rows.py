@@ -11,8 +11,6 @@ from bench.gpu.__main__ import ROWS
 from bench.gpu.report import MEASURED
 
 
-@pytest.mark.deep
-@pytest.mark.realtime
 def test_every_row_is_measured_and_written_on_the_simulated_gpu(repo_root: Path, tmp_path: Path) -> None:
     done = bench_gpu(repo_root, "--simulated", "--results", str(tmp_path))
     (written,) = tmp_path.glob("dry-run-*.json")

@@ -7,7 +7,6 @@ from hooklab import STRICT, C, Lab, clean_environment, compile_c, run
 from ordinary import gate_was_reached
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("sanitizer", ["address", "thread", "undefined"])
 def test_a_sanitized_program_starts_and_is_hooked(lab: Lab, hooked_names: int, sanitizer: str) -> None:
     program = compile_c(
@@ -20,7 +19,6 @@ def test_a_sanitized_program_starts_and_is_hooked(lab: Lab, hooked_names: int, s
     assert "Sanitizer" not in done.stderr
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_a_sanitized_program_works_under_the_product(product: Path, lab: Lab, sanitizer: str) -> None:
     program = compile_c(

@@ -6,11 +6,10 @@ import json
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-
+from rig import REPO_ROOT
 
 SOURCES = [
-    *(f"tests/agent/gang_{name}.c" for name in ("program", "rank", "region")),
+    *(f"tests/support/agent/gang_{name}.c" for name in ("program", "rank", "region")),
     *(f"agent/{name}.c" for name in ("step", "gang", "join", "turn", "slots", "copies", "pressure", "bill", "lead")),
     *(f"agent/{name}.c" for name in ("policy", "policy_accounts", "policy_rates")),
 ]
@@ -19,11 +18,11 @@ SOURCES = [
 def built(directory: Path, *flags: str) -> Path:
     built = directory / "gang_program"
     command = ["gcc", "-std=c11", "-O2", "-Wall", "-Werror", *flags, "-Iagent", "-Ihook"]
-    subprocess.run([*command, *SOURCES, "-o", str(built)], cwd=ROOT, check=True)
+    subprocess.run([*command, *SOURCES, "-o", str(built)], cwd=REPO_ROOT, check=True)
     return built
 
 
-def schedules(program: Path, first_seed: int, count: int, *apart: str) -> dict[str, float]:
+def random_schedules(program: Path, first_seed: int, count: int, *apart: str) -> dict[str, float]:
     done = subprocess.run(
         [str(program), str(first_seed), str(count), *apart], capture_output=True, text=True, check=True, timeout=300
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from gang_runs import MS, gang_node, go, ring, single
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ def _granted_together(turns: list[Any]) -> float:
     ) / len(whole)
 
 
-@pytest.mark.realtime
 def test_two_gangs_and_two_single_shares_never_deadlock_and_keep_their_targets() -> None:
     cast = {"a": ring(), "b": ring(), "one": single(0), "two": single(1)}
     with gang_node(cast) as (node, programs):
@@ -44,7 +42,6 @@ def test_two_gangs_and_two_single_shares_never_deadlock_and_keep_their_targets()
     assert together > 0.5
 
 
-@pytest.mark.realtime
 def test_a_gang_with_a_limit_keeps_it_and_makes_its_collectives() -> None:
     with gang_node({"gang": ring(30, limit=40.0), "one": single(0), "two": single(1)}) as (node, programs):
         start_ns = go(programs, 4)

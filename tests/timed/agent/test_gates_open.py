@@ -44,7 +44,6 @@ def opened_ns(agent: RunningAgent, signal_number: int) -> int:
     return free[0] - signalled_ns
 
 
-@pytest.mark.realtime
 def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> None:
     with (
         program(metered(agent.register(50, name="paused", device="0"))) as paused,
@@ -72,7 +71,6 @@ def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> No
     assert charged_ns > 1.1 * used_ns  # it kept the other out
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize(("number", "bar_ms"), [(signal.SIGTERM, 50), (signal.SIGKILL, 1000)])
 def test_gates_open_within_50_ms_of_a_planned_stop_and_1_s_of_a_crash(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, number: int, bar_ms: int

@@ -21,7 +21,6 @@ def rounds(program: Program) -> int:
     return made
 
 
-@pytest.mark.realtime
 def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_targets(tmp_path: Path) -> None:
     made, part = {}, {}
     for gang in ("", "team/job"):
@@ -36,7 +35,6 @@ def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_tar
     assert min(part["team/job"][name] for name in ("other0", "other1")) > 0.57, part
 
 
-@pytest.mark.realtime
 def test_two_shares_of_a_gang_on_one_device_take_turns() -> None:
     with Node("1xH200") as node:
         programs = {}

@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import grpc
-import pytest
 
 from rig.cluster.node import PluginNode, plugin_node
 from rig.until import eventually
@@ -55,7 +54,6 @@ async def used_percent(node: PluginNode, name: str, for_s: float) -> float:
     return used_ns / 1e7 / (loop.time() - begun_s)
 
 
-@pytest.mark.realtime
 async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is_gone() -> None:
     async with plugin_node("1xH200", spare_percent=100) as node:
         batch = await node.admit("batch", {"main": 50}, annotations=MEMORY)

@@ -3,14 +3,11 @@
 from collections.abc import Callable
 from statistics import median
 
-import pytest
-
 from rig.gpu import MakeSimgpu
 
 Run = Callable[..., str]
 
 
-@pytest.mark.realtime
 def test_a_launch_costs_cpu_time_and_a_synchronised_loop_little_more_than_its_kernels(
     make_simgpu: MakeSimgpu, run: Run
 ) -> None:

@@ -31,7 +31,6 @@ def measure_shares(gpu: SimulatedGpu, start: Start, *loops: tuple[str, str], sec
 NO_COST = {"SIMGPU_SWITCH_US": "0", "SIMGPU_DRAIN_SWITCH_US": "0"}
 
 
-@pytest.mark.realtime
 def test_two_deep_queues_share_equally_and_lose_about_a_tenth_to_switching(
     make_simgpu: MakeSimgpu, start: Start
 ) -> None:
@@ -40,7 +39,6 @@ def test_two_deep_queues_share_equally_and_lose_about_a_tenth_to_switching(
     assert 90 <= first + second <= 92.5
 
 
-@pytest.mark.realtime
 def test_two_deep_queues_and_a_loop_share_by_the_formula(make_simgpu: MakeSimgpu, start: Start) -> None:
     shares = measure_shares(
         make_simgpu(**NO_COST), start, ("k_1ms", "deep"), ("k_1ms", "deep"), ("k_500us", "sync"), seconds=1.2

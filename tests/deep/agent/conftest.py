@@ -1,0 +1,5 @@
+"""The fixtures of this room."""
+
+# ruff: noqa: F403
+from agent_fixtures import *
+from policy_fixtures import *

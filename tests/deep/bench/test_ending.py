@@ -1,0 +1,77 @@
+"""How the benches end: in one line on a wrong flag, in order on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rig import REPO_ROOT
+from rig.until import until
+
+ROOT = REPO_ROOT
+
+
+def bench(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "--only", "shar"],
+        ["bench", "--onyl", "share"],
+        ["bench.stress", "--seconds", "nan"],
+        ["bench.stress", "--seconds", "-1"],
+        ["bench.stress", "--seed", "x"],
+        ["bench.gpu", "--minutes", "0"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_flag_is_one_line_that_names_the_help(arguments: list[str]) -> None:
+    child = bench(*arguments)
+    out, err = child.communicate(timeout=90)
+    assert (child.returncode, out, err.count("\n")) == (2, "", 1), err
+    assert err.endswith(" --help`\n")
+
+
+def agent_of(pid: int) -> tuple[int, Path] | None:
+    """Return the pid and the directory of the agent that a bench has started."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):  # a child that has ended
+            words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            if "--runtime-directory" in words:
+                return int(child), Path(words[words.index("--runtime-directory") + 1])
+    return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "arguments", [["bench", "--quick", "--only", "share"], ["bench.stress"]], ids=["bars", "stress"]
+)
+def test_a_bench_that_a_signal_ends_leaves_no_agent_and_no_files(arguments: list[str], number: int) -> None:
+    child = bench(*arguments)
+
+    def serving() -> tuple[int, Path] | None:
+        assert child.poll() is None
+        agent = agent_of(child.pid)
+        return agent if agent and (agent[1] / "agent.sock").exists() else None
+
+    agent = until(serving, timeout_s=90)
+    assert agent
+    time.sleep(0.5)  # programs run
+    child.send_signal(number)
+    _, err = child.communicate(timeout=20)
+    assert child.returncode == 128 + number
+    assert "Traceback" not in err
+    pid, runtime = agent
+    assert not runtime.parent.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,227 @@
+"""NVIDIA's own libraries, which need no GPU to answer which address a name has: each answer is exact under the hook.
+
+They are taken from the system, or unpacked from Debian's non-free component for the time of the test. They are used
+here and never shipped.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hooklab import STRICT, C, Lab, clean_environment, compile_c, read_nvml_symbols, read_symbols, run
+
+from rig import REPO_ROOT
+from sharepod.hook.coverage import read_functions
+
+HOOKED = {symbol.name for symbol in read_symbols()}
+VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+
+
+def unpack_from_debian(directory: Path, package: str, library: str) -> Path | None:
+    """Fetch and unpack a library from the non-free component of the Debian mirror that apt uses; leave apt as it is."""
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        return None
+    fields = "$(SITE) $(CODENAME) $(ORIGIN)"
+    targets = run(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"]).stdout.split("\n")
+    debian = [line.split() for line in targets if line.endswith(" Debian") and "-" not in line.split()[1]]
+    if not debian:
+        return None
+    site, codename, _ = debian[0]
+    (directory / "lists" / "partial").mkdir(parents=True)
+    key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (directory / "sources.list").write_text(f"deb [signed-by={key}] {site} {codename} non-free\n")
+    apt = [
+        "apt-get",
+        "-q",
+        "-o",
+        f"Dir::Etc::sourcelist={directory}/sources.list",
+        "-o",
+        "Dir::Etc::sourceparts=/dev/null",
+    ]
+    apt += ["-o", f"Dir::State::lists={directory}/lists", "-o", "APT::Sandbox::User=root"]
+    for command in (["update"], ["download", package]):
+        try:
+            subprocess.run([*apt, *command], cwd=directory, check=True, capture_output=True, timeout=60)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return None
+    packages = list(directory.glob(f"{package}_*.deb"))
+    if not packages or run(["dpkg-deb", "-x", packages[0], directory / "tree"]).returncode != 0:
+        return None
+    return next((path for path in (directory / "tree").rglob(f"{library}.*") if not path.is_symlink()), None)
+
+
+def real_library(directory: Path, library: str, package: str) -> Path:
+    """Return the path of one of NVIDIA's libraries, whatever its version."""
+    installed = [*sorted(Path("/usr/lib").glob(f"*-linux-gnu/{library}.1")), Path(f"/usr/lib64/{library}.1")]
+    for path in installed:
+        if path.exists():
+            return path.resolve()
+    found = unpack_from_debian(directory, package, library)
+    if found is None:
+        pytest.skip(f"NVIDIA's {library}.1 is not here and cannot be fetched (Debian non-free package {package})")
+    return found
+
+
+@pytest.fixture(scope="module")
+def real_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NVIDIA's libcuda."""
+    return real_library(tmp_path_factory.mktemp("nonfree"), "libcuda.so", "libcuda1")
+
+
+@pytest.fixture(scope="module")
+def real_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NVIDIA's libnvidia-ml."""
+    return real_library(tmp_path_factory.mktemp("nonfree"), "libnvidia-ml.so", "libnvidia-ml1")
+
+
+def answers(
+    program: Path, driver: Path, names: set[str], env: dict[str, str]
+) -> dict[tuple[str, ...], tuple[str, str]]:
+    """Return (how, name, version, flags) -> (library, offset)."""
+    done = subprocess.run(
+        [program, driver],
+        input="\n".join(sorted(names)),
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+        check=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines.pop()[0] == "cuInit"
+    return {tuple(line[:4]): (line[4], line[5]) for line in lines}
+
+
+def exports(driver: Path) -> set[str]:
+    """Return the functions that a driver's library exports."""
+    listing = run(["nm", "--dynamic", "--defined-only", driver]).stdout.splitlines()
+    return {line.split()[-1].split("@")[0] for line in listing if " T " in line}
+
+
+def check_every_address(lab: Lab, driver: Path, env: dict[str, str]) -> None:
+    """Compare every answer with and without the hook: the same, or the wrapper of exactly that export."""
+    program = compile_c(lab.directory / "exports", *STRICT, C / "exports.c", "-ldl")
+    exported = exports(driver)
+    names = exported | {VARIANT.sub("", name) for name in exported}
+    plain = answers(program, driver, names, env)
+    hooked = answers(program, driver, names, env | {"LD_PRELOAD": str(lab.hook)})
+    assert hooked.keys() == plain.keys()
+    name_at = {where: question[1] for question, where in plain.items() if question[0] == "dlsym" and where[0] != "-"}
+    wrapper_of = {name: hooked["dlsym", name, "0", "0"] for name in HOOKED & exported}
+    # A wrapper for each function; names of one and the same function (the simulated driver has some) share it.
+    assert len(set(wrapper_of.values())) == len({plain["dlsym", name, "0", "0"] for name in wrapper_of})
+    assert {library for library, _ in wrapper_of.values()} == {lab.hook.name}
+    # A driver that is not bound to itself hands out what its own names lead to: our exported function of that name.
+    listing = run(["nm", "--dynamic", "--defined-only", lab.hook]).stdout.split("\n")
+    door_of = {line.split()[2]: (lab.hook.name, f"{int(line.split()[0], 16):x}") for line in listing if " T cu" in line}
+    replaced = 0
+    for question, where in plain.items():
+        name = name_at.get(where)
+        if name in HOOKED:
+            assert hooked[question] in (wrapper_of[name], door_of[name]), question
+            replaced += 1
+        else:
+            assert hooked[question] == where, question
+    assert replaced > 20 * len(set(wrapper_of.values()))
+
+
+def test_every_address_of_the_real_driver_is_exact(lab: Lab, real_driver: Path) -> None:
+    exported = exports(real_driver)
+    assert len(exported) > 500
+    assert len(HOOKED & exported) > 80
+    check_every_address(lab, real_driver, clean_environment())
+
+
+def test_every_address_of_the_simulated_driver_is_exact(lab: Lab, simgpu: dict[str, str]) -> None:
+    driver = Path(simgpu["LD_LIBRARY_PATH"]) / "libcuda.so.1"
+    assert exports(driver) >= {"cuLaunchKernel", "cuLaunchKernel_ptsz", "cuGraphLaunch", "cuMemAlloc_v2"}
+    check_every_address(lab, driver, simgpu)
+
+
+def driver_version(driver: Path) -> int:
+    """Return the CUDA version of a driver."""
+    script = (
+        "import ctypes, sys; version = ctypes.c_int()\n"
+        "ctypes.CDLL(sys.argv[1]).cuDriverGetVersion(ctypes.byref(version)); print(version.value)"
+    )
+    return int(run([sys.executable, "-c", script, driver], clean_environment()).stdout)
+
+
+def test_every_function_of_the_real_driver_has_a_class(real_driver: Path) -> None:
+    classed = {function.name: function for function in read_functions()}
+    own = {name for name in exports(real_driver) if name.startswith("cu")}
+    assert sorted(own - classed.keys()) == []
+    assert [name for name in sorted(own) if classed[name].reason == "absent"] == []
+
+
+def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
+    newer = {symbol.name for symbol in read_symbols() if symbol.since > driver_version(real_driver)}
+    gone = {"cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"}  # a driver may drop what CUDA 2 had
+    assert HOOKED - exports(real_driver) <= newer | gone
+
+
+NEWER_NVML = {
+    "nvmlDeviceGetProcessesUtilizationInfo",  # of driver 550
+    "nvmlDeviceGetMemoryLimits_v1",  # of driver 615
+    "nvmlDeviceSetMemoryLimits_v1",
+}
+ADDRESSES = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+at = [ctypes.cast(library[name], ctypes.c_void_p).value for name in sys.stdin.read().split()]
+print([address - at[0] for address in at])
+"""
+
+
+def test_the_management_library_is_left_as_it_is_but_for_the_table(lab: Lab, real_nvml: Path) -> None:
+    ours = {*read_nvml_symbols()}
+    assert ours - exports(real_nvml) <= NEWER_NVML
+
+    def addresses(env: dict[str, str], names: set[str]) -> list[int]:
+        command = [sys.executable, "-c", ADDRESSES, str(real_nvml)]
+        text = "\n".join(["nvmlInit_v2", *sorted(names)])
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=env, timeout=60, check=True)
+        found: list[int] = json.loads(done.stdout)
+        return found[1:]
+
+    hooked = clean_environment() | {"LD_PRELOAD": str(lab.hook)}
+    others = exports(real_nvml) - ours
+    assert len(others) > 200
+    assert addresses(hooked, others) == addresses(clean_environment(), others)
+    there = ours & exports(real_nvml)
+    before, after = addresses(clean_environment(), there), addresses(hooked, there)
+    assert [one for one, other in zip(before, after, strict=True) if one == other] == []
+
+
+CALLS = """
+import ctypes, sys
+library, number = ctypes.CDLL(sys.argv[1]), ctypes.c_uint(0)
+print([library[name](None, ctypes.byref(number), None, 0) for name in sys.stdin.read().split()])
+"""
+
+
+def test_the_management_librarys_own_refusals_come_through(lab: Lab, real_nvml: Path) -> None:
+    names = "\n".join(sorted({*read_nvml_symbols()} & exports(real_nvml)))
+    command = [sys.executable, "-c", CALLS, str(real_nvml)]
+
+    def answers(env: dict[str, str]) -> str:
+        return subprocess.run(command, input=names, capture_output=True, text=True, env=env, check=True).stdout
+
+    assert answers(clean_environment() | {"LD_PRELOAD": str(lab.hook)}) == answers(clean_environment())
+
+
+def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_driver: Path, real_nvml: Path) -> None:
+    simgpu = REPO_ROOT / "simgpu"
+    rows = re.findall(r"^[XO]\(\w+, (\d+), ([\w, ]+)\)$", (simgpu / "symbols.def").read_text(), re.MULTILINE)
+    since = {name: int(version) for version, names in rows for name in names.split(", ")}
+    added = {name for name in exports(simgpu / "lib" / "libcuda.so.1") - exports(real_driver) if name.startswith("cu")}
+    version = driver_version(real_driver)
+    assert [name for name in sorted(added) if since[name] <= version] == []
+    if version <= 12020:  # newer functions may be missing, older ones not: they say that they are not simulated
+        left_out = exports(real_driver) - exports(simgpu / "lib" / "libcuda.so.1")
+        assert {name for name in left_out if name.startswith("cu") and not name.startswith("cudbg")} <= {"cuEGLApiInit"}
+    assert exports(simgpu / "lib" / "libnvidia-ml.so.1") - exports(real_nvml) <= NEWER_NVML

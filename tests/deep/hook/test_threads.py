@@ -1,0 +1,103 @@
+"""Hook and arbiter as threads of one program, under the sanitizers: ThreadSanitizer sees one process only."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rig import REPO_ROOT
+
+ROOT = REPO_ROOT
+SOURCES = [
+    "tests/threads/threads.c",
+    *[
+        f"hook/{name}.c"
+        for name in (
+            "gate",
+            "wait",
+            "lane",
+            "keeper",
+            "predict",
+            "thread",
+            "clock",
+            "attach",
+            "guard",
+            "region",
+            "region_attach",
+            "mps",
+            "capture",
+            "marker",
+            "spans",
+        )
+    ],
+    *[
+        f"agent/{name}.c"
+        for name in (
+            "arbiter",
+            "gang",
+            "join",
+            "holdings",
+            "mend",
+            "mishaps",
+            "slots",
+            "step",
+            "turn",
+            "lead",
+            "bill",
+            "copies",
+            "report",
+            "policy",
+            "policy_accounts",
+            "policy_rates",
+            "pressure",
+            "region_files",
+            "region_slots",
+        )
+    ],
+]
+SANITIZERS = {
+    "thread": ["-fsanitize=thread", "-Wno-tsan"],  # fences are not modelled; the words they order are atomics
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+
+
+@pytest.fixture
+def regions() -> Iterator[Path]:
+    """A directory on tmpfs for the shares, gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="sharepod-threads-", dir="/dev/shm"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module", params=list(SANITIZERS))
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("threads") / "threads"
+    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Ihook", "-Iagent", *SANITIZERS[request.param]]
+    command = ["cc", *flags, *SOURCES, "-Wl,--wrap=sp_slot_owner", "-o", str(path), "-lpthread"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return path
+
+
+def test_hook_and_arbiter_share_a_device_without_a_race(program: Path, regions: Path) -> None:
+    done = subprocess.run([program, regions, "4000"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"launches (\d+) (\d+) turns (\d+) outside (\d+) passed \d+ cogrants (\d+)\n", done.stdout)
+    assert found, done.stdout
+    hooked, by_hand, turns, outside, cogrants = map(int, found.groups())
+    assert hooked > 1000
+    assert by_hand > 100
+    assert turns >= 10
+    # Only a co-grant (a drain later than its bound, on a loaded machine) lets two shares in at once.
+    assert outside == 0 or cogrants > 0
+
+
+def test_a_process_ends_beside_its_keeper_without_a_race(program: Path, regions: Path) -> None:
+    for attempt in range(20):
+        directory = regions / str(attempt)
+        directory.mkdir()
+        done = subprocess.run([program, directory, "200"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,347 @@
+"""The metrics that a real agent serves, read back with the parser of prometheus_client."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_doubles import H200, MemoryArbiter, ask
+from prometheus_client.parser import text_string_to_metric_families
+
+from rig import REPO_ROOT
+from rig.agent import free_port, metered, program, scrape, usage
+from rig.until import until
+from sharepod.agent import feed_metrics, plugin_metrics
+from sharepod.agent.device import DeviceStatus, NodeStatus
+from sharepod.agent.metrics import (
+    DEVICE_LABELS,
+    DEVICE_ROWS,
+    SHARE_INFO_LABELS,
+    SHARE_LABELS,
+    SHARE_ROWS,
+    TABLES,
+    NodeMetrics,
+    manual,
+)
+from sharepod.agent.native import NativeArbiter
+from sharepod.agent.node import Identity
+from sharepod.agent.registry import Registry
+from sharepod.agent.share import (
+    HAND_OFF_BOUNDS_NS,
+    TURN_BOUNDS_NS,
+    Copies,
+    Handle,
+    Histogram,
+    ShareClass,
+    ShareState,
+    Usage,
+)
+from sharepod.process.metrics import HistogramRow
+from sharepod.process.metrics_server import Pages
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prometheus_client import Metric
+    from prometheus_client.samples import Sample
+
+    from rig.agent import MakeAgent, RunningAgent
+
+INFO_NAME = "sharepod_share_info"
+HISTOGRAMS = WAITS_NAME, TURNS_NAME = "sharepod_share_turn_wait_seconds", "sharepod_share_turn_seconds"
+HAND_OFFS_NAME = "sharepod_device_hand_off_seconds"
+HISTOGRAM_LINES = len(TURN_BOUNDS_NS) + 3
+SHARE_LINES = sum(HISTOGRAM_LINES if isinstance(row, HistogramRow) else 1 for row in SHARE_ROWS)
+ALL_TABLES = (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES)
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+"""What Prometheus accepts."""
+SCRAPE_S = 0.03
+ROOT = REPO_ROOT
+POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
+
+
+def read(text: str) -> dict[str, Metric]:
+    """Return the metrics by name; a name that comes twice is an error of the text."""
+    found: dict[str, Metric] = {}
+    for family in text_string_to_metric_families(text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert name not in found
+        found[name] = family
+    return found
+
+
+def of_share(text: str, share: str) -> dict[str, list[Sample]]:
+    """Return the samples of one share by the name of their metric."""
+    found = {name: [s for s in m.samples if s.labels.get("share") == share] for name, m in read(text).items()}
+    return {name: samples for name, samples in found.items() if samples}
+
+
+def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
+    families = re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE)
+    assert families == [row.name for table in ALL_TABLES for row in table.rows]
+    documented = re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    assert documented == families
+
+    share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
+    lines = [line for line in scrape(address).splitlines() if f'share="{share.id}"' in line]
+    assert len(lines) == SHARE_LINES
+    assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
+    counters = [line for line in lines if "_total{" in line]
+    assert len(counters) == 14
+    assert all(line.endswith(" 0.0") for line in counters)
+    assert any(line.startswith("sharepod_share_request_ratio{") and line.endswith(" 0.3") for line in lines)
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
+    assert share.id not in scrape(address)
+
+
+def test_the_manual_of_the_metrics_is_current() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == manual()
+
+
+def test_a_taken_metrics_address_is_named(make_agent: MakeAgent) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        agent = make_agent("--metrics-listen", address)
+        process = agent.spawn()
+        _, output = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert output == (
+        f"sharepod agent: metrics address {address}: Address already in use: "
+        "choose another with --metrics-listen, or off\n"
+    )
+    assert not agent.directory.exists()
+
+
+def test_a_scrape_is_of_now(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    make_agent("--metrics-listen", address).start()
+    seen = []
+    for _ in range(6):
+        found = re.search(r"^sharepod_device_decisions_total{.*} (\S+)$", scrape(address), re.MULTILINE)
+        assert found
+        seen.append(float(found[1]))
+        time.sleep(0.25)
+    # The arbiter decides ten times a second when nothing happens; the status of the checkpoint is seconds old.
+    assert all(later > earlier for earlier, later in pairwise(seen)), seen
+
+
+def test_every_series_of_a_share_names_it_its_device_and_its_pod_and_one_has_all_the_rest(
+    make_agent: MakeAgent,
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address, "--node-name", "gpu-node-7", "--policy", "closed").start()
+    node = agent.stub.GetNode(pb.GetNodeRequest())
+    assert node.node_name == "gpu-node-7"
+    of_pod = agent.register(30, device="1", name="a", labels=POD).share
+    alone = agent.register(30, device="1").share
+    device = node.devices[1]
+    text = scrape(address)
+    for share, pod in ((of_pod, {key: POD[key] for key in ("namespace", "pod", "container")}), (alone, {})):
+        found = of_share(text, share.id)
+        assert set(found) == {row.name for row in SHARE_ROWS}
+        [info] = found.pop(INFO_NAME)
+        expected = {"share": share.id, "gpu": "1", **pod}
+        for samples in found.values():
+            for sample in samples:
+                assert {key: value for key, value in sample.labels.items() if key != "le"} == expected
+        assert info.labels == expected | {
+            "node": node.node_name, "name": share.name, "class": "standard", "pod_uid": POD["pod_uid"] if pod else "",
+            "UUID": device.uuid, "modelName": device.name, "policy": "closed",
+        }  # fmt: skip
+        assert set(info.labels) <= {*SHARE_LABELS, *SHARE_INFO_LABELS}
+    for row in DEVICE_ROWS[:1]:
+        (sample,) = (s for s in read(text)[row.name].samples if s.labels["gpu"] == "1")
+        assert set(sample.labels) == set(DEVICE_LABELS)
+        assert (sample.labels["UUID"], sample.labels["modelName"]) == (device.uuid, device.name)
+
+
+def test_a_share_shows_zeros_until_its_first_call_and_goes_with_its_end(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    share = agent.register(30, 60, 2**30, labels=POD).share
+    terms = {
+        "sharepod_share_request_ratio": 0.3,
+        "sharepod_share_limit_ratio": 0.6,
+        "sharepod_share_memory_limit_bytes": 2.0**30,
+        "sharepod_share_region_usable": 1.0,
+        INFO_NAME: 1.0,
+    }
+    for name, samples in of_share(scrape(address), share.id).items():
+        assert {sample.value for sample in samples} == {terms.get(name, 0.0)}, name
+    agent.stub.PauseShare(pb.PauseShareRequest(share=share.id))
+    assert of_share(scrape(address), share.id)["sharepod_share_paused"][0].value == 1
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
+    assert of_share(scrape(address), share.id) == {}
+
+
+def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    first, second = (agent.register(50, device="0", labels=POD | {"container": name}) for name in ("a", "b"))
+
+    def value(name: str, share: str) -> float:
+        return float(of_share(scrape(address), share)[name][0].value)
+
+    with program(metered(first)), program(metered(second)):
+        for answer in (first, second):
+            share = answer.share.id
+            until(lambda share=share: value("sharepod_share_turns_total", share) >= 20)
+            until(lambda share=share: value("sharepod_share_used_ratio", share) > 0)
+            until(lambda share=share: value("sharepod_share_used_last_second_ratio", share) > 0)
+            assert value("sharepod_share_hook_attached", share) == 1
+    for answer in (first, second):
+        share = answer.share.id
+        until(lambda share=share: value("sharepod_share_hook_attached", share) == 0)
+        found = of_share(scrape(address), share)  # nothing moves any more
+        assert found["sharepod_share_used_seconds_total"][0].value > 0
+        totals = {name: _of_histogram(found[name], found["sharepod_share_turns_total"][0].value) for name in HISTOGRAMS}
+        # A share waits for turns, and at its end perhaps for one that it did not get.
+        assert 0 < totals[WAITS_NAME] <= found["sharepod_share_waited_seconds_total"][0].value
+        # Turns of two may overlap where one drains; what is used of them is shared out then.
+        assert totals[TURNS_NAME] >= found["sharepod_share_used_seconds_total"][0].value * 0.99
+    [hand_offs] = [
+        s for s in read(scrape(address))[HAND_OFFS_NAME].samples if s.name.endswith("_count") and s.labels["gpu"] == "0"
+    ]
+    assert hand_offs.value > 0
+
+
+def test_the_launches_of_a_turn_that_does_not_end_are_counted_meanwhile(agent: RunningAgent) -> None:
+    # Work is always queued behind the one that runs, and nobody else wants the device: the turn has no end.
+    command = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "60", "--kernel-us", "2000"]
+    with subprocess.Popen(command, env=metered(agent.register(50, name="steady")), stdout=subprocess.DEVNULL) as busy:
+        try:
+            until(lambda: usage(agent, "steady").launches > 100)
+            before, turns = usage(agent, "steady").launches, usage(agent, "steady").turns
+            until(lambda: usage(agent, "steady").launches > before + 200)
+            assert usage(agent, "steady").turns == turns
+        finally:
+            busy.kill()
+
+
+def _of_histogram(samples: list[Sample], count: float) -> float:
+    """Return the sum of a histogram that has counted so often."""
+    buckets = [s.value for s in samples if s.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    ends = {s.name.rpartition("_")[2]: s.value for s in samples if not s.name.endswith("_bucket")}
+    assert buckets[-1] == ends["count"] == count
+    return ends["sum"]
+
+
+def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows() -> None:
+    arbiter = NativeArbiter()
+    try:
+        assert tuple(arbiter._lib.sp_turn_bounds_ns) == TURN_BOUNDS_NS
+        assert tuple(arbiter._lib.sp_hand_off_bounds_ns) == HAND_OFF_BOUNDS_NS
+    finally:
+        arbiter.close()
+
+
+def text_of(registry: Registry) -> Callable[[], str]:
+    """Return the text that a node serves when its status is that of the registry."""
+    pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
+    return lambda: pages.answer("")[1].decode()
+
+
+class Still:
+    """A node whose status is what a registry says; it has no loop to ask."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.identity = Identity(
+            node_name="n", version="0", region_abi_version=1, pid=1, driver_version="", runtime_directory="",
+            policy="open", metrics_address="", hook_path="", features=(), settings={}, environment={},
+        )  # fmt: skip
+
+    def status_from_thread(self) -> NodeStatus:
+        return NodeStatus(0, self._registry.statuses((), 0), (DeviceStatus(H200),))
+
+
+def test_the_histogram_sums_up_what_the_arbiter_counted(tmp_path: Path) -> None:
+    arbiter = MemoryArbiter()
+    registry = Registry(arbiter, tmp_path, [H200])
+    share = registry.register(ask(), unix_ns=1, now_ns=0)
+    counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)
+    arbiter.turn_times[Handle(1), 0] = Histogram(counts, 2_500_000_000), Histogram()
+    samples = of_share(text_of(registry)(), share.id)[WAITS_NAME]
+    by_bound = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert by_bound["0.0001"] == by_bound["0.001"] == 5
+    assert by_bound["0.002"] == by_bound["0.5"] == 8
+    assert (by_bound["1.0"], by_bound["+Inf"]) == (9, 11)
+    assert {s.name.rpartition("_")[2]: s.value for s in samples[-2:]} == {"count": 11, "sum": 2.5}
+
+
+def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path: Path) -> None:
+    arbiter = MemoryArbiter()
+    registry = Registry(arbiter, tmp_path, [H200])
+    share = registry.register(ask(30, 60, memory=2**30), unix_ns=1, now_ns=0)
+    arbiter.usages[Handle(1)] = [
+        Usage(
+            used_ns=1_500_000_000, charged_ns=2_500_000_000, estimated_ns=500_000_000, waited_ns=4_500_000_000,
+            overrun_ns=250_000_000, turns=7, launches=8, passed=9, cogrants=10, faults=11, memory_used_bytes=12,
+            memory_overhead_bytes=-13, memory_refused_bytes=14, memory_refusals=15, processes=16,
+            state=ShareState.WAITING, copies=Copies(17, 18, 19, 20),
+        )
+    ]  # fmt: skip
+    arbiter.region_errors[share.directory] = errno.EPROTO
+    registry.check_regions()
+    found = of_share(text_of(registry)(), share.id)
+    values = {name.removeprefix("sharepod_share_"): samples[0].value for name, samples in found.items()}
+    del values["turn_wait_seconds"], values["turn_seconds"], values["used_ratio"], values["used_last_second_ratio"]
+    assert values == {
+        "used_seconds_total": 1.5, "charged_seconds_total": 2.5, "estimated_seconds_total": 0.5,
+        "waited_seconds_total": 4.5, "overrun_seconds_total": 0.25, "turns_total": 7, "launches_total": 8,
+        "passed_launches_total": 9, "cogrants_total": 10, "faults_total": 11, "memory_refusals": 15,
+        "request_ratio": 0.3, "limit_ratio": 0.6, "memory_used_bytes": 12, "memory_limit_bytes": 2**30,
+        "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
+        "paused": 0, "yielding": 0, "info": 1, "host_to_device_bytes_total": 17,
+        "device_to_host_bytes_total": 18, "host_to_device_copies_total": 19, "device_to_host_copies_total": 20,
+    }  # fmt: skip
+
+
+def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: Path) -> None:
+    registry = Registry(MemoryArbiter(), tmp_path, [H200])
+    page = text_of(registry)
+    share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    assert of_share(page(), share.id)[INFO_NAME][0].labels["class"] == "standard"
+    registry.update(share.id, [], ShareClass.BATCH)
+    assert of_share(page(), share.id)[INFO_NAME][0].labels["class"] == "batch"
+    registry.release(share.id, 1)
+    assert of_share(page(), share.id) == {}
+    other = registry.register(ask(name="b"), unix_ns=1, now_ns=0)
+    assert len(of_share(page(), other.id)) == len(SHARE_ROWS)
+
+
+def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:
+    # The directories of shares are on tmpfs, as an agent has them.
+    with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
+        arbiter = NativeArbiter()
+        try:
+            registry = Registry(arbiter, Path(directory), [H200])
+            for number in range(100):
+                one = replace(ask(0, name=f"share-{number}"), labels=POD | {"pod": f"train-{number}"})
+                registry.register(one, unix_ns=1, now_ns=0)
+            pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
+            taken_s = []
+            for _ in range(30):
+                before_s = time.thread_time()
+                _, text = pages.answer(OPENMETRICS)
+                taken_s.append(time.thread_time() - before_s)
+        finally:
+            arbiter.close()
+    assert text.count(b'pod="train-') == 100 * SHARE_LINES
+    assert min(taken_s) < SCRAPE_S

@@ -1,0 +1,82 @@
+"""How the benches begin and end: a flag that is none of theirs, and one that is killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rig.node import Node
+
+COMMANDS = ["bench", "bench.stress", "bench.traces", "bench.gpu", "bench.dashboard"]
+KILLED = """
+import time
+from rig.node import Node
+with Node() as node:
+    print(node.socket.parent.parent, node._agent.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--hel", "--nonsense"])
+def test_a_flag_that_is_misspelt_or_cut_short_is_one_line_and_does_nothing(
+    repo_root: Path, command: str, flag: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", command, flag], cwd=repo_root, capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"unrecognized arguments: {flag}: see `" in done.stderr
+
+
+CTRL_C = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "bench.rows":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_ctrl_c_while_the_bench_imports_its_parts_ends_it_without_a_traceback(repo_root: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C], cwd=repo_root, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+
+
+def test_a_bench_that_is_killed_leaves_no_agent_behind_and_its_files_to_the_next_one(repo_root: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=repo_root, stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        directory, agent = bench.stdout.readline().split()
+        try:
+            assert not ended(int(agent))
+            bench.kill()
+            bench.wait()
+            end = time.monotonic() + 20
+            while not ended(int(agent)) and time.monotonic() < end:
+                time.sleep(0.05)
+            assert ended(int(agent))
+            assert Path(directory).exists()
+            with Node(hook=False):
+                assert not Path(directory).exists()
+        finally:
+            bench.kill()
+            if not ended(int(agent)):
+                os.kill(int(agent), signal.SIGKILL)
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,114 @@
+"""`doctor`: each check, with what it finds made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sharepod.agent.device import MPS_REASON
+from sharepod.cli import checks
+from sharepod.cli.model import Device, ForeignProcess, Node
+
+if TYPE_CHECKING:
+    from manifests import Agent, Sharepod
+
+MOUNTS = """\
+proc /proc proc rw 0 0
+/dev/sda1 / ext4 rw 0 0
+tmpfs /run tmpfs rw 0 0
+/dev/sdb1 /run/my\\040disk ext4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("release", "status"),
+    [("5.3.0", "OK"), ("6.1.0-18-amd64", "OK"), ("5.2.9", "FAIL"), ("4.19", "FAIL"), ("x", "WARN")],
+)
+def test_a_kernel_without_pidfd_open_fails(release: str, status: str) -> None:
+    assert checks.check_kernel(release).status == status
+
+
+@pytest.mark.parametrize(
+    ("directory", "status"),
+    [("/run/sharepod", "OK"), ("/var/lib/x", "FAIL"), ("/run/my disk/x", "FAIL"), ("/runner", "FAIL")],
+)
+def test_regions_belong_on_tmpfs(directory: str, status: str) -> None:
+    assert checks.check_tmpfs(Path(directory), MOUNTS).status == status
+
+
+def test_a_small_limit_of_open_files_is_a_warning() -> None:
+    assert [checks.check_open_files(n).status for n in (256, 1024, resource.RLIM_INFINITY)] == ["WARN", "OK", "OK"]
+
+
+def test_a_missing_hook_and_one_that_does_not_load_fail_with_a_remedy(tmp_path: Path) -> None:
+    broken = tmp_path / "libsharepod.so"
+    missing = checks.check_hook(broken)
+    broken.write_bytes(b"no library")
+    for check in (missing, checks.check_hook(broken)):
+        assert check.status == checks.FAIL
+        assert "make" in check.remedy
+
+
+def test_a_driver_that_is_missing_names_the_simulated_one(tmp_path: Path) -> None:
+    empty = {"LD_LIBRARY_PATH": str(tmp_path), "LD_PRELOAD": ""}
+    check = checks.check_driver(empty, simulated=False)
+    if check.status == checks.OK:  # this machine has a driver and a GPU of its own
+        assert "device" in check.text
+    else:
+        assert "--simulate" in check.remedy
+
+
+def node(*devices: Device, hook_path: str = "/run/sharepod/hook/libsharepod-0.1.0-0123456789ab.so") -> Node:
+    return Node("host", "0.1.0", 1, (), 7, devices, "580.1", "/run/sharepod", "open", {}, hook_path)
+
+
+def device(*, healthy: bool = True, foreign: tuple[ForeignProcess, ...] = ()) -> Device:
+    return Device("GPU-1", 0, "H200", 1, 0, healthy, "" if healthy else "XID 79", 0, 0, foreign)
+
+
+def test_each_device_is_checked_for_health_and_strangers() -> None:
+    stranger = ForeignProcess(99, "miner", 0)
+    found = checks.check_devices(node(device(), device(healthy=False), device(foreign=(stranger,))))
+    assert [check.status for check in found] == ["OK", "FAIL", "WARN"]
+    assert [check.status for check in checks.check_devices(node())] == ["FAIL"]
+
+
+def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: Path) -> None:
+    assert checks.check_mps(tmp_path).status == checks.OK
+    file = tmp_path / "nvidia-cuda-mps-control.pid"
+    file.write_text(str(os.getpid()))
+    assert f"control daemon {os.getpid()} serves" in checks.check_mps(tmp_path).text
+    file.write_text(str(2**22 + 1))  # no such process: a daemon that was killed
+    assert checks.check_mps(tmp_path).status == checks.OK
+    file.write_text("?")
+    assert checks.check_mps(tmp_path).status == checks.FAIL
+    served = replace(device(healthy=False), health_reason=MPS_REASON)
+    (check,) = checks.check_devices(node(served))
+    assert (check.status, "quit" in check.remedy) == (checks.FAIL, True)
+
+
+def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:
+    assert list(checks.check_served_hook(node())) == []
+    (check,) = checks.check_served_hook(node(hook_path="/usr/lib/python3/sharepod/hook/libsharepod.so"))
+    assert check.status == checks.WARN
+    assert "noexec" in check.text
+
+
+def test_an_agent_of_another_version_is_a_warning(sharepod: Sharepod, agent: Agent) -> None:
+    agent.version = "9.9.9"
+    found = json.loads(sharepod("doctor", "-o", "json").out)["checks"]
+    (check,) = [check for check in found if check["name"] == "agent"]
+    assert check["status"] == "WARN"
+    assert "upgrade" in check["remedy"]
+
+
+def test_doctor_fails_when_a_check_fails_and_says_how_to_start_an_agent(sharepod: Sharepod, tmp_path: Path) -> None:
+    answer = sharepod("doctor", "--socket", str(tmp_path / "none"))
+    assert answer.code == 1
+    assert "start one with `sharepod agent`" in answer.out

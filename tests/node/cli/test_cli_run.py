@@ -1,0 +1,438 @@
+"""`sharepod run` on a real agent with simulated devices: the program behaves as ever, its share ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rig import REPO_ROOT
+from rig.until import until
+from sharepod.agent.lock import NAME as LOCK
+from sharepod.agent.lock import HostLock
+from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from tests.conftest import SimulatedGpu
+
+SHAREPOD = [sys.executable, "-m", "sharepod.cli"]
+PROGRAM = REPO_ROOT / "cli" / "demo_program.py"
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Every file below a directory that others may be removing at this moment (os.walk passes over what is gone)."""
+    return [name for _, directories, files in os.walk(directory) for name in (*directories, *files)]
+
+
+def has_agent(directory: Path) -> bool:
+    """Tell whether an agent has its place in the directory: until its very end it removes what it has there."""
+    try:
+        with (directory / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Host:
+    """A directory for an agent and the environment in which commands find it."""
+
+    directory: Path
+    env: dict[str, str]
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*SHAREPOD, *arguments]
+
+    def sharepod(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.env, input=stdin, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            self.command(*arguments), env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.children.append(child)
+        return child
+
+    def end_children(self) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            if child.stdout and not child.stdout.closed:
+                child.communicate()
+
+    def shares(self) -> list[str]:
+        return [share["name"] for share in json.loads(self.sharepod("ps", "-o", "json").stdout)["shares"]]
+
+    def left(self) -> list[str]:
+        """Return the directories of shares that are there."""
+        return [path.name for path in (self.directory / "shares").glob("*")]
+
+
+@pytest.fixture
+def host(make_simgpu: Callable[..., SimulatedGpu]) -> Iterator[Host]:
+    """A host without an agent."""
+    gpu = make_simgpu()
+    directory = gpu.state.parent / "agent"
+    env = {key: value for key, value in gpu.env.items() if key not in ("LD_LIBRARY_PATH", "SIMGPU_DEVICES")}
+    host = Host(directory, {**env, "SHAREPOD_RUNTIME_DIRECTORY": str(directory), "SHAREPOD_METRICS_LISTEN": "off"})
+    yield host
+    host.end_children()
+    until(lambda: not (directory / "agent.sock").exists() and not has_agent(directory))
+    for path in sorted(directory.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    if directory.exists():
+        directory.rmdir()
+
+
+@pytest.fixture
+def node(host: Host) -> Iterator[Host]:
+    """A host with an agent on one simulated device."""
+    with (host.directory.parent / "log").open("wb") as log:
+        agent = subprocess.Popen(host.command("agent", "--simulate", "1xH200"), env=host.env, stderr=log, stdout=log)
+    try:
+        until(lambda: (host.directory / "agent.sock").exists() or agent.poll() is not None)
+        assert agent.poll() is None, (host.directory.parent / "log").read_text()
+        until(lambda: host.sharepod("ps").returncode == 0)
+        yield host
+        host.end_children()
+        # Every share of a test ends with its program.
+        until(lambda: host.left() == [])
+    finally:
+        agent.terminate()
+        assert agent.wait(10) == 0
+
+
+def run(*command: str, gpu: str = "30", name: str = "test") -> Sequence[str]:
+    return ["run", "--gpu", gpu, "--name", name, "--", *command]
+
+
+def test_exit_code_output_and_input_are_the_programs_own(node: Host) -> None:
+    answer = node.sharepod(*run("sh", "-c", "cat; echo to stderr >&2; exit 7"), stdin="hello\n")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (7, "hello\n", "to stderr\n")
+
+
+def test_the_program_finds_its_share_and_the_hook_and_nothing_else_of_ours(node: Host) -> None:
+    before = dict(node.env)
+    after = dict(line.split("=", 1) for line in node.sharepod(*run("env", "-0")).stdout.split("\0") if "=" in line)
+    added = {key for key in after if after[key] != before.get(key)}
+    assert added == {"SHAREPOD_REGION", "LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SIMGPU_DEVICES"}
+    assert Path(after["LD_PRELOAD"]).parent == node.directory / "hook"
+    assert before.keys() <= after.keys()
+
+
+NVIDIA_SMI = """
+import pynvml
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+memory, processes = pynvml.nvmlDeviceGetMemoryInfo(gpu), pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+print(memory.total >> 20, memory.used >> 20, memory.free >> 20, len(processes))
+"""
+
+
+def test_nvml_shows_the_share_to_a_program_that_never_uses_cuda(node: Host) -> None:
+    answer = node.sharepod("run", "--gpu", "30", "--memory", "4GiB", "--", sys.executable, "-c", NVIDIA_SMI)
+    assert (answer.stdout, answer.stderr) == ("4096 0 4096 0\n", "")
+
+
+def test_signals_and_descriptors_are_as_a_shell_would_leave_them(node: Host) -> None:
+    look = "grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
+    bare = subprocess.run(["sh", "-c", look], env=node.env, capture_output=True, text=True, check=True)
+    assert node.sharepod(*run("sh", "-c", look)).stdout == bare.stdout
+
+
+def test_a_writer_into_a_closed_pipe_ends_as_without_us(node: Host) -> None:
+    line = " ".join([*node.command(*run("yes")), "| head -1; echo ${PIPESTATUS[0]}"])
+    answer = subprocess.run(["bash", "-c", line], env=node.env, capture_output=True, text=True, timeout=30, check=False)
+    assert answer.stdout == f"y\n{128 + signal.SIGPIPE}\n"
+
+
+def test_the_command_becomes_the_program_and_a_signal_reaches_it(node: Host) -> None:
+    child = node.start(*run("sleep", "600"))
+    until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes()[:6])
+    assert node.shares() == ["test"]
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(5) == -signal.SIGTERM
+    assert child.communicate() == ("", "")
+
+
+def test_a_killed_program_leaves_no_share(node: Host) -> None:
+    child = node.start(*run("sleep", "600"))
+    until(lambda: node.shares() == ["test"])
+    child.kill()
+    child.communicate()
+    until(lambda: node.shares() == [] and node.left() == [], timeout_s=3)
+
+
+def test_a_terminal_and_its_keys_belong_to_the_program(node: Host) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = node.command(*run("sh", "-c", "test -t 0 -a -t 1 && echo terminal; kill -STOP $$; exec sleep 600"))
+        os.execve(command[0], command, node.env)
+    until(lambda: b"terminal" in os.read(terminal, 1000))
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()[:6])
+    os.write(terminal, b"\x03")
+    status = os.waitpid(pid, 0)[1]
+    os.close(terminal)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGINT
+
+
+def test_a_script_without_an_interpreter_line_runs_in_a_shell(node: Host, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo $0 $1\n")
+    script.chmod(0o755)
+    assert node.sharepod(*run(str(script), "one")).stdout == f"{script} one\n"
+
+
+def test_a_file_that_the_kernel_refuses_is_126_and_leaves_no_share(node: Host, tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"\x7fELF\0\0\0")
+    junk.chmod(0o755)
+    answer = node.sharepod(*run(str(junk)))
+    assert answer.returncode == EXIT_NOT_EXECUTABLE
+    assert answer.stderr.startswith(f"error: cannot run {junk}: ")
+    assert node.left() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--gpu", "80"], EXIT_REFUSED, ["80 %", "70 %", "lower"]),
+        (["--gpu", "5", "--device", "9"], 1, ["unknown device '9'"]),
+        (["--gpu", "5", "--memory", "1TiB"], 2, ["1 TiB", "lower it"]),
+        (["--gpu", "5", "--name", "first"], 1, ["'first'", "choose another"]),
+        (["--gpu", "5", "--name", "no/slash"], 2, ["no/slash"]),
+        (["--gpu", "5", "--gang", "no spaces"], 2, ["no spaces", "253 letters"]),
+        (["--gpu", "5", "--gang", ""], 2, ["--gang is empty", "leave the flag out"]),
+    ],
+    ids=["full", "device", "memory", "name-taken", "name", "gang", "no-gang"],
+)
+def test_what_does_not_fit_is_one_line_and_leaves_nothing(
+    node: Host, flags: list[str], code: int, words: list[str]
+) -> None:
+    first = node.start(*run("sleep", "600", name="first"))
+    until(lambda: node.shares() == ["first"])
+    answer = node.sharepod("run", *flags, "--", "true")
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (code, "", 1)
+    assert all(word in answer.stderr for word in words), answer.stderr
+    assert len(node.left()) == 1
+    first.terminate()
+    first.communicate()
+
+
+def test_a_share_is_paused_changed_resumed_and_released_while_its_program_runs(node: Host) -> None:
+    child = node.start(*run("sleep", "600"))
+    until(lambda: node.shares() == ["test"])
+    assert node.sharepod("pause", "test").returncode == 0
+    assert "paused" in node.sharepod("ps").stdout
+    assert "paused" in node.sharepod("explain", "test").stdout
+    assert node.sharepod("resume", "test").returncode == 0
+    changed = node.sharepod("set", "test", "--gpu", "50", "--limit", "80", "--memory", "1GiB")
+    assert all(word in changed.stdout for word in ("50 %", "80 %", "1 GiB")), changed
+    assert node.sharepod("set", "test", "--limit", "10").returncode == 2
+    nowhere = node.sharepod("set", "test", "--device", "9", "--gpu", "5")
+    assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
+    assert "name one that the share holds, or none to change all of them" in nowhere.stderr
+    assert node.sharepod("release", "test").returncode == 0
+    assert node.shares() == []
+    assert child.poll() is None
+    child.terminate()
+    child.communicate()
+
+
+def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(host: Host) -> None:
+    flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40"]
+    both = [host.start(*flags, "--name", name, "--", "sleep", "600") for name in ("one", "two")]
+    until(lambda: host.sharepod("ps").returncode == 0 and sorted(host.shares()) == ["one", "two"], timeout_s=20)
+    for child in both:
+        child.terminate()
+        assert child.communicate() == ("", "")
+    until(lambda: leftovers(host.directory) == [])
+
+
+def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: Host) -> None:
+    host.directory.mkdir(mode=0o700)
+    flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true"]
+    with HostLock(host.directory):
+        child = host.start(*flags)
+        # Longer than an agent on a busy machine needs to start or to end.
+        time.sleep(3)
+        assert child.poll() is None
+    assert child.communicate(timeout=20) == ("", "")
+    assert child.returncode == 0
+
+
+def test_a_private_agent_whose_command_was_killed_ends_without_a_share(host: Host) -> None:
+    child = host.start("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true")
+    until(lambda: (host.directory / "agent.lock").exists())
+    child.kill()
+    child.communicate()
+    until(lambda: leftovers(host.directory) == [], timeout_s=8)
+
+
+@pytest.mark.parametrize("devices", ["no such thing", "1xH20"])
+def test_devices_that_cannot_be_simulated_are_a_wrong_flag(host: Host, devices: str) -> None:
+    answer = host.sharepod("run", "--private", "--simulate", devices, "--gpu", "40", "--", "true")
+    assert answer.returncode == EXIT_USAGE
+    assert answer.stderr.startswith("error: --simulate")
+    assert devices in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert leftovers(host.directory) == []
+
+
+def test_other_devices_than_those_of_the_agent_that_runs_are_a_wrong_flag(node: Host) -> None:
+    flags = ["run", "--private", "--gpu", "40", "--simulate"]
+    answer = node.sharepod(*flags, "2xH200", "--", "true")
+    assert answer.returncode == EXIT_USAGE
+    assert answer.stderr.startswith("error: --simulate 2xH200: the agent at ")
+    assert "runs already, with 1xH200: leave --simulate out" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert node.shares() == []
+    assert node.sharepod(*flags, "1xH200", "--", "true").returncode == 0
+
+
+def test_nothing_is_imported_before_a_ctrl_c_is_answered() -> None:
+    text = "import sys; before = set(sys.modules); import sharepod.cli.__main__; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"sharepod", "sharepod.cli", "sharepod.cli.__main__"}
+
+
+def test_a_private_agent_that_cannot_start_says_why_in_one_line(host: Host) -> None:
+    host.directory.mkdir(mode=0o700)
+    (host.directory / "shares").touch()
+    answer = host.sharepod("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true")
+    assert answer.returncode == EXIT_NO_AGENT
+    assert answer.stderr.startswith("error: the private agent does not start: ")
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_top_gives_the_terminal_back_when_it_is_ended(node: Host, number: int) -> None:
+    master, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    env = {**node.env, "TERM": "xterm"}
+    top = subprocess.Popen(node.command("top"), stdin=terminal, stdout=terminal, stderr=terminal, env=env)
+    shown = b""
+    while b"DEVICE" not in shown:
+        shown += os.read(master, 4096)
+    top.send_signal(number)
+    assert top.wait(10) == 128 + number
+    assert termios.tcgetattr(terminal) == before
+    os.set_blocking(master, False)
+    with contextlib.suppress(BlockingIOError):
+        shown += os.read(master, 4096)
+    assert shown.rfind(b"\x1b[?1049l") > shown.rfind(b"\x1b[?1049h")
+    os.close(terminal)
+    os.close(master)
+
+
+@pytest.mark.parametrize("verb", [["ps"], ["ps", "-o", "json"], ["--help"], ["trace", "-o", "-"]])
+def test_an_output_that_takes_nothing_is_one_line_and_a_closed_one_none(node: Host, verb: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            node.command(*verb), env=node.env, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert answer.returncode == 1
+    assert answer.stderr == "error: No space left on device: check space, limits and permissions\n"
+    closed = ["sh", "-c", '"$@" <&- >&-', "sh", *node.command(*verb)]
+    assert subprocess.run(closed, env=node.env, stderr=subprocess.PIPE, text=True, check=False).stderr == ""
+
+
+def test_two_saturating_programs_get_70_and_30_of_the_device(node: Host) -> None:
+    program = [sys.executable, str(PROGRAM), "--seconds", "30"]
+    pair = {name: node.start(*run(*program, gpu=gpu, name=name)) for name, gpu in (("a", "70"), ("b", "30"))}
+
+    def used() -> dict[str, int]:
+        shares = json.loads(node.sharepod("ps", "-o", "json").stdout)["shares"]
+        return {share["name"]: share["devices"][0]["used_ns"] for share in shares}
+
+    until(lambda: len(used()) == 2 and min(used().values()) > 0)
+    time.sleep(0.5)
+    before = used()
+    time.sleep(4)
+    after = used()
+    for child in pair.values():
+        child.terminate()
+        out, err = child.communicate(timeout=10)
+        assert (child.returncode, err) == (0, "")
+        assert "kernels of 500 µs" in out
+    got = {name: after[name] - before[name] for name in pair}
+    # The bar is 0.5 percentage points; a test may need twice that, and a noisy two-core machine once more.
+    assert got["a"] / sum(got.values()) == pytest.approx(0.7, abs=0.02)
+
+    trace = node.sharepod("trace", "-o", "-")
+    turns = [event for event in json.loads(trace.stdout)["traceEvents"] if event.get("cat") == "turn"]
+    assert len(turns) > 20
+
+
+def test_the_demo_shows_its_result_and_leaves_nothing(host: Host) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    answer = host.sharepod("demo", "--simulate", "--seconds", "6", "--picture", str(host.directory.parent / "t.svg"))
+    assert answer.returncode == 0, answer.stderr
+    last = answer.stdout[answer.stdout.index("All three") :]
+    for name, asked in (("train", 50), ("serve", 30), ("late", 20)):
+        (row,) = [line.split() for line in last.splitlines() if line.split()[:1] == [name] and "pp" in line]
+        assert row[1] == str(asked)
+        assert float(row[-2]) == pytest.approx(0, abs=2)
+    assert re.search(r"^of the \d+\.\d % of the device's time that they used together$", last, re.MULTILINE)
+    assert "█" in last
+    assert {path.name for path in set(Path("/dev/shm").iterdir()) - before if "sharepod-demo" in path.name} == set()
+
+
+def working_in(directory: Path) -> list[int]:
+    """Return the processes whose environment or command has this directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(directory) in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_files(host: Host) -> None:
+    child = host.start("demo", "--simulate", "--seconds", "60")
+    mine = f"sharepod-demo.{child.pid}.*"
+    until(lambda: any(Path("/dev/shm").glob(f"{mine}/serve.log")), timeout_s=20)
+    (directory,) = Path("/dev/shm").glob(mine)
+    assert len(working_in(directory)) > 1
+    child.kill()
+    child.communicate()
+    # Its agent ends as any private agent does, two seconds after its last share.
+    until(lambda: working_in(directory) == [], timeout_s=20)
+    assert directory.exists()
+    assert host.sharepod("demo", "--simulate", "--seconds", "4").returncode == 0
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_demo_cleans_up_when_it_is_interrupted(host: Host, number: int) -> None:
+    child = host.start("demo", "--simulate", "--seconds", "60")
+    mine = f"sharepod-demo.{child.pid}.*"
+    until(lambda: any(Path("/dev/shm").glob(mine)), timeout_s=20)
+    time.sleep(1.5)
+    child.send_signal(number)
+    assert child.communicate(timeout=20)[1] == ""
+    assert child.returncode == 128 + number
+    assert not any(Path("/dev/shm").glob(mine))

@@ -1,0 +1,273 @@
+"""A real Prometheus scrapes a real agent as the manifests set both up, while programs run in pods on simulated GPUs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from manifests import ADDITIONS
+
+from bench import figures, prometheus
+from bench.pods import Pod, Pods
+from bench.prometheus import Monitoring, Panel, Prometheus, Query, Series
+from rig import REPO_ROOT
+from rig.node import Node
+from rig.programs import Program, fill_command, load_command
+from rig.until import until
+
+pytestmark = pytest.mark.timeout(240)
+
+INTERVAL_S = 1.0
+RUN_S = 14
+RATE_S = 8.0
+MIB = 1 << 20
+TRAIN = Pod("train-0", 70)
+SERVE = Pod("serve-0", 30)
+IDLE = Pod("idle-0", 10, limit=20, device="1", namespace="team-b")
+PAUSED = Pod("paused-0", 20, share_class="batch", device="1", namespace="team-b")
+STEP_BYTES = 16 * MIB
+GREEDY = Pod("greedy-0", 10, memory_bytes=4 * STEP_BYTES + 4096, device="1", namespace="team-b")
+PODS = (TRAIN, SERVE, IDLE, PAUSED, GREEDY)
+PANELS = [panel for panel in prometheus.panels() if panel.queries]
+SATURATED = load_command("saturate", {"unit": "500us"})
+
+
+@dataclass
+class Watched:
+    """A node that was watched for a while, and the Prometheus that did."""
+
+    node: Node
+    pods: Pods
+    prometheus: Prometheus
+    began_s: float
+    """Programs ran from here, in seconds since the epoch."""
+    measured_s: float
+    """A little before they ended."""
+    truth: dict[str, float]
+    """Device seconds of each pod, by the device's own account: all of it, and (with a star) until `measured_s`."""
+
+    def one(self, expression: str, at_s: float | None = None) -> Series:
+        [found] = self.prometheus.query(expression, self.measured_s if at_s is None else at_s)
+        return found
+
+    def of(self, pod: Pod, series: str, at_s: float | None = None) -> float:
+        return self.one(f'{series}{{pod="{pod.name}"}}', at_s).value
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def monitoring(directory: Path) -> Monitoring:
+    if shutil.which(prometheus.PROGRAM) is None:
+        pytest.skip("Prometheus is needed: apt install prometheus")
+    return Monitoring(directory, "n1")
+
+
+@pytest.fixture(scope="module")
+def watched(monitoring: Monitoring, directory: Path) -> Iterator[Watched]:
+    settings = monitoring.agent_settings()
+    with Node("2xH200", agent_settings=settings) as node, Prometheus(monitoring, directory, INTERVAL_S) as prometheus:
+        pods = Pods(node)
+        for pod in PODS:
+            pods.admit(pod)
+        pods.pause(PAUSED)
+        for pod in PODS:  # before anybody has called CUDA
+            zero = f'sharepod_share_used_seconds_total{{pod="{pod.name}"}} == 0'
+            until(lambda zero=zero: prometheus.query(zero), zero)
+        programs = [pods.start(pod, SATURATED) for pod in (TRAIN, SERVE, PAUSED)]
+        greedy = pods.start(GREEDY, fill_command("grow", {"bytes": STEP_BYTES, "every": "500ms"}))
+        elsewhere = {**node.environment, "CUDA_VISIBLE_DEVICES": "1"}
+        stranger = Program("stranger", load_command("sync", {"gap": "10ms"}), elsewhere).await_ready()
+        try:
+            yield _watch(node, pods, prometheus, [*programs, greedy, stranger])
+        finally:
+            stranger.kill()
+
+
+def _watch(node: Node, pods: Pods, prometheus: Prometheus, programs: list[Program]) -> Watched:
+    start_ns, began_s = time.monotonic_ns() + 100_000_000, time.time()
+    for program in programs:
+        program.go(start_ns, start_ns + RUN_S * 1_000_000_000)
+    time.sleep(RUN_S - 1)
+    before, measured_s = node.sample(), time.time()
+    truth = {f"{pod}*": busy / 1e9 for pod, busy in before.busy_ns.items()}
+    train, serve, paused, greedy, stranger = programs
+    for program in (train, serve, greedy, stranger):
+        program.result()
+    pods.pause(PAUSED, paused=False)
+    paused.result()
+    truth |= {pod: busy / 1e9 for pod, busy in node.sample().busy_ns.items()}
+    time.sleep(2 * INTERVAL_S)
+    return Watched(node, pods, prometheus, began_s, measured_s, truth)
+
+
+# ---- the scrape
+
+
+def test_the_agent_is_scraped_with_tls_and_a_token_and_shown_to_nobody_else(watched: Watched) -> None:
+    [target] = watched.prometheus.ask("targets")["activeTargets"]
+    assert (target["health"], target["lastError"]) == ("up", "")
+    assert target["scrapeUrl"].startswith("https://")
+    assert watched.one('up{job="sharepod/sharepod"}').value == 1
+    address = target["labels"]["instance"]
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(f"https://{address}/metrics", timeout=10)
+
+
+def test_series_have_the_labels_of_the_pod_that_holds_the_share_not_of_the_agents(watched: Watched) -> None:
+    labels = dict(watched.one('sharepod_share_request_ratio{pod="serve-0"}').labels)
+    expected = {key: SERVE.labels[key] for key in ("namespace", "pod", "container")} | {"gpu": "0", "node": "n1"}
+    assert expected.items() <= labels.items()
+    assert not [name for name in labels if name.startswith("exported_")]
+    device = watched.one('sharepod_device_healthy{gpu="0"}').labels
+    assert (device["namespace"], device["pod"]) == ("sharepod", prometheus.POD_LABELS["pod"])
+
+
+def test_a_join_with_the_information_adds_what_a_series_does_not_repeat(watched: Watched) -> None:
+    page = (prometheus.FOLDER.parent.parent / "docs" / "metrics.md").read_text()
+    [join] = re.findall(r"^    (sharepod_share_used_ratio .*)$", page, re.MULTILINE)
+    found = {one.labels["pod"]: one.labels for one in watched.prometheus.query(join, watched.measured_s)}
+    assert set(found) == {pod.name for pod in PODS}
+    assert found[PAUSED.name]["class"] == "batch"
+    assert found[SERVE.name]["UUID"].startswith("GPU-")
+    [info] = watched.prometheus.query('sharepod_share_info{pod="serve-0"}', watched.measured_s)
+    assert (info.labels["pod_uid"], info.labels["modelName"]) == (SERVE.labels["pod_uid"], "NVIDIA H200")
+
+
+# ---- what it says
+
+
+def test_device_seconds_of_each_pod_are_what_the_device_says(watched: Watched) -> None:
+    for pod in (TRAIN, SERVE):
+        billed = watched.of(pod, "sharepod_share_used_seconds_total", time.time())
+        assert billed == pytest.approx(watched.truth[pod.name], rel=0.02)  # each pause of the host is on some bill
+    rate = f'rate(sharepod_share_used_seconds_total{{namespace="team-a"}}[{RATE_S:g}s])'
+    parts, sums = [], []
+    for at_s in (watched.measured_s - back * INTERVAL_S for back in range(3)):
+        used = {one.labels["pod"]: one.value for one in watched.prometheus.query(rate, at_s)}
+        sums.append(sum(used.values()))
+        parts.append(used[TRAIN.name] / sums[-1])
+    true_part = watched.truth["train-0*"] / (watched.truth["train-0*"] + watched.truth["serve-0*"])
+    assert figures.median(parts) == pytest.approx(true_part, abs=0.01)
+    assert figures.median(parts) == pytest.approx(0.7, abs=0.01)
+    assert 0.5 < figures.median(sums) < 1.02  # seconds a second: the host's pauses are nobody's
+
+
+@pytest.mark.parametrize(
+    ("series", "pod", "least", "most"),
+    [
+        ("sharepod_share_request_ratio", TRAIN, 0.7, 0.7),
+        ("sharepod_share_limit_ratio", IDLE, 0.2, 0.2),
+        ("sharepod_share_used_last_second_ratio", TRAIN, 0.3, 1),
+        ("sharepod_share_used_ratio", SERVE, 0.01, 0.35),  # of the last minute, in most of which nothing ran
+        ("sharepod_share_waited_seconds_total", SERVE, 1, RUN_S),
+        ("sharepod_share_overrun_seconds_total", TRAIN, 0, RUN_S),
+        ("sharepod_share_turns_total", TRAIN, 50, 1e6),
+        ("sharepod_share_launches_total", TRAIN, 1000, 1e6),
+        ("sharepod_share_turn_wait_seconds_count", SERVE, 50, 1e6),
+        ("sharepod_share_hook_attached", TRAIN, 1, 1),
+        ("sharepod_share_hook_attached", IDLE, 0, 0),
+        ("sharepod_share_processes", TRAIN, 1, 1),
+        ("sharepod_share_paused", PAUSED, 1, 1),
+        ("sharepod_share_paused", TRAIN, 0, 0),
+        ("sharepod_share_used_seconds_total", PAUSED, 0, 0),
+        ("sharepod_share_used_seconds_total", IDLE, 0, 0),
+        ("sharepod_share_memory_limit_bytes", GREEDY, GREEDY.memory_bytes, GREEDY.memory_bytes),
+        ("sharepod_share_memory_refusals", GREEDY, 5, 2 * RUN_S),
+        ("sharepod_share_memory_used_bytes", GREEDY, 4 * STEP_BYTES, 4 * STEP_BYTES),
+        ("sharepod_share_info", TRAIN, 1, 1),
+        ("sharepod_share_region_usable", TRAIN, 1, 1),
+    ],
+)
+def test_a_pods_series_say_what_it_did(watched: Watched, series: str, pod: Pod, least: float, most: float) -> None:
+    assert least <= watched.of(pod, series) <= most
+
+
+def test_devices_tell_their_health_and_who_is_there_without_a_share(watched: Watched) -> None:
+    assert [one.value for one in watched.prometheus.query("sharepod_device_healthy")] == [1, 1]
+    assert watched.one("sum(sharepod_device_foreign_processes)").value == 1
+    assert watched.one('sharepod_share_info{pod="idle-0"}').labels["policy"] == "open"
+    assert watched.one("sharepod_node_shares").value == len(PODS)
+
+
+@pytest.mark.parametrize(
+    ("panel", "query"),
+    [(panel, query) for panel in PANELS for query in panel.queries],
+    ids=lambda item: item.title if isinstance(item, Panel) else item.expression.partition("{")[0],
+)
+def test_every_query_of_the_dashboard_has_data_and_legends(watched: Watched, panel: Panel, query: Query) -> None:
+    found = watched.prometheus.query(query.filled(RATE_S, RUN_S), watched.measured_s)
+    pods = {one.labels["pod"] for one in found if "share" in one.labels}
+    assert found
+    if pods:
+        capped = {GREEDY.name} if "memory_limit" in query.expression else None
+        assert pods == (capped or {pod.name for pod in PODS})
+    legends = [query.title(one.labels) for one in found]
+    if query.legend:
+        assert len(set(legends)) == len(legends)
+        assert all(legend.strip("/ ") == legend for legend in legends), legends
+
+
+# ---- alerts
+
+
+def test_the_alerts_are_loaded_and_can_be_evaluated(watched: Watched) -> None:
+    groups = watched.prometheus.ask("rules")["groups"]
+    written = prometheus.manifest("prometheusrule.yaml")["spec"]["groups"]
+    assert {rule["name"] for group in groups for rule in group["rules"]} == {
+        rule["alert"] for group in written for rule in group["rules"]
+    }
+    assert {(rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]} == {("ok", "")}
+
+
+def test_an_allocation_that_is_refused_raises_its_alert(watched: Watched) -> None:
+    fired = watched.prometheus.query('max_over_time(ALERTS{alertname="SharePodMemoryRefused"}[1m])')
+    assert [one.labels["pod"] for one in fired] == [GREEDY.name]
+
+
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is needed: apt install prometheus")
+    (tmp_path / "rules.yaml").write_text(prometheus.rules())
+    written = yaml.safe_load((tmp_path / "rules.yaml").read_text())
+    names = {rule["alert"] for group in written["groups"] for rule in group["rules"]}
+    cases = REPO_ROOT / "tests" / "support" / "daemonset" / "alerts.yaml"
+    shutil.copy(cases, tmp_path)
+    expected = [case for test in yaml.safe_load(cases.read_text())["tests"] for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in expected if case["exp_alerts"]} == names
+    assert {case["alertname"] for case in expected if not case["exp_alerts"]} == names
+    for command in (["promtool", "check", "rules", "rules.yaml"], ["promtool", "test", "rules", "alerts.yaml"]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- the end; last in this file, but it makes a pod of its own and so may run at any time
+
+
+def test_a_pods_series_go_with_it(watched: Watched) -> None:
+    pod = Pod("short-0", 5, device="1", namespace="team-c")
+    series = f'{{__name__=~"sharepod_share_.*",pod="{pod.name}"}}'
+    watched.pods.admit(pod)
+    until(lambda: watched.prometheus.query(series), series)
+    assert len(watched.prometheus.query(series)) == len(watched.prometheus.query(series.replace("short", "idle")))
+    watched.pods.release(pod)
+    until(lambda: not watched.prometheus.query(series), series)
+
+
+def test_the_folder_is_the_one_that_is_applied() -> None:
+    assert ADDITIONS["monitoring"] == prometheus.FOLDER

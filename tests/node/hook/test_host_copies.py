@@ -1,0 +1,253 @@
+"""Copies between the host's memory and a device's pass no gate, and show in the usage: bytes and copies, each way."""
+
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from metered import run_metered
+from test_copies import BYTES, CALLS, PROGRAM
+
+from rig import REPO_ROOT
+from rig.arbiter import Arbiter, Share
+from rig.gpu import MakeSimgpu
+from rig.script import script
+from rig.until import until
+from sharepod.agent.share import NO_COPIES, Copies, Usage
+
+COPIES_AT = 64 + 64 + 16 * 128
+"""Where in `slots` the first slot's first line of copies is."""
+NAMED = """
+def to_device(name, *more):
+    return lambda: cuda[name](c_uint64(memory["device"]), c_void_p(memory["host"]), c_size_t(BYTES), *more)
+def to_host(name, *more):
+    return lambda: cuda[name](c_void_p(memory["host"]), c_uint64(memory["device"]), c_size_t(BYTES), *more)
+"""
+WAYS = {
+    "to_device": ("HtoD", "device", "host"),
+    "to_host": ("DtoH", "host", "device"),
+}
+
+
+def named(way: str) -> list[str]:
+    """Return the calls whose names tell the direction: those that wait, and those that do not."""
+    name = f"cuMemcpy{WAYS[way][0]}"
+    return [
+        f'{way}("{name}_v2")',
+        f'{way}("{name}_v2_ptds")',
+        f'{way}("{name}Async_v2", c_void_p())',
+        f'{way}("{name}Async_v2_ptsz", c_void_p())',
+        f'{way}("{name}Async_v2", new_stream())',
+    ]
+
+
+def copied(way: str, count: int, size: int = BYTES) -> Copies:
+    """Return what so many copies of one direction add up to."""
+    return Copies(**{f"{way}_bytes": count * size, f"{way}_count": count})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_host_copy_is_counted_to_the_byte_in_its_direction(
+    make_simgpu: MakeSimgpu, tmp_path: Path, way: str
+) -> None:
+    _, target, source = WAYS[way]
+    by_name = [f"ok({call}())" for call in named(way)]
+    by_address = [f"ok({call}({target!r}, {source!r}))" for call in CALLS]
+    body = "\n".join([PROGRAM, NAMED, *by_name, *by_address, "ok(cuda.cuCtxSynchronize())"])
+    account = run_metered(make_simgpu(), tmp_path, body).usage[0]
+    assert account.copies == copied(way, len(by_name) + len(by_address))
+    assert (account.launches, account.turns, account.used_ns, account.faults) == (0, 0, 0, 0)
+
+
+def test_what_is_copied_is_what_arrives_and_all_of_it_is_counted(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    body = f"""{PROGRAM}
+import os
+pattern = os.urandom(1 << 20) * (BYTES >> 20)
+back = ctypes.create_string_buffer(BYTES)
+for tail, more in (("_v2", ()), ("Async_v2", (c_void_p(),))):
+    ok(cuda["cuMemcpyHtoD" + tail](c_uint64(memory["device"]), pattern, c_size_t(BYTES), *more))
+    ok(cuda["cuMemcpyDtoH" + tail](back, c_uint64(memory["device"]), c_size_t(BYTES), *more))
+    ok(cuda.cuCtxSynchronize())
+    assert back.raw == pattern
+    ok(cuda.cuMemsetD8_v2(c_uint64(memory["device"]), 0, c_size_t(BYTES)))
+    ctypes.memset(back, 0, BYTES)
+"""
+    account = run_metered(make_simgpu(), tmp_path, body).usage[0]
+    assert account.copies == copied("to_device", 2) + copied("to_host", 2)
+
+
+def test_what_is_no_host_copy_is_not_counted_as_one(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    inside = [f"ok({call}('other', 'device'))" for call in CALLS]
+    outside = [f"ok({call}('host', 'host'))" for call in CALLS]
+    calls = ("to_device('cuMemcpyHtoD_v2')", "to_host('cuMemcpyDtoHAsync_v2', None)")
+    refused = ["ok(cuda.cuCtxSetCurrent(None))", *(f"assert {call}() == 201" for call in calls)]
+    memset = ["ok(cuda.cuMemsetD8_v2(c_uint64(memory['device']), 7, c_size_t(BYTES)))"]
+    body = "\n".join([PROGRAM, NAMED, *inside, *outside, *memset, *refused])
+    assert run_metered(make_simgpu(), tmp_path, body).usage[0].copies == NO_COPIES
+
+
+def test_a_copy_into_a_capturing_stream_is_not_made_and_not_counted(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    body = f"""{PROGRAM}{NAMED}
+stream, graph = new_stream(), c_void_p()
+ok(cuda.cuStreamBeginCapture_v2(stream, RELAXED))
+ok(to_device("cuMemcpyHtoDAsync_v2", stream)())
+ok(flat("cuMemcpyAsync", stream)("host", "device"))
+ok(to_device("cuMemcpyHtoDAsync_v2", new_stream())())
+ok(cuda.cuStreamEndCapture(stream, byref(graph)))
+"""
+    assert run_metered(make_simgpu(), tmp_path, body).usage[0].copies == copied("to_device", 1)
+
+
+def test_copies_are_of_the_device_that_is_current(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    body = """
+first, second = c_void_p(), c_void_p()
+start(0)
+ok(cuda.cuCtxGetCurrent(byref(first)))
+mine, data = allocate(4096), bytes(4096)
+start(1)
+ok(cuda.cuCtxGetCurrent(byref(second)))
+other = allocate(4096)
+for context, address, count in ((second, other, 2), (first, mine, 3), (second, other, 4)):
+    ok(cuda.cuCtxSetCurrent(context))
+    for _ in range(count):
+        ok(cuda.cuMemcpyHtoD_v2(c_uint64(address), data, c_size_t(4096)))
+"""
+    usage = run_metered(make_simgpu("2xH200"), tmp_path, body, devices=(0, 1)).usage
+    assert [account.copies for account in usage] == [copied("to_device", 3, 4096), copied("to_device", 6, 4096)]
+
+
+def test_threads_that_copy_at_once_lose_no_count(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    body = """
+import threading
+start()
+context = c_void_p()
+ok(cuda.cuCtxGetCurrent(byref(context)))
+def copy(address):
+    ok(cuda.cuCtxSetCurrent(context))
+    data = ctypes.create_string_buffer(64)
+    for _ in range(2000):
+        ok(cuda.cuMemcpyHtoD_v2(c_uint64(address), data, c_size_t(64)))
+        ok(cuda.cuMemcpyDtoHAsync_v2(data, c_uint64(address), c_size_t(64), None))
+    ok(cuda.cuCtxSynchronize())
+threads = [threading.Thread(target=copy, args=(allocate(64),)) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    account = run_metered(make_simgpu(), tmp_path, body).usage[0]
+    assert account.copies == copied("to_device", 8000, 64) + copied("to_host", 8000, 64)
+
+
+class Running:
+    """A program of one share, that runs a line of Python each time it is asked."""
+
+    def __init__(self, share: Share, env: dict[str, str]) -> None:
+        """Start it."""
+        text = """for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+        self._process = subprocess.Popen(
+            script(text), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.share = share
+        self.do("start(); memory, data, back = allocate(1 << 26), bytes(1 << 26), (ctypes.c_char * (1 << 26))()")
+
+    def tell(self, line: str) -> None:
+        """Have it do something, and do not wait for that."""
+        assert self._process.stdin
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def done(self) -> None:
+        """Wait for what it was told."""
+        assert self._process.stdout
+        assert self._process.stdout.readline() == "done\n"
+
+    def do(self, line: str) -> None:
+        """Both."""
+        self.tell(line)
+        self.done()
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        self._process.kill()
+        self._process.communicate()
+
+    def usage_when(self, true: Callable[[Usage], bool]) -> Usage:
+        """Return the account once it is as wanted."""
+        until(lambda: true(self.share.usage()), lambda: f"the account is {self.share.usage()}")
+        return self.share.usage()
+
+
+@pytest.fixture
+def begin(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[Callable[[], Running]]:
+    """Return what starts programs in one share."""
+    gpu, running = make_simgpu(), list[Running]()
+    share = arbiter.share(tmp_path)
+
+    def start() -> Running:
+        running.append(Running(share, gpu.env | share.env))
+        return running[-1]
+
+    yield start
+    for program in running:
+        program.kill()
+
+
+TO_DEVICE = "ok(cuda.cuMemcpyHtoD_v2(c_uint64(memory), data, c_size_t(1 << 26)))"
+TO_HOST = "ok(cuda.cuMemcpyDtoH_v2(back, c_uint64(memory), c_size_t(1 << 26)))"
+
+
+def asynchronous(line: str) -> str:
+    """Return the call's other form, into the default stream."""
+    return line.replace("_v2(", "Async_v2(").replace("c_size_t(1 << 26))", "c_size_t(1 << 26), None)")
+
+
+def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(arbiter: Arbiter, begin: Callable[[], Running]) -> None:
+    program = begin()
+    arbiter.native.pause_share(program.share.handle, True)
+    for line in (TO_DEVICE, TO_HOST):
+        program.do(line)
+        program.do(asynchronous(line))
+    usage = program.usage_when(lambda usage: True)
+    assert usage.copies == copied("to_device", 2) + copied("to_host", 2)
+    assert (usage.launches, usage.passed) == (0, 0)
+    program.tell("ok(cuda.cuMemsetD8_v2(c_uint64(memory), 7, c_size_t(4096)))")  # the gate is closed indeed
+    assert program.usage_when(lambda usage: usage.waited_ns > 0).launches == 0
+    arbiter.native.pause_share(program.share.handle, False)
+    program.done()
+
+
+def test_what_dead_processes_copied_stays(begin: Callable[[], Running]) -> None:
+    for number in (1, 2):
+        program = begin()
+        program.do(TO_DEVICE)
+        program.do(TO_HOST)
+        program.kill()
+        usage = program.usage_when(lambda usage: usage.processes == 0)
+        assert usage.copies == usage.gone_copies == copied("to_device", number) + copied("to_host", number)
+    assert usage.faults == 0
+
+
+def test_a_count_that_falls_or_cannot_be_true_is_not_believed(begin: Callable[[], Running], tmp_path: Path) -> None:
+    program = begin()
+    program.do(TO_DEVICE)
+    believed = copied("to_device", 1)
+    assert program.usage_when(lambda usage: True).copies == believed
+    with (tmp_path / "slots").open("r+b", buffering=0) as slots:
+        for lie in (0, 1 << 62, 2**64 - 1):
+            before = program.usage_when(lambda usage: True).faults
+            slots.seek(COPIES_AT)
+            slots.write(struct.pack("<4Q", *[lie] * 4))
+            usage = program.usage_when(lambda usage: True)
+            assert usage.copies == believed
+            assert usage.faults > before
+    program.kill()
+    usage = program.usage_when(lambda usage: usage.processes == 0)
+    assert usage.copies == usage.gone_copies == believed
+
+
+def test_the_line_of_copies_is_where_this_test_writes() -> None:
+    header = (REPO_ROOT / "hook" / "region.h").read_text()
+    assert f"SP_ASSERT_OFFSET(sp_slot, copies, {COPIES_AT - 64});" in header

@@ -1,0 +1,196 @@
+"""What the API server refuses: the policies' own expressions, evaluated with another implementation of CEL."""
+
+import copy
+from typing import Any
+
+import cel
+import pytest
+from kustomize import render
+from manifests import ADDITIONS
+
+from sharepod.deviceplugin.terms import ELSEWHERE, KEYS, POD_KEYS
+
+Object = dict[str, Any]
+POLICIES = {
+    item["metadata"]["name"].removeprefix("sharepod-"): item["spec"]
+    for item in render(ADDITIONS["policy"])
+    if item["kind"] == "ValidatingAdmissionPolicy"
+}
+SCHEDULER = "system:serviceaccount:sharepod:sharepod-scheduler"
+
+
+def pod(*units: object, annotations: dict[str, str] | None = None, **more: Any) -> Object:
+    """Return a pod whose containers a, b, … hold so many units each; None: no share."""
+    containers = [
+        {"name": name, "image": "x"}
+        | ({} if count is None else {"resources": {"limits": {"sharepod.io/gpu": count, "cpu": "1"}}})
+        | more
+        for name, count in zip("abcd", units or ("30",), strict=False)
+    ]
+    metadata: Object = {"name": "p", "namespace": "team"}
+    if annotations is not None:
+        metadata["annotations"] = {
+            (key if "/" in key else f"sharepod.io/{key}"): text for key, text in annotations.items()
+        }
+    return {"metadata": metadata, "spec": {"containers": containers}}
+
+
+def refusals(
+    policy: str, new: Object, old: Object | None = None, *, user: str = "someone", params: Object | None = None
+) -> list[str]:
+    """Return the messages with which a policy refuses a request, as the API server would put them together."""
+    spec, variables = POLICIES[policy], {}
+    request = {"userInfo": {"username": user}, "namespace": new["metadata"]["namespace"]}
+    context = {"object": new, "oldObject": old, "request": request, "params": params, "variables": variables}
+    for variable in spec["variables"]:
+        variables[variable["name"]] = cel.evaluate(variable["expression"], context)
+    found = []
+    for validation in spec["validations"]:
+        if cel.evaluate(validation["expression"], context) is not True:
+            message = validation.get("message")
+            found.append(message or cel.evaluate(validation["messageExpression"], context))
+    return found
+
+
+RIGHT: list[tuple[tuple[object, ...], dict[str, str]]] = [
+    (("30",), {}),
+    ((30,), {"limit": "60", "memory": "10Gi", "class": "latency"}),
+    (("100",), {"devices": "2", "same-device": "false"}),
+    (("100",), {"devices": "2", "limit": "50"}),
+    (("400",), {}),
+    (("150",), {"devices": "3", "a.limit": "70"}),
+    (("30", "40"), {"same-device": "true", "b.class": "batch", "a.paused": "true"}),
+    (("30", None), {"memory": "1.5G"}),
+    (("30",), {"gang": "x", "gang-size": "4", "gang-min": "2"}),
+    (("30",), {"yield": "pause"}),
+    ((None,), {"example.com/limit": "2000", "sharepod.example.com/x": "y"}),
+]
+WRONG: list[tuple[tuple[object, ...], dict[str, str], str]] = [
+    (("30",), {"limits": "60"}, "unknown annotation sharepod.io/limits: known are limit, memory"),
+    (("30",), {"a.gang": "x"}, "unknown annotation sharepod.io/a.gang"),
+    (("30",), {"SharePod.io/limit": "60"}, "in lower case"),
+    (("30",), {"z.limit": "60"}, "must name a container of the pod"),
+    (("30",), {"limit": "60%"}, "whole percentage from 1 to 100"),
+    (("30",), {"limit": "0"}, "whole percentage from 1 to 100"),
+    (("30",), {"a.limit": "101"}, "whole percentage from 1 to 100"),
+    (("30",), {"limit": "20"}, "below the request"),
+    (("30", "60"), {"limit": "70", "b.limit": "50"}, "below the request"),
+    (("30",), {"memory": "10GB"}, "a size such as 10Gi"),
+    (("30",), {"memory": "-1Gi"}, "a size such as 10Gi"),
+    (("30",), {"class": "fast"}, "latency, standard or batch"),
+    (("30",), {"devices": "0"}, "whole number from 1 to 16"),
+    (("30",), {"devices": "17"}, "whole number from 1 to 16"),
+    (("100",), {"devices": "3"}, "divide evenly"),
+    (("300",), {"a.devices": "2"}, "divide evenly over sharepod.io/devices, at most 100"),
+    (("150",), {}, "above 100 is whole devices"),
+    (("30",), {"paused": "yes"}, '"true" or "false"'),
+    (("30",), {"same-device": "True"}, '"true" or "false"'),
+    (("30",), {"yield": "true"}, "sharepod.io/yield is limit or pause"),
+    (("30",), {"a.yield": "pause"}, "unknown annotation sharepod.io/a.yield"),
+]
+
+
+@pytest.mark.parametrize(("units", "annotations"), RIGHT)
+def test_what_can_be_is_admitted(units: tuple[object, ...], annotations: dict[str, str]) -> None:
+    assert refusals("annotations", pod(*units, annotations=annotations)) == []
+
+
+@pytest.mark.parametrize(("units", "annotations", "message"), WRONG)
+def test_what_cannot_be_is_refused_with_one_message(
+    units: tuple[object, ...], annotations: dict[str, str], message: str
+) -> None:
+    [said] = refusals("annotations", pod(*units, annotations=annotations))
+    assert message in said
+
+
+def test_a_pod_without_annotations_is_no_concern() -> None:
+    assert refusals("annotations", pod("30")) == []
+    assert refusals("chosen-device", pod("30")) == []
+
+
+def test_every_annotation_that_shares_or_the_scheduler_know_is_known() -> None:
+    for key in ELSEWHERE:
+        assert refusals("annotations", pod("30", annotations={key: "x"})) == [], key
+    for key in KEYS + POD_KEYS:  # the value may be wrong, the key is not
+        for name in (key, f"a.{key}") if key in KEYS else (key,):
+            said = refusals("annotations", pod("30", annotations={name: "x"}))
+            assert not any("unknown annotation" in text for text in said), name
+
+
+def test_a_quantity_that_is_no_plain_number_is_left_to_the_plugin() -> None:
+    assert refusals("annotations", pod("1k")) == []
+
+
+def test_an_update_is_judged_for_what_it_changes() -> None:
+    old = pod("30", annotations={"limit": "60%", "memory": "10Gi"})
+    new = copy.deepcopy(old)
+    new["metadata"]["finalizers"] = []
+    assert refusals("annotations", new, old) == []
+    new["metadata"]["annotations"]["sharepod.io/memory"] = "lots"
+    assert len(refusals("annotations", new, old)) == 1
+
+
+def test_the_scheduler_alone_writes_the_chosen_device() -> None:
+    plain, chosen = pod("30", annotations={}), pod("30", annotations={"device": "GPU-1"})
+    other = pod("30", annotations={"a.device": "GPU-2"})
+    assert refusals("chosen-device", chosen, plain, user=SCHEDULER) == []
+    for new, old in ((chosen, None), (chosen, plain), (other, None), (plain, chosen), (other, chosen)):
+        [said] = refusals("chosen-device", new, old)
+        assert "are written by the scheduler alone" in said
+    assert refusals("chosen-device", chosen, chosen, user="kubelet") == []
+
+
+@pytest.mark.parametrize("given", [{"yield": "pause"}, {"node": "n1"}])
+def test_the_scheduler_alone_writes_and_removes_what_it_decides(given: dict[str, str]) -> None:
+    plain, yields = pod("30", annotations={}), pod("30", annotations=given)
+    assert refusals("chosen-device", yields, plain, user=SCHEDULER) == []
+    for new, old in ((yields, None), (yields, plain), (plain, yields)):
+        [said] = refusals("chosen-device", new, old)
+        assert "are written by the scheduler alone" in said
+
+
+def test_the_share_says_which_devices_a_container_sees() -> None:
+    environment = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    [said] = refusals("devices", pod("30", env=environment))
+    assert "must not set NVIDIA_VISIBLE_DEVICES" in said
+    assert refusals("devices", pod(None, env=environment)) == []
+    assert refusals("devices", pod("30", env=[{"name": "A", "value": "b"}])) == []
+    beside = pod(None)
+    beside["spec"]["initContainers"] = pod("30", env=environment)["spec"]["containers"]
+    assert len(refusals("devices", beside)) == 1
+
+
+def test_a_container_has_a_share_or_whole_devices() -> None:
+    both = pod("30")
+    both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1"
+    [said] = refusals("devices", both)
+    assert "nvidia.com/" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "admitted"),
+    [
+        ({"latency": "*\n"}, True),
+        ({"latency": "other\n  team\n"}, True),
+        ({"latency": "team-2\nmy-team\n"}, False),
+        ({"latency": ""}, False),
+        ({}, False),
+    ],
+)
+def test_an_operator_says_whose_pods_may_be_of_class_latency(data: dict[str, str], admitted: bool) -> None:
+    params = {"data": data} if data else {}
+    for key in ("class", "a.class"):
+        said = refusals("classes", pod("30", annotations={key: "latency"}), params=params)
+        assert (said == []) is admitted
+        assert admitted or "namespace team may not use sharepod.io/class latency" in said[0]
+    assert refusals("classes", pod("30", annotations={"class": "batch"}), params=params) == []
+    kept = pod("30", annotations={"class": "latency"})
+    assert refusals("classes", kept, kept, params=params) == []
+
+
+def test_nothing_is_let_through_because_a_policy_fails() -> None:
+    assert {spec["failurePolicy"] for spec in POLICIES.values()} == {"Fail"}
+    for item in render(ADDITIONS["policy"]):
+        if item["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert item["spec"]["validationActions"] == ["Deny"]
+            assert item["spec"]["policyName"] == item["metadata"]["name"]

@@ -1,0 +1,146 @@
+"""Every function of the driver API is in exactly one class, the two tables agree, and the document is theirs."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver
+
+from rig import REPO_ROOT
+from sharepod.hook import coverage
+from sharepod.hook.coverage import Function, disagreements, manual, read_actions, read_functions, unwrapped
+
+ROOT = REPO_ROOT
+TOOLKIT = ("nvidia-cuda-cupti", "nvidia-cuda-runtime")
+# Names that a newer CUPTI gives to functions which it no longer tells.
+NAMELESS = re.compile(r"cuda\d+")
+# Sizes that are properties of a chip: of constant, shared and cache memory, and of single objects.
+SIZES = {
+    "L2_CACHE_SIZE",
+    "MAXIMUM_TEXTURE2D_LINEAR_PITCH",
+    "MAX_ACCESS_POLICY_WINDOW_SIZE",
+    "MAX_OVERSIZED_SHARED_MEMORY_PER_BLOCK",
+    "MAX_PERSISTING_L2_CACHE_SIZE",
+    "MAX_PITCH",
+    "MAX_SHARED_MEMORY_PER_BLOCK",
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    "MEM_DECOMPRESS_MAXIMUM_LENGTH",
+    "RESERVED_SHARED_MEMORY_PER_BLOCK",
+    "SHARED_MEMORY_PER_BLOCK",
+    "TENSOR_MAP_LARGE_TENSOR_MIN_SIZE",
+    "TEXTURE_PITCH_ALIGNMENT",
+    "TOTAL_CONSTANT_MEMORY",
+    "WARP_SIZE",
+}
+# Classed as what they will be: the names whose wrappers are still to be written.
+COMING: set[str] = set()
+
+
+def header(package: str, name: str) -> str:
+    """Return a header of the newest toolkit that the environment has."""
+    return next(Path(file.locate()) for file in metadata.files(package) or () if file.name == name).read_text()
+
+
+def traced_names() -> set[str]:
+    """Return the functions that CUPTI can trace: all that a driver ever had, by their exported names."""
+    text = header("nvidia-cuda-cupti", "cupti_driver_cbid.h")
+    names = set(re.findall(r"\bCUPTI_DRIVER_TRACE_CBID_(cu\w+)", text))
+    return {name for name in names if not NAMELESS.fullmatch(name)}
+
+
+def declared_names() -> set[str]:
+    """Return what the toolkit's headers declare, by the names that a program is linked with."""
+    names = set()
+    for file in ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h"):
+        text = header("nvidia-cuda-runtime", file)
+        names |= set(re.findall(r"\bCUDAAPI\s+(cu\w+)\s*\(", text))
+        names |= {new for old, new in re.findall(r"#\s*define\s+(cu\w+)\s+(cu\w+)\s*$", text, re.MULTILINE)
+                  if new.startswith(old)}  # fmt: skip
+        for suffix, name in re.findall(r"#\s*define\s+cu\w+\s+__CUDA_API_(PTSZ|PTDS)\((\w+)\)", text):
+            names |= {name, f"{name}_{suffix.lower()}"}
+        names -= set(re.findall(r"\bstatic inline CUresult (cu\w+)\(", text))
+    return names
+
+
+def test_every_function_of_the_newest_toolkit_has_a_class() -> None:
+    classed = {function.name for function in read_functions()}
+    assert len(traced_names()) > 700
+    assert len(declared_names()) > 700
+    assert sorted((traced_names() | declared_names()) - classed) == []
+
+
+def test_a_function_of_the_simulated_driver_has_a_class() -> None:
+    rows = re.findall(r"^[XO]\(\w+, (\d+), ([\w, ]+)\)$", (ROOT / "simgpu" / "symbols.def").read_text(), re.MULTILINE)
+    simulated = {name for _, names in rows for name in names.split(", ")}
+    assert len(simulated) > 500
+    assert sorted(simulated - {function.name for function in read_functions()}) == []
+
+
+def test_no_function_has_two_classes_and_all_are_in_order() -> None:
+    names = [function.name for function in read_functions()]
+    assert names == sorted(set(names))
+
+
+def test_the_table_of_symbols_and_the_classes_agree() -> None:
+    functions = read_functions()
+    assert disagreements(functions, read_actions()) == [], "change the line in hook/coverage.def or hook/symbols.def"
+    since = {function.name: function.since for function in functions}
+    rows = re.findall(r"^SP_SYMBOL\((cu\w+), (\d+)", (ROOT / "hook" / "symbols.def").read_text(), re.MULTILINE)
+    assert {name: since[name] for name, _ in rows} == {name: int(version) for name, version in rows}
+
+
+def test_a_class_that_promises_a_wrapper_has_one() -> None:
+    assert unwrapped(read_functions(), read_actions()) == COMING, "give it a wrapper, or take it out of COMING"
+
+
+@pytest.mark.parametrize(
+    ("changed", "action"),
+    [("passed", "LAUNCH"), ("escape", "MEMORY"), ("charged", "LIFECYCLE"), ("metered", "LOOKUP"), ("passed", "NEW")],
+)
+def test_a_disagreement_is_told(changed: str, action: str) -> None:
+    reason = {"passed": "query", "escape": "private"}.get(changed, "")
+    [line] = disagreements([Function("cuOne", 2000, changed, "one", reason)], {"cuOne": action})
+    assert line.startswith("cuOne: ")
+    assert action in line
+    [line] = disagreements([], {"cuOne": "LAUNCH"})
+    assert "missing" in line
+
+
+@pytest.mark.parametrize(
+    "row",
+    [("metred", "one", ""), ("passed", "one", ""), ("passed", "one", "because"), ("escape", "one", "query"),
+     ("metered", "one", "query"), ("metered", "", "")],
+)  # fmt: skip
+def test_a_class_a_subject_or_a_reason_that_does_not_exist_is_refused(row: tuple[str, str, str]) -> None:
+    with pytest.raises(ValueError, match="cuOne"):
+        Function("cuOne", 2000, *row)
+
+
+def test_a_row_that_does_not_parse_is_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "coverage.def").write_text('SP_DRIVER(cuOne, 2000, passed, "one", "query")\nSP_DRIVER(cuTwo, 2000)\n')
+    monkeypatch.setattr(coverage, "_HERE", tmp_path)
+    with pytest.raises(ValueError, match="a row is not"):
+        read_functions()
+
+
+def test_every_reason_is_given_by_some_function() -> None:
+    functions = read_functions()
+    assert {function.reason for function in functions if function.kind == "passed"} == set(coverage.REASONS)
+    assert {function.reason for function in functions if function.kind == "escape"} == set(coverage.ESCAPES)
+    assert {function.reason for function in functions if function.kind in coverage.WRAPPED} == {"", *coverage.NOTES}
+
+
+def test_no_attribute_of_a_device_has_a_size_of_its_memory() -> None:
+    names = {name.removeprefix("CU_DEVICE_ATTRIBUTE_") for name in driver.CUdevice_attribute.__members__}
+    assert len(names) > 150
+    sizes = {name for name in names if re.search("TOTAL|SIZE|LENGTH|BYTES|CAPACITY|MEMORY_PER|FREE|PITCH", name)}
+    assert sizes == SIZES, "does it tell the memory of the device, or of a share? then it is not passed"
+
+
+def test_the_document_is_what_the_tables_say() -> None:
+    text = (ROOT / "docs" / "cuda-coverage.md").read_text()
+    assert text == manual(), "run: .venv/bin/python -m sharepod.hook.coverage > docs/cuda-coverage.md"
+    assert "cuda-coverage.md" in (ROOT / "README.md").read_text()
+    assert "cuda-coverage.md" in (ROOT / "hook" / "README.md").read_text()

@@ -1,0 +1,161 @@
+"""Programs of shares that meet bad input, and what there is to be damaged: the region's files, a driver's functions."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rig import REPO_ROOT
+from rig.agent import metered
+from rig.until import until
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from rig.agent import RunningAgent
+
+ROOT = REPO_ROOT
+SOURCE = Path(__file__).with_name("bad_program.c")
+HEADER_BYTES, GRANT_BYTES, DEVICES_MAX = 128, 128, 16
+TERMS_BYTES = HEADER_BYTES + DEVICES_MAX * GRANT_BYTES
+CLAIMS_BYTES, SLOT_BYTES, SLOTS_MAX = 64, 64 + DEVICES_MAX * (128 + 64), 64
+SLOTS_BYTES = CLAIMS_BYTES + SLOTS_MAX * SLOT_BYTES
+MISSING, NOT_CALLED = -1, -2
+OUT_OF_MEMORY, NO_DEVICE, INVALID_DEVICE, NOT_FOUND, NOT_READY = 2, 100, 101, 500, 802
+
+
+def build(directory: Path) -> Path:
+    """Compile the program."""
+    built = directory / "bad_program"
+    subprocess.run(["cc", "-std=gnu11", "-O2", "-Wall", "-Werror", "-o", str(built), str(SOURCE), "-ldl"], check=True)
+    return built
+
+
+def environment_of(answer: pb.RegisterShareResponse, **changes: str) -> dict[str, str]:
+    """Return the whole environment of a program in the share."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_", "LD_"))}
+    return {**inherited, **metered(answer), **changes}
+
+
+def once(program: Path, environment: Mapping[str, str], ordinal: int = 0) -> dict[str, int]:
+    """Run a short program; return what each call answered. It ends by itself, with nothing on stderr."""
+    command = [str(program), "once", str(ordinal)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return {name: int(value) for name, value in re.findall(r"(\w+) (-?\d+)", done.stdout)}
+
+
+def first_error(answers: Mapping[str, int]) -> tuple[str, int]:
+    """Return the first call that failed, with its error; ("", 0) when none did."""
+    return next(((name, error) for name, error in answers.items() if error > 0), ("", 0))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A program that works until it is told to stop, and counts in a file that both map."""
+
+    process: subprocess.Popen[str]
+    counts: mmap.mmap
+
+    def count(self, index: int) -> int:
+        return int(struct.unpack_from("<Q", self.counts, index * 8)[0])
+
+    @property
+    def made(self) -> int:
+        return self.count(0)
+
+    @property
+    def refused(self) -> int:
+        return self.count(1)
+
+    @property
+    def error(self) -> int:
+        return self.count(2)
+
+    def goes_on(self, rounds: int = 3, timeout_s: float = 30.0, because: str = "") -> None:
+        """Return when it has made more rounds; fail when it has died or stands still."""
+        wanted, end = self.made + rounds, time.monotonic() + timeout_s
+        while self.made < wanted:
+            assert self.process.poll() is None, f"it died {because}: {self.process.returncode}"
+            assert time.monotonic() < end, f"it stands still {because}"
+            time.sleep(0.0005)
+
+
+@contextmanager
+def worker(program: Path, environment: Mapping[str, str], directory: Path) -> Iterator[Worker]:
+    """Run a Worker from its first round on; it must end by itself, without an error."""
+    path = directory / f"rounds-{time.monotonic_ns()}"
+    path.write_bytes(bytes(32))
+    command = [str(program), "rounds", str(path)]
+    with (
+        path.open("r+b") as file,
+        mmap.mmap(file.fileno(), 32) as counts,
+        subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready 0 0\n"
+            working = Worker(process, counts)
+            working.goes_on(1)
+            yield working
+            struct.pack_into("<Q", counts, 24, 1)
+            assert process.wait(20) == 0
+            assert working.error == 0
+        finally:
+            process.kill()
+
+
+def driver_without(directory: Path, *names: str) -> Path:
+    """Make a directory with a simulated driver that lacks the functions, for LD_LIBRARY_PATH.
+
+    One that the simulated driver lacks anyway is no error.
+    """
+    library = (ROOT / "simgpu" / "lib" / "libcuda.so.1").read_bytes()
+    for name in names:
+        old = b"\0" + name.encode() + b"\0"
+        library = library.replace(old, b"\0_" + old[2:])  # of the same length, and nobody asks for it
+    target = directory / ("without-" + "-".join(names))[:80]
+    target.mkdir()
+    (target / "libcuda.so.1").write_bytes(library)
+    shutil.copy(ROOT / "simgpu" / "lib" / "libnvidia-ml.so.1", target)
+    return target
+
+
+def needed_functions() -> list[str]:
+    """Return the functions without which the hook meters nothing."""
+    text = (ROOT / "hook" / "attach.c").read_text()
+    return re.findall(r"^  X\((\w+)\)", text[text.index("#define NEEDED") :], re.MULTILINE)
+
+
+def used_functions() -> list[tuple[str, str]]:
+    """Return the functions that the hook calls itself: its name for each, and the driver's."""
+    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (ROOT / "hook" / "driver.h").read_text())
+    return [(field, symbol) for field, symbol, _ in rows]
+
+
+def lines_of(agent: RunningAgent, share: pb.Share, event: str) -> list[str]:
+    """Return the agent's lines about the share with that event."""
+    return [line for line in agent.log().splitlines() if event in line and f"share={share.id} " in line]
+
+
+def facts_of(agent: RunningAgent, share: pb.Share) -> list[str]:
+    """Return what `sharepod explain` says of the share."""
+    devices = agent.stub.ExplainShare(pb.ExplainShareRequest(share=share.id)).devices
+    return [fact for device in devices for fact in device.facts]
+
+
+def told(agent: RunningAgent, share: pb.Share, event: str, cause: str, fact: str = "") -> str:
+    """Wait until the agent has one line with the cause, and the explanation has it too; return the line."""
+    until(lambda: any(cause in line for line in lines_of(agent, share, event)))
+    (line,) = [line for line in lines_of(agent, share, event) if cause in line]
+    assert [(fact or cause) in one for one in facts_of(agent, share)].count(True) == 1, facts_of(agent, share)
+    return line

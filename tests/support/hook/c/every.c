@@ -1,0 +1,205 @@
+/*
+ * Calls every wrapped symbol, with valid arguments (valid.def), by one route to the driver: on the simulated driver,
+ * where each call does what it says. Prints a line for each, "name result shown", where `shown` is the size of the
+ * device's memory as the call told it; waits for a line of input while it holds the memory that the calls have
+ * obtained ("held"), and again when it has given it back ("freed").
+ *
+ * `runtime` asks as CUDA's own does: for everything at once, before the driver is started, of a cuGetProcAddress that
+ * has been asked for itself; the per-thread forms by their flag. A symbol that the simulated driver lacks is "absent".
+ *
+ *   every linked|default|soname|path|gpa1|gpa2|gpa2-legacy|runtime
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "every.h"
+
+#define VALID(name, call)                                                                                              \
+  static CUresult call_##name(any_function *f) {                                                                       \
+    return call;                                                                                                       \
+  }
+#define LAST(name, call) VALID(name, call)
+#include "valid.def"
+#undef VALID
+#undef LAST
+
+static const struct {
+  const char *name;
+  CUresult (*call)(any_function *);
+  int last;
+} calls[] = {
+#define VALID(name, call) {#name, call_##name, 0},
+#define LAST(name, call)  {#name, call_##name, 1},
+#include "valid.def"
+#undef VALID
+#undef LAST
+};
+
+#ifdef LINKED
+#define SP_SYMBOL(name, since, per_thread, action) extern any_function name __attribute__((weak));
+#include "../../../../hook/symbols.def"
+#undef SP_SYMBOL
+#define ADDRESS(name) name
+#else
+#define ADDRESS(name) NULL
+#endif
+
+static const struct symbol {
+  const char *name;
+  int since, per_thread;
+  any_function *linked;
+} symbols[] = {
+#define SP_SYMBOL(name, since, per_thread, action) {#name, since, per_thread, ADDRESS(name)},
+#include "../../../../hook/symbols.def"
+#undef SP_SYMBOL
+};
+
+static any_function *asked[sizeof(symbols) / sizeof(*symbols)]; /* the table of the route "runtime" */
+
+static void base_name(char *base, const char *name) {
+  strcpy(base, name);
+  char *tail = strstr(base, "_pt");
+  if (tail != NULL) {
+    *tail = '\0';
+  }
+  tail = strstr(base, "_v");
+  if (tail != NULL) {
+    *tail = '\0';
+  }
+}
+
+static any_function *ask(const char *route, const struct symbol *symbol) {
+  char base[64];
+  base_name(base, symbol->name);
+  unsigned long long flags = symbol->per_thread ? 2 : strstr(route, "legacy") != NULL ? 1 : 0;
+  void *found = NULL;
+  if (strcmp(route, "gpa1") == 0) {
+    driver("cuGetProcAddress")(base, &found, symbol->since, flags);
+  } else {
+    driver("cuGetProcAddress_v2")(base, &found, symbol->since, flags, &world.status);
+  }
+  return (any_function *)found;
+}
+
+static void ask_as_the_runtime(void) {
+  any_function *first = driver("cuGetProcAddress_v2");
+  void *own = NULL;
+  must(first("cuGetProcAddress", &own, 12000, 0ull, &world.status), "cuGetProcAddress");
+  for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
+    char base[64];
+    base_name(base, symbols[i].name);
+    void *found = NULL;
+    ((any_function *)own)(base, &found, symbols[i].since, symbols[i].per_thread ? 2ull : 0ull, &world.status);
+    asked[i] = (any_function *)found;
+  }
+}
+
+static any_function *find(const char *route, const struct symbol *symbol) {
+  if (strcmp(route, "runtime") == 0) {
+    return asked[symbol - symbols];
+  }
+  if (strcmp(route, "linked") == 0) {
+    return symbol->linked;
+  }
+  if (strcmp(route, "default") == 0) {
+    return (any_function *)dlsym(RTLD_DEFAULT, symbol->name);
+  }
+  return strncmp(route, "gpa", 3) == 0 ? ask(route, symbol) : driver(symbol->name);
+}
+
+static const struct symbol *symbol_of(const char *name) {
+  for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
+    if (strcmp(symbols[i].name, name) == 0) {
+      return &symbols[i];
+    }
+  }
+  return NULL;
+}
+
+static void call_all(const char *route, int last) {
+  for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+    const struct symbol *symbol = symbol_of(calls[i].name);
+    if (symbol == NULL || calls[i].last != last) {
+      continue;
+    }
+    if (driver(symbol->name) == NULL) {
+      printf("%s absent 0\n", symbol->name);
+      continue;
+    }
+    any_function *function = find(route, symbol);
+    world.total = 0;
+    int by_asking = strncmp(route, "gpa", 3) == 0 || strcmp(route, "runtime") == 0;
+    if (function == NULL || (by_asking && function != driver(symbol->name))) {
+      printf("%s another 0\n", symbol->name);
+    } else {
+      CUresult result = calls[i].call(function);
+      printf("%s %d %zu\n", symbol->name, result, world.total);
+    }
+  }
+}
+
+static void start(const char *route) {
+  const char *path = strcmp(route, "path") == 0 ? getenv("DRIVER") : "libcuda.so.1";
+  world.driver = dlopen(path, RTLD_NOW | (strcmp(route, "default") == 0 ? RTLD_GLOBAL : 0));
+  if (world.driver == NULL) {
+    fprintf(stderr, "%s\n", dlerror());
+    exit(1);
+  }
+  if (strcmp(route, "runtime") == 0) {
+    ask_as_the_runtime();
+  }
+  void *module;
+  static const unsigned char image[72] = {0x7f, 'E', 'L', 'F'};
+  MUST(cuInit, 0);
+  MUST(cuDeviceGet, &world.device, 0);
+  MUST(cuDevicePrimaryCtxRetain, &world.context, world.device);
+  MUST(cuCtxSetCurrent, world.context);
+  MUST(cuModuleLoadData, &module, image);
+  MUST(cuModuleGetFunction, &world.kernel, module, "unit_20us");
+  MUST(cuFuncSetBlockShape, world.kernel, 32, 1, 1);
+  MUST(cuStreamCreate, &world.stream, 1);
+  MUST(cuEventCreate, &world.event, 0);
+  MUST(cuMemAllocHost_v2, &world.host, SIZE);
+  MUST(cuStreamBeginCapture_v2, world.stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+  MUST(cuLaunchKernel, KERNEL, world.stream, NULL, NULL);
+  MUST(cuStreamEndCapture, world.stream, &world.graph);
+  MUST(cuGraphInstantiateWithFlags, &world.executable, world.graph, 0ull);
+  world.array = new_array();
+  world.a = world.targets[0] = allocated();
+  world.b = world.sources[0] = allocated();
+  world.piece = PIECE;
+  world.attributes.order = 1;
+}
+
+static void wait_for_a_line(const char *word) {
+  char line[8];
+  puts(word);
+  fflush(stdout);
+  if (fgets(line, sizeof(line), stdin) == NULL) {
+    exit(1);
+  }
+}
+
+int main(int argc, char **argv) {
+  const char *route = argc > 1 ? argv[1] : "soname";
+  start(route);
+  call_all(route, 0);
+  MUST(cuCtxSynchronize);
+  wait_for_a_line("held");
+  for (size_t i = 0; i < world.held_count; i++) {
+    if (world.held[i] != 0) {
+      MUST(cuMemFree_v2, world.held[i]);
+    }
+  }
+  if (world.array != NULL) {
+    MUST(cuArrayDestroy, world.array);
+  }
+  MUST(cuMemFree_v2, world.a);
+  MUST(cuMemFree_v2, world.b);
+  wait_for_a_line("freed");
+  call_all(route, 1);
+  return 0;
+}

@@ -1,0 +1,123 @@
+"""The interposition laboratory: a driver that records, a gate that counts, and programs that reach the driver.
+
+The C sources are in ``c/``; conftest.py builds them. Nothing here knows pytest's fixtures.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rig import REPO_ROOT
+
+ROOT = REPO_ROOT
+HOOK = ROOT / "hook"
+C = Path(__file__).resolve().parent / "c"
+PROBE = str(C.parent)
+"""What is in PYTHONPATH for programs that begin with `from probe import *`."""
+MACHINE = os.uname().machine
+STRICT = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
+HOOK_FLAGS = [*STRICT, "-Werror", "-fno-builtin", "-ftls-model=initial-exec"]
+INTERPOSITION = [
+    "resolve.c",
+    "intercept.c",
+    "lookup.c",
+    "launch.c",
+    "copy.c",
+    "graph.c",
+    "sync.c",
+    "lifecycle.c",
+    "memory.c",
+    "memory_account.c",
+    "memory_array.c",
+    "memory_graph.c",
+    "memory_physical.c",
+    "memory_place.c",
+    "memory_pool.c",
+    "memory_rows.c",
+    "memory_stream.c",
+    "nvml_intercept.c",
+    "nvml.c",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One row of symbols.def."""
+
+    name: str
+    since: int
+    per_thread: bool
+    action: str
+
+
+def read_symbols() -> list[Symbol]:
+    """Return the rows of symbols.def."""
+    rows = re.findall(r"^SP_SYMBOL\((\w+), (\d+), ([01]), (\w+)\)$", (HOOK / "symbols.def").read_text(), re.MULTILINE)
+    return [Symbol(name, int(since), per_thread == "1", action) for name, since, per_thread, action in rows]
+
+
+def read_nvml_symbols() -> list[str]:
+    """Return the names of nvml.def."""
+    return re.findall(r"^SP_NVML\((\w+), \w+\)$", (HOOK / "nvml.def").read_text(), re.MULTILINE)
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without anything that changes how libraries are found."""
+    dropped = ("LD_", "SHAREPOD_", "SIMGPU_", "ASAN_", "TSAN_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+
+
+def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with its output as text."""
+    return subprocess.run(
+        [str(part) for part in command],
+        env=dict(env) if env is not None else None,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def compile_c(output: Path, *arguments: str | Path, cc: Sequence[str] = ("cc",)) -> Path:
+    """Compile and link; the compiler's complaints are the test's failure."""
+    done = run([*cc, "-o", output, *arguments])
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Where the built things are."""
+
+    directory: Path
+    driver: Path
+    """The recording libcuda.so.1."""
+    hook: Path
+    """The interposition sources with the counting gate."""
+
+    def env(self, *preload: Path, **extra: str) -> dict[str, str]:
+        """Return an environment in which the recording driver is found and the libraries are preloaded."""
+        base = clean_environment() | {"LD_LIBRARY_PATH": str(self.driver.parent), "FAKE_DRIVER": str(self.driver)}
+        if preload:
+            base["LD_PRELOAD"] = ":".join(str(path) for path in preload)
+        return base | extra
+
+    def program(self, name: str, *arguments: str | Path, cc: Sequence[str] = ("cc",)) -> Path:
+        """Build a C program of the laboratory."""
+        return compile_c(self.directory / name, *arguments, cc=cc)
+
+
+def need_tool(name: str, package: str) -> str:
+    """Return the path of a tool, or skip with the package that has it."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed (Debian package {package})")
+    return found

@@ -1,0 +1,350 @@
+"""Decision rounds in virtual time: gangs whole or not at all, who yields to whom, who waits and for how long."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from rounds_world import DEFAULT, ask, check, nodes, played, random_tasks, task
+
+from sharepod.scheduler.orders import Evict, Release, Tell, Yield
+from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.round import decide
+from sharepod.scheduler.timeline import Timeline
+
+ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
+"""How many random orders are played; `make soak` plays thousands."""
+
+if TYPE_CHECKING:
+    from sharepod.scheduler.ask import NodeSpec
+    from sharepod.scheduler.orders import Order
+
+
+def starts(line: Timeline) -> dict[str, float | None]:
+    return {name: course.started_s for name, course in line.courses.items()}
+
+
+def test_a_gang_waits_until_all_of_it_fits_and_then_starts_whole() -> None:
+    line = Timeline(nodes(2), DEFAULT)
+    played(line, [task("first", size=5, least=5), task("gang", size=4, least=4, arrive_s=1.0)])
+    assert starts(line)["gang"] == line.courses["first"].ended_s
+
+
+def test_two_gangs_that_fit_one_at_a_time_run_one_after_the_other() -> None:
+    line = Timeline(nodes(2), DEFAULT)
+    played(line, [task(name, size=6, least=6) for name in ("one", "two")])
+    times = sorted((course.started_s or 0, course.ended_s or 0) for course in line.courses.values())
+    assert times[1][0] >= times[0][1]
+
+
+def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_want() -> None:
+    line = Timeline(nodes(2), DEFAULT)
+    tasks = [
+        task("other", size=4, least=4, run_s=50.0),
+        task("elastic", size=8, least=2, run_s=1000.0, arrive_s=1.0),
+        task("equal", size=3, least=3, run_s=50.0, arrive_s=200.0),
+    ]
+    sizes: list[int] = []
+
+    def look(_: float) -> None:
+        check(line)
+        sizes.append(sum(line.courses["elastic"].active.values()) if "elastic" in line.courses else 0)
+
+    line.play(tasks, 1e9, look)
+    distinct = [size for size, after in pairwise([*sizes, None]) if size != after]
+    assert distinct == [0, 4, 8, 5, 8, 0]
+    assert line.courses["equal"].started_s == pytest.approx(200.0, abs=2.0)
+    assert line.courses["elastic"].lost_s == 0, "it works on with those that are left"
+
+
+def test_a_lower_share_is_paused_for_a_higher_one_and_goes_on_when_that_ends() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    played(line, [task("low", run_s=100.0), task("high", priority=10, arrive_s=30.0, run_s=40.0)])
+    low, high = line.courses["low"], line.courses["high"]
+    assert (low.paused, low.evicted, low.lost_s) == (1, 0, 0.0)
+    assert high.started_s == pytest.approx(30.0, abs=2.0)
+    assert low.ended_s == pytest.approx(140.0, abs=3.0)
+
+
+def test_where_memory_is_short_the_lower_one_is_evicted_and_starts_anew() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    whole = ask(1000, mib=None)
+    played(line, [task("low", ask=whole), task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=whole)])
+    low = line.courses["low"]
+    assert (low.paused, low.evicted) == (0, 1)
+    assert low.lost_s == pytest.approx(30.0, abs=2.0)
+    assert low.ended_s == pytest.approx(170.0, abs=5.0)
+
+
+def test_equals_never_yield_to_each_other() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    played(line, [task("one", priority=5), task("two", priority=5, arrive_s=1.0)])
+    assert all(course.paused == course.evicted == 0 for course in line.courses.values())
+    assert (line.courses["two"].started_s or 0) >= (line.courses["one"].ended_s or 1e9)
+
+
+def test_an_equal_that_would_lose_less_is_left_alone_where_a_lower_one_can_yield() -> None:
+    line = Timeline(nodes(2, 1), DEFAULT)
+    whole = ask(1000, mib=None)
+    tasks = [task("lower", ask=whole, run_s=1e6), task("equal", priority=5, ask=whole, run_s=1e6, arrive_s=500.0)]
+    played(line, [*tasks, task("next", priority=5, ask=whole, arrive_s=600.0)], 650.0)
+    assert (line.courses["lower"].evicted, line.courses["equal"].evicted) == (1, 0)
+
+
+def test_a_gang_is_paused_whole() -> None:
+    line = Timeline(nodes(2, 2), DEFAULT)
+    played(line, [task("gang", size=4, least=4), task("high", priority=10, arrive_s=10.0, run_s=20.0)])
+    assert line.courses["gang"].paused == 4
+    assert line.courses["gang"].ended_s == pytest.approx(120.0, abs=3.0)
+
+
+def test_a_gang_that_is_paused_does_not_grow_in_the_same_round() -> None:
+    line = Timeline(nodes(1, 4), DEFAULT)
+    tasks = [
+        task("gang", size=5, least=4, run_s=1e5),  # its last member has waited for so long that it is tried first
+        task("high", priority=10, arrive_s=8000.0, run_s=50.0),
+    ]
+    played(line, tasks, 8100.0)
+    assert line.courses["gang"].paused == 4
+    assert line.courses["high"].ended_s is not None
+
+
+def test_of_those_who_could_be_evicted_the_one_with_least_work_goes() -> None:
+    line = Timeline(nodes(2, 1), DEFAULT)
+    whole = ask(1000, mib=None)
+    tasks = [task("old", ask=whole, run_s=1e6), task("young", ask=whole, run_s=1e6, arrive_s=500.0)]
+    played(line, [*tasks, task("high", priority=10, ask=whole, arrive_s=600.0)], 650.0)
+    assert (line.courses["old"].evicted, line.courses["young"].evicted) == (0, 1)
+
+
+def test_of_equal_priority_the_queue_with_the_least_share_goes_first() -> None:
+    line = Timeline(nodes(1, 4), DEFAULT)
+    heavy = [task(f"heavy{number}", user="heavy", run_s=100.0) for number in range(40)]
+    light = [task(f"light{number}", user="light", run_s=100.0, arrive_s=50.0) for number in range(2)]
+    played(line, heavy + light)
+    assert all((line.courses[one.name].started_s or 1e9) <= 102.0 for one in light), "before 36 that came earlier"
+
+
+def test_weights_divide_a_full_cluster() -> None:
+    queues = Queues(Queue(longest_wait_s=1e6), {"big": Queue(weight=3.0, longest_wait_s=1e6)})
+    line = Timeline(nodes(2, 4), queues)
+    tasks = [task(f"{user}{number}", user=user, run_s=100.0) for user in ("big", "small") for number in range(60)]
+    played(line, tasks, 950.0)
+    done = {
+        user: sum(c.ended_s is not None for c in line.courses.values() if c.task.user == user)
+        for user in ("big", "small")
+    }
+    assert done["big"] / done["small"] == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_queue_holds_no_more_than_its_cap() -> None:
+    queues = Queues(Queue(), {"team": Queue(cap_milli=2500)})
+    line = Timeline(nodes(1, 4), queues)
+    most = 0
+
+    def look(_: float) -> None:
+        nonlocal most
+        most = max(most, sum(pod.ask.milli for pod in line.cluster.pods() if pod.node))
+
+    line.play([task(f"t{number}", milli=500) for number in range(12)], 1e9, look)
+    assert most == 2500
+
+
+def test_an_elastic_gang_grows_up_to_its_queues_cap() -> None:
+    line = Timeline(nodes(1, 4), Queues(Queue(), {"team": Queue(cap_milli=3000)}))
+    line.come(task("elastic", size=4, least=2))
+    for _ in range(3):
+        line.step()
+    assert sum(line.courses["elastic"].active.values()) == 3
+
+
+def test_a_large_gang_that_waited_too_long_is_not_starved_by_small_ones() -> None:
+    line = Timeline(nodes(2, 4), Queues(Queue(longest_wait_s=300.0)))
+    chance = random.Random(1)
+    small = [task(f"s{number}", arrive_s=5.0 * number, run_s=chance.uniform(30, 90)) for number in range(400)]
+    played(line, [*small, task("gang", size=8, least=8, arrive_s=100.0)])
+    waited = (line.courses["gang"].started_s or 1e9) - 100.0
+    assert 300 <= waited <= 300 + 90 + 5, "its longest wait, and the longest run of those who were there"
+
+
+def test_what_has_run_too_long_yields_to_anyone_and_goes_on_when_nobody_waits() -> None:
+    queues = Queues(Queue(), {"long": Queue(longest_run_s=200.0)})
+    line = Timeline(nodes(1, 1), queues)
+    low = [task(f"low{number}", priority=-5, arrive_s=250.0 + number, run_s=50.0) for number in range(3)]
+    played(line, [task("long", user="long", priority=10, run_s=1000.0), *low])
+    assert [round(line.courses[one.name].started_s or 0) // 10 for one in low] == [25, 30, 35]
+    assert line.courses["long"].ended_s == pytest.approx(1150.0, abs=10.0)
+    assert line.courses["long"].paused == 1, "between two of them it does not go on"
+
+
+def test_what_has_run_too_long_is_ended_where_that_is_the_rule() -> None:
+    queues = Queues(Queue(), {"long": Queue(longest_run_s=200.0, overrun="end")})
+    line = Timeline(nodes(1, 1), queues)
+    played(line, [task("long", user="long", run_s=1000.0)], 500.0)
+    assert line.courses["long"].evicted == 2
+
+
+@pytest.mark.parametrize("seed", range(ORDERS))
+def test_in_random_orders_gangs_are_whole_and_devices_promised_once(seed: int) -> None:
+    chance = random.Random(seed)
+    line = Timeline(nodes(chance.randint(2, 5)), DEFAULT)
+    tasks = random_tasks(
+        chance, 80, gap_s=chance.choice((20.0, 60.0)), mib=chance.choice(((1000,), (None, 1000), (None,)))
+    )
+    for number, one in enumerate(tasks):  # none that could never fit
+        if one.size > 8 or one.milli > 8000:
+            tasks[number] = replace(one, size=1, least=1)
+    played(line, tasks)
+    assert all(course.ended_s is not None for course in line.courses.values()), "everybody runs in the end"
+
+
+def test_the_same_tasks_have_the_same_course() -> None:
+    def run() -> list[tuple[float | None, float | None, int, int]]:
+        line = Timeline(nodes(3), DEFAULT)
+        line.play(random_tasks(random.Random(7), 60, gap_s=30.0), 1e9)
+        return [(c.started_s, c.ended_s, c.paused, c.evicted) for c in line.courses.values()]
+
+    assert run() == run()
+
+
+def test_what_can_never_fit_is_told_once_and_holds_nobody_up() -> None:
+    line = Timeline(nodes(2, 4), DEFAULT)
+    line.come(task("huge", size=9, least=9))
+    line.come(task("small"))
+    orders = decide(line.cluster, line.memory, line.queues, 0.0)
+    assert [(type(order), getattr(order, "reason", "")) for order in orders] == [(Tell, "NeverFits"), (Release, "")]
+    assert decide(line.cluster, line.memory, line.queues, 1.0) == []
+
+
+def test_who_was_evicted_makes_room_only_when_he_has_gone() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    whole = ask(1000, mib=None)
+    line.come(task("low", ask=whole))
+    line.step()
+    line.come(task("high", priority=10, ask=whole))
+    low = next(pod for pod in line.cluster.pods() if pod.name == "low")
+    orders = decide(line.cluster, line.memory, line.queues, 10.0)
+    assert [order for order in orders if not isinstance(order, Tell)] == [Evict(low, "for team/high of priority 10")]
+    line.come(task("higher", priority=5, milli=100, ask=ask(100, mib=None)))
+    assert not [o for o in decide(line.cluster, line.memory, line.queues, 11.0) if isinstance(o, Release | Evict)]
+    line.cluster.remove_pod(low.uid)
+    released = [order for order in decide(line.cluster, line.memory, line.queues, 12.0) if isinstance(order, Release)]
+    assert [place.pod.name for order in released for place in order.places] == ["high"]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["the same replica", "another one"])
+def test_nobody_is_evicted_beside_one_who_takes_his_time_to_end(*, fresh: bool) -> None:
+    line = Timeline(nodes(3, 1), DEFAULT)
+    whole = ask(1000, mib=None)
+    for name, priority in (("one", 0), ("two", 0), ("other", 50)):
+        line.come(task(name, priority=priority, ask=whole))
+    line.step()
+    line.come(task("high", priority=10, ask=whole))
+    [first] = [o.pod for o in decide(line.cluster, line.memory, line.queues, 10.0) if isinstance(o, Evict)]
+    line.cluster.set_pod(replace(first, deleting=True))
+    if fresh:
+        line = restarted(line, nodes(3, 1))
+    for at_s in (12.0, 13.0, 75.0, 76.0, 140.0):
+        assert not [o for o in decide(line.cluster, line.memory, line.queues, at_s) if isinstance(o, Evict | Release)]
+    line.cluster.remove_pod(first.uid)
+    [released] = [o for o in decide(line.cluster, line.memory, line.queues, 141.0) if isinstance(o, Release)]
+    assert [place.pod.name for place in released.places] == ["high"]
+
+
+def test_who_may_not_be_evicted_is_spared_and_another_goes() -> None:
+    line = Timeline(nodes(2, 1), DEFAULT)
+    whole = ask(1000, mib=None)
+    for name in ("one", "two"):
+        line.come(task(name, ask=whole))
+    line.step()
+    line.come(task("high", priority=10, ask=whole))
+    first = [order.pod for order in decide(line.cluster, line.memory, line.queues, 10.0) if isinstance(order, Evict)]
+    line.memory.refused(first[0], 11.0)
+    second = [order.pod for order in decide(line.cluster, line.memory, line.queues, 12.0) if isinstance(order, Evict)]
+    assert {pod.name for pod in first + second} == {"one", "two"}
+
+
+def test_a_pod_that_may_not_preempt_waits() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    line.come(task("low"))
+    line.step()
+    line.come(task("high", priority=10))
+    high = next(pod for pod in line.cluster.pods() if pod.name == "high")
+    line.cluster.set_pod(replace(high, preempts=False))
+    assert not [o for o in decide(line.cluster, line.memory, line.queues, 5.0) if isinstance(o, Yield | Evict)]
+
+
+def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_has_no_units_left() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    node = line.cluster.node("n00")
+    assert node is not None
+    line.cluster.set_node(replace(node, units=100))
+    played(line, [task("low"), task("high", priority=10, arrive_s=30.0, run_s=40.0)])
+    assert (line.courses["low"].paused, line.courses["low"].evicted) == (0, 1)
+
+
+def test_members_that_do_not_come_are_waited_for_and_told() -> None:
+    line = Timeline(nodes(2, 4), DEFAULT)
+    line.come(task("gang", size=3, least=3))
+    last = next(pod for pod in line.cluster.pods() if pod.name == "gang-2")
+    line.cluster.remove_pod(last.uid)
+    orders = decide(line.cluster, line.memory, line.queues, 0.0)
+    assert [(o.reason, o.text) for o in orders if isinstance(o, Tell)] == [
+        ("GangIncomplete", "2 of 3 members of the gang are there")
+    ]
+    line.cluster.set_pod(last)
+    released = [o for o in decide(line.cluster, line.memory, line.queues, 1.0) if isinstance(o, Release)]
+    assert [len(order.places) for order in released] == [3]
+
+
+def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeout() -> None:
+    line = Timeline(nodes(2, 4), DEFAULT)
+    line.come(task("gang", size=3, least=3))
+    for pod in list(line.cluster.pods()):
+        assert pod.gang is not None
+        line.cluster.set_pod(replace(pod, gang=replace(pod.gang, timeout_s=120)))
+    placed = next(o for o in decide(line.cluster, line.memory, line.queues, 0.0) if isinstance(o, Release)).places
+    for number, one in enumerate(placed):
+        line.cluster.set_pod(replace(one.pod, gated=False, node=one.node, chosen=one.devices, running=number < 2))
+    assert decide(line.cluster, line.memory, line.queues, 100.0) == []
+    orders = decide(line.cluster, line.memory, line.queues, 130.0)
+    assert sorted(o.pod.name for o in orders if isinstance(o, Evict)) == ["gang-0", "gang-1", "gang-2"]
+    assert {o.text for o in orders if isinstance(o, Tell)} == {
+        "2 of 3 members ran 120 s after their release: all start anew"
+    }
+
+
+def restarted(line: Timeline, there: list[NodeSpec]) -> Timeline:
+    """Return what another replica sees and has noted."""
+    fresh = Timeline(there, DEFAULT)
+    for pod in line.cluster.pods():
+        started_s = line.memory.started_s(pod) if pod.running else None
+        fresh.memory.note(pod, since_s=line.memory.since_s(pod), started_s=started_s)
+        fresh.cluster.set_pod(pod)
+    return fresh
+
+
+def test_a_controller_that_starts_anew_decides_as_one_that_was_there() -> None:
+    line = Timeline(nodes(2), DEFAULT)
+    line.play(random_tasks(random.Random(3), 40, gap_s=10.0), 300.0)
+    fresh = restarted(line, nodes(2))
+    fresh.memory.kept = dict(line.memory.kept)
+    for at_s in (301.0, 302.0):
+        mine, theirs = (told(decide(one.cluster, one.memory, one.queues, at_s)) for one in (line, fresh))
+        assert mine == theirs
+
+
+def told(orders: list[Order]) -> list[tuple[str, str, str]]:
+    """Return what is done to whom; who is told of it is left out: that is once for each controller."""
+    done = [
+        ("Release", place.pod.uid, f"{place.node} {place.devices}")
+        for order in orders
+        if isinstance(order, Release)
+        for place in order.places
+    ]
+    done += [("Yield", order.pod.uid, order.how) for order in orders if isinstance(order, Yield)]
+    return done + [("Evict", order.pod.uid, "") for order in orders if isinstance(order, Evict)]
