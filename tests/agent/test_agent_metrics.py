@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from agent_doubles import H200, MemoryArbiter, ask
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -147,4 +147,3 @@ print(predicted(5))
 """
     # An upper bound lowers what is known and never raises it; the first exact length replaces it, others are averaged.
     assert run([sys.executable, "-c", text]).stdout.split() == ["1000", "3000", "2000", "1900", "1900"]
-

@@ -6,7 +6,6 @@ import struct
 import time
 from pathlib import Path
 
-import pytest
 from report import WORD_AT, device_at, report
 
 import rig.until

@@ -99,7 +99,7 @@ def test_a_word_written_by_a_stream_appears_when_the_work_before_it_is_done(make
 def test_a_thread_that_sleeps_in_the_driver_writes_the_words_of_work_submitted_later(
     make_simgpu: MakeSimgpu, run: Run
 ) -> None:
-    output = run(
+    run(
         make_simgpu(),
         """
         import threading
