@@ -108,6 +108,7 @@ def test_models_that_no_node_has_are_found() -> None:
     assert unknown_models(NODES, [*PODS, pod("typo", 10, models="a B")]) == ["a"]
 
 
+@pytest.mark.deep
 def test_a_production_trace_is_replayed_better_than_by_what_is_published(shared_data: Path) -> None:
     nodes = read_nodes(shared_data / "openb" / "openb_node_list_gpu_node.csv.gz")
     pods = read_pods(shared_data / "openb" / "openb_pod_list_gpushare100.csv.gz")
