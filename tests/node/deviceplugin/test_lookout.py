@@ -63,9 +63,14 @@ async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
         pod = await node.admit("pod", {"main": 30})
         await node.kubelet.start(pod, "main")
         node.show(pod, {}, status=True)
-        share = (await node.shares())["pod/main"]
+        lost = await node.admit("lost", {"main": 30})
+        await node.kubelet.start(lost, "main")
+        node.show(lost, {}, status=True)
+        shares = await node.shares()
+        share = shares["pod/main"]
         async with grpc.aio.insecure_channel(f"unix:{node.runtime}/agent.sock") as channel:
             stub: rpc.NodeServiceAsyncStub = rpc.NodeServiceStub(channel)
+            await stub.ReleaseShare(pb.ReleaseShareRequest(share=shares["lost/main"].id))  # one look tells of all
             described = await stub.GetNode(pb.GetNodeRequest())
             own = {**described.environment, "SHAREPOD_REGION": share.directory, "LD_PRELOAD": described.hook_path}
             own["CUDA_VISIBLE_DEVICES"] = share.devices[0].device_uuid
@@ -78,8 +83,7 @@ async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
                 text = "ProcessWithoutShare: device 0 is used without a share by process "
                 await eventually(lambda: any(told.startswith(text) for told in node.events("n1")), node.log)
             assert len([told for told in node.events("n1") if "ProcessWithoutShare" in told]) == 1
-            await stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
-            await eventually(lambda: any("ShareLost: container main" in told for told in node.events("pod")), node.log)
+            await eventually(lambda: any("ShareLost: container main" in told for told in node.events("lost")), node.log)
 
 
 def test_an_agent_that_is_away_for_half_a_minute_is_told_once_and_its_return(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rig.script import script
 from sharepod.agent.share import Turn
 from sharepod.simgpu.truth import KernelTruth, Truth
 
-BURSTS = 200
+BURSTS = 100
 RUNS = 3
 IDLE = 0
 """The turn was given back."""

@@ -1,0 +1,26 @@
+"""The demo divides the simulated GPU as it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from hosts import Host
+
+
+def test_the_demo_shows_its_result_and_leaves_nothing(host: Host) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    answer = host.sharepod("demo", "--simulate", "--seconds", "6", "--picture", str(host.directory.parent / "t.svg"))
+    assert answer.returncode == 0, answer.stderr
+    last = answer.stdout[answer.stdout.index("All three") :]
+    for name, asked in (("train", 50), ("serve", 30), ("late", 20)):
+        (row,) = [line.split() for line in last.splitlines() if line.split()[:1] == [name] and "pp" in line]
+        assert row[1] == str(asked)
+        assert float(row[-2]) == pytest.approx(0, abs=2)
+    assert re.search(r"^of the \d+\.\d % of the device's time that they used together$", last, re.MULTILINE)
+    assert "█" in last
+    assert {path.name for path in set(Path("/dev/shm").iterdir()) - before if "sharepod-demo" in path.name} == set()
