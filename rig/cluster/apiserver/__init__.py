@@ -1,7 +1,7 @@
 """A double of the API server, for tests: HTTPS, tokens, versions, watches that break, the rules of pods.
 
 What it refuses, and with which status, is what Kubernetes does: `tests/support/rig/contract` holds the promises that
-our code leans on, and passes here and on a real API server. `server` is the way in; every other module says what it owns.
+our code leans on, and passes here and on a real API server. `server` is the way in; each module says what it owns.
 """
 
 import socket
