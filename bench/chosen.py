@@ -137,4 +137,4 @@ def measure(scale: Scale) -> list[Line]:
     }
     what = f"latency share beside a busy or an idle device, {scale.requests} requests: p99 by requests ÷ by use"
     text = f"{promised / used:.1f} × ({milli(promised)} / {milli(used)})"
-    return [Line("chosen", what, f"≥ {BAR:g} ×", text, promised >= BAR * used, detail=detail)]
+    return [Line(what, f"≥ {BAR:g} ×", text, promised >= BAR * used, detail=detail)]

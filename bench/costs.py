@@ -52,9 +52,9 @@ def machine(scale: Scale) -> list[Line]:
     figures_ = f"{micro(figures.median(hops))} / {micro(figures.percentile(hops, 99))} / {max(hops) / 1e6:.1f} ms"
     touch_ns = figures.median(_touch_ns())
     return [
-        Line("machine", "the machine alone: a bare futex chain, p50 / p99 / longest", "", figures_, None),
-        Line("machine", "the machine alone: such chains that take more than 1 ms", "", f"{late:.2%}", None),
-        Line("machine", "the machine alone: a page that rested for 0.5 s", "", micro(touch_ns), None),
+        Line("the machine alone: a bare futex chain, p50 / p99 / longest", "", figures_, None),
+        Line("the machine alone: such chains that take more than 1 ms", "", f"{late:.2%}", None),
+        Line("the machine alone: a page that rested for 0.5 s", "", micro(touch_ns), None),
     ]
 
 
@@ -114,7 +114,6 @@ def launch_cost(scale: Scale) -> list[Line]:
         bar = "≤ 20 ns" if noop else ""
         lines.append(
             Line(
-                "launch-cost",
                 f"added per launch, gate open: {what}",
                 bar,
                 f"{added:.1f} ns",
@@ -154,7 +153,6 @@ def hand_off(scale: Scale) -> list[Line]:
     overlapped = {"hand_offs": len(bubbles), "p99": micro(figures.percentile(bubbles, 99))}
     return [
         Line(
-            "hand-off",
             f"drained → next launch released, p50 (bare chain {micro(chain)})",
             f"≤ {micro(bar)}",
             micro(released),
@@ -163,7 +161,6 @@ def hand_off(scale: Scale) -> list[Line]:
             detail=detail,
         ),
         Line(
-            "hand-off",
             "device idle at an overlapped hand-off, p50, saturated",
             "",
             micro(figures.median(bubbles)),
@@ -214,9 +211,8 @@ def arbiter(scale: Scale) -> list[Line]:
     detail: dict[str, object] = {"turns_per_s": rate, "cpu_percent": cpu / seconds * 100, "decisions": decisions}
     what = f"{SHARES} shares on a device"
     return [
-        Line("arbiter", f"a decision with {what}", "≤ 5 µs", micro(each_ns), each_ns <= 5000, detail=detail),
+        Line(f"a decision with {what}", "≤ 5 µs", micro(each_ns), each_ns <= 5000, detail=detail),
         Line(
-            "arbiter",
             f"agent with {what}, of a core, scaled to {TURNS_PER_S} turns/s ({rate:.0f} measured)",
             "≤ 2 %",
             f"{percent:.2f} %",

@@ -183,7 +183,7 @@ def _judged(made: Cluster, count: int) -> list[Line]:
         times = decisions(made, candidates, count)
         met = _p99(times.passed_ms) <= bar_ms
         what = f"a decision among {candidates:,} candidates, p99: {where}"
-        lines.append(Line("scale", what, f"≤ {bar_ms:g} ms", times.told(), met))
+        lines.append(Line(what, f"≤ {bar_ms:g} ms", times.told(), met))
     return lines
 
 
@@ -191,7 +191,6 @@ def _slope(made: Cluster, count: int) -> Line:
     few, many = (statistics.median(decisions(made, candidates, count).worked_ms) for candidates in SLOPE)
     most = SLOPE[1] / SLOPE[0]
     return Line(
-        "scale",
         f"a decision among {SLOPE[1]:,} candidates ÷ one among {SLOPE[0]:,}, medians of processor time",
         f"≤ {most:g}",
         f"{many / few:.1f} ({many:.2f} / {few:.3f} ms)",
@@ -206,11 +205,9 @@ def measure(scale: Scale) -> list[Line]:
     lines = [*_judged(made, count), _slope(made, count)]
     refresh = statistics.median(_each(50, made.policy.refresh))
     what, bar = f"a look at what is scarce: {NODES:,} nodes", f"≤ {REFRESH_BAR_MS:g} ms"
-    lines.append(Line("scale", what, bar, f"{refresh:.2f} ms", refresh <= REFRESH_BAR_MS))
+    lines.append(Line(what, bar, f"{refresh:.2f} ms", refresh <= REFRESH_BAR_MS))
     row = statistics.median(_each(1000, lambda: made.board.set_left(0, 1, 1, [500] * DEVICES, [500] * DEVICES)))
-    lines.append(Line("scale", "what is left of a node set anew", "", f"{row * 1e3:.1f} µs", None))
+    lines.append(Line("what is left of a node set anew", "", f"{row * 1e3:.1f} µs", None))
     kinds = len(Mix.of(made.asks).parts)
-    lines.append(
-        Line("scale", f"the numbers of a policy, for a mix of {kinds:,} kinds", "", f"{numbers_s:.2f} s", None)
-    )
+    lines.append(Line(f"the numbers of a policy, for a mix of {kinds:,} kinds", "", f"{numbers_s:.2f} s", None))
     return lines + _judged(cluster(pods=FEWER_PODS)[0], count)

@@ -154,14 +154,14 @@ class _Busy:
         bar = f"p99 ≤ {CALLS_MS} ms"
         what = f"to {PODS} pods: {what}, own p50 / p99"
         detail: dict[str, object] = {"own_ns": own, "waited_ns": waited}
-        return Line("density", what, bar, text, of_own[1] <= CALLS_MS * 1e6, detail=detail)
+        return Line(what, bar, text, of_own[1] <= CALLS_MS * 1e6, detail=detail)
 
     def memory(self) -> Line:
         mib = {name: _rss_mib(pid) for name, pid in self.pids().items()}
         total = sum(mib.values())
         what = f"{PODS} shares: memory of agent and plugin"
         text = f"{total:.0f} MiB ({mib['agent']:.0f} + {mib['plugin']:.0f})"
-        return Line("density", what, f"≤ {MEMORY_MIB} MiB", text, total <= MEMORY_MIB, detail={"mib": mib})
+        return Line(what, f"≤ {MEMORY_MIB} MiB", text, total <= MEMORY_MIB, detail={"mib": mib})
 
     async def cpu(self, what: str, seconds: float, scrape: Callable[[], int] | None, *, judged: bool = True) -> Line:
         """Measure the processor time of both while nothing starts or ends."""
@@ -178,7 +178,7 @@ class _Busy:
         detail: dict[str, object] = {"percent": percent, "seconds": passed, "scraped_bytes": scraped}
         what = f"{PODS} shares: of a core for agent and plugin, {what}"
         bar = f"≤ {CPU_PERCENT} %" if judged else ""
-        return Line("density", what, bar, text, total <= CPU_PERCENT if judged else None, detail=detail)
+        return Line(what, bar, text, total <= CPU_PERCENT if judged else None, detail=detail)
 
     async def scrapes(self, scrape: Callable[[], int]) -> Line:
         """Scrape the agent many times, one after the other; judge what one took of its processor time."""
@@ -195,7 +195,7 @@ class _Busy:
         what = f"{PODS} shares: a scrape, and of a core for the agent at one every {SCRAPE_S} s"
         bar = f"≤ {SCRAPE_MS} ms, ≤ {SCRAPE_PERCENT} %"
         is_met = own_ms <= SCRAPE_MS and percent <= SCRAPE_PERCENT
-        return Line("density", what, bar, text, is_met, detail={"own_ms": own_ms, "waited_ns": waited_ns})
+        return Line(what, bar, text, is_met, detail={"own_ms": own_ms, "waited_ns": waited_ns})
 
     async def programs(self, seconds: float) -> Line:
         """Run a program in one share of each of the devices; each uses all of its device."""

@@ -98,16 +98,16 @@ def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged
     at_99, longest = milli(figures.percentile(pauses, 99)), milli(max(pauses))
     return [
         Line(
-            "feed", f"{what}: of a core", "≤ 1" if judge else "", f"{cores:.2f} ({told}, {us_each:.0f} µs each)",
+            f"{what}: of a core", "≤ 1" if judge else "", f"{cores:.2f} ({told}, {us_each:.0f} µs each)",
             (whole and cores <= 1) if judge else None, detail=detail,
         ),
         Line(
-            "feed", f"{what}: memory", f"≤ {MEMORY_MIB} MiB" if judge else "", f"{mib:.0f} MiB",
+            f"{what}: memory", f"≤ {MEMORY_MIB} MiB" if judge else "", f"{mib:.0f} MiB",
             (whole and mib <= MEMORY_MIB) if judge else None,
         ),
-        Line("feed", f"{what}: how late the server's loop is, p99 / longest", "", f"{at_99} / {longest}", None),
+        Line(f"{what}: how late the server's loop is, p99 / longest", "", f"{at_99} / {longest}", None),
         Line(
-            "feed", f"{what}: all connect again", "",
+            f"{what}: all connect again", "",
             f"{connected_s:.0f} s, {connected_cpu_s / scale.agents * 1e3:.1f} ms of a core each", None,
         ),
     ]  # fmt: skip

@@ -40,9 +40,8 @@ def _pairs(scale: Scale) -> list[Line]:
     what = f"added per allocation and free beside {LIVE:,} others"
     # The second waits for memory: neither what it frees nor where the next one goes is in a cache.
     return [
-        Line("memory", what, "≤ 100 ns", f"{pair:.0f} ns", pair <= 100, detail={"pairs_ns": added["pair"]}),
+        Line(what, "≤ 100 ns", f"{pair:.0f} ns", pair <= 100, detail={"pairs_ns": added["pair"]}),
         Line(
-            "memory",
             f"{what}: any of them freed",
             "≤ 100 ns and two cache lines from afar",
             f"{anywhere:.0f} ns, of which the lines {cold:.0f} ns",
@@ -62,7 +61,6 @@ def caps(scale: Scale) -> list[Line]:
     for kind, verdict in result.other["kinds"].items():
         lines.append(
             Line(
-                "memory",
                 f"memory cap: {kind}, filled and freed {ROUNDS} times",
                 "exact to the byte",
                 verdict,
@@ -74,5 +72,5 @@ def caps(scale: Scale) -> list[Line]:
     lost = int(result.other["lost_bytes"])
     over = int(result.other["free_bytes"]) > CAP_BYTES
     text = f"{lost} B in the program, {left} B in the account"
-    lines.append(Line("memory", "memory lost after all that", "0 B", text, lost == 0 and left == 0 and not over))
+    lines.append(Line("memory lost after all that", "0 B", text, lost == 0 and left == 0 and not over))
     return [*lines, *_pairs(scale)]

@@ -59,8 +59,8 @@ def latency(scale: Scale) -> list[Line]:
     what = f"latency share beside batch, {scale.requests} requests"
     text = f"{p99 / solo:.2f} × ({milli(p99)})"
     return [
-        Line("latency", f"p99 ÷ solo p99: {what}", "≤ 1.3 ×", text, p99 <= 1.3 * solo, bare_p99, detail=detail),
-        Line("latency", "batch keeps, of what is left", "≥ 0.90", f"{kept:.3f}", kept >= 0.9, bare_kept, detail=detail),
+        Line(f"p99 ÷ solo p99: {what}", "≤ 1.3 ×", text, p99 <= 1.3 * solo, bare_p99, detail=detail),
+        Line("batch keeps, of what is left", "≥ 0.90", f"{kept:.3f}", kept >= 0.9, bare_kept, detail=detail),
     ]
 
 
@@ -77,4 +77,4 @@ def trainer(scale: Scale) -> list[Line]:
     bare = f"{rate(duties, hook=False) / solo:.3f}" if scale.baselines else ""
     what = "trainer beside four 2 %-duty shares ÷ alone"
     rival = f"{gemini('trainer keeps'):.3f}"
-    return [Line("duty", what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, bare, rival, detail={"solo_busy": solo})]
+    return [Line(what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, bare, rival, detail={"solo_busy": solo})]

@@ -70,7 +70,6 @@ def joining(scale: Scale) -> list[Line]:
         detail: dict[str, object] = {"owner": owner, "quantum": milli(quantum)}
         lines.append(
             Line(
-                "stall",
                 f"longest stall: {what}",
                 f"≤ {milli(bar)}",
                 milli(pause),
@@ -104,7 +103,7 @@ def limits(scale: Scale) -> list[Line]:
         used = {"used": figures.utilisation(samples), "quantum": milli(quantum)}
         rival = f"{gemini(figure):.0f} ms" if figure else ""
         lines += [
-            Line("limit", f"error over 1 s: {what}", "≤ 1 pp", f"{error:.2f} pp", error <= 1, detail=used),
-            Line("limit", f"longest pause: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar, gemini=rival),
+            Line(f"error over 1 s: {what}", "≤ 1 pp", f"{error:.2f} pp", error <= 1, detail=used),
+            Line(f"longest pause: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar, gemini=rival),
         ]
     return lines

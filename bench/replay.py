@@ -132,7 +132,7 @@ def overhead(name: str, pairs: int) -> Line:
     added = figures.median(ratios)
     what = f"added end to end, alone: {name} ({origin(name)})"
     detail: dict[str, object] = {"pairs_percent": ratios, "bare_pace_ns": bare}
-    return Line("traces", what, "≤ 0.5 %", f"{added:+.2f} %", added <= 0.5, detail=detail)
+    return Line(what, "≤ 0.5 %", f"{added:+.2f} %", added <= 0.5, detail=detail)
 
 
 # ---- pairs ----
@@ -169,14 +169,14 @@ def _saturated(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
         detail: dict[str, object] = {"median_pp": figures.median(errors), "quantum": milli(done.quantum_ns)}
         text = f"{max(errors):.2f} pp"
         title = f"share error over 1 s: {what}"
-        lines.append(Line("traces", title, f"≤ {bar:.2f} pp", text, max(errors) <= bar, without, detail=detail))
+        lines.append(Line(title, f"≤ {bar:.2f} pp", text, max(errors) <= bar, without, detail=detail))
         bill: dict[str, object] = {"used_ns": done.used_ns, "charged_ns": done.charged_ns}
         billed = max(map(abs, done.bill_errors_percent.values()))
-        lines.append(Line("traces", f"bill: {what}", "≤ 0.5 %", f"{billed:.2f} %", billed <= 0.5, detail=bill))
+        lines.append(Line(f"bill: {what}", "≤ 0.5 %", f"{billed:.2f} %", billed <= 0.5, detail=bill))
         kept = _kept(done, pair, solo)
         without = _in_words(_kept(bare, pair, solo)) if bare else ""
         title = f"sum of throughputs ÷ alone: {what}"
-        lines.append(Line("traces", title, "≥ 0.99", _in_words(kept), sum(kept) >= 0.99, without))
+        lines.append(Line(title, "≥ 0.99", _in_words(kept), sum(kept) >= 0.99, without))
     return lines
 
 
@@ -191,7 +191,7 @@ def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
             text = f"{_in_words(_kept(done, pair, solo))}, billed {bills}"
             detail: dict[str, object] = {"used_ns": done.used_ns, "charged_ns": done.charged_ns}
             what = f"each one's throughput ÷ alone, and the sum: {_names(pair, split)}"
-            lines.append(Line("traces", what, "", text, None, bare, detail=detail))
+            lines.append(Line(what, "", text, None, bare, detail=detail))
     return lines
 
 
@@ -214,10 +214,10 @@ def _latency(scale: Scale) -> list[Line]:
         text, without = f"{ratio:.2f} × ({milli(found['p99_ns'])})", f"{ns / alone['p99_ns']:.2f} × ({milli(ns)})"
         what = f"p99 ÷ solo p99: {mark}s of the server, a latency share beside training ({origin(SERVER, TRAINING)})"
         detail: dict[str, object] = {"solo": alone, "shared": found}
-        lines.append(Line("traces", what, bar, text, ratio <= bound, without, detail=detail))
+        lines.append(Line(what, bar, text, ratio <= bound, without, detail=detail))
     what = f"training beside it keeps, of what is left ({origin(SERVER, TRAINING)})"
     kept, without = _left_kept(shared), f"{_left_kept(bare):.3f}"
-    return [*lines, Line("traces", what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, without)]
+    return [*lines, Line(what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, without)]
 
 
 def _mark(done: Run, mark: str) -> dict[str, float]:

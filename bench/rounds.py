@@ -97,7 +97,7 @@ def measure(scale: Scale) -> list[Line]:
     gangs_s = gangs(number, size, nodes)
     what = f"a decision round: {waiting} pods wait, {nodes} nodes, p50 / p95 of {ROUNDS}"
     line = Line(
-        "rounds", what, f"p95 ≤ {ROUND_MS} ms",
+        what, f"p95 ≤ {ROUND_MS} ms",
         f"{p50:.0f} / {p95:.0f} ms (the first one {first:.0f})", p95 <= ROUND_MS, detail={"ms": took},
     )  # fmt: skip
     what = f"{number} gangs of {size} are released into {nodes} empty nodes after"

@@ -68,7 +68,7 @@ def main() -> int:
     for row in options.only or ROWS:
         began = time.monotonic()
         print(f"{row} ...", end=" ", file=sys.stderr, flush=True)
-        measured = ROWS[row](scale)
+        measured = [dataclasses.replace(line, row=row) for line in ROWS[row](scale)]
         verdict = "MISSED" if table.missed(measured) else "ok"
         print(f"{verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         lines += measured

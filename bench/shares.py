@@ -127,7 +127,6 @@ def error_lines(case: Case, run_: Run, bare: Run | None) -> list[Line]:
             no_hook = f"{max(figures.share_errors(bare.samples, case.targets, window_s)):.1f} pp"
         lines.append(
             Line(
-                "share",
                 f"share error over {window_s} s: {case.what}",
                 f"≤ {bar:.2f} pp",
                 f"{max(errors):.2f} pp",
@@ -156,7 +155,6 @@ def measure(scale: Scale) -> list[Line]:
     for error, case, done in bills:
         lines.append(
             Line(
-                "bill",
                 f"bill against the truth: {case.what}",
                 "≤ 0.5 %",
                 f"{error:.2f} %",
@@ -182,5 +180,5 @@ def throughput(scale: Scale) -> list[Line]:
         what = (
             f"throughput of {count} saturating shares ÷ one alone" if count > 1 else "throughput alone, hook ÷ no hook"
         )
-        lines.append(Line("throughput", what, "≥ 0.99", f"{ratio:.3f}", ratio >= 0.99, no_hook, detail={"solo": solo}))
+        lines.append(Line(what, "≥ 0.99", f"{ratio:.3f}", ratio >= 0.99, no_hook, detail={"solo": solo}))
     return lines

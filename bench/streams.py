@@ -86,7 +86,6 @@ def measure(scale: Scale) -> list[Line]:
         where = "beside a busy share" if case.beside else "alone"
         lines.append(
             Line(
-                "streams",
                 f"bill against the truth, {where}: {case.what}",
                 f"≤ {BAR_PERCENT} %",
                 f"{worst:+.2f} %",

@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 HEADINGS = ("what", "bar", "result", "", "no hook", "Gemini's policy")
@@ -12,29 +13,29 @@ HEADINGS = ("what", "bar", "result", "", "no hook", "Gemini's policy")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One bar and what was measured against it.
+    """One figure, beside its bar if it has one.
 
     Attributes:
-        row: key of the row of the bars table, for `--only`.
         what: the case in words.
-        bar: the bar with its unit, worked out for this case.
+        bar: the bar with its unit, worked out for this case; empty when there is none.
         result: what was measured, in the bar's unit.
-        met: None when there is no bar for this case, only a comparison.
-        no_hook: the same case under the device's default time slicing.
-        gemini: the same case under Gemini's policy, re-modelled.
-        excusable: it may be missed with a stated reason (hand-off and hardware alone).
+        met: None when there is no bar, only a measurement.
+        no_hook: the same case without the hook: the device's default time slicing.
+        gemini: the same case under Gemini's policy, modelled.
         detail: numbers behind the result.
+        excusable: it may be missed with a stated reason (hand-off and hardware alone).
+        row: key of the row that measured it, for `--only`.
     """
 
-    row: str
     what: str
     bar: str
     result: str
-    met: bool | None
+    met: bool | None = None
     no_hook: str = ""
     gemini: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
     excusable: bool = False
-    detail: dict[str, object] = field(default_factory=dict)
+    row: str = ""
 
     @property
     def verdict(self) -> str:
@@ -49,13 +50,17 @@ def missed(lines: Sequence[Line]) -> list[Line]:
 
 def markdown(lines: Sequence[Line]) -> str:
     """Return the table as aligned Markdown."""
-    rows = [HEADINGS, *((x.what, x.bar, x.result, x.verdict, x.no_hook, x.gemini) for x in lines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    cells = [(x.what, x.bar, x.result, x.verdict, x.no_hook, x.gemini) for x in lines]
+    return "\n".join(aligned([HEADINGS, *cells]))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table whose first row is its headings."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     printed = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
-    printed.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(printed)
+    return [printed[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *printed[1:]]
 
 
 def as_json(lines: Sequence[Line], machine: str, settings: dict[str, object]) -> str:

@@ -250,4 +250,4 @@ def measure(scale: Scale) -> list[Line]:
         ("batch goes on by itself: of what it used before", f"≥ {BACK:g}", back, run.back >= BACK * run.full),
         ("batch: the same processes and shares, started once", "yes", "yes" if run.same else "no", run.same),
     ]
-    return [Line("yields", *row, detail=detail) for row in rows]
+    return [Line(*row, detail=detail) for row in rows]

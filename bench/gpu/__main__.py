@@ -43,8 +43,9 @@ from bench.gpu import (
 )
 from bench.gpu.build import ROOT, BuildFailed, build
 from bench.gpu.host import Host, Unusable
-from bench.gpu.report import FAILED, MEASURED, SKIPPED, Line, Report, Row
+from bench.gpu.report import FAILED, MEASURED, SKIPPED, Report, Row
 from bench.gpu.scale import DRY, FULL
+from bench.table import Line
 from rig.programs import ProgramFailed
 
 NOT_DONE = {

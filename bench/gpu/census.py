@@ -13,7 +13,7 @@ from typing import Any
 from bench.gpu.build import HERE
 from bench.gpu.host import Host
 from bench.gpu.node import Node, Terms
-from bench.gpu.report import Line
+from bench.table import Line
 from rig.programs import ProgramFailed
 from sharepod.hook.coverage import plain_name, read_actions, read_functions
 
@@ -121,7 +121,7 @@ def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line
         "escapes": counts.escapes,
         "cupti": dict(counts.cupti),
     }
-    return Line(f"launches counted: {what}", "the same", shown, met, "", detail)
+    return Line(f"launches counted: {what}", "the same", shown, met, detail=detail)
 
 
 def census(host: Host) -> list[Line]:
@@ -136,7 +136,7 @@ def census(host: Host) -> list[Line]:
         stamped, traced = int(printed["stamped_ns"]), int(counts.cupti["kernel_ns"])
         text = f"{(stamped / traced - 1) * 100:+.2f} %" if traced else "CUPTI saw none"
         detail = {"stamped_ns": stamped, "cupti_ns": traced, "kernels": counts.cupti["kernels"]}
-        lines.append(Line("kernel time by their own stamps, against CUPTI", "", text, None, "", detail))
+        lines.append(Line("kernel time by their own stamps, against CUPTI", "", text, None, detail=detail))
     if host.simulated:
         return [*lines, Line("launches counted: PyTorch", "the same", "not here: its runtime needs NVIDIA's driver")]
     absent = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False)

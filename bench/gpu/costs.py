@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bench import figures
 from bench.gpu.host import Host
 from bench.gpu.node import Load, Node, Terms, saturating
-from bench.gpu.report import Line, micro
+from bench.table import Line, micro
 from rig import programs
 from rig.programs import Program, Result
 
@@ -56,7 +56,7 @@ def launch(host: Host) -> list[Line]:
     host.facts["cuLaunchKernel_bare_ns"] = bare
     what = "added per launch, gate open: this driver"
     without = f"(a launch: {bare:.0f} ns)"
-    lines = [Line(what, "≤ 20 ns", f"{added:.1f} ns", added <= 20, without, {"turns": turns}, excusable=True)]
+    lines = [Line(what, "≤ 20 ns", f"{added:.1f} ns", added <= 20, without, detail={"turns": turns}, excusable=True)]
     try:
         lines.append(_launch_on_nothing(host))
     except (subprocess.CalledProcessError, OSError) as error:
@@ -71,7 +71,7 @@ def _launch_on_nothing(host: Host) -> Line:
     command = programs.load_command("cost", {"unit": "20ns", "group": GROUP, "count": host.scale.noop_batches})
     added, bare, turns = _pairs(host, lambda environment: _run(command, environment), own)
     what = "added per launch, gate open: a driver that does nothing"
-    return Line(what, "≤ 20 ns", f"{added:.1f} ns", added <= 20, f"(a launch: {bare:.1f} ns)", {"turns": turns})
+    return Line(what, "≤ 20 ns", f"{added:.1f} ns", added <= 20, f"(a launch: {bare:.1f} ns)", detail={"turns": turns})
 
 
 def hand_off(host: Host) -> list[Line]:
@@ -107,8 +107,7 @@ def hand_off(host: Host) -> list[Line]:
             f"≤ {micro(bar)}",
             micro(released),
             released <= bar,
-            "",
-            detail,
+            detail=detail,
             excusable=True,
         ),
         Line("device idle at such a hand-off, p50", "", micro(idle), None, idle_bare),
@@ -117,7 +116,6 @@ def hand_off(host: Host) -> list[Line]:
             "",
             micro(figures.median(bubbles)),
             None,
-            "",
-            {"hand_offs": len(bubbles), "p99": micro(figures.percentile(bubbles, 99))},
+            detail={"hand_offs": len(bubbles), "p99": micro(figures.percentile(bubbles, 99))},
         ),
     ]

@@ -17,7 +17,7 @@ from bench.gpu.build import HERE, ROOT
 from bench.gpu.host import Host
 from bench.gpu.node import Node, Terms
 from bench.gpu.process import ask_once
-from bench.gpu.report import Line
+from bench.table import Line
 from rig.programs import ProgramFailed
 
 GIB = 1 << 30
@@ -104,7 +104,7 @@ def judged(case: Case, bare: Sequence[Told], hooked: Sequence[Told]) -> list[Lin
     step = f"(a step: {figures.median([without for without, _ in paces]) / 1e3:.0f} µs)"
     bar, held = ("≤ 0.5 %", added <= 0.5) if case.paced else ("", None)
     detail = {"pairs_ns": paces}
-    return [*lines, Line(f"added end to end, alone: {case.what}", bar, f"{added:+.2f} %", held, step, detail)]
+    return [*lines, Line(f"added end to end, alone: {case.what}", bar, f"{added:+.2f} %", held, step, detail=detail)]
 
 
 def compare(host: Host, case: Case) -> list[Line]:
@@ -156,7 +156,7 @@ def one_share(host: Host) -> list[Line]:
     told = [ask_json(output) for output, _ in done]
     different, loose = differences([alone], told)
     text = f"{different} of {2 * len(alone['digests'])} results"
-    return [Line(f"bits that differ: {what}", "0", text, different == 0, "", {"usage": usage, "loose": loose})]
+    return [Line(f"bits that differ: {what}", "0", text, different == 0, detail={"usage": usage, "loose": loose})]
 
 
 def ask_json(output: str) -> Told:
@@ -178,7 +178,9 @@ def capped_lines(told: Told, cap_bytes: int, how: str) -> list[Line]:
     retried = f"{'it did' if told['recovered'] else 'it did not'}, {told['retries']} retries of its own"
     name = f"{cap_bytes / GIB:.0f} GiB"
     return [
-        Line(f"PyTorch in a share of {name} that wants all ({how}): reached", f"≤ {name}", text, met, "", dict(told)),
+        Line(
+            f"PyTorch in a share of {name} that wants all ({how}): reached", f"≤ {name}", text, met, detail=dict(told)
+        ),
         Line(
             "after out of memory, empty_cache and more allocations work; so does PyTorch's own retry",
             "both",

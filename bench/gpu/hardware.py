@@ -12,8 +12,8 @@ from bench import figures
 from bench.gpu import spans
 from bench.gpu.host import Host
 from bench.gpu.node import START_DELAY_NS, Load, Node, Terms, saturating
-from bench.gpu.report import Line, micro, milli
 from bench.gpu.scale import MS
+from bench.table import Line, micro, milli
 from rig.programs import Program
 
 BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")
@@ -58,7 +58,7 @@ def slices(host: Host) -> list[Line]:
         switch_ns = figures.median(seen.switches_ns) if seen.switches_ns else 0
         text = f"{micro(slice_ns)}, a switch {micro(switch_ns)}, lost {seen.lost * 100:.2f} %"
         detail = {"slices_ns": seen.slices_ns[:400], "switches_ns": seen.switches_ns[:400], "lost": seen.lost}
-        lines.append(Line(title, "", text, None, "", detail))
+        lines.append(Line(title, "", text, None, detail=detail))
         host.facts |= {"slice_ns": slice_ns, "switch_ns": switch_ns}  # the full one comes last and stays
     return [*lines, _visits(host), _beside_deep_queue(host)]
 
@@ -84,7 +84,7 @@ def _visits(host: Host) -> Line:
     preempt, back = figures.median([v.preempted_ns for v in seen]), figures.median([v.back_ns for v in seen])
     host.facts |= {"preempt_ns": preempt, "drain_switch_ns": back}
     text = f"begins {micro(preempt)} after the other stops; that one is back {micro(back)} after its end"
-    return Line(title, "", text, None, "", {"visits": len(seen)})
+    return Line(title, "", text, None, detail={"visits": len(seen)})
 
 
 def _beside_deep_queue(host: Host) -> Line:
@@ -124,7 +124,7 @@ def calls(host: Host) -> list[Line]:
     for name, told in found.items():
         if isinstance(told, dict):
             text = f"{told['p50_ns']} ns" if "p50_ns" in told else f"refused: {told['error']}"
-            lines.append(Line(f"host time of {name}, p50", "", text, None, "", told))
+            lines.append(Line(f"host time of {name}, p50", "", text, None, detail=told))
     lines.append(Line("launches that fit behind a running kernel", "", str(found["queue_depth"] or "more than 8192")))
     lines.append(Line("copy from pinned host memory", "", f"{found['copy_mb_s']} MB/s"))
     lines.append(Line("device memory of a context", "", f"{taken / 2**20:.0f} MiB"))
@@ -144,7 +144,13 @@ def signals(host: Host) -> list[Line]:
         "synchronize": "kernel ends → cuStreamSynchronize returns",
     }
     return [
-        Line(what, "", f"p50 {micro(found[name]['p50_ns'])}, p99 {micro(found[name]['p99_ns'])}", None, "", found[name])
+        Line(
+            what,
+            "",
+            f"p50 {micro(found[name]['p50_ns'])}, p99 {micro(found[name]['p99_ns'])}",
+            None,
+            detail=found[name],
+        )
         for name, what in names.items()
     ]
 
@@ -161,8 +167,7 @@ def budget(host: Host) -> list[Line]:
             "",
             f"{busy:.3f} of the device",
             None,
-            "",
-            {"of_the_best": busy / alone},
+            detail={"of_the_best": busy / alone},
         )
         for limit, busy in found.items()
     ]
@@ -190,4 +195,4 @@ def capture(host: Host) -> list[Line]:
     met = sum(hooked.values()) <= sum(bare.values())
     what = f"errors in {captures} captures, every mode, beside launches and another share"
     detail = {"with": dict(hooked), "without": dict(bare)}
-    return [Line(what, "none more", str(sum(hooked.values())), met, str(sum(bare.values())), detail)]
+    return [Line(what, "none more", str(sum(hooked.values())), met, str(sum(bare.values())), detail=detail)]

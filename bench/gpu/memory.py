@@ -4,7 +4,7 @@ import time
 
 from bench.gpu.host import Host
 from bench.gpu.node import Load, Node, Terms
-from bench.gpu.report import Line
+from bench.table import Line
 
 CAP_BYTES = (1 << 30) + (3 << 21)
 """Of whole blocks of 2 MiB, the coarsest step of any kind, and far below what any device has."""
@@ -28,5 +28,5 @@ def caps(host: Host) -> list[Line]:
     lost, seen = int(result.other["lost_bytes"]), int(result.other["free_bytes"])
     text = f"{lost} B in the program, {left} B in the account"
     met = lost == 0 and left == 0 and seen <= CAP_BYTES
-    lines.append(Line("memory lost after all that", "0 B", text, met, "", {"free_bytes": seen, "cap": CAP_BYTES}))
+    lines.append(Line("memory lost after all that", "0 B", text, met, detail={"free_bytes": seen, "cap": CAP_BYTES}))
     return lines

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from bench import figures
 from bench.gpu.host import Host
 from bench.gpu.node import START_DELAY_NS, Load, Node, Terms
-from bench.gpu.report import Line, milli
 from bench.gpu.scale import MS
+from bench.table import Line, milli
 
 PERIOD_NS = 20 * MS
 REQUESTS = {"work": "4ms", "unit": "500us", "period": "20ms"}
@@ -52,8 +52,8 @@ def latency(host: Host) -> list[Line]:
     what = f"p99 ÷ solo p99: latency share beside batch, {host.scale.requests} requests"
     text, without = (f"{ns / solo:.2f} × ({milli(ns)})" for ns in (p99, bare.p99_ns))
     return [
-        Line(what, "≤ 1.3 ×", text, p99 <= 1.3 * solo, without, detail),
-        Line("batch keeps, of what is left", "≥ 0.90", f"{kept:.3f}", kept >= 0.9, f"{bare.kept:.3f}", detail),
+        Line(what, "≤ 1.3 ×", text, p99 <= 1.3 * solo, without, detail=detail),
+        Line("batch keeps, of what is left", "≥ 0.90", f"{kept:.3f}", kept >= 0.9, f"{bare.kept:.3f}", detail=detail),
     ]
 
 
@@ -69,4 +69,4 @@ def duty(host: Host) -> list[Line]:
     solo = rate({}, hook=False)
     kept, bare = rate(duties, hook=True) / solo, rate(duties, hook=False) / solo
     what = "trainer beside four 2 %-duty shares ÷ alone"
-    return [Line(what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, f"{bare:.3f}", {"solo_busy": solo})]
+    return [Line(what, "≥ 0.90", f"{kept:.3f}", kept >= 0.9, f"{bare:.3f}", detail={"solo_busy": solo})]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from bench import figures
 from bench.gpu.host import Host
 from bench.gpu.node import START_DELAY_NS, Load, Node, Terms, saturating
-from bench.gpu.report import Line, milli
 from bench.gpu.scale import MS, SECOND
+from bench.table import Line, milli
 from rig.programs import ProgramFailed
 
 UNIT_NS = MS // 2
@@ -52,7 +52,7 @@ def joining(host: Host) -> list[Line]:
     bar = max(100 * MS, len(LOADS) * quantum + UNIT_NS)
     detail = {"whose": owner, "quantum": milli(quantum)}
     what = "longest stall: 20 joins 50 and 30, and leaves, saturated"
-    return [Line(what, f"≤ {milli(bar)}", milli(pause), pause <= bar, milli(bare), detail)]
+    return [Line(what, f"≤ {milli(bar)}", milli(pause), pause <= bar, milli(bare), detail=detail)]
 
 
 def limit(host: Host) -> list[Line]:
@@ -68,7 +68,11 @@ def limit(host: Host) -> list[Line]:
     what = f"limit {percent:.0f} % alone, 500 µs kernels"
     return [
         Line(
-            f"error over {host.scale.step_ns / SECOND:g} s: {what}", "≤ 1 pp", f"{error:.2f} pp", error <= 1, "", used
+            f"error over {host.scale.step_ns / SECOND:g} s: {what}",
+            "≤ 1 pp",
+            f"{error:.2f} pp",
+            error <= 1,
+            detail=used,
         ),
         Line(f"longest pause: {what}", f"≤ {milli(bar)}", milli(pause), pause <= bar),
     ]

@@ -7,29 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.table import Line, aligned
+
 MEASURED, FAILED, SKIPPED = "measured", "failed", "skipped"
 HEADINGS = ("what", "bar", "with SharePod", "", "without")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One figure, beside its bar if it has one."""
-
-    what: str
-    bar: str
-    result: str
-    met: bool | None = None
-    """None when there is no bar, only a measurement."""
-    bare: str = ""
-    """The same case without the hook: the device's own time slicing."""
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    excusable: bool = False
-    """It may be missed with a stated reason (the hand-off, and what is of the hardware alone)."""
-
-    @property
-    def verdict(self) -> str:
-        """The word in the table."""
-        return "" if self.met is None else "met" if self.met else "MISSED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +24,6 @@ class Row:
     reason: str = ""
     """Of a row that failed or was skipped."""
     lines: Sequence[Line] = ()
-
-
-def milli(ns: float) -> str:
-    """Write nanoseconds as milliseconds."""
-    return f"{ns / 1e6:.1f} ms"
-
-
-def micro(ns: float) -> str:
-    """Write nanoseconds as microseconds."""
-    return f"{ns / 1e3:.1f} µs"
 
 
 @dataclass
@@ -89,16 +60,16 @@ class Report:
         """Return the tables."""
         cells = [HEADINGS]
         for row in self.rows:
-            cells += [(line.what, line.bar, line.result, line.verdict, line.bare) for line in row.lines]
+            cells += [(line.what, line.bar, line.result, line.verdict, line.no_hook) for line in row.lines]
             if row.state != MEASURED:
                 cells.append((row.title, "", f"{row.state}: {_one_line(row.reason)}", "", ""))
         about = [f"* {name}: {_in_words(value)}" for name, value in self.about.items() if name != "scale"]
         text = [f"# {self.machine}", "", *about, ""]
-        text += [*_table(cells), ""]
+        text += [*aligned(cells), ""]
         if self.calibration:
             names = ("setting of simgpu", "now", "measured", "how")
             values = [tuple(str(entry[name]) for name in names) for entry in self.calibration]
-            text += ["## simgpu calibration", "", *_table([names, *values]), ""]
+            text += ["## simgpu calibration", "", *aligned([names, *values]), ""]
         return "\n".join(text)
 
     def save(self, directory: Path) -> tuple[Path, Path]:
@@ -118,12 +89,3 @@ def _in_words(value: object) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    printed = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    printed.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return printed

@@ -7,8 +7,8 @@ from bench import figures
 from bench.gpu import spans
 from bench.gpu.host import Host
 from bench.gpu.node import Load, Node, Run, saturating
-from bench.gpu.report import Line, milli
 from bench.gpu.scale import MS, SECOND
+from bench.table import Line, milli
 
 CLOCK_ERROR_NS = 10_000
 """How far a kernel's host time may be off: the map of the clocks, and what they drift within a run."""
@@ -71,7 +71,14 @@ def share(host: Host, case: Case) -> list[Line]:
         }
         what = f"share error over {seconds:g} s: {case.what}"
         lines.append(
-            Line(what, f"≤ {bar:.2f} pp", f"{max(errors):.2f} pp", max(errors) <= bar, f"{max(without):.1f} pp", detail)
+            Line(
+                what,
+                f"≤ {bar:.2f} pp",
+                f"{max(errors):.2f} pp",
+                max(errors) <= bar,
+                f"{max(without):.1f} pp",
+                detail=detail,
+            )
         )
     return [*lines, _bill(case, run), _outside(host, case, run)]
 
@@ -87,7 +94,7 @@ def _bill(case: Case, run: Run) -> Line:
         "kernels_alone_ns": kernel_ns,
         "estimated_ns": {owner: usage["estimated_ns"] for owner, usage in run.usage.items()},
     }
-    return Line(f"bill against the device's log: {case.what}", "≤ 0.5 %", f"{worst:.2f} %", worst <= 0.5, "", detail)
+    return Line(f"bill against the device's log: {case.what}", "≤ 0.5 %", f"{worst:.2f} %", worst <= 0.5, detail=detail)
 
 
 def _outside(host: Host, case: Case, run: Run) -> Line:
@@ -96,7 +103,7 @@ def _outside(host: Host, case: Case, run: Run) -> Line:
     detail = {"kernels": sum(map(len, run.spans.values())), "passed_deliberately": passed, "turns": len(run.turns)}
     met = len(outside) <= passed
     text = f"{len(outside)} ({passed} passed on purpose)" if passed else str(len(outside))
-    return Line(f"kernels outside turns: {case.what}", "0", text, met, "", detail)
+    return Line(f"kernels outside turns: {case.what}", "0", text, met, detail=detail)
 
 
 def throughput(host: Host) -> list[Line]:
@@ -110,7 +117,7 @@ def throughput(host: Host) -> list[Line]:
 
     solo = busy(1, hook=False)
     alone = busy(1, hook=True) / solo
-    lines = [Line("throughput alone, hook ÷ no hook", "≥ 0.99", f"{alone:.3f}", alone >= 0.99, "", {"solo": solo})]
+    lines = [Line("throughput alone, hook ÷ no hook", "≥ 0.99", f"{alone:.3f}", alone >= 0.99, detail={"solo": solo})]
     for count in scale.counts:
         ratio, bare = busy(count, hook=True) / solo, busy(count, hook=False) / solo
         what = f"throughput of {count} saturating shares ÷ one alone"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from bench.gpu.host import Host
 from bench.gpu.node import Load, Node, Terms
-from bench.gpu.report import Line
+from bench.table import Line
 from rig.programs import ProgramFailed
 
 CAPS_MIB = {"a": 4096, "b": 8192}

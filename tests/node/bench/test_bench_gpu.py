@@ -14,8 +14,9 @@ from bench.gpu.__main__ import ROWS
 from bench.gpu.calibration import calibration
 from bench.gpu.census import Counts, hooked_launches, read_counts
 from bench.gpu.host import Device, nanoseconds
-from bench.gpu.report import FAILED, MEASURED, Line, Report, Row
+from bench.gpu.report import FAILED, MEASURED, Report, Row
 from bench.gpu.spans import RECORD, ClockMap, Span, Tick
+from bench.table import Line
 
 UNIX_NS = 1_700_000_000_000_000_000
 """Where the device's clock of a real machine stands: far from the host's."""

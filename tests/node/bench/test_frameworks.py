@@ -39,7 +39,7 @@ def test_the_same_bits_at_the_same_pace_meet_their_bars() -> None:
     bare, hooked = [told(1000, x="1"), told(1000, x="1")], [told(1002, x="1"), told(1004, x="1")]
     bits, pace = frameworks.judged(CASE, bare, hooked)
     assert (bits.result, bits.met) == ("0 of 2 results", True)
-    assert (pace.result, pace.met, pace.bare) == ("+0.30 %", True, "(a step: 1 µs)")
+    assert (pace.result, pace.met, pace.no_hook) == ("+0.30 %", True, "(a step: 1 µs)")
 
 
 def test_one_different_bit_or_a_slow_step_is_missed() -> None:

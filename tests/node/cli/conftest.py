@@ -2,3 +2,4 @@
 
 # ruff: noqa: F403
 from cli_fixtures import *
+from hosts import *

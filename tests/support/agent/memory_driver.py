@@ -6,10 +6,9 @@ import ctypes
 import sys
 from collections.abc import Callable
 from ctypes import c_void_p
+from pathlib import Path
 
-from rig import REPO_ROOT
-
-sys.path.append(str(REPO_ROOT))
+sys.path.append(str(Path(__file__).resolve().parents[3]))
 from rig.structs import Location
 
 cuda = ctypes.CDLL("libcuda.so.1")
