@@ -17,7 +17,8 @@ from bench import figures
 from bench.neighbours import PERIOD_MS, REQUESTS
 from bench.scale import Scale
 from bench.table import Line, milli
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import Node
 from sharepod.scheduler import node as nodes
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.memory import Memory

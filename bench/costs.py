@@ -10,7 +10,8 @@ import grpc
 from bench import figures
 from bench.scale import Scale
 from bench.table import Line, micro
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import Node
 from rig.programs import Program, Result, build, chain_ns, load_command
 from sharepod.proto import v1_pb2, v1_pb2_grpc
 

@@ -6,7 +6,8 @@ from bench import figures
 from bench.costs import noop_driver
 from bench.scale import Scale
 from bench.table import Line
-from rig.node import Node, Terms
+from rig.loads import Terms
+from rig.node import Node
 from rig.programs import Program, Result, fill_command
 
 CAP_BYTES = 3 * 2**30 + 4096 * 3

@@ -7,7 +7,8 @@ from bench import figures
 from bench.gemini import gemini
 from bench.scale import Scale
 from bench.table import Line, milli
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import Node
 
 PERIOD_MS = 20
 REQUESTS = {"work": "4ms", "unit": "500us", "period": f"{PERIOD_MS}ms"}

@@ -5,9 +5,10 @@ import time
 from bench import figures
 from bench.gemini import gemini
 from bench.scale import Scale
-from bench.shares import MS, quantum_ns, saturating
+from bench.shares import quantum_ns
 from bench.table import Line, milli
-from rig.node import START_DELAY_NS, Load, Node, Terms
+from rig.loads import MS, Load, Terms, saturating
+from rig.node import START_DELAY_NS, Node
 from rig.truth import Kernel
 
 LOG_KERNELS = 400_000

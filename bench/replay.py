@@ -15,7 +15,8 @@ from bench.scale import Scale
 from bench.shares import quantum_ns
 from bench.table import Line, milli
 from bench.traces.format import Trace, parse
-from rig.node import START_DELAY_NS, Node, Terms
+from rig.loads import Terms
+from rig.node import START_DELAY_NS, Node
 from rig.programs import Program, Result, build
 from rig.truth import Sample
 

@@ -6,34 +6,9 @@ from dataclasses import dataclass, replace
 from bench import figures
 from bench.scale import Scale
 from bench.table import Line, milli
-from rig.node import Load, Node, Terms
+from rig.loads import MS, Case, Load, saturating
+from rig.node import Node
 from rig.truth import Sample
-
-MS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Saturated shares side by side."""
-
-    what: str
-    loads: Mapping[str, Load]
-    longest_unit_ns: int
-
-    @property
-    def targets(self) -> dict[str, float]:
-        """The part of the device that each share is due: its request, surplus in proportion to request."""
-        total = sum(load.terms.request for load in self.loads.values())
-        return {owner: load.terms.request / total for owner, load in self.loads.items()}
-
-
-def saturating(request: float, unit: str, **options: object) -> Load:
-    """Return a load that always has work in flight.
-
-    `depth` groups of `group` launches, at least 4 ms and fewer than the 1,024 launches that a driver queues: what is
-    queued bridges the pauses of the host, or the host would be the bottleneck.
-    """
-    return Load(Terms(request), "saturate", {"unit": unit, **options})
 
 
 def _tiny(request: float) -> Load:

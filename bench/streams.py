@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from bench.scale import Scale
 from bench.table import Line
-from rig.node import START_DELAY_NS, Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import START_DELAY_NS, Node
 from rig.programs import streams_command
 
 BAR_PERCENT = 0.5

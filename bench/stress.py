@@ -19,7 +19,8 @@ from pathlib import Path
 
 from bench import figures
 from bench.entry import Parser, duration, run
-from rig.node import Node, Terms
+from rig.loads import Terms
+from rig.node import Node
 from rig.programs import Program, ProgramFailed, load_command, storm_command
 from rig.truth import Kernel
 from sharepod.cli.errors import CliError

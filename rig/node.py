@@ -6,13 +6,13 @@ memory that goes away with the node. The ground truth comes from the simulated d
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rig.agent import RunningAgent
 from rig.gpu import SimulatedGpu
+from rig.loads import Load, Terms
 from rig.programs import Program, load_command
 from rig.truth import Held, Kernel, Sample
 from sharepod.cli import model
@@ -24,27 +24,6 @@ from sharepod.simgpu.truth import Truth
 
 START_DELAY_NS = 100_000_000
 """Between the go and the first launch, so that all programs begin together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a program of the measurement asks for, in percent of the device."""
-
-    request: float
-    limit: float = 100.0
-    share_class: str = "standard"
-    memory_bytes: int = 0
-    devices: tuple[str, ...] = ("0",)
-    gang: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A program of the measurement: its share and what it does."""
-
-    terms: Terms
-    mode: str
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class Node:

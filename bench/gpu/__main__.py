@@ -46,6 +46,7 @@ from bench.gpu.host import Host, Unusable
 from bench.gpu.report import FAILED, MEASURED, SKIPPED, Report, Row
 from bench.gpu.scale import DRY, FULL
 from bench.table import Line
+from rig.loads import Case
 from rig.programs import ProgramFailed
 
 NOT_DONE = {
@@ -64,7 +65,7 @@ class Entry:
     measure: Callable[[Host], list[Line]]
 
 
-def _share(case: saturated.Case) -> Entry:
+def _share(case: Case) -> Entry:
     return Entry(f"share error: {case.what}", 60, functools.partial(saturated.share, case=case))
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from bench.gpu.build import HERE
 from bench.gpu.host import Host
-from bench.gpu.node import Node, Terms
+from bench.gpu.node import Node
 from bench.table import Line
+from rig.loads import Terms
 from rig.programs import ProgramFailed
 from sharepod.hook.coverage import plain_name, read_actions, read_functions
 

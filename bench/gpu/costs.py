@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bench import figures
 from bench.gpu.host import Host
-from bench.gpu.node import Load, Node, Terms, saturating
+from bench.gpu.node import Node
 from bench.table import Line, micro
 from rig import programs
+from rig.loads import Load, Terms, saturating
 from rig.programs import Program, Result
 
 GROUP = 256

@@ -15,9 +15,10 @@ from typing import Any
 from bench import figures
 from bench.gpu.build import HERE, ROOT
 from bench.gpu.host import Host
-from bench.gpu.node import Node, Terms
+from bench.gpu.node import Node
 from bench.gpu.process import ask_once
 from bench.table import Line
+from rig.loads import Terms
 from rig.programs import ProgramFailed
 
 GIB = 1 << 30

@@ -11,9 +11,9 @@ from typing import Any
 from bench import figures
 from bench.gpu import spans
 from bench.gpu.host import Host
-from bench.gpu.node import START_DELAY_NS, Load, Node, Terms, saturating
-from bench.gpu.scale import MS
+from bench.gpu.node import START_DELAY_NS, Node
 from bench.table import Line, micro, milli
+from rig.loads import MS, Load, Terms, saturating
 from rig.programs import Program
 
 BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")

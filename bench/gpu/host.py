@@ -20,16 +20,6 @@ from sharepod.cli.scratch import IN_MEMORY, Scratch
 SIMULATED_BYTES = 32 << 20
 """What a dry run may keep in memory at a time, with room to spare."""
 UNITS = ("20us", "100us", "200us", "500us", "1ms")
-_TIME = re.compile(r"([0-9.]+)(ns|us|ms|s)")
-_NS = {"ns": 1, "us": 1000, "ms": 1_000_000, "s": 1_000_000_000}
-
-
-def nanoseconds(text: str) -> int:
-    """Return a time with its suffix (`500us`) in ns. Raises ValueError."""
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a time: give ns, us, ms or s")
-    return round(float(found[1]) * _NS[found[2]])
 
 
 class Unusable(Exception):

@@ -3,8 +3,9 @@
 import time
 
 from bench.gpu.host import Host
-from bench.gpu.node import Load, Node, Terms
+from bench.gpu.node import Node
 from bench.table import Line
+from rig.loads import Load, Terms
 
 CAP_BYTES = (1 << 30) + (3 << 21)
 """Of whole blocks of 2 MiB, the coarsest step of any kind, and far below what any device has."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from bench import figures
 from bench.gpu.host import Host
-from bench.gpu.node import START_DELAY_NS, Load, Node, Terms
-from bench.gpu.scale import MS
+from bench.gpu.node import START_DELAY_NS, Node
 from bench.table import Line, milli
+from rig.loads import MS, Load, Terms
 
 PERIOD_NS = 20 * MS
 REQUESTS = {"work": "4ms", "unit": "500us", "period": "20ms"}

@@ -7,17 +7,17 @@ log, never from the arbiter.
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from bench import figures
 from bench.gpu import spans
-from bench.gpu.host import Host, nanoseconds
+from bench.gpu.host import Host
 from bench.gpu.process import Asked
-from bench.gpu.scale import MS
 from bench.gpu.spans import ClockMap, Span, Tick
+from rig.loads import MS, Load, Terms
 from rig.programs import Program, ProgramFailed, Result
 from rig.truth import Held, Kernel, Sample
 
@@ -27,35 +27,6 @@ END_TIMEOUT_S = 30.0
 QUANTUM = 1  # the reason of a turn that its quantum ended
 CLASSES = {"latency": 0, "standard": 1, "batch": 2}
 SIMULATED_LOG = 200_000
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a share asks for, in percent of the device."""
-
-    request: float
-    limit: float = 100.0
-    share_class: str = "standard"
-    memory_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A program of the measurement: its share and what it does."""
-
-    terms: Terms
-    mode: str
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def unit_ns(self) -> int:
-        """The duration that its kernels are named for."""
-        return nanoseconds(str(self.options.get("unit", "500us")))
-
-
-def saturating(request: float, unit: str = "500us", **options: object) -> Load:
-    """Return a load that always has work in flight."""
-    return Load(Terms(request), "saturate", {"unit": unit, **options})
 
 
 @dataclass(frozen=True, slots=True)

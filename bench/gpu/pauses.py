@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from bench import figures
 from bench.gpu.host import Host
-from bench.gpu.node import START_DELAY_NS, Load, Node, Terms, saturating
-from bench.gpu.scale import MS, SECOND
+from bench.gpu.node import START_DELAY_NS, Node
 from bench.table import Line, milli
+from rig.loads import MS, SECOND, Load, Terms, saturating
 from rig.programs import ProgramFailed
 
 UNIT_NS = MS // 2

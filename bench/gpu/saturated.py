@@ -1,32 +1,14 @@
 """Saturated shares: share error, the bill, launches outside turns, and the sum of throughputs."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from bench import figures
 from bench.gpu import spans
 from bench.gpu.host import Host
-from bench.gpu.node import Load, Node, Run, saturating
-from bench.gpu.scale import MS, SECOND
+from bench.gpu.node import Node, Run
 from bench.table import Line, milli
+from rig.loads import MS, SECOND, Case, Load, saturating
 
 CLOCK_ERROR_NS = 10_000
 """How far a kernel's host time may be off: the map of the clocks, and what they drift within a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Saturated shares side by side."""
-
-    what: str
-    loads: Mapping[str, Load]
-    longest_unit_ns: int
-
-    @property
-    def targets(self) -> dict[str, float]:
-        """The part of the device that each share is due: its request, surplus in proportion to request."""
-        total = sum(load.terms.request for load in self.loads.values())
-        return {owner: load.terms.request / total for owner, load in self.loads.items()}
 
 
 def _tiny(request: float) -> Load:

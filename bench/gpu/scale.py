@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-MS = 1_000_000
-SECOND = 1_000_000_000
+from rig.loads import MS, SECOND
 
 
 @dataclass(frozen=True, slots=True)

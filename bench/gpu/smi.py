@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 
 from bench.gpu.host import Host
-from bench.gpu.node import Load, Node, Terms
+from bench.gpu.node import Node
 from bench.table import Line
+from rig.loads import Load, Terms
 from rig.programs import ProgramFailed
 
 CAPS_MIB = {"a": 4096, "b": 8192}

@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from gang_runs import BOTH, MS, gang_node, go, ring, single
 from gang_schedules import built, random_schedules
 
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
 from rig.programs import ProgramFailed, load_command
 from rig.until import until
+
+if TYPE_CHECKING:
+    from rig.node import Node
 
 SCHEDULES = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "300"))
 """How many random schedules each test plays; a soak plays thousands."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.node import Node, Terms
+from rig.loads import Terms
+from rig.node import Node
 from rig.until import until
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import Handle, ShareClass

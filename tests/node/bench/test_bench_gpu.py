@@ -13,10 +13,11 @@ from bench.gpu import spans
 from bench.gpu.__main__ import ROWS
 from bench.gpu.calibration import calibration
 from bench.gpu.census import Counts, hooked_launches, read_counts
-from bench.gpu.host import Device, nanoseconds
+from bench.gpu.host import Device
 from bench.gpu.report import FAILED, MEASURED, Report, Row
 from bench.gpu.spans import RECORD, ClockMap, Span, Tick
 from bench.table import Line
+from rig.loads import nanoseconds
 
 UNIX_NS = 1_700_000_000_000_000_000
 """Where the device's clock of a real machine stands: far from the host's."""

@@ -8,7 +8,7 @@ import pytest
 
 from rig import REPO_ROOT
 
-CORE = ("until", "gpu", "driver", "graphs", "structs", "script", "spin", "copying", "programs", "truth")
+CORE = ("until", "gpu", "driver", "graphs", "structs", "script", "spin", "copying", "programs", "truth", "loads")
 LOADS_THE_DRIVER = ("driver", "graphs")
 
 

@@ -6,7 +6,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import Node
 from rig.programs import load_command
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import Node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,8 @@ import pytest
 
 from bench import costs, figures, memory, neighbours, pauses, shares, streams
 from bench.scale import TEST
-from rig.node import Load, Node, Terms
+from rig.loads import Load, Terms
+from rig.node import Node
 
 pytestmark = pytest.mark.timeout(240)
 
