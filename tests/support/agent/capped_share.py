@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rig.agent import RunningAgent, program
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
@@ -72,10 +73,17 @@ class CappedShare:
         return self.agent.stub.ListShares(pb.ListSharesRequest(shares=["capped"])).shares[0].devices[device].usage
 
     def holds(self, device: int = 0) -> int:
-        """Return what the share holds, of which the device and the agent say the same."""
+        """Return what the share holds, of which the device and the agent say the same.
+
+        The agent keeps what it read before while a process is about to write.
+        """
         there = self.on_the_device(device)
-        told = self.usage(device)
-        assert (told.memory_used_bytes, told.memory_overhead_bytes) == (there, 0)
+
+        def told() -> tuple[int, int]:
+            usage = self.usage(device)
+            return usage.memory_used_bytes, usage.memory_overhead_bytes
+
+        until(lambda: told() == (there, 0), lambda: f"the agent says {told()}, the device {there}", 5)
         return there
 
     def facts(self) -> list[str]:
