@@ -135,7 +135,7 @@ def test_the_portable_hook_stands_before_nvml(portable: dict[str, Path], tmp_pat
         cc, emulator = "cc", ""
     else:
         pytest.skip("runs the x86-64 build")
-    nvml = HOOK.parent / "tests" / "nvml" / "crowded_nvml.c"
+    nvml = HOOK.parent / "tests" / "support" / "simgpu" / "crowded_nvml.c"
     library: list[str | Path] = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", nvml]
     compile_c(tmp_path / "libnvidia-ml.so.1", *library, cc=[cc])
     program = compile_c(tmp_path / "lookup", C / "nvml_lookup.c", "-ldl", cc=[cc])

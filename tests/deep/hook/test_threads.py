@@ -13,7 +13,7 @@ from rig import REPO_ROOT
 
 ROOT = REPO_ROOT
 SOURCES = [
-    "tests/threads/threads.c",
+    "tests/support/hook/threads.c",
     *[
         f"hook/{name}.c"
         for name in (
