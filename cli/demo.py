@@ -137,7 +137,7 @@ def _show_outcome(outcome: Outcome | None) -> None:
 
     assert outcome is not None, "the demo was played"  # noqa: S101
     show(tables.result_table(outcome.shares))
-    show(f"of the {outcome.used:.1f} % of the device's time that they used together")
+    show(f"Together they used {outcome.used:.1f} % of the device's time; GOT is of that.")
     if outcome.used < _FILLED:
         show("This host was too busy to keep the device filled: try again when it is quiet.")
 

@@ -21,6 +21,6 @@ def test_the_demo_shows_its_result_and_leaves_nothing(host: Host) -> None:
         (row,) = [line.split() for line in last.splitlines() if line.split()[:1] == [name] and "pp" in line]
         assert row[1] == str(asked)
         assert float(row[-2]) == pytest.approx(0, abs=2)
-    assert re.search(r"^of the \d+\.\d % of the device's time that they used together$", last, re.MULTILINE)
+    assert re.search(r"^Together they used \d+\.\d % of the device's time; GOT is of that\.$", last, re.MULTILINE)
     assert "█" in last
     assert {path.name for path in set(Path("/dev/shm").iterdir()) - before if "sharepod-demo" in path.name} == set()
