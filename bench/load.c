@@ -130,7 +130,6 @@ static void make_graph(struct member *member) {
 
 /* Members 0..streams-1, spread over the devices in turn. */
 static void open_devices(void) {
-  CALL(cuInit, 0);
   void *contexts[MEMBERS_MAX] = {0}, *modules[MEMBERS_MAX];
   for (uint32_t i = 0; i < options.streams; i++) {
     uint32_t place = i % options.device_count;

@@ -106,7 +106,6 @@ static void make_events(const struct script *script) {
 }
 
 static void prepare(void) {
-  CALL(cuInit, 0);
   context = open_context(0);
   make_kernels();
   for (size_t i = 0; i < trace.stream_count; i++)

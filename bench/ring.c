@@ -108,7 +108,6 @@ int main(int count, char **arguments) {
   prctl(PR_SET_TIMERSLACK, 1);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   load_driver();
-  CALL(cuInit, 0);
   for (uint32_t device = 0; device < ring.devices; device++)
     open_rank(&ranks[device], device);
   CALL(cuMemHostAlloc, (void **)&ring.words, WORDS * sizeof *ring.words, HOST_PORTABLE_MAPPED);

@@ -149,7 +149,6 @@ static void *run(void *argument) {
 }
 
 static void open_all(uint64_t seed) {
-  CALL(cuInit, 0);
   for (uint32_t device = 0; device < storm.devices; device++) {
     storm.contexts[device] = open_context((int)device);
     void *module = load_module(units_ns, UNITS);

@@ -33,10 +33,6 @@
 #define PER_THREAD    ((void *)2)
 #define STREAM_BLOCKS 0u
 
-static int (*cuCtxSynchronize)(void);
-static int (*cuStreamWaitEvent)(void *, void *, unsigned);
-static int (*cuStreamDestroy)(void *);
-
 struct lane {
   void *stream, *graph, *event;
 };
@@ -210,10 +206,6 @@ int main(int count, char **arguments) {
   prctl(PR_SET_TIMERSLACK, 1);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   load_driver();
-  REQUIRE(cuCtxSynchronize, "cuCtxSynchronize");
-  REQUIRE(cuStreamWaitEvent, "cuStreamWaitEvent");
-  REQUIRE(cuStreamDestroy, "cuStreamDestroy");
-  CALL(cuInit, 0);
   options.context = open_context(0);
   void *module = load_module(options.units_ns, STREAMS_MAX);
   for (uint32_t i = 0; i < options.streams; i++)

@@ -149,14 +149,14 @@ MakeAgent = Callable[..., RunningAgent]
 
 @contextlib.contextmanager
 def python(
-    environment: dict[str, str], *arguments: str, within: Sequence[str] = ()
+    environment: dict[str, str], *arguments: str, within: Sequence[str] = (), of: str = sys.executable
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run Python, from the first line that it prints on, which is given too, and end it.
+    """Run Python, or another command, from the first line that it prints on, which is given too, and end it.
 
     `within` are words before the command, such as those of `pid_namespaces.alone`.
     """
     with subprocess.Popen(
-        [*within, sys.executable, *arguments],
+        [*within, of, *arguments],
         env={**inherited(), **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ from typing import Any, Self
 from rig import REPO_ROOT
 
 SOURCES = REPO_ROOT / "bench"
+CLIENT = REPO_ROOT / "rig" / "c"
 CACHE = REPO_ROOT / "build" / "bench"
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-fvisibility=hidden"]
 READY_TIMEOUT_S = 20.0
@@ -28,12 +29,12 @@ class ProgramFailed(Exception):
 def build(source: str, output: str, *flags: str) -> Path:
     """Compile a source of the benches to build/bench/`output` unless that is newer; return its path."""
     code, program = SOURCES / source, CACHE / output
-    newest = max(path.stat().st_mtime for path in (code, *SOURCES.glob("*.h")))
+    newest = max(path.stat().st_mtime for path in (code, *SOURCES.glob("*.h"), *CLIENT.glob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
         program.parent.mkdir(parents=True, exist_ok=True)
         partial = program.with_name(f"{program.name}.{os.getpid()}")
         compiler = os.environ.get("CC", "cc")
-        subprocess.run([compiler, *FLAGS, str(code), "-o", str(partial), *flags, "-ldl"], check=True)
+        subprocess.run([compiler, *FLAGS, f"-I{CLIENT}", str(code), "-o", str(partial), *flags, "-ldl"], check=True)
         partial.rename(program)
     return program
 

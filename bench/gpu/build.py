@@ -12,6 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CLIENT = ROOT / "rig" / "c"
 CACHE = ROOT / "build" / "gpu"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-fvisibility=hidden"]
 STRICT = [*FLAGS, "-Werror"]
@@ -19,7 +20,7 @@ STRICT = [*FLAGS, "-Werror"]
 HOOK_FLAGS = [*FLAGS, "-fPIC", "-fno-builtin", "-ftls-model=initial-exec"]
 SHARED = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-needed"]
 MACHINE = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
-PROBE = ("calls", "capture", "device", "driver", "kernels", "memory", "probe", "slices", "work")
+PROBE = ("calls", "capture", "device", "kernels", "memory", "probe", "slices", "work")
 
 
 class BuildFailed(Exception):
@@ -39,7 +40,7 @@ class Built:
 
 
 def _compile(output: Path, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str]) -> Path:
-    directories = {HERE.parent, *(source.parent for source in sources)}
+    directories = {CLIENT, *(source.parent for source in sources)}
     depends = [*sources, *(path for one in directories for path in _headers(one))]
     newest = max(path.stat().st_mtime for path in depends)
     if output.exists() and output.stat().st_mtime > newest:
@@ -85,7 +86,7 @@ def _node() -> Path:
 
 
 def _probe() -> Path:
-    return _compile(CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], STRICT, ["-ldl", "-lpthread"])
+    return _compile(CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], [*STRICT, f"-I{CLIENT}"], ["-ldl", "-lpthread"])
 
 
 def _census() -> Path | None:

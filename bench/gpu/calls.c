@@ -67,10 +67,10 @@ static int call_graph_of_20(void) {
   return TRY(cuGraphLaunch, tools.graph_of_20, tools.stream);
 }
 static int call_record(void) {
-  return driver.cuEventRecord(tools.event, tools.stream);
+  return cuEventRecord(tools.event, tools.stream);
 }
 static int call_record_untimed(void) {
-  return driver.cuEventRecord(tools.done, tools.stream);
+  return cuEventRecord(tools.done, tools.stream);
 }
 static int call_write(void) {
   return TRY(cuStreamWriteValue32, tools.stream, tools.word_address, 1, 0);

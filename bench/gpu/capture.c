@@ -72,7 +72,7 @@ static void capture_once(int mode) {
     return;
   if (!failed(TRY(cuGraphInstantiateWithFlags, &executable, graph, 0), "cuGraphInstantiateWithFlags")) {
     failed(TRY(cuGraphLaunch, executable, state.captured), "cuGraphLaunch");
-    failed(driver.cuStreamSynchronize(state.captured), "cuStreamSynchronize");
+    failed(cuStreamSynchronize(state.captured), "cuStreamSynchronize");
     failed(TRY(cuGraphExecDestroy, executable), "cuGraphExecDestroy");
   }
   failed(TRY(cuGraphDestroy, graph), "cuGraphDestroy");

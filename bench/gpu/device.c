@@ -61,7 +61,7 @@ struct clock_map map_clock(void) {
   if (!seen) {
     seen = mapped(TICKS * sizeof *seen, &address);
     CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
-    function = find_kernel("ticks", 1000000);
+    function = find_timed("ticks", 1000000);
   }
   memset(seen, 0, TICKS * sizeof *seen);
   uint32_t count = TICKS;

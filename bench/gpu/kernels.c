@@ -145,7 +145,7 @@ void load_kernels(const uint64_t *units_ns, size_t count) {
   free(ptx);
 }
 
-void *find_kernel(const char *prefix, uint64_t unit_ns) {
+void *find_timed(const char *prefix, uint64_t unit_ns) {
   char name[96], duration[48];
   void *function = NULL;
   duration_name(duration, sizeof duration, unit_ns);
@@ -185,6 +185,5 @@ int launch_work(const struct kernel *kernel, const struct log *log, void *stream
   uint64_t address = log->address;
   uint32_t capacity = log->capacity, iterations = kernel->iterations;
   void *parameters[] = {&address, &capacity, &iterations};
-  return driver.cuLaunchKernel(kernel->function, kernel->blocks, 1, 1, kernel->threads, 1, 1, 0, stream, parameters,
-                               NULL);
+  return cuLaunchKernel(kernel->function, kernel->blocks, 1, 1, kernel->threads, 1, 1, 0, stream, parameters, NULL);
 }

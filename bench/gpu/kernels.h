@@ -12,7 +12,7 @@
 #ifndef SHAREPOD_GPU_KERNELS_H
 #define SHAREPOD_GPU_KERNELS_H
 
-#include "driver.h"
+#include "client.h"
 
 /* The log in device memory: this header, then one slot per kernel (or gap). All zero at first. */
 struct log_header {
@@ -42,7 +42,7 @@ struct kernel {
 };
 
 void load_kernels(const uint64_t *units_ns, size_t count);
-void *find_kernel(const char *prefix, uint64_t unit_ns);
+void *find_timed(const char *prefix, uint64_t unit_ns);
 
 struct log make_log(uint32_t capacity);
 /* Forget what is logged; the stream must be idle. */

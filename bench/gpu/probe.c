@@ -99,7 +99,7 @@ struct kernel kernel_of(uint64_t unit_ns) {
   double iterations = (double)unit_ns * options.rate / 1000;
   if (iterations > 4e9)
     die("a kernel of %" PRIu64 " ns at %.0f iterations a microsecond does not fit", unit_ns, options.rate);
-  return (struct kernel){.function = find_kernel("work", unit_ns),
+  return (struct kernel){.function = find_timed("work", unit_ns),
                          .unit_ns = unit_ns,
                          .iterations = (uint32_t)iterations,
                          .blocks = options.blocks ? (uint32_t)options.blocks : (uint32_t)multiprocessors,
@@ -144,7 +144,7 @@ static void on_signal(int signal_number) {
 
 static void open_device(void) {
   int device = 0;
-  open_context();
+  open_context(0);
   CALL(cuDeviceGet, &device, 0);
   CALL(cuDeviceGetAttribute, &multiprocessors, ATTRIBUTE_SM_COUNT, device);
   uint64_t wanted_ns[UNITS_MAX + 2] = {options.unit_ns, options.work_ns}, units_ns[UNITS_MAX + 2];

@@ -12,7 +12,7 @@
 void run_slices(void) {
   struct log log = make_log(GAPS);
   struct log_slot *slots;
-  void *stream, *function = find_kernel("slices", options.work_ns);
+  void *stream, *function = find_timed("slices", options.work_ns);
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
   await_start();
   uint64_t address = log.address, threshold = options.gap_ns ? options.gap_ns : 5000, duration = options.work_ns;

@@ -135,6 +135,6 @@ def test_what_was_learned_of_another_driver_is_forgotten(
         monkeypatch.setenv("SIMGPU_DRIVER_RELEASE", release)
         agent.start()
         assert "share adopted" in agent.log()
-        command, environment = [sys.executable, capped_share.PROGRAM], {**os.environ, **metered(small)}
+        command, environment = [capped_share.memory_program()], {**os.environ, **metered(small)}
         done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)
         assert (done.stdout == "ready\n") == runs, done.stderr

@@ -11,19 +11,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rig.agent import RunningAgent, program
+from rig.agent import RunningAgent, python
+from rig.programs import build
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
-PROGRAM = Path(__file__).with_name("memory_program.py")
+SOURCE = Path(__file__).with_name("memory_program.c")
 MIB = 1 << 20
 OUT_OF_MEMORY = "2"
 
 
+def memory_program() -> str:
+    """Return the path of the program, built."""
+    return str(build(str(SOURCE), "memory_program", "-lpthread"))
+
+
 @dataclass(frozen=True)
 class Taker:
-    """A run of memory_program.py."""
+    """A run of memory_program.c."""
 
     process: subprocess.Popen[str]
 
@@ -58,7 +64,8 @@ class CappedShare:
     @contextmanager
     def taker(self) -> Iterator[Taker]:
         """Run the program in the share."""
-        with program(self.environment, of=PROGRAM) as process:
+        with python(self.environment, of=memory_program()) as (process, line):
+            assert line == "ready\n"
             self.takers.append(Taker(process))
             yield self.takers[-1]
 

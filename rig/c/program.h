@@ -1,10 +1,9 @@
 /*
- * program: what every C program of the benches has: time, options, errors, lists of results, and the driver's
- * functions, found as real programs find them (dlopen, then cuGetProcAddress). Included by client.h and by
- * gpu/driver.h.
+ * program: what every C program of benches and tests has: time, options, errors, lists of results, and the driver's
+ * functions, found as real programs find them (dlopen, then cuGetProcAddress). client.h includes it.
  */
-#ifndef SHAREPOD_BENCH_PROGRAM_H
-#define SHAREPOD_BENCH_PROGRAM_H
+#ifndef SHAREPOD_RIG_PROGRAM_H
+#define SHAREPOD_RIG_PROGRAM_H
 
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -134,8 +133,6 @@ static inline void *find_function(const char *name, int version) {
   return result == 0 ? address : NULL;
 }
 
-/* Two columns of a driver's table: one must be there, the other may. */
-#define FIND(place, name)    *(void **)&(place) = find_function(name, CUDA_VERSION)
-#define REQUIRE(place, name) ((FIND(place, name)) ? (void)0 : die("the driver lacks " name))
+#define FIND(place, name) *(void **)&(place) = find_function(name, CUDA_VERSION)
 
 #endif
