@@ -132,7 +132,7 @@ int main(int count, char **arguments) {
   else if (grows)
     grow(stop_ns);
   else
-    fill_kinds(options.count, SIZE_MAX);
+    fill_kinds(options.count, SIZE_MAX, NULL);
   printf(", \"end_ns\": %" PRIu64 "}\n", now_ns());
   return 0;
 }

@@ -86,7 +86,9 @@ def _node() -> Path:
 
 
 def _probe() -> Path:
-    return _compile(CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], [*STRICT, f"-I{CLIENT}"], ["-ldl", "-lpthread"])
+    return _compile(
+        CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], [*STRICT, f"-I{CLIENT}"], ["-ldl", "-lpthread"]
+    )
 
 
 def _census() -> Path | None:

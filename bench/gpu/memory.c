@@ -6,9 +6,12 @@
 #include "memory_kinds.h"
 #include "probe.h"
 
+static void begin(void) {
+  begin_result(0, 0);
+}
+
 void run_memory(void) {
   open_kinds();
   await_start();
-  begin_result(0, 0);
-  fill_kinds(options.count ? options.count : 1, options.bytes);
+  fill_kinds(options.count ? options.count : 1, options.bytes, begin);
 }

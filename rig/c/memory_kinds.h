@@ -433,14 +433,16 @@ static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   return free_bytes() == available ? NULL : "memory was lost";
 }
 
-/* Fill the cap by every kind that has a title, over and over, and print what came of it. */
-static inline void fill_kinds(uint64_t rounds, size_t cap_bytes) {
+/* Fill the cap by every kind that has a title, over and over, and print what came of it, after what `begin` prints. */
+static inline void fill_kinds(uint64_t rounds, size_t cap_bytes, void (*begin)(void)) {
   size_t before = free_bytes();
   const char *faults[KINDS] = {0}, *comma = "";
   for (uint64_t round = 0; round < rounds; round++)
     for (size_t i = 0; i < KINDS; i++)
       if (kinds[i].title && !faults[i])
         faults[i] = fill_kind(&kinds[i], cap_bytes);
+  if (begin)
+    begin();
   printf(", \"free_bytes\": %zu, \"lost_bytes\": %lld, \"rounds\": %" PRIu64 ", \"kinds\": {", before,
          (long long)before - (long long)free_bytes(), rounds);
   for (size_t i = 0; i < KINDS; i++)
