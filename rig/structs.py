@@ -64,25 +64,6 @@ class Array3D(ctypes.Structure):
     )
 
 
-class ArrayV1(ctypes.Structure):
-    """CUDA_ARRAY_DESCRIPTOR of CUDA 2."""
-
-    _fields_ = (("width", c_uint), ("height", c_uint), ("format", c_int), ("channels", c_uint))
-
-
-class Array3DV1(ctypes.Structure):
-    """CUDA_ARRAY3D_DESCRIPTOR of CUDA 2."""
-
-    _fields_ = (
-        ("width", c_uint),
-        ("height", c_uint),
-        ("depth", c_uint),
-        ("format", c_int),
-        ("channels", c_uint),
-        ("flags", c_uint),
-    )
-
-
 class End2D(ctypes.Structure):
     """One half of a CUDA_MEMCPY2D."""
 
@@ -153,33 +134,3 @@ class MappedMipmap(ctypes.Structure):
     """CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC."""
 
     _fields_ = (("offset", c_uint64), ("array", Array3D), ("levels", c_uint), ("reserved", c_uint * 16))
-
-
-class AllocationNode(ctypes.Structure):
-    """CUDA_MEM_ALLOC_NODE_PARAMS."""
-
-    _fields_ = (
-        ("pool", PoolProps),
-        ("access", c_void_p),
-        ("access_count", c_size_t),
-        ("bytes", c_size_t),
-        ("address", c_uint64),
-    )
-
-
-class Node(ctypes.Structure):
-    """CUgraphNodeParams of an allocation."""
-
-    _fields_ = (
-        ("type", c_int),
-        ("reserved", c_int * 3),
-        ("allocation", AllocationNode),
-        ("rest", c_ubyte * (232 - ctypes.sizeof(AllocationNode))),
-        ("end", c_uint64),
-    )
-
-
-class Instantiation(ctypes.Structure):
-    """CUDA_GRAPH_INSTANTIATE_PARAMS."""
-
-    _fields_ = (("flags", c_uint64), ("stream", c_void_p), ("node", c_void_p), ("result", c_int))
