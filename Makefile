@@ -27,10 +27,10 @@ demo: build ## Run three programs at 50/30/20 percent of one GPU, real or simula
 	@$(BIN)/sharepod demo
 
 test: build ## Run the tests, WORKERS at a time (ROOM=hook: of one room; PYTEST_ARGS adds arguments)
-	@$(BIN)/python tests/run.py $(WORKERS) $(if $(ROOM),-m $(ROOM)) $(PYTEST_ARGS)
+	@$(BIN)/python tests/run.py $(WORKERS) $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
 
 deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, stress, every row of bench.gpu
-	@$(BIN)/pytest tests/deep $(if $(ROOM),-m $(ROOM)) $(PYTEST_ARGS)
+	@$(BIN)/pytest tests/deep $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
 
 soak: export SHAREPOD_TEST_SCHEDULES := 3000
 soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)

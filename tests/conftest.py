@@ -61,26 +61,33 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--timed`, with which `make test` runs apart what judges real time."""
+    """Add `--timed`, with which `make test` runs apart what judges real time, and `--room`."""
     chosen = {"choices": ("also", "without", "only"), "default": "also"}
     parser.addoption("--timed", **chosen, help="whether tests that judge real time run: those of tests/timed")
+    parser.addoption("--room", metavar="ROOM", help="the room whose tests run: those of tests/*/ROOM")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a marker of each room: `-m hook` selects what tests/*/hook has."""
-    for room in sorted({path.name for path in TESTS.glob("*/*") if path.is_dir() and path.parent.name in WAYS}):
+    """Make a marker of each room, and refuse a room that is none."""
+    found = (path for path in TESTS.glob("*/*") if path.is_dir() and path.parent.name in WAYS)
+    rooms = sorted({path.name for path in found if path.name != "__pycache__"})
+    for room in rooms:
         config.addinivalue_line("markers", f"{room}: the tests of the room {room}")
+    wanted = config.getoption("room")
+    if wanted and wanted not in rooms:
+        raise pytest.UsageError(f"ROOM={wanted} is no room: give one of {', '.join(rooms)}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its room, and deselect what `--timed` does not want."""
+    """Mark each test with its room, and deselect what `--timed` and `--room` do not want."""
     parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    wanted = config.getoption("timed")
+    wanted, chosen = config.getoption("timed"), config.getoption("room")
     for item in items:
         way, room = place(item.path)
         if room:
             item.add_marker(room)
-        parts[wanted == "also" or (way == "timed") == (wanted == "only")].append(item)
+        in_part = wanted == "also" or (way == "timed") == (wanted == "only")
+        parts[in_part and chosen in (None, room)].append(item)
     items[:] = parts[True]
     if parts[False]:
         config.hook.pytest_deselected(items=parts[False])

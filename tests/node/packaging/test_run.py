@@ -50,7 +50,8 @@ def run(tree: Path, workers: int, *arguments: str, failing: str = "") -> tuple[i
         (1, ("-k", "beside"), "", 0, ["beside gw"]),
         (1, ("-k", "alone"), "", 0, ["alone al"]),
         (1, ("-k", "neither"), "", 5, []),
-        (1, ("-m", "hook"), "", 0, ["beside gw", "alone al"]),
+        (1, ("--room=hook",), "", 0, ["beside gw", "alone al"]),
+        (1, ("--room=huk",), "", 4, []),
         (0, ("-p", "no:randomly"), "", 0, ["beside al", "alone al"]),
     ],
 )
