@@ -34,7 +34,7 @@ deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, s
 
 soak: export SHAREPOD_TEST_SCHEDULES := 3000
 soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)
-	@$(BIN)/pytest tests/node/agent/test_agent_gangs.py tests/virtual/scheduler/test_rounds.py -k random --timeout=7200 $(PYTEST_ARGS)
+	@$(BIN)/pytest tests/node/agent/test_agent_gangs.py tests/virtual/scheduler/test_rounds.py -k "random or beside_gangs or three_times or joined" --timeout=7200 $(PYTEST_ARGS)
 
 # Another cluster only when it is given here: the variable in a developer's shell may lead to one in use.
 ifeq ($(origin KUBECONFIG),command line)
