@@ -28,7 +28,7 @@ def is_guarded(pod: Body) -> bool:
 def budgets_of(pod: Body, budgets: Iterable[Body]) -> list[Body]:
     """Return the budgets that match a pod: one that selects by nothing does."""
     labels = pod["metadata"].get("labels") or {}
-    return [one for one in budgets if labels_match(one.get("spec", {}).get("selector"), labels, empty=True)]
+    return [one for one in budgets if labels_match(one["spec"].get("selector") or {}, labels)]
 
 
 def status_of(budget: Body, pods: Iterable[Body]) -> Body:
@@ -36,7 +36,7 @@ def status_of(budget: Body, pods: Iterable[Body]) -> Body:
     spec = budget.get("spec", {})
     matched = [
         pod for pod in pods
-        if labels_match(spec.get("selector"), pod["metadata"].get("labels") or {}, empty=True)
+        if labels_match(spec.get("selector") or {}, pod["metadata"].get("labels") or {})
         and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
     ]  # fmt: skip
     healthy = sum(is_ready(pod) and not pod["metadata"].get("deletionTimestamp") for pod in matched)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from .refusal import Refusal, bad_request, expired, invalid
-from .selector import field_selector, label_selector
+from .refusal import Refusal, bad_request, expired
+from .selector import field_selector
 from .store import Compacted
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ class Page:
 def matcher(place: Place, query: Mapping[str, str]) -> Callable[[Mapping[str, Any]], bool]:
     """Return what tells whether an object is asked for. Raises Refusal."""
     fields = field_selector(place.kind.plural, query.get("fieldSelector", ""))
-    labels = label_selector(query.get("labelSelector", ""))
+    if "labelSelector" in query:
+        raise bad_request("the double selects by fields alone")
     name, namespace = place.name, place.namespace
 
     def matches(body: Mapping[str, Any]) -> bool:
         metadata = body["metadata"]
         if (name and metadata.get("name") != name) or (namespace and metadata.get("namespace", "") != namespace):
             return False
-        return fields(body) and labels(body)
+        return fields(body)
 
     return matches
 
@@ -71,26 +72,18 @@ def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) ->
     from_cache = page is None and wanted == "0"  # in one piece, whatever the limit
     if limit and len(chosen) > limit and not from_cache:
         metadata["continue"] = _token(version, chosen[limit - 1][0])
-        metadata["remainingItemCount"] = len(chosen) - limit
         chosen = chosen[:limit]
     head = {"kind": f"{place.kind.kind}List", "apiVersion": place.kind.api_version, "metadata": metadata}
     return orjson.dumps(head)[:-1] + b',"items":[' + b",".join(kept.text for _, kept in chosen) + b"]}"
 
 
 def _version(store: Store, query: Mapping[str, str], behind: int) -> int:
-    wanted, match = number(query, "resourceVersion"), query.get("resourceVersionMatch", "")
-    if match and not query.get("resourceVersion"):
-        why = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
-        raise invalid("ListOptions.meta.k8s.io", "", [("resourceVersionMatch", why)])
+    wanted = number(query, "resourceVersion")
     if wanted > store.version:
         why = f"Too large resource version: {wanted}, current: {store.version}"
         raise Refusal(
             504, "Timeout", why, causes=[{"reason": "ResourceVersionTooLarge", "message": why}], retry_after_s=1
         )
-    if match == "Exact":
-        if wanted < store.floor:
-            raise expired(f"The resourceVersion for the provided list is too old: {wanted} ({store.floor})")
-        return wanted
     if query.get("resourceVersion") == "0":
         return max(store.floor, store.version - behind)
     return store.version

@@ -13,8 +13,8 @@ from .events import check_event
 from .kinds import Place, kind_named
 from .managed import note_update
 from .objects import check_changed, check_name, made, same_but_version, time_of
-from .patch import json_patch, merge_patch, strategic_merge_patch
-from .refusal import Refusal, already_exists, bad_request, conflict, forbidden, invalid, not_found
+from .patch import merge_patch, strategic_merge_patch
+from .refusal import already_exists, bad_request, conflict, forbidden, invalid, not_found
 from .store import copied
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 
-JSON, MERGE, STRATEGIC = (
-    f"application/{kind}" for kind in ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json")
-)
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
 
 class Registry:
@@ -92,18 +90,10 @@ class Registry:
             raise invalid(place.kind.kind, place.name, [("metadata.resourceVersion", why)])
         return self._change(place, lambda _: copied(body), manager)
 
-    def patch(self, place: Place, media: str, patch: Any, manager: str) -> Body:
+    def patch(self, place: Place, media: str, patch: Body, manager: str) -> Body:
         """Change an object by a patch. Raises Refusal."""
-        if media != JSON and not isinstance(patch, dict):
-            raise bad_request("the patch is no object")
-        change: dict[str, Callable[[Body], Body]] = {
-            JSON: lambda body: json_patch(body, copied({"": patch})[""]),
-            MERGE: lambda body: merge_patch(body, copied(patch)),
-            STRATEGIC: lambda body: strategic_merge_patch(body, copied(patch)),
-        }
-        if media not in change:
-            raise Refusal(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {media}")
-        return self._change(place, change[media], manager)
+        merge = merge_patch if media == MERGE else strategic_merge_patch
+        return self._change(place, lambda body: merge(body, copied(patch)), manager)
 
     def bind(self, place: Place, binding: Body) -> None:
         """Bind a pod to a node. Raises Refusal."""

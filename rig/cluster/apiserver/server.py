@@ -21,7 +21,7 @@ from .keys import AUTHORITY, server_context
 from .kinds import RELEASE, Place, place_of
 from .listing import listed, matcher
 from .refusal import Refusal, bad_request
-from .registry import JSON, MERGE, STRATEGIC, Registry
+from .registry import MERGE, STRATEGIC, Registry
 from .store import Store
 from .watch import Watches
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 _BODY_MAX = 3 * 2**20
-_PATCHES = (JSON, MERGE, STRATEGIC)
 
 
 class ApiServer(Hand):
@@ -214,7 +213,7 @@ class ApiServer(Hand):
             body = await _body(request, "application/json")
             return _json(_with_kind(place, self.registry.update(place, body, _manager(request))))
         if method == "PATCH" and changes:
-            patch = await _body(request, *_PATCHES, lists=True)
+            patch = await _body(request, MERGE, STRATEGIC)
             done = self.registry.patch(place, request.content_type, patch, _manager(request))
             return _json(_with_kind(place, done))
         if method == "DELETE" and place.kind.stored and not place.subresource:
@@ -255,15 +254,15 @@ def _manager(request: web.Request) -> str:
     return (request.query.get("fieldManager") or agent)[:128]
 
 
-async def _body(request: web.Request, *media: str, lists: bool = False) -> Any:
+async def _body(request: web.Request, *media: str) -> Body:
     if request.content_type not in media:
         why = f"the body of the request was in an unknown format - accepted media types include: {', '.join(media)}"
         raise Refusal(415, "UnsupportedMediaType", why)
     try:
-        body = orjson.loads(await request.read())
+        body: Body = orjson.loads(await request.read())
     except ValueError:
         raise bad_request("couldn't get version/kind; json parse error: the body is no JSON") from None
-    if not isinstance(body, (dict, list) if lists else dict):
+    if not isinstance(body, dict):
         raise bad_request("the body is no object")
     return body
 

@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from .listing import matcher, number
-from .refusal import expired, invalid
+from .refusal import bad_request, expired
 from .store import Compacted, Kept
 
 if TYPE_CHECKING:
@@ -86,17 +86,13 @@ class Watches:
         """Answer a watch until it ends. Raises Refusal."""
         query = request.query
         matches = matcher(place, query)
-        if "sendInitialEvents" in query:
-            why = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
-            raise invalid("ListOptions.meta.k8s.io", "", [("sendInitialEvents", why)])
-        since, there = number(query, "resourceVersion"), []
-        gone = 0 < since < self._store.floor
+        since = number(query, "resourceVersion")
+        if not since:
+            raise bad_request("the double watches from a version on")
+        gone = since < self._store.floor
         refusal = expired(f"too old resource version: {since} ({self._store.floor})")
         if gone and self.gone_by_status:
             raise refusal
-        if not since:
-            since = self._store.version
-            there = [kept for _, kept in self._store.all(place.kind.plural, place.namespace) if matches(kept.body)]
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
             await response.prepare(request)
@@ -112,8 +108,6 @@ class Watches:
         self._open.append(watcher)
         try:
             with contextlib.suppress(ConnectionError):
-                for kept in there:
-                    await response.write(self._said(watcher, b"ADDED", kept))
                 await self._follow(watcher, request, response, number(query, "timeoutSeconds") or _LONG_S)
         finally:
             self._open.remove(watcher)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 ANSWER_S = 40.0
-MERGE, STRATEGIC, JSON_PATCH = (
-    "application/merge-patch+json", "application/strategic-merge-patch+json", "application/json-patch+json",
-)  # fmt: skip
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,3 @@ class TestEvents:
         for more in ({"count": "1"}, {"lastTimestamp": "yesterday"}, {"source": "contract"}):
             answer = await there.ask("POST", there.path("events"), event(there, **more))
             assert answer.status == 400, more
-
-    @promise
-    async def test_events_are_selected_by_what_they_are_about(self, there: There) -> None:
-        await there.done("POST", there.path("events"), event(there))
-        for selector, number in (("involvedObject.name=a,reason=NoRoom", 1), ("involvedObject.name=b", 0)):
-            listed = await there.done("GET", there.path("events"), fieldSelector=selector)
-            assert len(listed["items"]) == number

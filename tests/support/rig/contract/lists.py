@@ -96,18 +96,6 @@ class TestLists:
         assert answer.status == 400
 
     @promise
-    async def test_labels_select(self, there: There) -> None:
-        await there.config_map("a", {}, labels={"app": "x", "tier": "one"})
-        await there.config_map("b", {}, labels={"app": "y"})
-        for selector, names in {
-            "app=x": ["a"], "app!=x": ["b"], "tier": ["a"], "app,!tier": ["b"], "app in (x, y)": ["a", "b"],
-            "app notin (x),app": ["b"], "app=x,tier=two": [],
-        }.items():  # fmt: skip
-            listed = await there.done("GET", there.path("configmaps"), labelSelector=selector)
-            found = [item["metadata"]["name"] for item in listed["items"]]
-            assert [name for name in found if name not in CLUSTERS_OWN] == names, selector
-
-    @promise
     async def test_what_is_not_there_is_named(self, there: There) -> None:
         answer = await there.ask("GET", there.path("pods", "nobody"))
         assert (answer.status, answer.reason) == (404, "NotFound")

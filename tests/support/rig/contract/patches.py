@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .connection import JSON_PATCH, STRATEGIC, Body
 from .there import There, promise
 
 
 class TestPatches:
-    """Merge patches, strategic merge patches, JSON patches."""
+    """Merge patches. Strategic merge patches are in gates.py, which alone needs them."""
 
     @promise
     async def test_a_merge_patch_changes_what_it_names_and_null_takes_away(self, there: There) -> None:
@@ -50,38 +49,6 @@ class TestPatches:
         stale = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}, "data": {"x": "2"}}
         answer = await there.merge(there.path("configmaps", "a"), stale)
         assert (answer.status, answer.reason) == (409, "Conflict")
-
-    @promise
-    async def test_a_strategic_patch_merges_containers_by_name_and_replaces_tolerations(self, there: There) -> None:
-        second = {"name": "second", "image": "nowhere.invalid/two:1"}
-        await there.pod("a", {"containers": [{"name": "main", "image": "nowhere.invalid/one:1"}, second]})
-        patch = {"spec": {"containers": [{"name": "second", "image": "nowhere.invalid/two:2"}]}}
-        answer = await there.ask("PATCH", there.path("pods", "a"), patch, media=STRATEGIC)
-        assert answer.status == 200
-        images = {item["name"]: item["image"] for item in answer.body["spec"]["containers"]}
-        assert images == {"main": "nowhere.invalid/one:1", "second": "nowhere.invalid/two:2"}
-        patch = {"spec": {"tolerations": []}}
-        await there.ask("PATCH", there.path("pods", "a"), patch, media=STRATEGIC)
-        answer = await there.merge(there.path("pods", "a"), {"spec": {"containers": [second]}})
-        assert answer.status == 422, "a merge patch replaces the list"
-
-    @promise
-    async def test_a_json_patch_is_done_whole_or_not_at_all(self, there: There) -> None:
-        await there.config_map("a", {"x": "1"})
-        operations: list[Body] = [
-            {"op": "replace", "path": "/data/x", "value": "2"}, {"op": "test", "path": "/data/x", "value": "1"},
-        ]  # fmt: skip
-        answer = await there.ask("PATCH", there.path("configmaps", "a"), operations, media=JSON_PATCH)
-        assert answer.status == 422
-        assert (await there.done("GET", there.path("configmaps", "a")))["data"] == {"x": "1"}
-        operations = [
-            {"op": "add", "path": "/metadata/annotations", "value": {"a/b": "1"}},
-            {"op": "replace", "path": "/metadata/annotations/a~1b", "value": "2"},
-            {"op": "remove", "path": "/data/x"},
-        ]
-        answer = await there.ask("PATCH", there.path("configmaps", "a"), operations, media=JSON_PATCH)
-        assert answer.body["metadata"]["annotations"] == {"a/b": "2"}
-        assert not answer.body.get("data")
 
     @promise
     async def test_a_write_notes_which_fields_its_manager_has_changed(self, there: There) -> None:
