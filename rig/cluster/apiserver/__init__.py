@@ -13,7 +13,7 @@ from .running import with_server
 from .server import ApiServer
 
 __all__ = [
-    "AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "until", "unused_port", "with_server",
+    "AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "unused_port", "with_server",
 ]  # fmt: skip
 
 

@@ -1,22 +1,20 @@
-"""How objects end: preconditions, grace, finalizers, what is in a namespace; and a kubelet, if asked for."""
+"""How objects end: preconditions and grace; and a kubelet, if asked for."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from .kinds import Place, kind_named
 from .objects import time_of
 from .refusal import conflict, not_found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .kinds import Place
     from .store import Kept, Store
 
 Body = dict[str, Any]
-
-_CONTENTS = ("pods", "poddisruptionbudgets", "configmaps", "secrets", "leases", "events", "serviceaccounts")
 
 
 class Deletion:
@@ -37,54 +35,25 @@ class Deletion:
         plural, kept = place.kind.plural, self._get(place)
         _check_preconditions(place, kept.body, options.get("preconditions") or {})
         body = kept.copy()
-        if plural == "namespaces":
-            return self._end_namespace(place, body)
         metadata, grace = body["metadata"], _grace_of(plural, body, options.get("gracePeriodSeconds"))
         if metadata.get("deletionTimestamp") and grace >= metadata.get("deletionGracePeriodSeconds", 0) and grace:
             return kept.body
-        if grace or metadata.get("finalizers"):
+        if grace:
             metadata["deletionTimestamp"] = time_of(self._unix() + grace)
             metadata["deletionGracePeriodSeconds"] = grace
             self._store.put(plural, place.key, body)
-            if grace and self.kubelet_s is not None:
+            if self.kubelet_s is not None:
                 self._end_pod_later(place, metadata["uid"], self.kubelet_s)
-            left = self._store.get(plural, place.key)
-            return None if left is None else left.body
-        self.remove(place)
+            return self._get(place).body
+        self._store.delete(plural, place.key)
         return None
-
-    def remove(self, place: Place) -> None:
-        """Take an object away, and the namespace that waited for it."""
-        self._store.delete(place.kind.plural, place.key)
-        namespace = self._store.get("namespaces", ("", place.namespace))
-        if namespace is None or namespace.body.get("status", {}).get("phase") != "Terminating":
-            return
-        if not any(True for kind in _CONTENTS for _ in self._store.all(kind, place.namespace)):
-            self._store.delete("namespaces", ("", place.namespace))
-
-    def _end_namespace(self, place: Place, body: Body) -> Body | None:
-        """Take away what is in a namespace, and it when it is empty; pods with finalizers keep it."""
-        body["metadata"].setdefault("deletionTimestamp", time_of(self._unix()))
-        body["status"] = {"phase": "Terminating"}
-        self._store.put("namespaces", place.key, body)
-        for plural in _CONTENTS:
-            for key, _ in list(self._store.all(plural, place.name)):
-                there = Place(kind_named(plural), *key)
-                self.delete(there, {"gracePeriodSeconds": 0})
-        left = self._store.get("namespaces", place.key)
-        return None if left is None else left.body
 
     def _end_pod_later(self, place: Place, uid: str, seconds: float) -> None:
         def end() -> None:
             self._kubelet.discard(handle)
             kept = self._store.get("pods", place.key)
             if kept is not None and kept.body["metadata"].get("uid") == uid:
-                if not kept.body["metadata"].get("finalizers"):
-                    self.remove(place)
-                else:
-                    body = kept.copy()
-                    body["metadata"]["deletionGracePeriodSeconds"] = 0
-                    self._store.put("pods", place.key, body)
+                self._store.delete("pods", place.key)
 
         handle = asyncio.get_running_loop().call_later(seconds, end)
         self._kubelet.add(handle)
@@ -97,14 +66,13 @@ class Deletion:
 
 
 def _check_preconditions(place: Place, body: Body, wanted: Mapping[str, Any]) -> None:
-    metadata = body["metadata"]
-    for name, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-        if wanted.get(name) and wanted[name] != metadata.get(name):
-            why = (
-                f"the {word} in the precondition ({wanted[name]}) does not match the {word} in record "
-                f"({metadata.get(name)}). The object might have been deleted and then recreated"
-            )
-            raise conflict(place.kind.title, place.name, why)
+    uid = body["metadata"].get("uid")
+    if wanted.get("uid") not in (None, uid):
+        why = (
+            f"the UID in the precondition ({wanted['uid']}) does not match the UID in record ({uid}). "
+            "The object might have been deleted and then recreated"
+        )
+        raise conflict(place.kind.title, place.name, why)
 
 
 def _grace_of(plural: str, body: Body, asked: int | None) -> int:

@@ -1,7 +1,6 @@
 """Evictions and the budgets that they respect: a disruption controller's arithmetic, and what is refused. Pure.
 
-Simplified: where a budget says `maxUnavailable` or a percentage, the real controller asks the pods' controllers how
-many there should be; here that is the most pods that the budget has matched so far (its `status.expectedPods`).
+A budget says `minAvailable` as a number: percentages and `maxUnavailable` are not known here.
 """
 
 from __future__ import annotations
@@ -26,43 +25,31 @@ def is_guarded(pod: Body) -> bool:
 
 
 def budgets_of(pod: Body, budgets: Iterable[Body]) -> list[Body]:
-    """Return the budgets that match a pod: one that selects by nothing does."""
+    """Return the budgets that match a pod."""
     labels = pod["metadata"].get("labels") or {}
-    return [one for one in budgets if labels_match(one["spec"].get("selector") or {}, labels)]
+    return [one for one in budgets if labels_match(one["spec"]["selector"], labels)]
 
 
 def status_of(budget: Body, pods: Iterable[Body]) -> Body:
     """Return a budget's status for the pods of its namespace."""
-    spec = budget.get("spec", {})
+    spec = budget["spec"]
     matched = [
         pod for pod in pods
-        if labels_match(spec.get("selector") or {}, pod["metadata"].get("labels") or {})
+        if labels_match(spec["selector"], pod["metadata"].get("labels") or {})
         and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
     ]  # fmt: skip
     healthy = sum(is_ready(pod) and not pod["metadata"].get("deletionTimestamp") for pod in matched)
-    before = budget.get("status") or {}
-    expected = max(len(matched), before.get("expectedPods", 0))
-    if "minAvailable" in spec:
-        desired = _scaled(spec["minAvailable"], expected)
-    else:
-        desired = max(0, expected - _scaled(spec.get("maxUnavailable", 0), expected))
-    if isinstance(spec.get("minAvailable"), int):
-        expected = len(matched)
+    desired = spec["minAvailable"]
     return {
-        **before, "observedGeneration": budget["metadata"].get("generation", 1), "expectedPods": expected,
-        "desiredHealthy": desired, "currentHealthy": healthy, "disruptionsAllowed": max(0, healthy - desired),
+        "observedGeneration": 1, "expectedPods": len(matched), "desiredHealthy": desired, "currentHealthy": healthy,
+        "disruptionsAllowed": max(0, healthy - desired),
     }  # fmt: skip
 
 
-def check(pod: Body, budgets: list[Body]) -> None:
+def check(budgets: list[Body]) -> None:
     """Raise Refusal where a pod's budgets, with their status, keep it from being evicted."""
-    if len(budgets) > 1:
-        why = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
-        raise Refusal(500, "InternalError", why)
     for budget in budgets:
         name, status = budget["metadata"]["name"], budget["status"]
-        if not is_ready(pod) and status["currentHealthy"] >= status["desiredHealthy"] > 0:
-            continue  # it counts for nothing now
         if not status["disruptionsAllowed"]:
             why = (
                 f"The disruption budget {name} needs {status['desiredHealthy']} healthy pods and has "
@@ -76,9 +63,3 @@ def is_ready(pod: Body) -> bool:
         condition["type"] == "Ready" and condition["status"] == "True"
         for condition in pod.get("status", {}).get("conditions") or ()
     )
-
-
-def _scaled(value: object, whole: int) -> int:
-    if isinstance(value, str):
-        return -(-whole * int(value.removesuffix("%")) // 100)
-    return int(value)  # type: ignore[call-overload,no-any-return]

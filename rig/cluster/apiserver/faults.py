@@ -1,4 +1,4 @@
-"""What goes wrong on demand: refusals, delays, answers that are lost, verbs that are not allowed.
+"""What goes wrong on demand: refusals, delays, answers that are lost.
 
 Knows requests only as words, `verb resource`: `patch pods`, `watch nodes`, `post pods/eviction`. Where `only` is empty,
 any request is meant.
@@ -24,8 +24,6 @@ class Faults:
 
     lag_s: float = 0.0
     """Every answer comes this much later."""
-    forbidden: set[str] = field(default_factory=set)
-    """Requests that the client's role lacks: they are refused (403) for as long as they are named here."""
     _due: list[_Due] = field(default_factory=list)
     _lags: dict[str, float] = field(default_factory=dict)
     _lost: Counter[str] = field(default_factory=Counter)
@@ -54,9 +52,6 @@ class Faults:
 
     def check(self, request: str) -> None:
         """Raise Refusal where one is due."""
-        if request in self.forbidden:
-            why = f'{request.partition(" ")[2]} is forbidden: User "test" cannot {request}'
-            raise Refusal(403, "Forbidden", why)
         for number, due in enumerate(self._due):
             if due.only in ("", request):
                 del self._due[number]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RELEASE = ("1", "37")
-"""What is played."""
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -35,15 +32,13 @@ class Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind("Pod", "pods", subresources=("status", "binding", "eviction")),
-    Kind("Node", "nodes", namespaced=False, subresources=("status",)),
-    Kind("Namespace", "namespaces", namespaced=False, subresources=("status",)),
+    Kind("Node", "nodes", namespaced=False),
+    Kind("Namespace", "namespaces", namespaced=False),
     Kind("Event", "events"),
     Kind("ConfigMap", "configmaps"),
-    Kind("Secret", "secrets"),
     Kind("ServiceAccount", "serviceaccounts"),
     Kind("Lease", "leases", group="coordination.k8s.io", needs_version=True),
-    Kind("PodDisruptionBudget", "poddisruptionbudgets", group="policy", subresources=("status",), needs_version=True),
-    Kind("PriorityClass", "priorityclasses", group="scheduling.k8s.io", namespaced=False),
+    Kind("PodDisruptionBudget", "poddisruptionbudgets", group="policy"),
     Kind("TokenReview", "tokenreviews", group="authentication.k8s.io", namespaced=False, stored=False),
 )
 
@@ -78,7 +73,7 @@ def place_of(path: str) -> Place | None:
     else:
         return None
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] != "status":
+    if rest[0] == "namespaces" and len(rest) > 2:
         namespace, rest = rest[1], rest[2:]
     if not 1 <= len(rest) <= 3 or not all(rest):
         return None
@@ -91,8 +86,3 @@ def place_of(path: str) -> Place | None:
                 return None
             return Place(kind, namespace, name, subresource)
     return None
-
-
-def kind_named(plural: str) -> Kind:
-    """Return the kind of a plural."""
-    return next(kind for kind in KINDS if kind.plural == plural)

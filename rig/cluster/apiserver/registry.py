@@ -5,12 +5,12 @@ Owns the order of these. Nothing waits between the look at an object and its wri
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import evict, rules
 from .deletion import Deletion
 from .events import check_event
-from .kinds import Place, kind_named
 from .managed import note_update
 from .objects import check_changed, check_name, made, same_but_version, time_of
 from .patch import merge_patch, strategic_merge_patch
@@ -20,6 +20,7 @@ from .store import copied
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .kinds import Place
     from .store import Kept, Store
 
 Body = dict[str, Any]
@@ -55,12 +56,12 @@ class Registry:
         if not kind.stored:
             return self._reviewed(body)
         self._check_namespace(place)
-        self._fill(place, body)
         made(place, body, self._unix())
-        if kind.plural == "poddisruptionbudgets":
-            body["metadata"]["generation"] = 1
         key = place.namespace, body["metadata"]["name"]
-        self._check_new(place, body)
+        if kind.plural == "pods":
+            rules.begin(body)
+        elif kind.plural == "events":
+            check_event(body, place.namespace)
         if self.store.get(kind.plural, key) is not None:
             raise already_exists(kind.title, key[1])
         body["metadata"].pop("managedFields", None)
@@ -104,8 +105,7 @@ class Registry:
 
     def evict(self, place: Place, eviction: Body) -> None:
         """Delete a pod if its budgets allow it. Raises Refusal."""
-        version = eviction.get("apiVersion")
-        if version not in ("policy/v1", "policy/v1beta1"):
+        if (version := eviction.get("apiVersion")) != "policy/v1":
             raise bad_request(f'no kind "Eviction" is registered for version "{version}"')
         if eviction.get("metadata", {}).get("name") != place.name:
             raise bad_request("name in URL does not match name in Eviction object")
@@ -114,9 +114,8 @@ class Registry:
         if evict.is_guarded(pod):
             self.settle_budgets(place.namespace)
             budgets = [kept.body for _, kept in self.store.all("poddisruptionbudgets", place.namespace)]
-            evict.check(pod, evict.budgets_of(pod, budgets))
-        alone = Place(kind_named("pods"), place.namespace, place.name)
-        self.deletion.delete(alone, options)
+            evict.check(evict.budgets_of(pod, budgets))
+        self.deletion.delete(replace(place, subresource=""), options)
         self.evicted.append(place.name)
 
     def settle_budgets(self, namespace: str) -> None:
@@ -136,20 +135,13 @@ class Registry:
         check_changed(place, before, body)
         self._keep_other_part(place, before, body)
         if plural == "pods":
-            (rules.check_status if place.subresource else rules.check_changed)(before, body)
+            rules.check_changed(before, body)
         elif plural == "events":
             check_event(body, place.namespace)
-        elif plural == "poddisruptionbudgets" and _but_status(before) != _but_status(body):
-            body["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
         note_update(before, body, manager, place.subresource, place.kind.api_version, self._now())
         if same_but_version(before, body):
             return before
-        kept = self.store.put(plural, place.key, body)
-        metadata = kept.body["metadata"]
-        going = metadata.get("deletionTimestamp") and not metadata.get("deletionGracePeriodSeconds")
-        if going and not metadata.get("finalizers"):
-            self.deletion.remove(place)
-        return kept.body
+        return self.store.put(plural, place.key, body).body
 
     def _keep_other_part(self, place: Place, before: Body, body: Body) -> None:
         """Keep what is not written through this path: the status, or all but it."""
@@ -165,22 +157,6 @@ class Registry:
             if "status" in before:
                 body["status"] = copied(before["status"])
 
-    def _fill(self, place: Place, body: Body) -> None:
-        if not isinstance(body.setdefault("metadata", {}), dict):
-            raise bad_request("metadata is no object")
-        if place.kind.plural == "pods":
-            rules.fill(body, self._priority_class)
-        elif place.kind.plural == "namespaces":
-            body["status"] = {"phase": "Active"}
-        elif place.kind.plural == "poddisruptionbudgets":
-            body.pop("status", None)
-
-    def _check_new(self, place: Place, body: Body) -> None:
-        if place.kind.plural == "pods":
-            rules.check_new(body)
-        elif place.kind.plural == "events":
-            check_event(body, place.namespace)
-
     def _check_namespace(self, place: Place) -> None:
         if not place.kind.namespaced:
             return
@@ -192,13 +168,6 @@ class Registry:
         if found.body.get("status", {}).get("phase") == "Terminating":
             why = f"unable to create new content in namespace {place.namespace} because it is being terminated"
             raise forbidden(place.kind.title, "", why)
-
-    def _priority_class(self, name: str) -> Body | None:
-        for _, kept in self.store.all("priorityclasses"):
-            if kept.body["metadata"]["name"] == name or (not name and kept.body.get("globalDefault")):
-                return kept.body
-        built_in = {"system-node-critical": 2000001000, "system-cluster-critical": 2000000000}
-        return {"metadata": {"name": name}, "value": built_in[name]} if name in built_in else None
 
     def _reviewed(self, body: Body) -> Body:
         token = body.get("spec", {}).get("token", "")
@@ -215,7 +184,3 @@ def _check_kind(place: Place, body: Body) -> None:
     if (kind or place.kind.kind) != place.kind.kind or (version or place.kind.api_version) != place.kind.api_version:
         why = f"the API version in the data ({version}, {kind}) does not match the expected API version"
         raise bad_request(f"{why} ({place.kind.api_version}, {place.kind.kind})")
-
-
-def _but_status(body: Body) -> Body:
-    return {key: value for key, value in body.items() if key not in ("status", "metadata")}

@@ -32,8 +32,8 @@ def field_selector(plural: str, text: str) -> Matches:
 
 
 def labels_match(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Tell whether labels match the `matchLabels` of a LabelSelector; one that selects by nothing matches all."""
-    return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
+    """Tell whether labels match a LabelSelector, which has to be `matchLabels` alone."""
+    return all(labels.get(key) == value for key, value in selector["matchLabels"].items())
 
 
 def _field(body: Mapping[str, Any], path: list[str]) -> str:

@@ -18,8 +18,8 @@ from sharepod.kube.access import Access, in_cluster
 from .faults import Faults
 from .hand import Hand
 from .keys import AUTHORITY, server_context
-from .kinds import RELEASE, Place, place_of
-from .listing import listed, matcher
+from .kinds import Place, place_of
+from .listing import listed
 from .refusal import Refusal, bad_request
 from .registry import MERGE, STRATEGIC, Registry
 from .store import Store
@@ -161,10 +161,6 @@ class ApiServer(Hand):
         self.put_namespace("default")
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in ("/healthz", "/livez", "/readyz"):
-            return web.Response(text="ok")
-        if not request.path.startswith(("/api/", "/apis/", "/version")):
-            return web.Response(text="404 page not found", status=404)
         place = place_of(request.path)
         watches = place is not None and request.method == "GET" and request.query.get("watch") in ("true", "1")
         verb = "watch" if watches else request.method.lower()
@@ -174,9 +170,6 @@ class ApiServer(Hand):
         try:
             self._authenticate(request)
             self.faults.check(what)
-            if request.path == "/version":
-                major, minor = RELEASE
-                return _json({"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.0"})
             if watches and place is not None:
                 return await self.watches.serve(request, place)
             response = await self._do(request, place)
@@ -201,8 +194,6 @@ class ApiServer(Hand):
         if method == "GET" and place.kind.stored and place.subresource in ("", "status"):
             if place.name:
                 return _json(_with_kind(place, self.registry.get(place).body))
-            if place.kind.plural == "poddisruptionbudgets":
-                self.registry.settle_budgets(place.namespace)
             return web.Response(
                 body=listed(self.store, place, request.query, self.stale), content_type="application/json"
             )
@@ -216,7 +207,7 @@ class ApiServer(Hand):
             patch = await _body(request, MERGE, STRATEGIC)
             done = self.registry.patch(place, request.content_type, patch, _manager(request))
             return _json(_with_kind(place, done))
-        if method == "DELETE" and place.kind.stored and not place.subresource:
+        if method == "DELETE" and changes and not place.subresource:
             return await self._delete(request, place)
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
@@ -234,18 +225,9 @@ class ApiServer(Hand):
         options = await _body(request, "application/json", "application/octet-stream") if request.can_read_body else {}
         if grace := request.query.get("gracePeriodSeconds"):
             options["gracePeriodSeconds"] = int(grace)
-        if place.name:
-            before = self.registry.get(place).body
-            left = self.registry.deletion.delete(place, options)
-            if left is None and place.kind.plural != "pods":
-                details = {"name": place.name, "kind": place.kind.plural, "uid": before["metadata"].get("uid", "")}
-                return _json(_success() | {"details": details})
-            return _json(_with_kind(place, before if left is None else left))
-        matches = matcher(place, request.query)
-        for key, kept in list(self.store.all(place.kind.plural, place.namespace)):
-            if matches(kept.body):
-                self.registry.deletion.delete(Place(place.kind, *key), options)
-        return _json(_success())
+        before = self.registry.get(place).body
+        left = self.registry.deletion.delete(place, options)
+        return _json(_with_kind(place, before if left is None else left))
 
 
 def _manager(request: web.Request) -> str:

@@ -1,4 +1,4 @@
-"""What is kept: objects by kind and name, a version for every change, and a bounded history of changes.
+"""What is kept: objects by kind and name, a version for every change, and the history of changes.
 
 Knows no rule, no clock and no HTTP. What is handed out is never changed afterwards: bodies are copied when they come
 in, and whoever wants to change one makes a copy.
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 Key = tuple[str, str]
 """Namespace, empty where there is none, and name."""
-
-HISTORY_MAX = 100_000
-"""Changes that are remembered; older ones are compacted away."""
 
 
 def copied(body: Body) -> Body:
@@ -69,22 +66,19 @@ class Compacted(Exception):
 class Store:
     """All objects."""
 
-    def __init__(self, version: int = 100, history_max: int = HISTORY_MAX) -> None:
+    def __init__(self, version: int = 100) -> None:
         self.version = version
         self.floor = 0
         """Versions below are compacted away."""
         self.changed: set[Callable[[], None]] = set()
         """Called after every change."""
-        self._history_max = history_max
         self._objects: dict[str, dict[Key, Kept]] = {}
         self._history: list[Change] = []
         """One for every version. Those below `floor` stay: a watch that is open reads on across a compaction."""
-        self._dropped = 0
-        """The version up to which changes are not in memory any more."""
 
     def reset(self, version: int) -> None:
         """Forget everything, and count from this version."""
-        self.version, self.floor, self._dropped = version, 0, 0
+        self.version, self.floor = version, 0
         self._objects, self._history = {}, []
 
     def get(self, plural: str, key: Key) -> Kept | None:
@@ -126,11 +120,9 @@ class Store:
         return gone
 
     def since(self, version: int) -> list[Change]:
-        """Return the changes after a version. Raises Compacted where some of them are forgotten."""
+        """Return the changes after a version."""
         if not self._history or version >= self.version:
             return []
-        if version < self._dropped:
-            raise Compacted
         return self._history[max(0, version - self._history[0].version + 1) :]
 
     def compact(self) -> None:
@@ -145,11 +137,6 @@ class Store:
 
     def _remember(self, change: Change) -> None:
         self._history.append(change)
-        if len(self._history) > self._history_max:
-            half = self._history_max // 2
-            self._dropped = self._history[-half - 1].version
-            self.floor = max(self.floor, self._dropped)
-            del self._history[:-half]
         for told in list(self.changed):
             told()
 

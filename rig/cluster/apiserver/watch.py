@@ -15,7 +15,7 @@ from aiohttp import web
 
 from .listing import matcher, number
 from .refusal import bad_request, expired
-from .store import Compacted, Kept
+from .store import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,13 +134,7 @@ class Watches:
 
     async def _send(self, watcher: Watcher, request: web.Request, response: web.StreamResponse) -> bool:
         """Send what there is; return whether the watch goes on."""
-        try:
-            changes = self._store.since(watcher.at)
-        except Compacted:
-            refusal = expired(f"too old resource version: {watcher.at}")
-            await response.write(_line(b"ERROR", orjson.dumps(refusal.status)))
-            return False
-        for change in changes:
+        for change in self._store.since(watcher.at):
             if watcher.broken:
                 break
             watcher.at = change.version

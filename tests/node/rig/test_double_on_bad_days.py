@@ -45,19 +45,6 @@ def test_it_refuses_as_often_as_it_is_told_and_only_what_it_is_told() -> None:
     with_double(test)
 
 
-def test_a_verb_that_the_role_lacks_is_forbidden_until_it_has_it() -> None:
-    async def test(server: ApiServer, client: Client) -> None:
-        server.put(pod("a"))
-        server.faults.forbidden.add("delete pods")
-        for _ in range(2):
-            assert (await client.ask("DELETE", A)).status == 403
-        assert (await client.ask("GET", A)).status == 200
-        server.faults.forbidden.clear()
-        assert (await client.ask("DELETE", A)).status == 200
-
-    with_double(test)
-
-
 def test_an_answer_that_is_lost_was_done() -> None:
     async def test(server: ApiServer, client: Client) -> None:
         server.put(pod("a"))
@@ -117,19 +104,6 @@ def test_watches_are_dropped_and_a_compaction_does_not_end_them() -> None:
     with_double(test)
 
 
-def test_history_is_bounded_and_who_is_behind_it_is_told() -> None:
-    async def test(server: ApiServer, client: Client) -> None:
-        server.store._history_max = 100
-        version = str(server.store.version)
-        for number in range(300):
-            server.put(pod(f"p{number}"))
-        async with client.watch(PODS, resourceVersion=version) as lines:
-            assert (await anext(lines))["object"]["code"] == 410
-        assert len(server.store._history) <= 100
-
-    with_double(test)
-
-
 def test_a_kubelet_ends_deleted_pods_after_a_while() -> None:
     async def test(server: ApiServer, client: Client) -> None:
         server.registry.deletion.kubelet_s = 0.3
@@ -138,46 +112,6 @@ def test_a_kubelet_ends_deleted_pods_after_a_while() -> None:
         assert (await client.ask("GET", A)).status == 200
         await asyncio.sleep(0.5)
         assert (await client.ask("GET", A)).status == 404
-
-    with_double(test)
-
-
-def test_a_namespace_that_ends_takes_what_is_in_it_and_takes_nothing_new() -> None:
-    async def test(server: ApiServer, client: Client) -> None:
-        body = pod("a", namespace="other")
-        body["metadata"]["finalizers"] = ["example.org/keeps"]
-        server.put(body)
-        server.put_config_map("other", "b", {})
-        await client.ask("DELETE", "/api/v1/namespaces/other")
-        assert ("other", "b") not in server.seen("configmaps")
-        new = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
-        assert (await client.ask("POST", "/api/v1/namespaces/other/configmaps", new)).status == 403
-        patch, path = {"metadata": {"finalizers": None}}, "/api/v1/namespaces/other/pods/a"
-        await client.ask("PATCH", path, patch, media=MERGE)
-        assert (await client.ask("GET", "/api/v1/namespaces/other")).status == 404
-        assert (await client.ask("POST", "/api/v1/namespaces/other/configmaps", new)).status == 404
-
-    with_double(test)
-
-
-@pytest.mark.parametrize(("share", "allowed"), [({"maxUnavailable": 1}, 1), ({"minAvailable": "50%"}, 2)])
-def test_a_budget_in_other_words_counts_from_the_most_pods_that_it_had(share: dict[str, object], allowed: int) -> None:
-    async def test(server: ApiServer, client: Client) -> None:
-        for name in ("a", "b", "c", "d"):
-            body = pod(name)
-            body["metadata"]["labels"] = {"guarded": "yes"}
-            body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-            server.put(body)
-        spec = {"selector": {"matchLabels": {"guarded": "yes"}}, **share}
-        server.put_object("poddisruptionbudgets", {"metadata": {"name": "b", "namespace": "default"}, "spec": spec})
-        statuses = []
-        for name in ("a", "b", "c", "d"):
-            eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-            statuses.append(
-                (await client.ask("POST", f"/api/v1/namespaces/default/pods/{name}/eviction", eviction)).status
-            )
-        assert statuses == [201] * allowed + [429] * (4 - allowed)
-        assert server.registry.evicted == ["a", "b"][:allowed]
 
     with_double(test)
 

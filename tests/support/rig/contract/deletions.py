@@ -27,17 +27,6 @@ class TestDeletions:
         assert (await there.ask("GET", there.path("pods", "a"))).status == 404
 
     @promise
-    async def test_a_finalizer_keeps_what_is_deleted(self, there: There) -> None:
-        await there.config_map("a", {}, finalizers=["contract.example/keeps"])
-        path = there.path("configmaps", "a")
-        await there.done("DELETE", path)
-        assert (await there.done("GET", path))["metadata"]["deletionTimestamp"]
-        more = {"metadata": {"finalizers": ["contract.example/keeps", "contract.example/more"]}}
-        assert (await there.merge(path, more)).status == 422
-        assert (await there.merge(path, {"metadata": {"finalizers": None}})).status == 200
-        assert (await there.ask("GET", path)).status == 404
-
-    @promise
     async def test_a_deletion_that_names_another_uid_is_refused(self, there: There) -> None:
         await there.pod("a")
         options = {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}

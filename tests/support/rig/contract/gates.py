@@ -8,7 +8,6 @@ from .connection import STRATEGIC, Answer, Body
 from .there import There, promise
 
 GATE = "sharepod.io/gate"
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 async def gated(there: There, spec: Body | None = None, *more: str) -> Body:
@@ -19,14 +18,6 @@ async def gated(there: There, spec: Body | None = None, *more: str) -> Body:
 async def patch(there: There, spec: Body, **metadata: Any) -> Answer:
     body = {"metadata": metadata, "spec": spec}
     return await there.ask("PATCH", there.path("pods", "a"), body, media=STRATEGIC)
-
-
-def affinity(*terms: Body) -> Body:
-    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}}
-
-
-def among(*values: str) -> Body:
-    return {"key": "kubernetes.io/hostname", "operator": "In", "values": list(values)}
 
 
 class TestGates:
@@ -73,18 +64,6 @@ class TestGates:
         assert (await there.bind("a")).status == 201
 
     @promise
-    async def test_a_gated_pod_has_no_node_from_the_start(self, there: There) -> None:
-        body = there.pod_body("a", {"schedulingGates": [{"name": GATE}], "nodeName": "n1"})
-        answer = await there.ask("POST", there.path("pods"), body)
-        assert answer.status == 422
-        assert "cannot be set until all schedulingGates have been cleared" in answer.message
-
-    @promise
-    async def test_two_gates_of_one_name_are_refused(self, there: There) -> None:
-        body = there.pod_body("a", {"schedulingGates": [{"name": GATE}, {"name": GATE}]})
-        assert (await there.ask("POST", there.path("pods"), body)).status == 422
-
-    @promise
     async def test_a_node_selector_is_only_added_to_and_only_behind_a_gate(self, there: There) -> None:
         await gated(there, {"nodeSelector": {"a": "b"}})
         path = there.path("pods", "a")
@@ -96,19 +75,6 @@ class TestGates:
         together = {"nodeSelector": {"e": "f"}, "schedulingGates": None}
         assert (await there.merge(path, {"spec": together})).status == 200, "with the last gate in one write"
         assert (await there.merge(path, {"spec": {"nodeSelector": {"g": "h"}}})).status == 422
-
-    @promise
-    async def test_a_node_affinity_is_only_tightened(self, there: There) -> None:
-        await gated(there, affinity({"matchExpressions": [among("n1", "n2")]}))
-        both = {"matchExpressions": [among("n1", "n2"), among("n1")]}
-        assert (await patch(there, affinity(both))).status == 200
-        assert (await patch(there, affinity({"matchExpressions": [among("n1")]}))).status == 422, "one is gone"
-        assert (await patch(there, affinity(both, {"matchExpressions": [among("n3")]}))).status == 422, "a choice more"
-
-    @promise
-    async def test_a_node_affinity_comes_where_there_was_none(self, there: There) -> None:
-        await gated(there)
-        assert (await patch(there, affinity({"matchExpressions": [among("n1")]}))).status == 200
 
     @promise
     async def test_nothing_else_changes_behind_a_gate(self, there: There) -> None:
