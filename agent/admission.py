@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharepod.agent.errors import DoesNotFit, InvalidInput, UnknownDevice, WrongState
@@ -46,15 +46,6 @@ class Room:
     def free_bytes(self) -> int:
         """Memory not yet promised."""
         return max(0, self.info.memory_total_bytes - self.memory_promised_bytes)
-
-    def with_terms(self, terms: Terms) -> Room:
-        """Return the room that is left when `terms` are promised too."""
-        return replace(
-            self,
-            requested_millipercent=self.requested_millipercent + terms.request_millipercent,
-            memory_promised_bytes=self.memory_promised_bytes + terms.memory_limit_bytes,
-            shares=self.shares + 1,
-        )
 
 
 def rooms(

@@ -43,7 +43,6 @@ SCRAPES = 50
 SCRAPE_MS = 30
 SCRAPE_PERCENT = 1
 """Of a core, at a scrape every SCRAPE_S."""
-PROGRAMS = 8
 CALLS_MS = 50
 MEMORY_MIB = 180
 CPU_PERCENT = 3

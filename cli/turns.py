@@ -21,11 +21,6 @@ class Turn:
     reason: str
     cogranted: bool
 
-    @property
-    def held_ns(self) -> int:
-        """From the grant until the work launched under it has drained."""
-        return max(0, self.drained_ns - self.granted_ns)
-
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -27,7 +27,6 @@ enum {
   NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
   NVML_ERROR_MEMORY = 20,
   NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
-  NVML_ERROR_UNKNOWN = 999,
 };
 
 #define NVML_NO_INSTANCE 0xffffffffu /* GPU and compute instance id of a device without MIG */

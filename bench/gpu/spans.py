@@ -185,7 +185,6 @@ class Visit:
 
     preempted_ns: int
     """From the last progress of the one that was put off to the visitor's begin."""
-    stayed_ns: int
     back_ns: int
     """From the visitor's end, which leaves it without work, to the other's next progress."""
 
@@ -202,6 +201,6 @@ def visits(gaps: Iterable[tuple[int, int]], kernels: Iterable[tuple[int, int]]) 
             inside += 1
         if inside > place:
             began, ended = ordered[place][0], ordered[inside - 1][1]
-            found.append(Visit(began - left, ended - began, back - ended))
+            found.append(Visit(began - left, back - ended))
         place = inside
     return found

@@ -23,10 +23,7 @@
 #define SUCCESS             0
 #define ERROR_OUT_OF_MEMORY 2
 #define ERROR_NOT_READY     600
-#define ERROR_NOT_PERMITTED 800
 #define ERROR_NOT_SUPPORTED 801
-#define ERROR_CAPTURE_FIRST 900
-#define ERROR_CAPTURE_LAST  908
 
 /* ---- the structures of cuda.h ---- */
 

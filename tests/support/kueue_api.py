@@ -92,26 +92,6 @@ def schema_of(kind: str) -> Schema:
     return _object(**head, spec=_SPECS[kind])
 
 
-def definitions() -> list[Schema]:
-    """Return CustomResourceDefinitions for all kinds, so that an API server knows them."""
-    return [
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.{GROUP}"},
-            "spec": {
-                "group": GROUP,
-                "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-                "scope": "Namespaced" if kind == "LocalQueue" else "Cluster",
-                "versions": [
-                    {"name": VERSION, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema_of(kind)}}
-                ],
-            },
-        }
-        for kind, plural in PLURALS.items()
-    ]
-
-
 def check(item: dict[str, Any]) -> None:
     """Raise jsonschema.ValidationError when a field is unknown or a value is not one that it may have."""
     assert item["apiVersion"] == f"{GROUP}/{VERSION}"

@@ -12,7 +12,6 @@ from sharepod.hook import coverage
 from sharepod.hook.coverage import Function, disagreements, manual, read_actions, read_functions, unwrapped
 
 ROOT = REPO_ROOT
-TOOLKIT = ("nvidia-cuda-cupti", "nvidia-cuda-runtime")
 # Names that a newer CUPTI gives to functions which it no longer tells.
 NAMELESS = re.compile(r"cuda\d+")
 # Sizes that are properties of a chip: of constant, shared and cache memory, and of single objects.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESOURCE = "sharepod.io/gpu"
-PATIENCE = 20.0
 
 
 class Front:
