@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sharepod.cli.console import check_writable
+from sharepod.cli.console import check_writable, show
 from sharepod.cli.ending import end_in_order
 
 if TYPE_CHECKING:
@@ -53,10 +53,15 @@ def demo(
             f"{device}{' (simulated)' if devices else ''}: three programs ask for 50, 30 and 20 %; the third is late"
         )
         act = Act(stage, parts, seconds)
-        act.play()
+        alone, together = act.play()
         stage.stop_programs()
         turns = stage.client.turns_after(0)
-    _report(act, turns, picture, simulated=devices is not None)
+    source = "ground truth of the simulated GPU" if devices else "SharePod's ledger"
+    show(f"\nBefore the third joined: two programs share what nobody asked for ({source})")
+    _show_outcome(alone)
+    show(f"\nAll three: everyone gets what they asked for ({source})")
+    _show_outcome(together)
+    _show_turns(turns, act.joined_ns, picture)
 
 
 def _real_gpu() -> bool:
@@ -73,20 +78,18 @@ class Act:
         self._parts = parts
         self._seconds = seconds
         self.joined_ns = 0
-        self.alone: Outcome | None = None
-        self.together: Outcome | None = None
 
-    def play(self) -> None:
-        """Run the programs for their time and fill `alone` and `together`."""
+    def play(self) -> tuple[Outcome, Outcome]:
+        """Run the programs for their time and return what they got: the first two alone, then all three."""
         *early, late = self._parts
         # A little longer than needed: the demo ends them, they do not end under its eyes.
         end = time.monotonic() + self._seconds
         for part in early:
             self._stage.start(part, self._seconds + 10)
-        self.alone = self._measure(early, until=end - self._seconds * 2 / 3)
+        alone = self._measure(early, until=end - self._seconds * 2 / 3)
         self._stage.start(late, self._seconds + 10)
         self.joined_ns = time.monotonic_ns()
-        self.together = self._measure(self._parts, until=end)
+        return alone, self._measure(self._parts, until=end)
 
     def _measure(self, parts: list[Part], until: float) -> Outcome:
         from sharepod.cli.account import outcome
@@ -111,18 +114,13 @@ class Act:
                 self._stage.check()
 
 
-def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: bool) -> None:
-    from sharepod.cli.console import note, show, write_file
+def _show_turns(turns: list[Turn], joined_ns: int, picture: Path | None) -> None:
+    from sharepod.cli.console import note, write_file
     from sharepod.cli.picture import svg
     from sharepod.cli.turns import Window
 
-    source = "ground truth of the simulated GPU" if simulated else "SharePod's ledger"
-    show(f"\nBefore the third joined: two programs share what nobody asked for ({source})")
-    _show_outcome(act.alone)
-    show(f"\nAll three: everyone gets what they asked for ({source})")
-    _show_outcome(act.together)
     # The join is taken when the late share's first turn is granted; half of the picture lies before it.
-    joined_ns = next((turn.granted_ns for turn in turns if turn.share == _PROGRAMS[-1][0]), act.joined_ns)
+    joined_ns = next((turn.granted_ns for turn in turns if turn.share == _PROGRAMS[-1][0]), joined_ns)
     window = Window(joined_ns - _PICTURE_NS // 2, joined_ns + _PICTURE_NS // 2)
     show(f"\nThe turns as the third joins, {_PICTURE_NS // 1_000_000} ms:")
     show(_picture(turns, window))
@@ -131,11 +129,9 @@ def _report(act: Act, turns: list[Turn], picture: Path | None, *, simulated: boo
         note(f"the picture is in {picture}")
 
 
-def _show_outcome(outcome: Outcome | None) -> None:
+def _show_outcome(outcome: Outcome) -> None:
     from sharepod.cli import tables
-    from sharepod.cli.console import show
 
-    assert outcome is not None, "the demo was played"  # noqa: S101
     show(tables.result_table(outcome.shares))
     show(f"Together they used {outcome.used:.1f} % of the device's time; GOT is of that.")
     if outcome.used < _FILLED:

@@ -103,7 +103,7 @@ class Access:
             raise late  # the library lets a plugin that hangs run on: a second one would hang beside it
         self._asked = asked = asyncio.ensure_future(work)
         if not (await asyncio.wait({asked}, timeout=READ_S))[0]:
-            asked.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody waits for it any more
+            asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody waits for it any more
             raise late
         try:
             done = asked.result()

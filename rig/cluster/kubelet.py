@@ -145,8 +145,11 @@ class FakeKubelet:
 
     async def registered(self, timeout_s: float = 30) -> Endpoint:
         """Wait until a plugin is registered and has sent its units."""
-        there = lambda: self.endpoint and self.endpoint.lists and not self.endpoint.stopped  # noqa: E731
-        await eventually(there, "registered", timeout_s)
+
+        def is_there() -> bool:
+            return bool(self.endpoint and self.endpoint.lists and not self.endpoint.stopped)
+
+        await eventually(is_there, "registered", timeout_s)
         assert self.endpoint
         return self.endpoint
 

@@ -231,7 +231,7 @@ class ApiServer(Hand):
 
 
 def _manager(request: web.Request) -> str:
-    """Return who writes, as managedFields name it."""
+    """Return the writer's name, as managedFields name it."""
     agent = request.headers.get("User-Agent", "unknown").partition("/")[0]
     return (request.query.get("fieldManager") or agent)[:128]
 

@@ -1,4 +1,4 @@
-"""Time slices of the simulated device: who gets how much."""
+"""Time slices of the simulated device: how much of it each program gets."""
 
 import time
 
