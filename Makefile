@@ -58,7 +58,7 @@ bench: build ## Measure every bar of the design and print the table
 	@$(BIN)/python -m bench
 
 bench-placement: build ## Replay the openb trace under our placement and the published one (../shared or DATA=…)
-	@$(BIN)/python -m bench.placement $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -m bench.cluster.placement $(if $(DATA),--data $(DATA))
 
 clean: ## Remove the virtual environment and everything built
 	rm -rf $(VENV) build dist *.egg-info simgpu/lib hook/*.so agent/_native* scheduler/_native* proto/*_pb2*

@@ -24,7 +24,7 @@ LDFLAGS = ["-shared", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs", "-Wl,--as-nee
 # and initial-exec TLS costs nothing where the default model calls into the loader.
 HOOK_CFLAGS = ["-fno-builtin", "-ftls-model=initial-exec"]
 LIBS = ["-lpthread", "-ldl"]
-INCLUDES = ["-I.", "-Ihook", "-Iagent", "-Ischeduler", "-Isimgpu", "-Irig/c"]
+INCLUDES = ["-I.", "-Ihook", "-Iagent", "-Ischeduler", "-Isimgpu", "-Irig/c", "-Ibench/programs"]
 
 
 def sources(*patterns: str, without: tuple[str, ...] = ()) -> list[str]:

@@ -9,46 +9,68 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench import (
-    chosen,
-    costs,
-    decisions,
-    density,
-    feed,
-    memory,
-    neighbours,
-    pauses,
-    replay,
-    rounds,
-    shares,
-    streams,
-    table,
-    yielding,
-)
+from bench import table
+from bench.bars import arbiter, costs, memory, neighbours, pauses, replay, shares, streams
+from bench.bars.gemini import gemini
+from bench.bars.simulated import SimulatedRig
+from bench.cluster import chosen, decisions, density, feed, rounds, yielding
 from bench.entry import Parser
 from bench.scale import FULL, QUICK, Scale
 from bench.table import Line
 from rig.programs import machine
 
-ROWS: dict[str, Callable[[Scale], list[Line]]] = {
-    "machine": costs.machine,
+NO_LAUNCH_COST = {"SIMGPU_LAUNCH_COST_NS": "0"}
+
+
+def _modelled(figure: str) -> str:
+    """Return a pause under Gemini's policy, in words; nothing where none is known."""
+    return f"{gemini(figure):.0f} ms" if figure else ""
+
+
+def _stall(rig: SimulatedRig) -> list[Line]:
+    return [pauses.stall(rig, case, _modelled(case.figure)) for case in pauses.JOINS]
+
+
+def _limit(rig: SimulatedRig) -> list[Line]:
+    return [line for case in pauses.LIMITS for line in pauses.limit(rig, case, _modelled(case.figure))]
+
+
+def _duty(rig: SimulatedRig) -> list[Line]:
+    return neighbours.duty(rig, f"{gemini('trainer keeps'):.3f}")
+
+
+def _launch_cost(rig: SimulatedRig) -> list[Line]:
+    return costs.launch(SimulatedRig(rig.scale, NO_LAUNCH_COST))
+
+
+def _memory(rig: SimulatedRig) -> list[Line]:
+    return [*memory.caps(rig), *memory.beside_many(rig)]
+
+
+def _of_scale(measure: Callable[[Scale], list[Line]]) -> Callable[[SimulatedRig], list[Line]]:
+    """Return a row that makes its own nodes."""
+    return lambda rig: measure(rig.scale)
+
+
+ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
+    "machine": _of_scale(arbiter.machine),
     "share": shares.measure,
     "streams": streams.measure,
-    "stall": pauses.joining,
-    "limit": pauses.limits,
-    "launch-cost": costs.launch_cost,
+    "stall": _stall,
+    "limit": _limit,
+    "launch-cost": _launch_cost,
     "hand-off": costs.hand_off,
     "throughput": shares.throughput,
     "latency": neighbours.latency,
-    "duty": neighbours.trainer,
-    "chosen": chosen.measure,
-    "yields": yielding.measure,
-    "arbiter": costs.arbiter,
-    "memory": memory.caps,
-    "density": density.density,
-    "scale": decisions.measure,
-    "rounds": rounds.measure,
-    "feed": feed.feed,
+    "duty": _duty,
+    "chosen": _of_scale(chosen.measure),
+    "yields": _of_scale(yielding.measure),
+    "arbiter": _of_scale(arbiter.arbiter),
+    "memory": _memory,
+    "density": _of_scale(density.density),
+    "scale": _of_scale(decisions.measure),
+    "rounds": _of_scale(rounds.measure),
+    "feed": _of_scale(feed.feed),
     "traces": replay.traces,
 }
 
@@ -64,11 +86,11 @@ def main() -> int:
     scale = QUICK if options.quick else FULL
     if options.no_baselines:
         scale = dataclasses.replace(scale, baselines=False)
-    lines: list[Line] = []
+    rig, lines = SimulatedRig(scale), list[Line]()
     for row in options.only or ROWS:
         began = time.monotonic()
         print(f"{row} ...", end=" ", file=sys.stderr, flush=True)
-        measured = [dataclasses.replace(line, row=row) for line in ROWS[row](scale)]
+        measured = [dataclasses.replace(line, row=row) for line in ROWS[row](rig)]
         verdict = "MISSED" if table.missed(measured) else "ok"
         print(f"{verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         lines += measured

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import figures
+from bench.bars import figures
 from bench.entry import Parser, duration, run
 from rig.loads import Terms
 from rig.node import Node

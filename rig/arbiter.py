@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from rig.closing import Closing
 from rig.gpu import uuid
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import Handle, ShareClass, Terms, Usage
@@ -31,19 +30,15 @@ class Share:
         return self.arbiter.read_usage(self.handle, 0 if device is None else self.devices.index(device))
 
 
-class Arbiter:
+class Arbiter(Closing):
     """An arbiter; a context manager."""
 
     def __init__(self) -> None:
         self.native = NativeArbiter()
         self._devices: dict[int, Handle] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End it with all that it has."""
         self.native.close()
 
     def device(self, number: int) -> Handle:

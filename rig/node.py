@@ -7,10 +7,9 @@ memory that goes away with the node. The ground truth comes from the simulated d
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rig.agent import RunningAgent
+from rig.closing import Closing
 from rig.gpu import SimulatedGpu
 from rig.loads import Load, Terms
 from rig.programs import Program, load_command
@@ -26,7 +25,7 @@ START_DELAY_NS = 100_000_000
 """Between the go and the first launch, so that all programs begin together."""
 
 
-class Node:
+class Node(Closing):
     """One simulated node; a context manager. `hook=False`: no agent, no hook."""
 
     def __init__(
@@ -59,29 +58,20 @@ class Node:
         }
         self._agent = RunningAgent(self._directory / "run", environment=settings, ends_with_us=True)
 
-    def __enter__(self) -> Self:
-        try:
-            if self._hook:
-                self._start_agent()
-            else:
-                # The first program makes the device; without one there is no truth to read.
-                Program("maker", load_command("cost", {"count": 1}), self.environment).await_ready().kill()
-            self.truth = Truth(self._directory / "gpu")
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
+    def open(self) -> None:
+        """Start the agent, or without one a program that makes the device: there is no truth to read before."""
+        if self._hook:
+            self._start_agent()
+        else:
+            Program("maker", load_command("cost", {"count": 1}), self.environment).await_ready().kill()
+        self.truth = Truth(self._directory / "gpu")
 
     def _start_agent(self) -> None:
         self._agent.start()
         self._client = Client(str(self.socket))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End every program and the agent, and remove the files."""
         for program in self._programs:
             program.kill()
         if self._client is not None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from rig import REPO_ROOT
 
-SOURCES = REPO_ROOT / "bench"
+SOURCES = REPO_ROOT / "bench" / "programs"
 CLIENT = REPO_ROOT / "rig" / "c"
 CACHE = REPO_ROOT / "build" / "bench"
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-fvisibility=hidden"]
@@ -90,20 +90,19 @@ def ring_command(devices: int, **options: object) -> list[str]:
     return [program, str(devices), *(f"{name}={value}" for name, value in options.items())]
 
 
+def piped(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process whose three standard streams are pipes."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment), bufsize=0)
+
+
 class Program:
     """One running program. `await_ready` returns when its context stands; `go` starts its work."""
 
     def __init__(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.owner = owner
         self._command = command
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(environment),
-            bufsize=0,
-        )
+        self._process = piped(command, environment)
         self.pid = self._process.pid
         self.killed = False
         self._result: Result | None = None

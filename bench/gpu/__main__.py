@@ -28,23 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bench.bars import costs, memory, neighbours, pauses, shares
+from bench.bars.rig import Rig
 from bench.entry import Parser, duration, run
-from bench.gpu import (
-    calibration,
-    census,
-    costs,
-    frameworks,
-    hardware,
-    memory,
-    neighbours,
-    pauses,
-    saturated,
-    smi,
-)
+from bench.gpu import calibration, census, frameworks, hardware, smi
 from bench.gpu.build import ROOT, BuildFailed, build
 from bench.gpu.host import Host, Unusable
+from bench.gpu.node import HardwareRig
 from bench.gpu.report import FAILED, MEASURED, SKIPPED, Report, Row
-from bench.gpu.scale import DRY, FULL
+from bench.scale import DRY, HARDWARE
 from bench.table import Line
 from rig.loads import Case
 from rig.programs import ProgramFailed
@@ -65,8 +57,17 @@ class Entry:
     measure: Callable[[Host], list[Line]]
 
 
+def _bar(title: str, box_s: float, measure: Callable[[Rig], list[Line]]) -> Entry:
+    """Return a row that the simulated GPU has as well."""
+    return Entry(title, box_s, lambda host: measure(HardwareRig(host)))
+
+
 def _share(case: Case) -> Entry:
-    return Entry(f"share error: {case.what}", 60, functools.partial(saturated.share, case=case))
+    return _bar(f"share error: {case.what}", 60, functools.partial(shares.share, case=case))
+
+
+def _stall(rig: Rig) -> list[Line]:
+    return [pauses.stall(rig, pauses.THREE)]
 
 
 def _framework(key: str, box_s: float) -> Entry:
@@ -89,17 +90,17 @@ FRAMEWORKS: dict[str, Entry] = {
 """Needs packages: `--only frameworks` runs these rows alone, and all of them fit."""
 
 ROWS: dict[str, Entry] = {
-    "share-500us": _share(saturated.KERNELS),
-    "share-20us": _share(saturated.TINY),
-    "share-graph": _share(saturated.GRAPHS),
-    "latency": Entry("latency share beside batch", 80, neighbours.latency),
-    "throughput": Entry("sum of throughputs", 110, saturated.throughput),
-    "stall": Entry("stall when a share joins", 45, pauses.joining),
-    "limit": Entry("limit alone", 25, pauses.limit),
-    "launch-cost": Entry("added cost per launch", 50, costs.launch),
-    "hand-off": Entry("hand-off", 45, costs.hand_off),
-    "duty": Entry("small shares beside a trainer", 40, neighbours.duty),
-    "memory": Entry("memory cap", 30, memory.caps),
+    "share-500us": _share(shares.KERNELS),
+    "share-20us": _share(shares.SMALL),
+    "share-graph": _share(shares.GRAPHS),
+    "latency": _bar("latency share beside batch", 80, neighbours.latency),
+    "throughput": _bar("sum of throughputs", 110, shares.throughput),
+    "stall": _bar("stall when a share joins", 45, _stall),
+    "limit": _bar("limit alone", 25, functools.partial(pauses.limit, case=pauses.LIMIT)),
+    "launch-cost": _bar("added cost per launch", 50, costs.launch),
+    "hand-off": _bar("hand-off", 45, costs.hand_off),
+    "duty": _bar("small shares beside a trainer", 40, neighbours.duty),
+    "memory": _bar("memory cap", 30, memory.caps),
     **FRAMEWORKS,
     "slices": Entry("time slices of the hardware", 40, hardware.slices),
     "calls": Entry("host time of driver calls", 30, hardware.calls),
@@ -228,7 +229,7 @@ def main() -> int:
         _say("building ...", end=" ")
         built = build()
         _say("ok")
-        with Host(built, DRY if options.simulated else FULL, options.simulated, options.results) as host:
+        with Host(built, DRY if options.simulated else HARDWARE, options.simulated, options.results) as host:
             _say(f"{host.device.name}, driver for CUDA {host.device.cuda_version / 1000:.1f}, {os.cpu_count()} cores")
             report = _measure(host, _chosen(options.only), ends, options.results)
     except (BuildFailed, Unusable, ProgramFailed, OSError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CLIENT = ROOT / "rig" / "c"
+PROGRAMS = ROOT / "bench" / "programs"
 CACHE = ROOT / "build" / "gpu"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-fvisibility=hidden"]
 STRICT = [*FLAGS, "-Werror"]
@@ -40,7 +41,7 @@ class Built:
 
 
 def _compile(output: Path, sources: Sequence[Path], flags: Sequence[str], libraries: Sequence[str]) -> Path:
-    directories = {CLIENT, *(source.parent for source in sources)}
+    directories = {CLIENT, PROGRAMS, *(source.parent for source in sources)}
     depends = [*sources, *(path for one in directories for path in _headers(one))]
     newest = max(path.stat().st_mtime for path in depends)
     if output.exists() and output.stat().st_mtime > newest:
@@ -87,7 +88,10 @@ def _node() -> Path:
 
 def _probe() -> Path:
     return _compile(
-        CACHE / "probe", [HERE / f"{name}.c" for name in PROBE], [*STRICT, f"-I{CLIENT}"], ["-ldl", "-lpthread"]
+        CACHE / "probe",
+        [HERE / f"{name}.c" for name in PROBE],
+        [*STRICT, f"-I{CLIENT}", f"-I{PROGRAMS}"],
+        ["-ldl", "-lpthread"],
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import figures
+from bench.bars import figures
 from bench.gpu.build import HERE, ROOT
 from bench.gpu.host import Host
 from bench.gpu.node import Node

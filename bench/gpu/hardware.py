@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bench import figures
+from bench.bars import figures
+from bench.bars.rig import START_DELAY_NS, run
 from bench.gpu import spans
 from bench.gpu.host import Host
-from bench.gpu.node import START_DELAY_NS, Node
+from bench.gpu.node import HardwareRig, Node
 from bench.table import Line, micro, milli
 from rig.loads import MS, Load, Terms, saturating
 from rig.programs import Program
@@ -90,12 +91,11 @@ def _visits(host: Host) -> Line:
 def _beside_deep_queue(host: Host) -> Line:
     """Measure what a context that waits for each short kernel gets beside a deep queue: what sharing must repair."""
     loads = {"deep": saturating(50), "short": Load(Terms(50), "sync", {"unit": "100us"})}
-    with Node(host, hook=False) as node:
-        run = node.run(loads, host.scale.bare_steps)
-    part = figures.utilisation(run.samples, ["short"]) / (figures.utilisation(run.samples) or 1)
-    latencies = run.results["short"].latencies_ns
-    with Node(host) as node:
-        hooked = node.run(loads, host.scale.short_steps)
+    rig = HardwareRig(host)
+    bare_run = run(rig, loads, host.scale.bare_steps, hook=False)
+    part = figures.utilisation(bare_run.samples, ["short"]) / (figures.utilisation(bare_run.samples) or 1)
+    latencies = bare_run.results["short"].latencies_ns
+    hooked = run(rig, loads, host.scale.short_steps)
     part_hooked = figures.utilisation(hooked.samples, ["short"]) / (figures.utilisation(hooked.samples) or 1)
     p50 = figures.median(latencies)
     text = f"{part_hooked * 100:.1f} % ({milli(figures.median(hooked.results['short'].latencies_ns))} a kernel)"

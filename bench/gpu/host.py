@@ -7,13 +7,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bench.gpu.build import ROOT, Built
 from bench.gpu.process import Asked, ask_once
-from bench.gpu.scale import Scale
 from bench.gpu.spans import Tick
+from bench.scale import HardwareScale
+from rig.closing import Closing
 from rig.programs import machine
 from sharepod.cli.scratch import IN_MEMORY, Scratch
 
@@ -48,11 +48,11 @@ class Device:
 
 
 @dataclass
-class Host:
+class Host(Closing):
     """One run of the bench on one machine; a context manager that ends the clock's process and the files in memory."""
 
     built: Built
-    scale: Scale
+    scale: HardwareScale
     simulated: bool
     results: Path = ROOT / "bench" / "results"
     """Where a row leaves files of its own."""
@@ -66,30 +66,21 @@ class Host:
     facts: dict[str, Any] = field(default_factory=dict)
     """What the rows have learnt for the calibration of the simulated GPU, by name."""
     _clock: Asked | None = None
-    _scratch: Scratch = field(init=False)
+    _scratch: Scratch = field(default_factory=lambda: Scratch("sharepod-gpu"))
 
-    def __enter__(self) -> Self:
-        self._scratch = Scratch("sharepod-gpu")
+    def open(self) -> None:
+        """Find the device and its clock, and learn how fast it is."""
         self.directory = self._scratch.path
-        try:
-            self.environment = self._bare_environment()
-            self.device = self._describe()
-            self._clock = Asked([*self.probe("clock")], self.environment)
-            self._clock.read_line()
-            resolution = self._clock.ask("sample")["resolution_ns"]
-            self.facts["device_clock_resolution_ns"] = resolution
-            self.calibrate()
-        except BaseException:
-            self._close()
-            raise
-        return self
+        self.environment = self._bare_environment()
+        self.device = self._describe()
+        self._clock = Asked([*self.probe("clock")], self.environment)
+        self._clock.read_line()
+        resolution = self._clock.ask("sample")["resolution_ns"]
+        self.facts["device_clock_resolution_ns"] = resolution
+        self.calibrate()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the clock's process and remove the files."""
         if self._clock is not None:
             self._clock.close()
         self._scratch.remove()

@@ -5,72 +5,30 @@ log, never from the arbiter.
 """
 
 import shutil
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from bench import figures
+from bench.bars.rig import Account, Run
 from bench.gpu import spans
 from bench.gpu.host import Host
 from bench.gpu.process import Asked
 from bench.gpu.spans import ClockMap, Span, Tick
-from rig.loads import MS, Load, Terms
+from bench.scale import HardwareScale
+from rig.closing import Closing
+from rig.loads import Load, Terms
 from rig.programs import Program, ProgramFailed, Result
-from rig.truth import Held, Kernel, Sample
+from rig.truth import Held
 
-START_DELAY_NS = 100 * MS
-"""Between the go and the first launch, so that all programs begin together."""
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 60.0
 QUANTUM = 1  # the reason of a turn that its quantum ended
 CLASSES = {"latency": 0, "standard": 1, "batch": 2}
 SIMULATED_LOG = 200_000
+CLOCK_ERROR_NS = 10_000
+"""How far a kernel's host time may be off: the map of the clocks, and what they drift within a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A finished turn, as the arbiter tells it."""
-
-    share: str
-    granted_ns: int
-    closed_ns: int
-    drained_ns: int
-    reason: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one run gave."""
-
-    begin_ns: int
-    samples: Sequence[Sample]
-    """Work done, by the device's log, at every step after the settling."""
-    spans: Mapping[str, Sequence[Span]]
-    results: Mapping[str, Result]
-    usage: Mapping[str, Mapping[str, int]]
-    """The arbiter's account by share; empty without the hook."""
-    turns: Sequence[Turn]
-    clock: ClockMap
-
-    @property
-    def kernels(self) -> list[Kernel]:
-        """All kernels, by begin."""
-        return spans.kernels(self.spans)
-
-    @property
-    def quantum_ns(self) -> float:
-        """The median length of the turns that a quantum ended; the policy's shortest quantum when none did."""
-        ended = [turn.closed_ns - turn.granted_ns for turn in self.turns if turn.reason == QUANTUM]
-        return figures.median(ended) if ended else 2.0 * MS
-
-    def held(self, tolerance_ns: int) -> list[Held]:
-        """Return the turns as spans; the tolerance is for the map of the device's clock."""
-        return [Held(t.share, t.granted_ns - tolerance_ns, t.drained_ns + tolerance_ns) for t in self.turns]
-
-
-class Node:
+class Node(Closing):
     """One node; a context manager. `hook=False`: no arbiter, no hook."""
 
     _made = 0
@@ -87,24 +45,16 @@ class Node:
         self.environment = {**host.environment, **own}
         self._first = Tick(0, 0)
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Start the arbiter."""
         self._directory.mkdir()
-        try:
-            self._first = self._host.tick()
-            if self._hook:
-                self._arbiter = Asked([str(self._host.built.node)], self.environment)
-                self._arbiter.ask(f"device {self._host.device.uuid}")
-        except BaseException:
-            self._close()
-            raise
-        return self
+        self._first = self._host.tick()
+        if self._hook:
+            self._arbiter = Asked([str(self._host.built.node)], self.environment)
+            self._arbiter.ask(f"device {self._host.device.uuid}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End every program and the arbiter, and remove the files."""
         for _, program in self._programs.values():
             program.kill()
         if self._arbiter is not None:
@@ -114,6 +64,11 @@ class Node:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # ---- shares and programs ----
+
+    @property
+    def uuid(self) -> str:
+        """The device's."""
+        return self._host.device.uuid
 
     def share(self, name: str, terms: Terms) -> dict[str, str]:
         """Make a share; return the environment of its programs. Without the hook: the bare one."""
@@ -142,7 +97,7 @@ class Node:
         return started
 
     def _begin(self, owner: str, load: Load, seconds: float) -> Program:
-        options: dict[str, object] = dict(load.options)
+        options = {name: value for name, value in load.options.items() if name != "warm"}  # a probe always is
         if load.mode in {"saturate", "sync", "periodic"}:
             kernels = int((seconds + 2) * 1.2e9 / load.unit_ns) + 4096
             options |= {"path": self._log(owner)}
@@ -155,24 +110,17 @@ class Node:
     def _log(self, owner: str) -> Path:
         return self._directory / f"{owner}.log"
 
-    def run(self, loads: Mapping[str, Load], steps: int) -> Run:
-        """Run all loads together for `steps` sampling steps after the settling, and a little longer."""
-        scale = self._host.scale
-        length_ns = 2 * scale.settle_ns + steps * scale.step_ns
-        programs = self.start(loads, length_ns / 1e9)
-        begin_ns = time.monotonic_ns() + START_DELAY_NS
-        for program in programs.values():
-            program.go(begin_ns, begin_ns + length_ns)
-        return self.collect(begin_ns, steps)
-
-    def collect(self, begin_ns: int, steps: int) -> Run:
-        """Wait for all programs and return what happened since `begin_ns`."""
-        results = {owner: program.result(END_TIMEOUT_S + 30) for owner, (_, program) in self._programs.items()}
+    def collect(self, first_ns: int, steps: int) -> Run:
+        """Wait for all programs and return what happened, with samples from `first_ns` on."""
+        results = {owner: program.result(END_TIMEOUT_S) for owner, (_, program) in self._programs.items()}
         clock = ClockMap(self._first, self._host.tick())
         found = self._simulated_spans(results) if self._host.simulated else self._logged_spans(results, clock)
-        scale = self._host.scale
-        samples = spans.samples(found, begin_ns + scale.settle_ns, scale.step_ns, steps)
-        return Run(begin_ns, samples, found, results, self.usage(), self.turns(), clock)
+        samples = spans.samples(found, first_ns, self._host.scale.step_ns, steps)
+        kernel_ns = {owner: sum(span.ended_ns - span.started_ns for span in found[owner]) for owner in found}
+        detail = {"clock_drift_ppm": clock.drift_ppm, "kernels_alone_ns": kernel_ns, "account": self.usage()}
+        held, quanta_ns = self._turns()
+        used, kernels = spans.occupied_ns(found), spans.kernels(found)
+        return Run(samples, results, used, self.accounts(), kernels, held, quanta_ns, detail)
 
     # ---- what is true ----
 
@@ -207,10 +155,49 @@ class Node:
             return {}
         return {name: self._arbiter.ask(f"usage {share}") for name, share in self._shares.items()}
 
-    def turns(self) -> list[Turn]:
-        """Return every finished turn."""
+    def accounts(self) -> dict[str, Account]:
+        """Return what the arbiter counts now, by share."""
+        names = Account.__dataclass_fields__
+        return {share: Account(**{name: told[name] for name in names}) for share, told in self.usage().items()}
+
+    def _turns(self) -> tuple[list[Held], list[int]]:
+        """Return every finished turn, and the lengths of those that their quantum ended."""
         if self._arbiter is None:
-            return []
+            return [], []
         names = {share: name for name, share in self._shares.items()}
+        off_ns = 0 if self._host.simulated else CLOCK_ERROR_NS
         told: Iterable[Sequence[Any]] = self._arbiter.ask("turns 0")["turns"]
-        return [Turn(names[t[1]], t[2], t[3], t[4], t[6]) for t in told]
+        turns = [(names[t[1]], t[2], t[3], t[4], t[6]) for t in told]
+        held = [Held(share, granted - off_ns, drained + off_ns) for share, granted, _, drained, _ in turns]
+        return held, [closed - granted for _, granted, closed, _, reason in turns if reason == QUANTUM]
+
+
+class HardwareRig:
+    """A place to measure; see bench.bars.rig. The dry run is one too, so that all of it is tried."""
+
+    driver = "this driver"
+    real = True
+    cap_bytes = (1 << 30) + (3 << 21)
+    """Of whole blocks of 2 MiB, the coarsest step of any kind, and far below what any device has."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.facts = host.facts
+
+    @property
+    def scale(self) -> HardwareScale:
+        """How long everything takes."""
+        return self._host.scale
+
+    def node(self, *, hook: bool = True, log: bool = True) -> Node:
+        """Return a fresh node; its programs are logged anyway."""
+        del log
+        return Node(self._host, hook=hook)
+
+    def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
+        """Return the command of a probe that waits for its go."""
+        return self._host.probe(mode, **options, wait=1)
+
+    def memory_command(self, rounds: int) -> list[str]:
+        """Return the command of a program that fills a share by every kind of allocation."""
+        return self.command("memory", {"count": rounds, "bytes": self.cap_bytes})

@@ -43,6 +43,7 @@ struct options options = {.unit_ns = 500000,
                           .seconds_ns = 1000000000,
                           .depth = 8,
                           .group = 1,
+                          .streams = 1,
                           .burst = 1,
                           .threads = 32,
                           .rate = 1};

@@ -9,7 +9,7 @@
 struct options {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, graph, burst, count, log, blocks, threads, bytes, wait, simulated;
+  uint64_t depth, group, streams, graph, burst, count, log, blocks, threads, bytes, wait, simulated;
   uint64_t units_ns[UNITS_MAX];
   size_t unit_count;
   double rate; /* loop iterations per microsecond of the device */

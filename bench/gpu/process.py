@@ -7,10 +7,10 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from rig.programs import ProgramFailed
+from rig.closing import Closing
+from rig.programs import ProgramFailed, piped
 from sharepod.cli.scratch import IN_MEMORY
 
 ANSWER_TIMEOUT_S = 20.0
@@ -36,30 +36,14 @@ def _shown(command: Sequence[str]) -> str:
     return " ".join([Path(command[0]).name, *command[1:]])
 
 
-class Asked:
+class Asked(Closing):
     """A process that answers every line with one JSON object; ends with its stdin."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(environment),
-            bufsize=0,
-        )
+        self._process = piped(command, environment)
         self.pid = self._process.pid
         self._unread = b""
-
-    def __enter__(self) -> Self:
-        """Return the process; leaving the block ends it."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def read_line(self) -> str:
         """Return its next line. Raises ProgramFailed when it ends or takes too long."""

@@ -1,4 +1,4 @@
-"""What the device's own log says: when each kernel ran, as the figures of bench.figures need it. Pure.
+"""What the device's own log says: when each kernel ran, as the figures of bench.bars.figures need it. Pure.
 
 Host times are CLOCK_MONOTONIC nanoseconds, device times are of the device's clock (%globaltimer).
 """
@@ -97,7 +97,7 @@ def _done_at(spans: Iterable[Span], first_ns: int, step_ns: int, steps: int) -> 
 
 
 def kernels(spans: Mapping[str, Sequence[Span]]) -> list[Kernel]:
-    """Return all kernels, by begin, as bench.figures takes them."""
+    """Return all kernels, by begin, as bench.bars.figures takes them."""
     found = [Kernel(owner, s.submitted_ns, s.started_ns, s.ended_ns) for owner in spans for s in spans[owner]]
     return sorted(found, key=lambda kernel: kernel.started_ns)
 

@@ -8,8 +8,9 @@
 
 #include "probe.h"
 
+#include "loads.h"
+
 #define LOG_DEFAULT     (1u << 20)
-#define LATENCIES_MAX   1000000u
 #define CAPTURE_RELAXED 2
 #define MIX_NODES       4u
 #define MIX_BYTES       65536u
@@ -20,7 +21,7 @@ static struct {
   struct kernel kernel;
   struct log log;
   uint64_t *submitted_ns; /* when launch i had returned */
-  uint64_t launches, nodes;
+  uint64_t nodes;
 } load;
 
 static void *make_graph(uint64_t nodes) {
@@ -44,18 +45,19 @@ static void prepare(uint64_t graph_nodes) {
   await_start();
 }
 
-static void launch(void) {
+static void put(uint64_t stream) {
+  (void)stream;
   if (load.graph)
     CALL(cuGraphLaunch, load.graph, load.stream);
   else
     check(launch_work(&load.kernel, &load.log, load.stream), "cuLaunchKernel");
-  if (load.launches <= load.log.capacity / load.nodes)
-    load.submitted_ns[load.launches] = now_ns();
-  load.launches++;
+  if (launches <= load.log.capacity / load.nodes)
+    load.submitted_ns[launches - 1] = now_ns();
 }
 
-static void drain(void) {
-  CALL(cuStreamSynchronize, load.stream);
+static void *stream_of(uint64_t stream) {
+  (void)stream;
+  return load.stream;
 }
 
 /* Write the log to the file of the option `path`; print how many kernels it has and how many it could not take. */
@@ -80,85 +82,33 @@ static void write_log(void) {
 }
 
 static void begin(void) {
-  begin_result(load.launches, load.launches * options.unit_ns * load.nodes);
+  begin_result(launches, launches * options.unit_ns * load.nodes);
 }
 
 void run_saturate(void) {
   prepare(options.graph);
-  void **events = allocate(options.depth, sizeof *events);
-  for (uint64_t i = 0; i < options.depth; i++)
-    CALL(cuEventCreate, &events[i], EVENT_DISABLE_TIMING);
-  for (uint64_t round = 0; running(); round++) {
-    void *event = options.depth ? events[round % options.depth] : NULL;
-    if (options.depth && round >= options.depth)
-      CALL(cuEventSynchronize, event);
-    for (uint64_t i = 0; i < options.group && running(); i++)
-      launch();
-    if (options.depth)
-      CALL(cuEventRecord, event, load.stream);
-  }
-  drain();
-  begin();
+  saturate();
   write_log();
-  free(events);
 }
 
 void run_sync(void) {
-  uint64_t *latencies = allocate(LATENCIES_MAX, sizeof *latencies), done = 0;
   prepare(options.graph);
-  while (running()) {
-    uint64_t began_ns = now_ns();
-    for (uint64_t i = 0; i < options.burst; i++)
-      launch();
-    drain();
-    if (done < LATENCIES_MAX)
-      latencies[done++] = now_ns() - began_ns;
-    if (options.gap_ns)
-      sleep_until(now_ns() + options.gap_ns);
-  }
-  begin();
-  print_list("latencies_ns", latencies, done);
+  synchronise_bursts();
   write_log();
-  free(latencies);
 }
 
 void run_periodic(void) {
-  uint64_t limit = options.count && options.count < LATENCIES_MAX ? options.count : LATENCIES_MAX;
-  uint64_t *latencies = allocate(limit, sizeof *latencies), done = 0;
   prepare(0);
-  for (; done < limit && running(); done++) {
-    uint64_t arrival_ns = options.start_ns + done * options.period_ns;
-    sleep_until(arrival_ns);
-    for (uint64_t worked_ns = 0; worked_ns < options.work_ns; worked_ns += options.unit_ns)
-      launch();
-    drain();
-    latencies[done] = now_ns() - arrival_ns;
-  }
-  begin();
-  print_list("latencies_ns", latencies, done);
+  serve();
   write_log();
-  free(latencies);
 }
 
 void run_cost(void) {
-  uint64_t batches = options.count ? options.count : 200;
-  uint64_t *batch_ns = allocate(batches, sizeof *batch_ns);
   options.log = 1; /* nothing is logged: the kernels are empty */
   prepare(0);
   load.kernel.iterations = 0;
   load.kernel.blocks = 1;
-  for (uint64_t i = 0; i < batches; i++) {
-    uint64_t begin_ns = now_ns();
-    for (uint64_t j = 0; j < options.group; j++)
-      check(launch_work(&load.kernel, &load.log, load.stream), "cuLaunchKernel");
-    batch_ns[i] = now_ns() - begin_ns;
-    load.launches += options.group;
-    drain();
-  }
-  begin();
-  printf(", \"group\": %" PRIu64, options.group);
-  print_list("batch_ns", batch_ns, batches);
-  free(batch_ns);
+  time_launches();
 }
 
 /* CUPTI's count, when the driver was told to load the library that has it. */
@@ -199,7 +149,7 @@ void run_mix(void) {
     CALL(cuMemcpyDtoDAsync, to, from, MIX_BYTES, load.stream);
     drain();
   }
-  load.launches = before + 5 * rounds;
+  launches = before + 5 * rounds;
   sleep_until(now_ns() + COUNTED_NS);
   report_cupti();
   begin();

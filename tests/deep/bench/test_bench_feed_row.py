@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import feed
+from bench.cluster import feed
 from bench.scale import TEST
 
 

@@ -1,7 +1,7 @@
 """Gangs: the devices that a share on several of them gets together.
 
 In virtual time random schedules run over the arbiter's own code (gang_program.c). On the simulated GPU programs make
-collectives in which every rank spins for the next (bench/ring.c) beside programs that use one device.
+collectives in which every rank spins for the next (bench/programs/ring.c) beside programs that use one device.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.chosen import _without_numbers, choose
+from bench.cluster.chosen import _without_numbers, choose
 from sharepod.agent.share import ShareClass
 from sharepod.scheduler.usage import DeviceFacts, DeviceNumbers, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
 

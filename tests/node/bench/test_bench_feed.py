@@ -1,6 +1,6 @@
 """The bench of the usage feed runs, small, and would say when not all messages arrive."""
 
-from bench.feed_messages import agents
+from bench.cluster.feed_messages import agents
 from sharepod.scheduler.usage import UsageBook
 from sharepod.scheduler.usage_reader import read_report
 

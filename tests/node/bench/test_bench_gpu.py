@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_runs import bench_gpu
 
-from bench import figures
+from bench.bars import figures
 from bench.gpu import spans
 from bench.gpu.__main__ import ROWS
 from bench.gpu.calibration import calibration

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from replays import HEADER, TABLES, Written, replayed, result
 
-from bench import replay
+from bench.bars import replay
 from bench.table import markdown
 from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth

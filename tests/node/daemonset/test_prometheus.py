@@ -17,9 +17,10 @@ import pytest
 import yaml
 from manifests import ADDITIONS
 
-from bench import figures, prometheus
-from bench.pods import Pod, Pods
-from bench.prometheus import Monitoring, Panel, Prometheus, Query, Series
+from bench.bars import figures
+from bench.cluster import prometheus
+from bench.cluster.pods import Pod, Pods
+from bench.cluster.prometheus import Monitoring, Panel, Prometheus, Query, Series
 from rig import REPO_ROOT
 from rig.node import Node
 from rig.programs import Program, fill_command, load_command

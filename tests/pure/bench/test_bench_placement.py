@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bench import placement
-from bench.placement import MARKS, PUBLISHED, Result, bars, failures, table
+from bench.cluster import placement
+from bench.cluster.placement import MARKS, PUBLISHED, Result, bars, failures, table
 from sharepod.scheduler.replay import Outcome, Point
 
 GAINS = dict.fromkeys(PUBLISHED, 1.0) | {"multigpu50": 0.3, "cpu250": 1.9}
@@ -85,7 +85,7 @@ def test_flags_that_cannot_be_are_one_line(capsys: pytest.CaptureFixture[str], m
         (["--only", "x"], "invalid choice"),
         (["--sed"], "--sed"),
     ):
-        monkeypatch.setattr("sys.argv", ["bench.placement", *flags])
+        monkeypatch.setattr("sys.argv", ["bench.cluster.placement", *flags])
         with pytest.raises(SystemExit) as ended:
             placement.main()
         assert ended.value.code == 2

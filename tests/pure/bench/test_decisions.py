@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bench import decisions
+from bench.cluster import decisions
 from sharepod.scheduler.native import Verdict
 
 

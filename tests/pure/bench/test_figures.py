@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import figures
+from bench.bars import figures
 from rig.truth import Held, Kernel, Sample
 
 SECOND = 1_000_000_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import replay
+from bench.bars import replay
 from bench.traces.format import parse
 
 HEADER = '{"sharepod_trace": 1, "name": "t", "origin": "synthesised", "sources": {"all": "made up"}}\n'

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from replays import Written, replayed, result
 
-from bench import replay
+from bench.bars import replay
 from rig.gpu import MakeSimgpu
 from rig.node import START_DELAY_NS, Node
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.gemini import gemini
+from bench.bars.gemini import gemini
 
 
 @pytest.mark.parametrize(

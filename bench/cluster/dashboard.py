@@ -1,4 +1,4 @@
-"""Draw the dashboard of daemonset/monitoring as it looks over a short scenario: `python -m bench.dashboard`.
+"""Draw the dashboard of daemonset/monitoring as it looks over a short scenario: `python -m bench.cluster.dashboard`.
 
 A real Prometheus scrapes a real agent while programs run in three pods on a simulated GPU; the pictures are the answers
 to the dashboard's own queries, under its titles and legends. What Grafana adds (mouse, zoom, choices) is not there.
@@ -9,16 +9,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import charts
+from bench.cluster import charts
+from bench.cluster.pods import Pod, Pods
+from bench.cluster.prometheus import Monitoring, Panel, Prometheus, panels
 from bench.entry import Parser, run
-from bench.pods import Pod, Pods
-from bench.prometheus import Monitoring, Panel, Prometheus, panels
 from rig.node import Node
 from rig.programs import ProgramFailed, fill_command, load_command
 from sharepod.cli.errors import CliError
 from sharepod.cli.scratch import Scratch
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "dashboard.svg"
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.svg"
 MIB = 1 << 20
 STEP_BYTES = 256 * MIB
 TRAIN = Pod("train-0", 60, share_class="standard")
@@ -91,7 +91,7 @@ def draw() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the picture; return the exit code."""
-    parser = Parser(prog="python -m bench.dashboard", description=__doc__)
+    parser = Parser(prog="python -m bench.cluster.dashboard", description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=PICTURE, help="the SVG file to write")
     file: Path = parser.parse_args(arguments).file
     file.write_text(draw(), encoding="utf-8")

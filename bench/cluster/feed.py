@@ -16,9 +16,9 @@ from typing import IO, Any
 
 import trustme
 
-from bench import figures
-from bench.costs import cpu_s
-from bench.density import _rss_mib
+from bench.bars import figures
+from bench.bars.arbiter import cpu_s
+from bench.cluster.density import _rss_mib
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
 from rig.programs import ProgramFailed
@@ -69,10 +69,10 @@ def _child(module: str, *arguments: str) -> Iterator[_Child]:
 def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged: bool) -> list[Line]:
     seconds = 3 * scale.short_s if scale.agents >= FULL.agents else scale.short_s
     certificate, key = str(directory / "tls.crt"), str(directory / "tls.key")
-    with _child("bench.feed_server", certificate, key) as server:
+    with _child("bench.cluster.feed_server", certificate, key) as server:
         port, pid = server.line(), server.process.pid
         arguments = (port, str(directory / "ca.crt"), str(scale.agents), str(devices), str(shares))
-        with _child("bench.feed_clients", *arguments) as clients:
+        with _child("bench.cluster.feed_clients", *arguments) as clients:
             began = time.monotonic()
             clients.line()
             connected_s, connected_cpu_s = time.monotonic() - began, cpu_s(pid)

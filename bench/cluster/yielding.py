@@ -10,17 +10,20 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench import figures
-from bench.density import node_of
-from bench.neighbours import PERIOD_MS, REQUESTS, serve
+from bench.bars import figures
+from bench.bars.bar import KEPT, LATENCY
+from bench.bars.neighbours import PERIOD_NS, REQUESTS, serve
+from bench.bars.simulated import SimulatedRig
+from bench.cluster.density import node_of
 from bench.scale import Scale
 from bench.table import Line, milli
 from rig.cluster.apiserver import unused_port
 from rig.cluster.node import plugin_node
+from rig.loads import SECOND
 from rig.programs import Program, load_command
 from sharepod.cli.launch import program_environment
 
@@ -31,8 +34,6 @@ ANNOTATIONS = {
     "batch": {"sharepod.io/class": "batch", "sharepod.io/limit": "100", "sharepod.io/memory": "20Gi"},
     "latency": {"sharepod.io/class": "latency", "sharepod.io/memory": "20Gi"},
 }
-BAR = 1.3
-BACK = 0.9
 STEP_S = 180.0
 """So long at most until the last of the batch is paused: the last minute is measured, and there are two steps."""
 RESUME_S = 60.0
@@ -195,13 +196,13 @@ async def _run(requests: int) -> _Run:
             ids = {name: share.id for name, share in (await node.shares()).items()}
             full = await cluster.used(5)
             waited_s = await cluster.run("latency", load_command("periodic", REQUESTS))
-            await asyncio.sleep(requests * PERIOD_MS / 1000)
+            await asyncio.sleep(requests * PERIOD_NS / SECOND)
             beside = requests
             batch = list(cluster.pods)[:2]
             paused_s = await cluster.until(
                 "batch is not paused", lambda: all(cluster.yields(name) == "pause" for name in batch), STEP_S
             )
-            await asyncio.sleep(requests * PERIOD_MS / 1000 + 1)
+            await asyncio.sleep(requests * PERIOD_NS / SECOND + 1)
             latencies = await cluster.leave("latency")
             resumed_s = await cluster.until(
                 "batch does not go on", lambda: not any(cluster.yields(name) for name in batch), RESUME_S + STEP_S
@@ -216,7 +217,7 @@ async def _run(requests: int) -> _Run:
             await cluster.stop()
     first, last = (figures.percentile(some, 99) for some in (latencies[:beside], latencies[-requests:]))
     return _Run(
-        waited_s, paused_s + requests * PERIOD_MS / 1000, resumed_s, first, last, full, back, cluster.steps,
+        waited_s, paused_s + requests * PERIOD_NS / SECOND, resumed_s, first, last, full, back, cluster.steps,
         once and there == ids,
     )  # fmt: skip
 
@@ -231,7 +232,7 @@ def _node(api: Any) -> dict[str, Any]:
 def measure(scale: Scale) -> list[Line]:
     """Measure the p99 of a latency pod on a device that was full of batch, and whether batch comes back."""
     requests = max(500, scale.requests // 3)
-    solo = serve(requests, beside={}, hook=False).p99_ns
+    solo = serve(SimulatedRig(replace(scale, requests=requests)), {}, hook=False).p99_ns
     run = asyncio.run(_run(requests))
     ratio, before = run.after_ns / solo, run.before_ns / solo
     detail: dict[str, object] = {
@@ -245,9 +246,9 @@ def measure(scale: Scale) -> list[Line]:
     back = f"{run.back / run.full:.2f} (after {run.resumed_s:.1f} s)"
     rows: list[tuple[str, str, str, bool]] = [
         (f"{what}: has its place after", "≤ 2 s", f"{run.waited_s:.1f} s", run.waited_s <= 2),
-        (f"{what}: p99 ÷ solo p99 once batch has yielded", f"≤ {BAR:g} ×", p99, ratio <= BAR),
+        (f"{what}: p99 ÷ solo p99 once batch has yielded", f"≤ {LATENCY.bound:g} ×", p99, LATENCY.met(ratio)),
         ("batch yields, step by step", "limited, then paused", f"{steps} (all after {run.paused_s:.0f} s)", limited),
-        ("batch goes on by itself: of what it used before", f"≥ {BACK:g}", back, run.back >= BACK * run.full),
+        ("batch goes on by itself: of what it used before", f"≥ {KEPT.bound:g}", back, KEPT.met(run.back / run.full)),
         ("batch: the same processes and shares, started once", "yes", "yes" if run.same else "no", run.same),
     ]
     return [Line(*row, detail=detail) for row in rows]

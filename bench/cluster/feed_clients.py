@@ -1,8 +1,8 @@
 """Synthetic agents for the usage feed: a TLS connection with one HTTP/2 stream each, a message every second on each.
 
 Frames are written by hand: a client library for each of ten thousand agents would take the processors from the server
-that is measured. `python -m bench.feed_clients PORT CA COUNT DEVICES SHARES` prints "ready" when all are connected and
-goes on until its standard input ends; then it prints what it sent, and how late the latest message was.
+that is measured. `python -m bench.cluster.feed_clients PORT CA COUNT DEVICES SHARES` prints "ready" when all are
+connected and goes on until its standard input ends; then it prints what it sent, and how late the latest message was.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from bench.feed_messages import Agent, agents
+from bench.cluster.feed_messages import Agent, agents
 
 PATH = b"/sharepod.v1.UsageService/ReportUsage"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -1,7 +1,8 @@
 /*
  * load: an ordinary driver-API program with a known amount of GPU work, for benches and stress tests.
  *
- * It knows nothing of shares: the same binary runs bare, under the hook, on the simulated device and on a real one.
+ * It knows nothing of shares: the same binary runs bare and under the hook. On a real device gpu/probe.c does the same,
+ * with kernels that log themselves.
  *
  *     load MODE [option=value ...]
  *
@@ -12,11 +13,9 @@
  *     spin       rounds of kernels that wait for each other as collectives do: across `streams`, across `devices`, and
  *                across `ranks` processes that share the file `words`, of which this one is `rank`
  *     cost       the host's time per launch, in `count` batches of `group` launches
- *     calibrate  loop iterations per microsecond of the device, for `rate`
  *
- * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`): the simulated device goes by the
- * name; a real one runs `rate` loop iterations per microsecond of it, so that a kernel which is sliced out takes
- * longer, as real kernels do.
+ * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`), and the simulated device goes by
+ * the name.
  *
  * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin; with
  * `warm=N` it has made N launches by then, as a program that has been running for a while.
@@ -31,14 +30,13 @@
 
 #include "client.h"
 
-#define MEMBERS_MAX   16u
-#define DEPTH_MAX     1024u
-#define LATENCIES_MAX 1000000u
+#define MEMBERS_MAX 16u
+#define DEPTH_MAX   1024u
 
 static struct {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, streams, graph, burst, count, rate, wait, warm, rank, ranks;
+  uint64_t depth, group, streams, graph, burst, count, wait, warm, rank, ranks;
   uint64_t devices[MEMBERS_MAX];
   uint32_t device_count;
   const char *words;
@@ -51,9 +49,10 @@ static struct {
              .group = 1,
              .streams = 1,
              .burst = 1,
-             .rate = 1,
              .ranks = 1,
              .device_count = 1};
+
+#include "loads.h"
 
 /* One stream on one device, with its kernel. */
 struct member {
@@ -61,10 +60,9 @@ struct member {
 };
 
 static struct member members[MEMBERS_MAX];
-static uint64_t launches;
 static volatile sig_atomic_t stopped;
 
-static bool running(void) {
+bool running(void) {
   return !stopped && now_ns() < options.stop_ns;
 }
 
@@ -84,9 +82,8 @@ static void parse(int count, char **arguments) {
       {"unit", &options.unit_ns, true}, {"work", &options.work_ns, true},       {"period", &options.period_ns, true},
       {"gap", &options.gap_ns, true},   {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
       {"group", &options.group, false}, {"streams", &options.streams, false},   {"graph", &options.graph, false},
-      {"burst", &options.burst, false}, {"count", &options.count, false},       {"rate", &options.rate, false},
-      {"wait", &options.wait, false},   {"warm", &options.warm, false},         {"rank", &options.rank, false},
-      {"ranks", &options.ranks, false},
+      {"burst", &options.burst, false}, {"count", &options.count, false},       {"wait", &options.wait, false},
+      {"warm", &options.warm, false},   {"rank", &options.rank, false},         {"ranks", &options.ranks, false},
   };
   if (count < 2)
     die("usage: load MODE [option=value ...]");
@@ -111,19 +108,24 @@ static void parse(int count, char **arguments) {
 
 /* ---- the work ---- */
 
-static void launch(struct member *member) {
-  launches++;
-  if (member->graph)
-    CALL(cuGraphLaunch, member->graph, member->stream);
+static void put(uint64_t stream) {
+  if (members[stream].graph)
+    CALL(cuGraphLaunch, members[stream].graph, members[stream].stream);
   else
-    launch_one(member->function, member->stream, options.unit_ns * options.rate / 1000);
+    launch_one(members[stream].function, members[stream].stream, 0);
+}
+
+static void *stream_of(uint64_t stream) {
+  if (options.device_count > 1)
+    CALL(cuCtxSetCurrent, members[stream].context);
+  return members[stream].stream;
 }
 
 static void make_graph(struct member *member) {
   void *graph = NULL;
   CALL(cuStreamBeginCapture, member->stream, CAPTURE_RELAXED);
   for (uint64_t i = 0; i < options.graph; i++)
-    launch_one(member->function, member->stream, options.unit_ns * options.rate / 1000);
+    launch_one(member->function, member->stream, 0);
   CALL(cuStreamEndCapture, member->stream, &graph);
   CALL(cuGraphInstantiateWithFlags, &member->graph, graph, 0);
 }
@@ -147,21 +149,9 @@ static void open_devices(void) {
   }
 }
 
-static void use(const struct member *member) {
-  if (options.device_count > 1)
-    CALL(cuCtxSetCurrent, member->context);
-}
-
-static void drain(void) {
-  for (uint32_t i = 0; i < options.streams; i++) {
-    use(&members[i]);
-    CALL(cuStreamSynchronize, members[i].stream);
-  }
-}
-
 /* ---- the result ---- */
 
-static void begin_result(void) {
+static void begin(void) {
   printf("{\"mode\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
          ", \"work_ns\": %" PRIu64,
          options.mode, getpid(), options.start_ns, now_ns(), launches,
@@ -170,61 +160,11 @@ static void begin_result(void) {
 
 /* ---- modes ---- */
 
-static void run_saturate(void) {
-  void **events = allocate(options.streams * (options.depth + 1), sizeof *events);
-  for (uint64_t i = 0; i < options.streams * options.depth; i++) {
-    use(&members[i / options.depth]);
-    CALL(cuEventCreate, &events[i], EVENT_DISABLE_TIMING);
-  }
-  for (uint64_t round = 0; running(); round++) {
-    for (uint64_t i = 0; i < options.streams; i++) {
-      use(&members[i]);
-      void *event = options.depth ? events[i * options.depth + round % options.depth] : NULL;
-      if (options.depth && round >= options.depth)
-        CALL(cuEventSynchronize, event);
-      for (uint64_t j = 0; j < options.group && running(); j++)
-        launch(&members[i]);
-      if (options.depth)
-        CALL(cuEventRecord, event, members[i].stream);
-    }
-  }
-  drain();
-  begin_result();
-  free(events);
-}
-
-static void run_sync(void) {
-  while (running()) {
-    for (uint64_t i = 0; i < options.burst; i++)
-      launch(&members[i % options.streams]);
-    drain();
-    if (options.gap_ns)
-      sleep_until(now_ns() + options.gap_ns);
-  }
-  begin_result();
-}
-
-static void run_periodic(void) {
-  uint64_t limit = options.count && options.count < LATENCIES_MAX ? options.count : LATENCIES_MAX;
-  uint64_t *latencies = allocate(limit, sizeof *latencies), done = 0;
-  for (; done < limit && running(); done++) {
-    uint64_t arrival = options.start_ns + done * options.period_ns;
-    sleep_until(arrival);
-    for (uint64_t work = 0; work < options.work_ns; work += options.unit_ns)
-      launch(&members[0]);
-    drain();
-    latencies[done] = now_ns() - arrival;
-  }
-  begin_result();
-  print_list("latencies_ns", latencies, done);
-  free(latencies);
-}
-
 /* The words of all rounds, zero: in the file `words`, shared with the other ranks, or this process's own. */
 static uint32_t *map_words(uint64_t count) {
   uint32_t *words = NULL;
   size_t bytes = count * sizeof *words;
-  use(&members[0]);
+  stream_of(0);
   if (!options.words) {
     CALL(cuMemHostAlloc, (void **)&words, bytes, HOST_PORTABLE_MAPPED);
     memset(words, 0, bytes);
@@ -251,11 +191,11 @@ static void run_spin(void) {
     uint64_t begin = now_ns();
     uint32_t *round = words + done * ring;
     for (uint64_t i = 0; i < options.streams; i++) {
-      use(&members[i]);
+      void *stream = stream_of(i);
       device_pointer here = (uintptr_t)&round[first + i];
-      CALL(cuStreamWriteValue32, members[i].stream, here, 1, 0);
-      launch_one(members[i].spin, members[i].stream, (uintptr_t)&round[(first + i + 1) % ring]);
-      launch(&members[i]);
+      CALL(cuStreamWriteValue32, stream, here, 1, 0);
+      launch_one(members[i].spin, stream, (uintptr_t)&round[(first + i + 1) % ring]);
+      launch(i);
     }
     drain();
     uint64_t took = now_ns() - begin;
@@ -266,50 +206,16 @@ static void run_spin(void) {
   for (uint64_t round = done; round < rounds; round++) /* the other ranks must not wait for one that has left */
     for (uint64_t i = 0; i < options.streams; i++)
       __atomic_store_n(&words[round * ring + first + i], 1, __ATOMIC_RELEASE);
-  begin_result();
+  begin();
   printf(", \"rounds\": %" PRIu64 ", \"longest_round_ns\": %" PRIu64, done, longest_ns);
-}
-
-static void run_cost(void) {
-  uint64_t batches = options.count ? options.count : 200;
-  uint64_t *batch_ns = allocate(batches, sizeof *batch_ns);
-  for (uint64_t i = 0; i < batches; i++) {
-    uint64_t begin = now_ns();
-    for (uint64_t j = 0; j < options.group; j++)
-      launch(&members[0]);
-    batch_ns[i] = now_ns() - begin;
-    drain();
-  }
-  begin_result();
-  printf(", \"group\": %" PRIu64, options.group);
-  print_list("batch_ns", batch_ns, batches);
-  free(batch_ns);
-}
-
-static void run_calibrate(void) {
-  void *begin, *end;
-  float ms = 0;
-  uint64_t iterations = 100000;
-  CALL(cuEventCreate, &begin, EVENT_DEFAULT);
-  CALL(cuEventCreate, &end, EVENT_DEFAULT);
-  while (ms < 50 && iterations < UINT64_MAX / 2) { /* the clocks of a cold device rise while this grows */
-    iterations *= 2;
-    CALL(cuEventRecord, begin, members[0].stream);
-    launch_one(members[0].function, members[0].stream, iterations);
-    CALL(cuEventRecord, end, members[0].stream);
-    CALL(cuEventSynchronize, end);
-    CALL(cuEventElapsedTime, &ms, begin, end);
-  }
-  begin_result();
-  printf(", \"rate\": %.0f", (double)iterations / ((double)ms * 1000));
 }
 
 static const struct {
   const char *name;
   void (*run)(void);
 } modes[] = {
-    {"saturate", run_saturate}, {"sync", run_sync}, {"periodic", run_periodic},
-    {"spin", run_spin},         {"cost", run_cost}, {"calibrate", run_calibrate},
+    {"saturate", saturate}, {"sync", synchronise_bursts}, {"periodic", serve},
+    {"spin", run_spin},     {"cost", time_launches},
 };
 
 static void on_signal(int signal_number) {
@@ -319,7 +225,7 @@ static void on_signal(int signal_number) {
 
 static void warm_up(void) {
   for (uint64_t i = 0; i < options.warm; i++) {
-    launch(&members[i % options.streams]);
+    launch(i % options.streams);
     drain();
   }
   launches = 0;

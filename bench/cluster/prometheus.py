@@ -16,14 +16,14 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
+from rig.closing import Closing
 from rig.programs import ProgramFailed
 
-FOLDER = Path(__file__).resolve().parent.parent / "daemonset" / "monitoring"
+FOLDER = Path(__file__).resolve().parents[2] / "daemonset" / "monitoring"
 PROGRAM = "prometheus"
 POD_LABELS = {"namespace": "sharepod", "pod": "sharepod-x7x2k", "container": "agent", "endpoint": "metrics"}
 """What Prometheus' operator gives a target of a PodMonitor, beside the job, the address and the relabelings."""
@@ -119,7 +119,7 @@ class Series:
         return self.samples[-1][1]
 
 
-class Prometheus:
+class Prometheus(Closing):
     """One that scrapes an agent; a context manager."""
 
     def __init__(self, monitoring: Monitoring, directory: Path, interval_s: float = 1.0) -> None:
@@ -130,7 +130,8 @@ class Prometheus:
         # A proxy of the environment has no business on the loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Start it, and wait until it answers."""
         if shutil.which(PROGRAM) is None:
             raise ProgramFailed(f"{PROGRAM} is missing: apt install {PROGRAM}")
         command = [
@@ -143,17 +144,11 @@ class Prometheus:
         deadline = time.monotonic() + READY_S
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                self._end()
                 raise ProgramFailed(f"{PROGRAM} does not answer: {log.read_text(errors='replace').strip()}")
             time.sleep(0.1)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End it."""
         if self._process is None:
             return
         self._process.terminate()

@@ -1,7 +1,7 @@
 """The usage server of the scheduler in a process of its own, with an API server that knows every token at once.
 
-`python -m bench.feed_server CERTIFICATE KEY` prints its port, then a line of JSON for each line of standard input, and
-ends with it. Like the scheduler it takes note of what has changed every second.
+`python -m bench.cluster.feed_server CERTIFICATE KEY` prints its port, then a line of JSON for each line of standard
+input, and ends with it. Like the scheduler it takes note of what has changed every second.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ import random
 import time
 from dataclasses import replace
 
-from bench import figures
+from bench.bars import figures
 from bench.scale import FULL, Scale
 from bench.table import Line
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk

@@ -22,8 +22,8 @@ from typing import Any
 
 import grpc
 
-from bench import figures
-from bench.costs import cpu_s
+from bench.bars import figures
+from bench.bars.arbiter import cpu_s
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
 from rig.cluster import apiserver

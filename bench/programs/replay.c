@@ -4,7 +4,8 @@
  *     replay TRACE [seconds=10s] [warm=300ms] [rate=N] [wait=1]
  *
  * It knows nothing of shares: the same binary runs bare, under the hook, on the simulated device, which goes by the
- * names of the kernels, and on a real one, which runs `rate` loop iterations per microsecond (load.c, `calibrate`).
+ * names of the kernels, and on a real one, which runs `rate` loop iterations per microsecond (gpu/probe.c,
+ * `calibrate`).
  *
  * What the host did between calls is done again: it spins where the program computed and sleeps where it slept. What
  * calls cost and how long they wait is the driver's and the device's to say anew.

@@ -21,7 +21,7 @@ from sharepod.scheduler.errors import TraceError
 from sharepod.scheduler.replay import Outcome, Point, replay
 from sharepod.scheduler.trace import read_nodes, read_pods
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "openb"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "openb"
 SEEDS = 10
 SEEDS_MAX = 1000
 MARKS = (1.0, 1.3)
@@ -216,7 +216,7 @@ def save(results: dict[tuple[str, str], Result], text: str) -> None:
 
 def main() -> int:
     """Measure, print, keep; 1 when a bar is missed."""
-    parser = Parser(prog="python -m bench.placement", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m bench.cluster.placement", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the openb lists")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="orders of pods and nodes (10)")
     parser.add_argument("--only", choices=PUBLISHED, action="append", help="this workload; may be repeated")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from bench import figures
-from bench.neighbours import PERIOD_MS, REQUESTS
+from bench.bars import figures
+from bench.bars.neighbours import PERIOD_NS, REQUESTS
 from bench.scale import Scale
 from bench.table import Line, milli
-from rig.loads import Load, Terms
+from rig.loads import SECOND, Load, Terms
 from rig.node import Node
 from sharepod.scheduler import node as nodes
 from sharepod.scheduler.cluster import Cluster
@@ -109,7 +109,7 @@ def serve(requests: int, *, by_use: bool) -> tuple[int, float]:
                 node.start("trainer", replace(TRAINER, terms=replace(TRAINER.terms, devices=("0",)))),
                 node.start("notebook", replace(NOTEBOOK, terms=replace(NOTEBOOK.terms, devices=("1",)))),
             ]
-            seconds = requests * PERIOD_MS // 1000
+            seconds = requests * PERIOD_NS // SECOND
             start_ns = node.sample().now_ns + 200_000_000
             for program in others:
                 program.go(start_ns, start_ns + (WATCHED_S + seconds + 10) * 1_000_000_000)

@@ -1,0 +1,146 @@
+"""What the bars stand on: a node with shares, simulated or on a real GPU, and what a run on it was truly like.
+
+A rig makes nodes; the bars know no other difference between the two but what is an attribute here. Standard library
+alone: on the machine of a real GPU nothing else is.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bench.bars import figures
+from bench.scale import Scale
+from rig.loads import MS, Load, Terms
+from rig.programs import Program, Result
+from rig.truth import Held, Kernel, Sample
+
+START_DELAY_NS = 100 * MS
+"""Between the go and the first launch, so that all programs begin together."""
+SHORTEST_QUANTUM_NS = 2.0 * MS
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the arbiter has counted for one share."""
+
+    used_ns: int
+    turns: int
+    memory_used_bytes: int
+    passed: int = 0
+    """Launches that were let through on purpose, without a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run gave."""
+
+    samples: Sequence[Sample]
+    """Device time used, by the truth, at every step after the settling."""
+    results: Mapping[str, Result]
+    used_ns: Mapping[str, int]
+    """What each owner should be billed for, by the truth at the very end, all drained."""
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    """By share; empty without the hook."""
+    kernels: Sequence[Kernel] = ()
+    """The device's log, by begin; empty unless it was asked for."""
+    held: Sequence[Held] = ()
+    """Every turn, as long as the device's log may say that it was."""
+    quanta_ns: Sequence[int] = ()
+    """Lengths of the turns that a quantum ended."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def quantum_ns(self) -> float:
+        """The median length of the turns that a quantum ended; the policy's shortest quantum when none did."""
+        return figures.median(self.quanta_ns) if self.quanta_ns else SHORTEST_QUANTUM_NS
+
+    @property
+    def bill_errors(self) -> dict[str, float]:
+        """By how much each bill is above the truth, in percent of that."""
+        used = self.used_ns.items()
+        return {owner: (self.accounts[owner].used_ns / ns - 1) * 100 if ns else 100.0 for owner, ns in used}
+
+
+class Node(Protocol):
+    """One node with shares on one device; the same node without the hook is the baseline."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of a program without a share."""
+
+    @property
+    def uuid(self) -> str:
+        """The device's."""
+
+    def share(self, name: str, terms: Terms) -> Mapping[str, str]:
+        """Make a share; return the environment of its programs. Without the hook: the bare one."""
+
+    def start(self, loads: Mapping[str, Load], seconds: float, /) -> dict[str, Program]:
+        """Start a program per load, each in a share of its own; they are ready, and work for at most `seconds`."""
+
+    def collect(self, first_ns: int, steps: int) -> Run:
+        """Return what happened: samples from `first_ns` on, a step apart, and the rest when all programs have ended."""
+
+    def accounts(self) -> Mapping[str, Account]:
+        """Return what the arbiter counts now, by share."""
+
+
+class Rig(Protocol):
+    """A place to measure."""
+
+    facts: dict[str, Any]
+    """What the rows learn, by name."""
+
+    @property
+    def scale(self) -> Scale:
+        """How long everything takes."""
+
+    @property
+    def driver(self) -> str:
+        """What a driver with a device is called here."""
+
+    @property
+    def real(self) -> bool:
+        """Whether a real GPU's own figures are measured: launches are judged there, and every kernel is in its log."""
+
+    @property
+    def cap_bytes(self) -> int:
+        """The cap of a share that is filled to the byte."""
+
+    def node(self, *, hook: bool = True, log: bool = False) -> AbstractContextManager[Node]:
+        """Return a fresh node. `log`: the run's kernels are wanted."""
+
+    def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
+        """Return the command of a load program."""
+
+    def memory_command(self, rounds: int) -> list[str]:
+        """Return the command of a program that fills a share by every kind of allocation."""
+
+
+def run(
+    rig: Rig, loads: Mapping[str, Load], steps: int, *, hook: bool = True, log: bool = False, length_ns: int = 0
+) -> Run:
+    """Run all loads together on a node of their own for `steps` sampling steps after the settling.
+
+    `length_ns` is how long they work when that is more.
+    """
+    scale = rig.scale
+    length_ns = max(length_ns, 2 * scale.settle_ns + steps * scale.step_ns)
+    with rig.node(hook=hook, log=log) as node:
+        programs = node.start(loads, length_ns / 1e9)
+        begin_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs.values():
+            program.go(begin_ns, begin_ns + length_ns)
+        return node.collect(begin_ns + scale.settle_ns, steps)
+
+
+def run_once(command: Sequence[str], environment: Mapping[str, str]) -> Result:
+    """Run one program to its end, for a minute at most; return what it did."""
+    program = Program("a", command, environment)
+    try:
+        program.await_ready().go(time.monotonic_ns(), time.monotonic_ns() + 60_000_000_000)
+        return program.result()
+    finally:
+        program.kill()

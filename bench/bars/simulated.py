@@ -1,0 +1,100 @@
+"""The rig of the simulated GPU: the real agent and the real hook on a device whose truth can be read at any time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.bars.rig import Account, Run
+from bench.scale import Scale
+from rig.closing import Closing
+from rig.loads import Load, Terms
+from rig.node import Node
+from rig.programs import Program, fill_command, load_command
+
+LOG_KERNELS = 400_000
+
+
+class SimulatedNode(Closing):
+    """One simulated node; a context manager."""
+
+    def __init__(self, step_ns: int, *, hook: bool, log: bool, gpu_settings: Mapping[str, str]) -> None:
+        self._step_ns, self._hook, self._log = step_ns, hook, log
+        self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=gpu_settings)
+        self._programs: dict[str, Program] = {}
+
+    def open(self) -> None:
+        """Start the agent."""
+        self._node.open()
+
+    def close(self) -> None:
+        """End every program and the agent, and remove the files."""
+        self._node.close()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of a program without a share."""
+        return self._node.environment
+
+    @property
+    def uuid(self) -> str:
+        """The device's."""
+        return self._node.truth.devices()[0].uuid
+
+    def share(self, name: str, terms: Terms) -> Mapping[str, str]:
+        """Register a share; return the environment of its programs. Without the hook: the bare one."""
+        return self._node.share_environment(name, terms)
+
+    def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
+        """Start one more program of `owner`; it is ready."""
+        program = self._node.add(owner, command, environment)
+        self._programs[f"{owner} {program.pid}"] = program
+        return program
+
+    def start(self, loads: Mapping[str, Load], _seconds: float) -> dict[str, Program]:
+        """Start a program per load, each in a share of its own; they are ready."""
+        return {
+            owner: self.add(owner, load_command(load.mode, load.options), self.share(owner, load.terms))
+            for owner, load in loads.items()
+        }
+
+    def collect(self, first_ns: int, steps: int) -> Run:
+        """Return what happens from now on, and what the device and the agent know when all programs have ended."""
+        samples = self._node.samples(first_ns, steps, self._step_ns)
+        results = {program.owner: program.result() for program in self._programs.values()}
+        used = self._node.sample().busy_ns
+        kernels = self._node.kernels() if self._log else []
+        if not self._hook:
+            return Run(samples, results, used, kernels=kernels)
+        turns = self._node.turns()
+        quanta = [turn.closed_ns - turn.granted_ns for turn in turns if turn.reason == "quantum"]
+        return Run(samples, results, used, self.accounts(), kernels, self._node.held(turns), quanta)
+
+    def accounts(self) -> dict[str, Account]:
+        """Return what the agent counts now, by share."""
+        found = {name: share.devices[0] for name, share in self._node.usage().items()}
+        return {name: Account(use.used_ns, use.turns, use.memory_used_bytes) for name, use in found.items()}
+
+
+@dataclass
+class SimulatedRig:
+    """A place to measure; see bench.bars.rig."""
+
+    scale: Scale
+    gpu_settings: Mapping[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    driver = "simulated driver"
+    real = False
+    cap_bytes = 3 * 2**30 + 4096 * 3
+    """Of whole rows, so that an array can be as large as the cap; not of whole grains of a pool."""
+
+    def node(self, *, hook: bool = True, log: bool = False) -> SimulatedNode:
+        """Return a fresh node."""
+        return SimulatedNode(self.scale.step_ns, hook=hook, log=log, gpu_settings=self.gpu_settings)
+
+    def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
+        """Return the command of a load program."""
+        return load_command(mode, options)
+
+    def memory_command(self, rounds: int) -> list[str]:
+        """Return the command of a program that fills a share by every kind of allocation."""
+        return fill_command("kinds", {"count": rounds})

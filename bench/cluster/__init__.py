@@ -1,0 +1,1 @@
+"""What is measured of a cluster: placement, the usage feed, density, rounds, and who yields."""
