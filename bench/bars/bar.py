@@ -67,7 +67,7 @@ class Bar:
             f"{'≥' if self.least else '≤'} {self._with_unit(shown)}" if judged else "",
             f"{self.text(value)} {note}".rstrip(),
             self.met(value, limit) if judged else None,
-            self.text(no_hook) if isinstance(no_hook, float) else no_hook or "",
+            no_hook if isinstance(no_hook, str) else "" if no_hook is None else self.text(no_hook),
             gemini,
             detail or {},
             self.excusable,

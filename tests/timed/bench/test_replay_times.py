@@ -42,7 +42,7 @@ def test_a_replay_under_a_share_is_billed_and_said_to_be_synthesised() -> None:
         done = replay.run({"a": replay.Share(replay.SERVER, replay.Terms(100))}, 1)
         assert done.results["a"].other["marks"]["token"]["count"] >= 40
         assert done.used_ns["a"] > 0
-        return done.bill_errors_percent["a"]
+        return done.bill_errors["a"]
 
     billed_within(5, error_percent)
     assert replay.origin(replay.SERVER) == "synthesised"
