@@ -1,13 +1,16 @@
 """What the driver refuses is refused as ever and counts for nothing; errno stays the program's."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 from hooklab import clean_environment, run
 from metered import run_metered
 
+from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from rig.script import script
+from rig.until import until
 from sharepod.hook import LIBRARY
 
 REFUSED = """
@@ -51,8 +54,15 @@ def test_what_the_driver_refuses_has_its_result_and_is_not_counted(make_simgpu: 
     assert (done.usage[0].launches, done.usage[0].memory_used_bytes) == (0, 0)
 
 
-def test_errno_survives_every_kind_of_call(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
-    assert run_metered(make_simgpu(), tmp_path, ERRNO).stdout == "77\n"
+def test_errno_survives_a_wait_at_the_gate_and_every_kind_of_call(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    share, env = arbiter.share(tmp_path), make_simgpu().env
+    arbiter.native.pause_share(share.handle, True)
+    with subprocess.Popen(script(ERRNO), env=env | share.env, stdout=subprocess.PIPE, text=True) as program:
+        until(lambda: share.usage().waited_ns > 0)
+        arbiter.native.pause_share(share.handle, False)
+        assert program.communicate(timeout=60)[0] == "77\n"
 
 
 def test_without_a_driver_a_wrapper_says_not_initialized() -> None:
