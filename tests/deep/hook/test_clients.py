@@ -15,9 +15,12 @@ from rig import REPO_ROOT
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
 from sharepod.agent.share import Usage
+from sharepod.hook import LIBRARY
 
 HERE = REPO_ROOT / "tests" / "support" / "hook"
 H200_BYTES = 143771 << 20
+PER_THREAD = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
+"""cuda-bindings asks for the functions of the per-thread default stream."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,13 @@ class Place:
 
 
 @pytest.fixture(params=["without the hook", "with the hook", "in a share"])
-def place(request: pytest.FixtureRequest, make_simgpu: MakeSimgpu, repo_root: Path, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[Place]:
     """Two H200s and an A10; the hook, which without a region passes all through; a share of the first device."""
     env = make_simgpu("2xH200,1xA10").env
     if request.param == "without the hook":
         yield Place(env)
         return
-    env["LD_PRELOAD"] = str(repo_root / "hook" / "libsharepod.so")
+    env["LD_PRELOAD"] = str(LIBRARY)
     if request.param == "with the hook":
         yield Place(env)
         return
@@ -76,8 +79,9 @@ def test_every_kind_of_device_memory_is_there_for_cuda_bindings(place: Place) ->
     assert seen["leaked"] == 0
 
 
-def test_cuda_bindings_runs_unmodified(place: Place) -> None:
-    seen = run("bindings_client.py", place.env)
+@pytest.mark.parametrize("own", [{}, PER_THREAD], ids=["legacy stream", "per-thread stream"])
+def test_cuda_bindings_runs_unmodified(place: Place, own: dict[str, str]) -> None:
+    seen = run("bindings_client.py", place.env | own)
     assert seen["devices"] == 3
     assert seen["name"] == "NVIDIA H200"
     assert seen["total"] == H200_BYTES

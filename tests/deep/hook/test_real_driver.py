@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hooklab import STRICT, C, Lab, clean_environment, compile_c, read_nvml_symbols, read_symbols, run
+from hooklab import STRICT, C, clean_environment, compile_c, read_nvml_symbols, read_symbols, run
 
 from rig import REPO_ROOT
+from sharepod.hook import LIBRARY
 from sharepod.hook.coverage import read_functions
 
 HOOKED = {symbol.name for symbol in read_symbols()}
@@ -102,22 +103,22 @@ def exports(driver: Path) -> set[str]:
     return {line.split()[-1].split("@")[0] for line in listing if " T " in line}
 
 
-def check_every_address(lab: Lab, driver: Path, env: dict[str, str]) -> None:
+def check_every_address(directory: Path, driver: Path, env: dict[str, str]) -> None:
     """Compare every answer with and without the hook: the same, or the wrapper of exactly that export."""
-    program = compile_c(lab.directory / "exports", *STRICT, C / "exports.c", "-ldl")
+    program = compile_c(directory / "exports", *STRICT, C / "exports.c", "-ldl")
     exported = exports(driver)
     names = exported | {VARIANT.sub("", name) for name in exported}
     plain = answers(program, driver, names, env)
-    hooked = answers(program, driver, names, env | {"LD_PRELOAD": str(lab.hook)})
+    hooked = answers(program, driver, names, env | {"LD_PRELOAD": str(LIBRARY)})
     assert hooked.keys() == plain.keys()
     name_at = {where: question[1] for question, where in plain.items() if question[0] == "dlsym" and where[0] != "-"}
     wrapper_of = {name: hooked["dlsym", name, "0", "0"] for name in HOOKED & exported}
     # A wrapper for each function; names of one and the same function (the simulated driver has some) share it.
     assert len(set(wrapper_of.values())) == len({plain["dlsym", name, "0", "0"] for name in wrapper_of})
-    assert {library for library, _ in wrapper_of.values()} == {lab.hook.name}
+    assert {library for library, _ in wrapper_of.values()} == {LIBRARY.name}
     # A driver that is not bound to itself hands out what its own names lead to: our exported function of that name.
-    listing = run(["nm", "--dynamic", "--defined-only", lab.hook]).stdout.split("\n")
-    door_of = {line.split()[2]: (lab.hook.name, f"{int(line.split()[0], 16):x}") for line in listing if " T cu" in line}
+    listing = run(["nm", "--dynamic", "--defined-only", LIBRARY]).stdout.split("\n")
+    door_of = {line.split()[2]: (LIBRARY.name, f"{int(line.split()[0], 16):x}") for line in listing if " T cu" in line}
     replaced = 0
     for question, where in plain.items():
         name = name_at.get(where)
@@ -129,17 +130,17 @@ def check_every_address(lab: Lab, driver: Path, env: dict[str, str]) -> None:
     assert replaced > 20 * len(set(wrapper_of.values()))
 
 
-def test_every_address_of_the_real_driver_is_exact(lab: Lab, real_driver: Path) -> None:
+def test_every_address_of_the_real_driver_is_exact(tmp_path: Path, real_driver: Path) -> None:
     exported = exports(real_driver)
     assert len(exported) > 500
     assert len(HOOKED & exported) > 80
-    check_every_address(lab, real_driver, clean_environment())
+    check_every_address(tmp_path, real_driver, clean_environment())
 
 
-def test_every_address_of_the_simulated_driver_is_exact(lab: Lab, simgpu: dict[str, str]) -> None:
+def test_every_address_of_the_simulated_driver_is_exact(tmp_path: Path, simgpu: dict[str, str]) -> None:
     driver = Path(simgpu["LD_LIBRARY_PATH"]) / "libcuda.so.1"
     assert exports(driver) >= {"cuLaunchKernel", "cuLaunchKernel_ptsz", "cuGraphLaunch", "cuMemAlloc_v2"}
-    check_every_address(lab, driver, simgpu)
+    check_every_address(tmp_path, driver, simgpu)
 
 
 def driver_version(driver: Path) -> int:
@@ -177,7 +178,7 @@ print([address - at[0] for address in at])
 """
 
 
-def test_the_management_library_is_left_as_it_is_but_for_the_table(lab: Lab, real_nvml: Path) -> None:
+def test_the_management_library_is_left_as_it_is_but_for_the_table(real_nvml: Path) -> None:
     ours = {*read_nvml_symbols()}
     assert ours - exports(real_nvml) <= NEWER_NVML
 
@@ -188,7 +189,7 @@ def test_the_management_library_is_left_as_it_is_but_for_the_table(lab: Lab, rea
         found: list[int] = json.loads(done.stdout)
         return found[1:]
 
-    hooked = clean_environment() | {"LD_PRELOAD": str(lab.hook)}
+    hooked = clean_environment() | {"LD_PRELOAD": str(LIBRARY)}
     others = exports(real_nvml) - ours
     assert len(others) > 200
     assert addresses(hooked, others) == addresses(clean_environment(), others)
@@ -204,14 +205,14 @@ print([library[name](None, ctypes.byref(number), None, 0) for name in sys.stdin.
 """
 
 
-def test_the_management_librarys_own_refusals_come_through(lab: Lab, real_nvml: Path) -> None:
+def test_the_management_librarys_own_refusals_come_through(real_nvml: Path) -> None:
     names = "\n".join(sorted({*read_nvml_symbols()} & exports(real_nvml)))
     command = [sys.executable, "-c", CALLS, str(real_nvml)]
 
     def answers(env: dict[str, str]) -> str:
         return subprocess.run(command, input=names, capture_output=True, text=True, env=env, check=True).stdout
 
-    assert answers(clean_environment() | {"LD_PRELOAD": str(lab.hook)}) == answers(clean_environment())
+    assert answers(clean_environment() | {"LD_PRELOAD": str(LIBRARY)}) == answers(clean_environment())
 
 
 def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_driver: Path, real_nvml: Path) -> None:

@@ -6,10 +6,8 @@ all the time. Each scenario prints every result that its calls had; both runs mu
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -17,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig import REPO_ROOT
-from rig.agent import PROGRAM, RunningAgent
+from rig.agent import RunningAgent, metered, program, usage
+from rig.gpu import inherited
 from rig.script import script
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-TESTS = REPO_ROOT / "tests"
 MODES = ["GLOBAL", "THREAD_LOCAL", "RELAXED"]
 # An event record takes so long that what must not come between its checks and itself does.
 SLOW_RECORDS = {"SIMGPU_RECORD_COST_NS": "500000"}
@@ -108,52 +105,27 @@ def contended() -> Iterator[RunningAgent]:
     """An agent on a device that another share keeps busy."""
     directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
     agent = RunningAgent(directory / "runtime", "--simulate", "1xH200", "--metrics-listen", "off")
-    rival: subprocess.Popen[str] | None = None
     try:
         agent.start()
-        answer = agent.register(50, name="rival", device="0")
-        rival = subprocess.Popen(
-            [sys.executable, PROGRAM],
-            env=environment(answer, hook=True),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert rival.stdout is not None
-        assert rival.stdout.readline() == "ready\n"
-        yield agent
+        with program(metered(agent.register(50, name="rival", device="0"))):
+            yield agent
     finally:
-        if rival is not None:
-            rival.kill()
-            rival.communicate()
         agent.close()
         shutil.rmtree(directory)
 
 
-def environment(answer: pb.RegisterShareResponse, *, hook: bool) -> dict[str, str]:
-    """Return the environment of a program in a share, or of the same program on the same device without the hook."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SHAREPOD_", "SIMGPU_", "CUDA_", "LD_"))}
-    own = {k: v for k, v in answer.environment.items() if hook or not k.startswith("SHAREPOD_")}
-    return {**inherited, **own, **({"LD_PRELOAD": answer.hook_path} if hook else {})}
-
-
 def output(answer: pb.RegisterShareResponse, text: str, *, hook: bool) -> str:
-    """Run a scenario to its end; return what it printed."""
-    done = subprocess.run(
-        script(PREPARE + textwrap.dedent(text)),
-        env=environment(answer, hook=hook) | SLOW_RECORDS,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    """Run a scenario to its end, in a share or without the hook on the same device; return what it printed."""
+    env = inherited() | (metered(answer) if hook else bare(answer)) | SLOW_RECORDS
+    command = script(PREPARE + textwrap.dedent(text))
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def account_of(agent: RunningAgent, name: str) -> pb.Usage:
-    """Return the usage of a share."""
-    return agent.stub.ListShares(pb.ListSharesRequest(shares=[name])).shares[0].devices[0].usage
+def bare(answer: pb.RegisterShareResponse) -> dict[str, str]:
+    """Return what a program needs in its environment to run on the share's device, but not in the share."""
+    return {name: value for name, value in answer.environment.items() if not name.startswith("SHAREPOD_")}
 
 
 SCENARIOS = {
@@ -454,7 +426,7 @@ def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(co
         """
     with subprocess.Popen(
         script(PREPARE + textwrap.dedent(text)),
-        env=environment(answer, hook=True),
+        env=inherited() | metered(answer),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -463,8 +435,8 @@ def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(co
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stdout.readline() == "100\n"
-            usage = account_of(contended, "graphs")
-            assert (usage.launches, usage.used_ns) == (0, 0)
+            account = usage(contended, "graphs")
+            assert (account.launches, account.used_ns) == (0, 0)
             contended.stub.ResumeShare(pb.ResumeShareRequest(share="graphs"))
             process.stdin.write("\n")
             process.stdin.flush()
@@ -472,6 +444,6 @@ def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(co
             assert process.wait(20) == 0
         finally:
             process.kill()
-    until(lambda: account_of(contended, "graphs").processes == 0)
-    assert account_of(contended, "graphs").launches == 7
+    until(lambda: usage(contended, "graphs").processes == 0)
+    assert usage(contended, "graphs").launches == 7
     contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="graphs"))

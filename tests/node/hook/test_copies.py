@@ -1,4 +1,7 @@
-"""Copies from device memory to device memory are launches, by whatever call; those of the host are not."""
+"""Copies from device memory to device memory are launches, by whatever call; those of the host are not.
+
+A batch of copies is one launch if a copy of it is inside a device.
+"""
 
 from pathlib import Path
 
@@ -6,6 +9,7 @@ import pytest
 from metered import run_metered
 
 from rig.gpu import MakeSimgpu
+from sharepod.agent.share import NO_COPIES, Copies
 from sharepod.simgpu.truth import Truth
 
 BYTES = 64 << 20
@@ -102,3 +106,60 @@ ok(cuda.cuStreamSynchronize(stream))
 time.sleep(0.3)
 """
     assert run_metered(make_simgpu(), tmp_path, body).usage[0].launches == 1
+
+
+BATCHES = f"""{PROGRAM}
+class Attributes(ctypes.Structure):
+    _fields_ = [("order", c_int), ("hints", c_int * 4), ("flags", c_uint)]
+class Operand(ctypes.Structure):
+    _fields_ = [("type", c_uint), ("address", c_uint64), ("layout", c_uint64 * 3)]
+class Box(ctypes.Structure):
+    _fields_ = [("source", Operand), ("target", Operand), ("sizes", c_uint64 * 3), ("order", c_int), ("flags", c_uint)]
+stream = new_stream()
+def numbers(values):
+    return (c_uint64 * len(values))(*values)
+def flat_batch(target, source, sizes):
+    count = len(sizes)
+    targets, sources = (numbers([memory[which]] * count) for which in (target, source))
+    return cuda.cuMemcpyBatchAsync_v2(targets, sources, numbers(sizes), c_size_t(count), byref(Attributes(1)),
+                                      numbers([0]), c_size_t(1), stream)
+def one_box(target, source, *sizes):
+    return Box(Operand(1, memory[source]), Operand(1, memory[target]), numbers(sizes), 1, 0)
+def box_batch(*boxes):
+    return cuda.cuMemcpy3DBatchAsync_v2(c_size_t(len(boxes)), (Box * len(boxes))(*boxes), c_uint64(0), stream)
+"""
+COUNTS = (1, 31, 32, 33, 1000)
+"""Some copies of a long batch are asked for all."""
+
+
+def test_a_batch_inside_a_device_is_one_launch_however_many_copies_it_has(
+    make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    body = f"""{BATCHES}
+for count in {COUNTS}:
+    ok(flat_batch("other", "device", [64] * count))
+    ok(box_batch(*[one_box("other", "device", 8, 8, 1)] * count))
+ok(box_batch(one_box("device", "host", 8, 8, 1), one_box("other", "device", 8, 8, 1)))  # one of two is enough
+ok(cuda.cuCtxSynchronize())
+time.sleep(0.3)  # the idle turn is given back, and with it the last counts
+"""
+    account = run_metered(make_simgpu(), tmp_path, body).usage[0]
+    assert (account.launches, account.copies) == (2 * len(COUNTS) + 1, NO_COPIES)
+    assert account.used_ns > 0
+
+
+def test_each_copy_of_a_batch_of_host_memory_is_counted_in_its_direction(
+    make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    body = f"""{BATCHES}
+for count in {COUNTS}:
+    ok(flat_batch("device", "host", range(1, count + 1)))
+    ok(box_batch(*[one_box("host", "device", 8, 8, size) for size in range(1, count + 1)]))
+ok(cuda.cuCtxSynchronize())
+"""
+    account = run_metered(make_simgpu(), tmp_path, body).usage[0]
+    copies, total = sum(COUNTS), sum(sum(range(1, count + 1)) for count in COUNTS)
+    assert account.copies == Copies(
+        to_device_bytes=total, to_device_count=copies, to_host_bytes=64 * total, to_host_count=copies
+    )
+    assert (account.launches, account.turns) == (0, 0)

@@ -1,215 +1,177 @@
-"""Allocations are charged exactly, refused over the cap, and given back once, whatever goes wrong."""
+"""Linear memory is charged exactly, refused over the cap, and given back once; a share sees its own and no more.
 
-import sys
-import textwrap
+That every other kind of memory is, too, tests/node/agent/test_agent_memory.py shows.
+"""
+
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from hooklab import PROBE, Lab, run
+from cuda.bindings import driver
+from metered import run_metered
 
-Script = Callable[[str], None]
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu
+from rig.script import script
+
+CAP = 1000
+Run = Callable[..., None]
+PROGRAM = """
+from rig.holdings import *
+start()
+def take(size):
+    address = c_uint64()
+    return cuda.cuMemAlloc_v2(byref(address), c_size_t(size)), address
+def memory():
+    free, total = c_size_t(), c_size_t()
+    ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
+    return free.value, total.value
+"""
 
 
 @pytest.fixture
-def script(lab: Lab) -> Script:
-    """Run a script of assertions in a process under the test hook."""
+def run(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Run:
+    """Run a script of assertions in a share that has so much memory of each device."""
 
-    def execute(body: str) -> None:
-        text = "from probe import *\n" + textwrap.dedent(body)
-        done = run([sys.executable, "-c", text], lab.env(lab.hook, PYTHONPATH=PROBE))
+    def execute(body: str, cap: int = CAP, devices: str = "1xH200") -> None:
+        share = arbiter.share(tmp_path, range(int(devices[0])), memory_bytes=cap)
+        env = make_simgpu(devices).env | share.env
+        done = subprocess.run(script(PROGRAM + body), env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
     return execute
 
 
-def test_the_cap_is_exact_to_the_byte_and_the_driver_is_not_asked_above_it(script: Script) -> None:
-    script("""
-        limit.value = 1000
-        r, a = alloc(600); assert (r, used[0]) == (0, 600)
-        r, b = alloc(401); assert (r, b, used[0]) == (2, 0, 600) and seen("cuMemAlloc_v2").calls == 1
-        r, b = alloc(400); assert (r, used[0]) == (0, 1000)
-        assert alloc(1)[0] == 2
-        assert free(a) == 0 and used[0] == 400
-        assert free(b) == 0 and used[0] == 0
-        assert free(a) == 0 and used[0] == 0   # the driver's affair; nothing is given back twice
-    """)
+def test_the_cap_is_exact_to_the_byte_and_nothing_is_given_back_twice(run: Run) -> None:
+    run("""
+result, a = take(600)
+assert result == 0 and memory() == (400, 1000)
+assert take(401)[0] == 2 and memory() == (400, 1000)
+result, b = take(400)
+assert result == 0 and memory() == (0, 1000) and take(1)[0] == 2
+assert cuda.cuMemFree_v2(a) == 0 and memory() == (600, 1000)
+assert cuda.cuMemFree_v2(a) != 0 and memory() == (600, 1000)
+assert cuda.cuMemFree_v2(b) == 0 and memory() == (1000, 1000)
+""")
 
 
-def test_a_refusal_of_the_driver_gives_the_reservation_back(script: Script) -> None:
-    script("""
-        limit.value = 1000
-        seen("cuMemAlloc_v2").result = 2
-        for _ in range(1000): assert alloc(1000)[0] == 2
-        assert used[0] == 0
-        seen("cuMemAlloc_v2").result = 0
-        assert alloc(1000)[0] == 0
-    """)
+def test_an_allocation_or_a_free_that_the_driver_refuses_changes_nothing(run: Run) -> None:
+    run("""
+_, a = take(600)
+stream, graph = new_stream(), c_void_p()
+for _ in range(100):
+    ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
+    assert take(400)[0] == 900 and cuda.cuMemFree_v2(a) == 900  # a capture forbids them
+    cuda.cuStreamEndCapture(stream, byref(graph))
+assert memory() == (400, 1000)
+assert cuda.cuMemFree_v2(a) == 0 and memory() == (1000, 1000)
+ok(cuda.cuCtxSetCurrent(None))
+assert take(100)[0] == 201  # without a context, whatever the cap
+assert take(2000)[0] == 201
+""")
 
 
-def test_a_failed_free_keeps_the_charge_and_a_later_one_ends_it(script: Script) -> None:
-    script("""
-        _, a = alloc(64)
-        seen("cuMemFree_v2").result = 1
-        assert free(a) == 1 and used[0] == 64
-        seen("cuMemFree_v2").result = 0
-        assert free(a) == 0 and used[0] == 0
-    """)
+def test_memory_dies_with_its_context_and_only_with_it(run: Run) -> None:
+    run("""
+primary, own, pooled = c_void_p(), c_void_p(), c_uint64()
+ok(cuda.cuCtxGetCurrent(byref(primary)))
+assert take(7)[0] == 0
+ok(cuda.cuCtxCreate_v2(byref(own), 0, 0))
+for _ in range(50):
+    assert take(10)[0] == 0
+assert memory() == (493, 1000)
+assert cuda.cuCtxDestroy_v2(c_void_p(8)) != 0  # there is none: nothing has died
+assert memory() == (493, 1000)
+ok(cuda.cuCtxDestroy_v2(own))
+ok(cuda.cuCtxSetCurrent(primary))
+assert memory() == (993, 1000)
+ok(cuda.cuDevicePrimaryCtxRetain(byref(primary), 0))
+ok(cuda.cuDevicePrimaryCtxRelease_v2(0))  # it is still held once
+assert memory() == (993, 1000)
+ok(cuda.cuDevicePrimaryCtxRelease_v2(0))
+start()
+assert memory() == (1000, 1000)
+""")
 
 
-def test_pitched_memory_is_charged_at_the_drivers_pitch(script: Script) -> None:
-    script("""
-        def pitch(width, height):
-            a, p = U64(0), U64(0)
-            return cuda.cuMemAllocPitch_v2(byref(a), byref(p), U64(width), U64(height), 4), a.value
-        r, a = pitch(1000, 10); assert (r, used[0]) == (0, 10240)   # this driver's rows are multiples of 1024
-        assert free(a) == 0 and used[0] == 0
-        limit.value = 5120                        # room for the guess of 512 a row, not for what the driver takes
-        r, a = pitch(300, 10); assert (r, used[0]) == (2, 0) and seen("cuMemFree_v2").calls == 2
-        r, a = pitch(300, 5); assert (r, used[0]) == (0, 5120)
-        assert pitch(2**63, 4)[0] == 2
-    """)
+def test_thousands_of_random_allocations_on_two_devices_leave_nothing(run: Run) -> None:
+    run(
+        """
+import random
+contexts = [c_void_p(), c_void_p()]
+for device in (0, 1):
+    start(device)
+    ok(cuda.cuCtxGetCurrent(byref(contexts[device])))
+dice, live, left = random.Random(7), [], [CAP, CAP]
+for step in range(5000):
+    device = dice.randrange(2)
+    ok(cuda.cuCtxSetCurrent(contexts[device]))
+    if live and dice.random() < 0.45:
+        address, size, owner = live.pop(dice.randrange(len(live)))
+        ok(cuda.cuMemFree_v2(address))
+        left[owner] += size
+    else:
+        size = dice.randrange(1, CAP // 100)
+        result, address = take(size)
+        assert result == (0 if size <= left[device] else 2)
+        if result == 0:
+            live.append((address, size, device))
+            left[device] -= size
+    assert memory()[0] == left[device]
+assert min(left) < CAP // 4
+for address, _, _ in live:
+    ok(cuda.cuMemFree_v2(address))
+assert memory()[0] == CAP
+""".replace("CAP", str(1 << 28)),
+        1 << 28,
+        "2xH200",
+    )
 
 
-def test_the_functions_of_32_bit_addresses_are_charged_as_the_others_are(script: Script) -> None:
-    script("""
-        def alloc(size):
-            a = c_uint(0)
-            return cuda.cuMemAlloc(byref(a), c_uint(size)), a
-        def pitch(width, height):
-            a, p = c_uint(0), c_uint(0)
-            return cuda.cuMemAllocPitch(byref(a), byref(p), c_uint(width), c_uint(height), 4), a
-        limit.value = 10240
-        r, a = alloc(600); assert (r, used[0]) == (0, 600)
-        assert alloc(9641)[0] == 2 and used[0] == 600 and seen("cuMemAlloc").calls == 1
-        assert cuda.cuMemFree(a) == 0 and used[0] == 0 and seen("cuMemFree").calls == 1
-        r, a = pitch(1000, 10); assert (r, used[0]) == (0, 10240)
-        assert pitch(1, 1)[0] == 2 and used[0] == 10240 and seen("cuMemAllocPitch").calls == 1
-        assert cuda.cuMemFree(a) == 0 and used[0] == 0
-        limit.value = 5120                        # the guess fits, what the driver takes does not
-        r, a = pitch(300, 10); assert (r, used[0]) == (2, 0) and seen("cuMemFree").calls == 3
-    """)
+def test_a_forked_child_owns_nothing_of_its_parent(run: Run) -> None:
+    run("""
+_, a = take(600)
+child = os.fork()
+if child == 0:
+    cuda.cuMemFree_v2(a)
+    take(8)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert memory() == (400, 1000)
+assert cuda.cuMemFree_v2(a) == 0 and memory() == (1000, 1000)
+""")
 
 
-def test_stream_ordered_memory_is_charged_outside_captures_only(script: Script) -> None:
-    script("""
-        for suffix in ("", "_ptsz"):
-            r, a = alloc(100, "cuMemAllocAsync" + suffix, U64(0x77)); assert (r, used[0]) == (0, 100)
-            r, b = alloc(50, "cuMemAllocFromPoolAsync" + suffix, U64(0x99), U64(0x77)); assert (r, used[0]) == (0, 150)
-            capture_status.value = 1
-            assert alloc(1000, "cuMemAllocAsync" + suffix, U64(0x77))[0] == 0 and used[0] == 150
-            assert free(a, "cuMemFreeAsync" + suffix, U64(0x77)) == 0 and used[0] == 150
-            capture_status.value = 0
-            assert free(a, "cuMemFreeAsync" + suffix, U64(0x77)) == 0
-            assert free(b, "cuMemFreeAsync" + suffix, U64(0x77)) == 0 and used[0] == 0
-    """)
+def test_a_share_never_shows_more_free_memory_than_the_device_has(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    gpu, cap, left = make_simgpu(), 1 << 30, 1 << 20
+    hoard = f"allocate(memory()[0] - {left}); print('ready', flush=True); sys.stdin.read()"
+    share = arbiter.share(tmp_path, memory_bytes=cap)
+    with subprocess.Popen(
+        script(PROGRAM + hoard), env=gpu.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "ready\n"
+        seen = subprocess.run(
+            script(PROGRAM + "print(*memory())"), env=gpu.env | share.env, capture_output=True, text=True, timeout=60
+        )
+        other.communicate()
+    assert seen.stdout == f"{left} {cap}\n", seen.stderr
 
 
-def test_memory_dies_with_its_context_and_only_with_it(script: Script) -> None:
-    script("""
-        current_context.value = 0xc1
-        addresses = [alloc(10)[1] for _ in range(1000)]
-        current_context.value = 0xc2
-        _, other = alloc(7)
-        _, pooled = alloc(5, "cuMemAllocAsync", U64(0x77))
-        seen("cuCtxDestroy_v2").result = 1
-        cuda.cuCtxDestroy_v2(U64(0xc1)); assert used[0] == 10012   # refused: nothing has died
-        seen("cuCtxDestroy_v2").result = 0
-        cuda.cuCtxDestroy_v2(U64(0xc1)); assert used[0] == 12 and log.forgotten == 0xc1
-        assert free(other) == 0 and used[0] == 5
-        assert free(pooled, "cuMemFreeAsync", U64(0x77)) == 0 and used[0] == 0
-    """)
+ATTRIBUTES = """
+ok(cuda.cuInit(0))
+value = c_int()
+for attribute in range(-1, 300):
+    value.value = -7
+    print(attribute, cuda.cuDeviceGetAttribute(byref(value), attribute, 0), value.value)
+"""
 
 
-def test_a_primary_context_that_survives_a_release_keeps_its_memory(script: Script) -> None:
-    script("""
-        alloc(10)
-        retained = c_int.in_dll(cuda, "fake_retained")
-        retained.value = 1
-        cuda.cuDevicePrimaryCtxRelease_v2(0); assert primary_active.value == 1 and used[0] == 10
-        cuda.cuDevicePrimaryCtxRelease_v2(0); assert primary_active.value == 0 and used[0] == 0
-    """)
-
-
-def test_ten_thousand_random_allocations_on_two_devices_leave_nothing(script: Script) -> None:
-    script("""
-        import random
-        random.seed(7)
-        live, totals = [], [0, 0]
-        for step in range(10000):
-            if live and random.random() < 0.45:
-                address, size, device = live.pop(random.randrange(len(live)))
-                assert free(address) == 0
-                totals[device] -= size
-            else:
-                device, size = random.randrange(2), random.randrange(1, 1 << 20)
-                current_device.value, current_context.value = device, 0xc0 + device
-                next_address.value = random.randrange(1, 1 << 34) << 8 | 0x10
-                while any(next_address.value == a for a, _, _ in live[-3:]): next_address.value += 256
-                r, address = alloc(size)
-                assert r == 0
-                live.append((address, size, device))
-                totals[device] += size
-            assert [used[0], used[1]] == totals
-        for address, _, _ in live: assert free(address) == 0
-        assert [used[0], used[1]] == [0, 0]
-    """)
-
-
-def test_threads_never_pass_the_cap_together(script: Script) -> None:
-    script("""
-        import threading
-        limit.value = 100 * 8
-        granted, over = [], []
-        def work():
-            for _ in range(300):
-                r, a = alloc(100, "cuMemAllocManaged", U64(1))
-                (granted if r == 0 else over).append(a)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        [t.start() for t in threads]; [t.join() for t in threads]
-        assert len(granted) == 8 and len(over) == 1192 and used[0] == 800
-    """)
-
-
-def test_a_forked_child_owns_nothing_of_its_parent(script: Script) -> None:
-    script("""
-        import os
-        _, a = alloc(64)
-        child = os.fork()
-        if child == 0:
-            ok = free(a) == 0 and used[0] == 64 and alloc(8)[0] == 0   # its own copy of the counter, untouched
-            os._exit(0 if ok else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert free(a) == 0 and used[0] == 0
-    """)
-
-
-def test_the_program_sees_its_share_and_not_the_device(script: Script) -> None:
-    script("""
-        f, t = U64(0), U64(0)
-        def info():
-            assert cuda.cuMemGetInfo_v2(byref(f), byref(t)) == 0
-            return f.value, t.value
-        assert info() == (3 << 30, 0xf0000000)            # no cap: the driver's own answer
-        limit.value = 1 << 30
-        assert info() == (1 << 30, 1 << 30)
-        _, a = alloc(1 << 20)
-        assert info() == ((1 << 30) - (1 << 20), 1 << 30)
-        c_free = U64.in_dll(cuda, "fake_free_bytes")
-        c_free.value = 4096
-        assert info() == (4096, 1 << 30)                  # never more than is really free
-        n, m = c_uint(0), c_uint(0)
-        assert cuda.cuMemGetInfo(byref(n), byref(m)) == 0 and (n.value, m.value) == (4096, 1 << 30)
-        assert cuda.cuDeviceTotalMem_v2(byref(t), 0) == 0 and t.value == 1 << 30
-        assert cuda.cuDeviceTotalMem(byref(m), 0) == 0 and m.value == 1 << 30
-        used[0] = 2 << 30                                 # the cap was lowered under a running program
-        assert info() == (0, 1 << 30)
-    """)
-
-
-def test_without_a_current_context_the_driver_decides(script: Script) -> None:
-    script("""
-        current_device.value = -1
-        limit.value = 1
-        seen("cuMemAlloc_v2").result = 201
-        assert alloc(100)[0] == 201 and used[0] == 0
-    """)
+def test_every_attribute_of_the_device_reads_in_a_share_as_without_one(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    bare = subprocess.run(script(ATTRIBUTES), env=make_simgpu().env, capture_output=True, text=True, timeout=60)
+    told = {int(line.split()[0]) for line in bare.stdout.splitlines() if line.split()[1] == "0"}
+    assert {int(attribute) for attribute in driver.CUdevice_attribute} <= told
+    assert run_metered(make_simgpu(), tmp_path, ATTRIBUTES).stdout == bare.stdout

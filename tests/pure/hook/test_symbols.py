@@ -1,10 +1,10 @@
-"""symbols.def is the one table: what is exported, what is called in the tests, and what CUDA says agree with it."""
+"""symbols.def is the one table: what is exported and what CUDA says agree with it."""
 
 import re
-from pathlib import Path
 
-import pytest
-from hooklab import HOOK, C, read_nvml_symbols, read_symbols, run
+from hooklab import HOOK, read_nvml_symbols, read_symbols, run
+
+from sharepod.hook import LIBRARY
 
 SYMBOLS = read_symbols()
 NVML_SYMBOLS = read_nvml_symbols()
@@ -25,8 +25,8 @@ def test_the_export_map_names_the_table_and_the_loader_calls_and_nothing_else() 
     assert re.search(r"local:\s+\*;", text)
 
 
-def test_the_library_defines_exactly_what_the_export_map_names(product: Path) -> None:
-    done = run(["nm", "--dynamic", "--defined-only", product])
+def test_the_library_defines_exactly_what_the_export_map_names() -> None:
+    done = run(["nm", "--dynamic", "--defined-only", LIBRARY])
     defined = {line.split()[-1] for line in done.stdout.splitlines()}
     assert defined == EXPORTED
 
@@ -36,24 +36,6 @@ def test_per_thread_rows_are_those_that_the_driver_names_so() -> None:
         assert symbol.per_thread == symbol.name.endswith(("_ptsz", "_ptds")), symbol
 
 
-def test_every_row_has_a_call_in_the_laboratory() -> None:
-    called = re.findall(r"^CALL\((\w+),", (C / "calls.def").read_text(), re.MULTILINE)
-    assert called == [symbol.name for symbol in SYMBOLS]
-
-
-@pytest.mark.parametrize(
-    "action", ["LOOKUP", "LAUNCH", "COPY", "SYNC", "COUNT", "LIFECYCLE", "CHANGE", "MEMORY", "PASS"]
-)
-def test_every_kind_of_row_is_in_use_and_no_other(action: str) -> None:
-    assert any(symbol.action == action for symbol in SYMBOLS)
-    assert {symbol.action for symbol in SYMBOLS} == {
-        "LOOKUP",
-        "LAUNCH",
-        "COPY",
-        "SYNC",
-        "COUNT",
-        "LIFECYCLE",
-        "CHANGE",
-        "MEMORY",
-        "PASS",
-    }
+def test_every_kind_of_row_is_in_use_and_no_other() -> None:
+    kinds = {"LOOKUP", "LAUNCH", "COPY", "SYNC", "COUNT", "LIFECYCLE", "CHANGE", "MEMORY", "PASS"}
+    assert {symbol.action for symbol in SYMBOLS} == kinds

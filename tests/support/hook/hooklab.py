@@ -1,7 +1,4 @@
-"""The interposition laboratory: a driver that records, a gate that counts, and programs that reach the driver.
-
-The C sources are in ``c/``; conftest.py builds them. Nothing here knows pytest's fixtures.
-"""
+"""The hook's sources and tables, and how programs in C (those of ``c/``) are built and run beside them."""
 
 import os
 import re
@@ -15,35 +12,10 @@ import pytest
 
 from rig import REPO_ROOT
 
-ROOT = REPO_ROOT
-HOOK = ROOT / "hook"
+HOOK = REPO_ROOT / "hook"
 C = Path(__file__).resolve().parent / "c"
-PROBE = str(C.parent)
-"""What is in PYTHONPATH for programs that begin with `from probe import *`."""
-MACHINE = os.uname().machine
 STRICT = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wconversion", "-Wshadow"]
 HOOK_FLAGS = [*STRICT, "-Werror", "-fno-builtin", "-ftls-model=initial-exec"]
-INTERPOSITION = [
-    "resolve.c",
-    "intercept.c",
-    "lookup.c",
-    "launch.c",
-    "copy.c",
-    "graph.c",
-    "sync.c",
-    "lifecycle.c",
-    "memory.c",
-    "memory_account.c",
-    "memory_array.c",
-    "memory_graph.c",
-    "memory_physical.c",
-    "memory_place.c",
-    "memory_pool.c",
-    "memory_rows.c",
-    "memory_stream.c",
-    "nvml_intercept.c",
-    "nvml.c",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +63,6 @@ def compile_c(output: Path, *arguments: str | Path, cc: Sequence[str] = ("cc",))
     done = run([*cc, "-o", output, *arguments])
     assert done.returncode == 0, done.stderr
     return output
-
-
-@dataclass(frozen=True, slots=True)
-class Lab:
-    """Where the built things are."""
-
-    directory: Path
-    driver: Path
-    """The recording libcuda.so.1."""
-    hook: Path
-    """The interposition sources with the counting gate."""
-
-    def env(self, *preload: Path, **extra: str) -> dict[str, str]:
-        """Return an environment in which the recording driver is found and the libraries are preloaded."""
-        base = clean_environment() | {"LD_LIBRARY_PATH": str(self.driver.parent), "FAKE_DRIVER": str(self.driver)}
-        if preload:
-            base["LD_PRELOAD"] = ":".join(str(path) for path in preload)
-        return base | extra
-
-    def program(self, name: str, *arguments: str | Path, cc: Sequence[str] = ("cc",)) -> Path:
-        """Build a C program of the laboratory."""
-        return compile_c(self.directory / name, *arguments, cc=cc)
 
 
 def need_tool(name: str, package: str) -> str:

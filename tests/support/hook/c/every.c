@@ -7,7 +7,9 @@
  * `runtime` asks as CUDA's own does: for everything at once, before the driver is started, of a cuGetProcAddress that
  * has been asked for itself; the per-thread forms by their flag. A symbol that the simulated driver lacks is "absent".
  *
- *   every linked|default|soname|path|gpa1|gpa2|gpa2-legacy|runtime
+ *   every linked|default|soname|path|soname-deepbind|path-deepbind|gpa1|gpa2|gpa2-legacy|runtime
+ *
+ * PLUGIN=FILE does the same in a plugin, which is this source as a shared object, opened with RTLD_DEEPBIND.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -142,8 +144,9 @@ static void call_all(const char *route, int last) {
 }
 
 static void start(const char *route) {
-  const char *path = strcmp(route, "path") == 0 ? getenv("DRIVER") : "libcuda.so.1";
-  world.driver = dlopen(path, RTLD_NOW | (strcmp(route, "default") == 0 ? RTLD_GLOBAL : 0));
+  const char *path = strncmp(route, "path", 4) == 0 ? getenv("DRIVER") : "libcuda.so.1";
+  int visible = strcmp(route, "default") == 0 ? RTLD_GLOBAL : strstr(route, "deepbind") != NULL ? RTLD_DEEPBIND : 0;
+  world.driver = dlopen(path, RTLD_NOW | visible);
   if (world.driver == NULL) {
     fprintf(stderr, "%s\n", dlerror());
     exit(1);
@@ -183,8 +186,8 @@ static void wait_for_a_line(const char *word) {
   }
 }
 
-int main(int argc, char **argv) {
-  const char *route = argc > 1 ? argv[1] : "soname";
+__attribute__((visibility("default"))) int every(const char *route);
+int every(const char *route) {
   start(route);
   call_all(route, 0);
   MUST(cuCtxSynchronize);
@@ -202,4 +205,17 @@ int main(int argc, char **argv) {
   wait_for_a_line("freed");
   call_all(route, 1);
   return 0;
+}
+
+int main(int argc, char **argv) {
+  const char *route = argc > 1 ? argv[1] : "soname", *file = getenv("PLUGIN");
+  if (file == NULL) {
+    return every(route);
+  }
+  void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  if (plugin == NULL) {
+    fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
+  return ((int (*)(const char *))dlsym(plugin, "every"))(route);
 }

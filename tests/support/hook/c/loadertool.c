@@ -11,14 +11,14 @@
 #define BASE_VERSION "GLIBC_2.2.5"
 #endif
 
-EXPORT int tool_opens, tool_lookups;
+static int opens, lookups;
 
 EXPORT void *dlopen(const char *path, int flags) {
   static void *(*next)(const char *, int);
   if (next == NULL) {
     next = (void *(*)(const char *, int))dlvsym(RTLD_NEXT, "dlopen", BASE_VERSION);
   }
-  tool_opens++;
+  opens++;
   return next(path, flags);
 }
 
@@ -27,12 +27,12 @@ EXPORT void *dlsym(void *handle, const char *name) {
   if (next == NULL) {
     next = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", BASE_VERSION);
   }
-  if (handle != RTLD_NEXT && handle != RTLD_DEFAULT && strcmp(name, "fake_seen") == 0) {
-    tool_lookups++;
-  }
+  lookups += handle != RTLD_NEXT && handle != RTLD_DEFAULT && strcmp(name, "cuModuleLoadData") == 0;
   return next(handle, name);
 }
 
 __attribute__((destructor)) static void report(void) {
-  fprintf(stderr, "tool %d %d\n", tool_opens > 0, tool_lookups > 0);
+  if (opens > 0 && lookups > 0) {
+    fprintf(stderr, "tool: opened and looked up\n");
+  }
 }

@@ -1,0 +1,66 @@
+"""How long an executable graph takes is learned anew when the graph has changed: the budget in flight shows it."""
+
+from pathlib import Path
+
+import pytest
+from metered import run_metered
+
+from rig.gpu import MakeSimgpu, SimulatedGpu
+from sharepod.simgpu.truth import Truth
+
+CHANGES = {
+    "update": "ok(cuda.cuGraphExecUpdate_v2(executable, made(LONG)[0], byref(Updated())))",
+    "old update": "ok(cuda.cuGraphExecUpdate(executable, made(LONG)[0], byref(c_void_p()), byref(c_int())))",
+    "node": "ok(cuda.cuGraphExecKernelNodeSetParams_v2(executable, node, byref(kernel_params(module, LONG))))",
+    "old node": "ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, byref(kernel_params(module, LONG))))",
+    "any node": """params = Params(type=KERNEL, of=Anything(kernel=kernel_params(module, LONG)))
+ok(cuda.cuGraphExecNodeSetParams(executable, node, byref(params)))""",
+    "another at its address": """was = executable.value
+ok(cuda.cuGraphExecDestroy(executable))
+executable = instantiate(made(LONG)[0])
+assert executable.value == was""",
+}
+LAUNCHES = 40
+LONG_NS = 5_000_000
+AT_ONCE = 50_000_000 // LONG_NS
+"""How many long graphs the budget of a share that is alone on its device lets into flight."""
+
+
+def program(change: str) -> str:
+    """Return a program that launches a short graph, makes it a long one, and launches that."""
+    return f"""
+from rig.graphs import *
+module, stream, LONG = start(), new_stream(), "long_5ms"
+def made(name):
+    graph = new_graph()
+    return graph, add_kernel(graph, module, name)
+def launches(count):
+    for _ in range(count):
+        ok(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    time.sleep(0.05)  # the keeper has learned
+graph, node = made("short_100us")
+executable = instantiate(graph)
+launches(100)
+ok(cuda.cuGraphLaunch(executable, stream))  # in flight when the graph changes: it is not learned as the new one
+{change}
+launches(2)
+launches({LAUNCHES})
+"""
+
+
+def most_in_flight(gpu: SimulatedGpu) -> int:
+    """Return how many long graphs were submitted and had not ended, at most."""
+    with Truth(gpu.state) as truth:
+        graphs = [work for work in truth.kernels(0) if work.busy_ns > LONG_NS // 2]
+    assert len(graphs) == LAUNCHES + 2
+    return max(sum(one.submitted_ns <= at.submitted_ns < one.ended_ns for one in graphs) for at in graphs)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_graph_that_has_become_longer_is_not_taken_for_the_short_one(
+    make_simgpu: MakeSimgpu, tmp_path: Path, change: str
+) -> None:
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="1000")
+    run_metered(gpu, tmp_path, program(CHANGES[change]))
+    assert 1 < most_in_flight(gpu) <= 2 * AT_ONCE

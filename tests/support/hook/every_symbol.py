@@ -1,0 +1,170 @@
+"""Runs c/every.c, which calls every wrapped symbol with valid arguments, in a share of a real agent.
+
+The calls answer as they do without the hook and do the same work on the device. That work is the launches of the share,
+and the memory that they hold is charged to it: both as the simulator saw them, not as the hook says.
+"""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hooklab import STRICT, C, compile_c, read_symbols
+
+from rig.agent import RunningAgent, usage
+from rig.gpu import LIBRARIES, SimulatedGpu, inherited
+from rig.until import until
+from sharepod.hook import LIBRARY
+from sharepod.proto import v1_pb2 as pb
+from sharepod.simgpu.truth import Truth
+
+CAP = 20 << 30
+SYMBOLS = [symbol for symbol in read_symbols() if symbol.name.startswith("cu")]
+PASSED = {symbol.name for symbol in SYMBOLS if symbol.action == "PASS"}
+"""Launches that take no turn."""
+EVERY: list[str | Path] = [*STRICT, "-Wno-unused-function", C / "every.c", "-ldl"]
+LINKED: list[str | Path] = ["-DLINKED", *EVERY, "-Wl,--no-as-needed", "-L", LIBRARIES, "-l:libcuda.so.1"]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The program, linked with the driver and not, and as a plugin that is linked with it."""
+
+    linked: Path
+    unlinked: Path
+    plugin: Path
+
+
+def build_programs(directory: Path) -> Programs:
+    """Compile the program in each way."""
+    return Programs(
+        compile_c(directory / "linked", *LINKED),
+        compile_c(directory / "unlinked", *EVERY),
+        compile_c(directory / "plugin.so", "-shared", *LINKED),
+    )
+
+
+class Program:
+    """A run of the program, from its start to its end, step by step."""
+
+    def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
+        """Start it."""
+        self._process = subprocess.Popen(
+            [str(word) for word in command],
+            env={**env, "DRIVER": str(LIBRARIES / "libcuda.so.1")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self.answers: list[str] = []
+
+    def read_to(self, word: str) -> None:
+        """Read answers to the point at which it waits."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.strip() == word:
+                return
+            self.answers.append(line.strip())
+        pytest.fail(f"it ended before {word!r} after {self.answers[-1:]}: {self._process.communicate()[1]}")
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def end(self) -> str:
+        """Let it go on to its end; return what it wrote to stderr."""
+        output, errors = self._process.communicate("\n", timeout=30)
+        assert self._process.returncode == 0, errors
+        self.answers += output.split("\n")[:-1]
+        return errors
+
+    def kill(self) -> None:
+        """End it if it still runs."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@dataclass
+class Node:
+    """A real agent and its one device; the program without the hook, by which the others are judged."""
+
+    agent: RunningAgent
+    gpu: SimulatedGpu
+    answers: list[str] = field(default_factory=list)
+    work: list[str] = field(default_factory=list)
+    """The names of the work that it has had done on the device, in the order of its calls."""
+    held: int = 0
+    """The memory that it holds at most."""
+
+    def work_of(self, pid: int) -> list[str]:
+        """Return the work of a process."""
+        with Truth(self.gpu.state) as truth:
+            own = [kernel for kernel in truth.kernels(0) if kernel.pid == pid]
+        return [kernel.name for kernel in sorted(own, key=lambda kernel: kernel.submitted_ns)]
+
+    def memory(self) -> int:
+        """Return the device's memory in use, of which one process has all."""
+        with Truth(self.gpu.state) as truth:
+            return truth.devices()[0].memory_used_bytes
+
+    def run_without_the_hook(self, program: Path) -> str:
+        """Run the program without a share."""
+        running = Program([program, "soname"], self.gpu.env)
+        try:
+            running.read_to("held")
+            self.work, self.held = self.work_of(running.pid), self.memory()
+            assert self.held > 20 << 20
+            running.go_on()
+            running.read_to("freed")
+            errors = running.end()
+        finally:
+            running.kill()
+        self.answers = running.answers
+        return errors
+
+    def check_run(
+        self,
+        *command: str | Path,
+        preload: Sequence[str | Path] = (LIBRARY,),
+        metered: bool = True,
+        elsewhere: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run the program in a share and compare it with the one without the hook; return what it wrote to stderr.
+
+        One that is not `metered` goes past the hook: it does the same, and the share has nothing of it. One that runs
+        `elsewhere` is emulated, on a simulated device of that machine, which cannot be looked at from here.
+        """
+        share = self.agent.register(50, name="every", device="0", memory=CAP)
+        paths = {"LD_PRELOAD": ":".join(map(str, preload)), "LD_LIBRARY_PATH": str(LIBRARIES)}
+        running = Program(command, inherited() | dict(share.environment) | paths | dict(env or {}))
+        launches, passed = (len(self.work) - len(PASSED), len(PASSED)) if metered else (0, 0)
+        try:
+            running.read_to("held")
+            assert elsewhere or (self.work_of(running.pid), self.memory()) == (self.work, self.held)
+            # Launches are told when the idle turn is given back.
+            until(lambda: usage(self.agent, "every").launches >= launches)
+            account = usage(self.agent, "every")
+            assert account.memory_used_bytes == (self.held if metered else 0)
+            assert (account.launches, account.passed, account.faults) == (launches, passed, 0)
+            running.go_on()
+            running.read_to("freed")
+            assert usage(self.agent, "every").memory_used_bytes == 0
+            assert elsewhere or self.memory() == 0
+            errors = running.end()
+        finally:
+            running.kill()
+            self.agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="every"))
+        assert running.answers == [as_the_share_sees_it(answer) if metered else answer for answer in self.answers]
+        return errors
+
+
+def as_the_share_sees_it(answer: str) -> str:
+    """Return a program's line as it reads where the device is as large as the cap."""
+    name, result, shown = answer.split()
+    return f"{name} {result} {CAP if int(shown) else 0}"
