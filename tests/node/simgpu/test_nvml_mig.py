@@ -95,7 +95,14 @@ def test_an_xid_of_an_instance_is_told_on_its_gpu_with_its_ids(machine: Gpu, ask
 
 @pytest.mark.parametrize(
     "devices",
-    ["1xH100:5g.50gb", "1xH100:4g.40gb+4g.40gb", "1xH100:3g.40gb+3g.40gb+1g.10gb", "1xA10:1g.10gb", "1xA10:mig"],
+    [
+        "1xH100:5g.50gb",
+        "1xH100:4g.40gb+4g.40gb",
+        "1xH100:3g.40gb+3g.40gb+1g.10gb",
+        "1xA10:1g.10gb",
+        "1xA10:mig",
+        "1xH100:",
+    ],
 )
 def test_what_the_hardware_cannot_be_cut_into_is_refused(new_gpu: NewGpu, devices: str) -> None:
     assert new_gpu(devices).play("print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2())") == ["2"]
