@@ -1,4 +1,4 @@
-"""How the benches end: in one line on a wrong flag, in order on a signal."""
+"""How the benches end: in order on a signal."""
 
 from __future__ import annotations
 
@@ -14,32 +14,6 @@ import pytest
 
 from rig import REPO_ROOT
 from rig.until import until
-
-ROOT = REPO_ROOT
-
-
-def bench(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["bench", "--only", "shar"],
-        ["bench", "--onyl", "share"],
-        ["bench.stress", "--seconds", "nan"],
-        ["bench.stress", "--seconds", "-1"],
-        ["bench.stress", "--seed", "x"],
-        ["bench.gpu", "--minutes", "0"],
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_flag_is_one_line_that_names_the_help(arguments: list[str]) -> None:
-    child = bench(*arguments)
-    out, err = child.communicate(timeout=90)
-    assert (child.returncode, out, err.count("\n")) == (2, "", 1), err
-    assert err.endswith(" --help`\n")
 
 
 def agent_of(pid: int) -> tuple[int, Path] | None:
@@ -57,7 +31,8 @@ def agent_of(pid: int) -> tuple[int, Path] | None:
     "arguments", [["bench", "--quick", "--only", "share"], ["bench.stress"]], ids=["bars", "stress"]
 )
 def test_a_bench_that_a_signal_ends_leaves_no_agent_and_no_files(arguments: list[str], number: int) -> None:
-    child = bench(*arguments)
+    command = [sys.executable, "-m", *arguments]
+    child = subprocess.Popen(command, cwd=REPO_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def serving() -> tuple[int, Path] | None:
         assert child.poll() is None

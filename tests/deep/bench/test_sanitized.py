@@ -9,7 +9,6 @@ import pytest
 from bench import stress
 from rig import REPO_ROOT
 
-ROOT = REPO_ROOT
 SECONDS = 8
 SEED = 4
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
@@ -19,7 +18,7 @@ BEFORE_THE_RUNTIME = {"intercept.c", "lookup.c", "nvml_intercept.c", "resolve.c"
 
 def gcc(*arguments: str | Path) -> str:
     """Run the compiler; return what it printed."""
-    done = subprocess.run(["gcc", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(["gcc", *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -30,21 +29,13 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sanitized")
     flags = ["-std=gnu11", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-fno-builtin", "-ftls-model=initial-exec"]
     objects = []
-    for source in sorted((ROOT / "hook").glob("*.c")):
+    for source in sorted((REPO_ROOT / "hook").glob("*.c")):
         output = directory / f"{source.stem}.o"
-        gcc(
-            *flags,
-            *(() if source.name in BEFORE_THE_RUNTIME else SANITIZE),
-            "-I.",
-            "-Ihook",
-            "-c",
-            "-o",
-            output,
-            source,
-        )
+        checks = () if source.name in BEFORE_THE_RUNTIME else SANITIZE
+        gcc(*flags, *checks, "-I.", "-Ihook", "-c", "-o", output, source)
         objects.append(output)
     library = directory / "libsharepod.so"
-    trampoline = ROOT / "hook" / f"trampoline_{platform.machine()}.S"
+    trampoline = REPO_ROOT / "hook" / f"trampoline_{platform.machine()}.S"
     link = ["-shared", "-Wl,-soname,libsharepod.so", "-Wl,--version-script=hook/exports.map"]
     gcc(*link, *SANITIZE, "-o", library, *objects, trampoline, "-lpthread", "-ldl")
     return library

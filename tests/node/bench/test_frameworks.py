@@ -1,7 +1,6 @@
 """The rows of the frameworks, as far as they can be tested without a GPU: plan, verdicts, and what they skip."""
 
 import json
-import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -21,47 +20,39 @@ def told(pace_ns: int, **digests: str) -> Told:
     return {"digests": digests, "step_ns": [pace_ns, pace_ns, 100 * pace_ns]}
 
 
-def test_every_case_is_a_row_and_a_mode_of_the_program() -> None:
+def test_the_frameworks_are_a_group_that_can_be_asked_for() -> None:
     assert set(frameworks.CASES) <= set(FRAMEWORKS) <= set(ROWS)
     assert {case.mode for case in frameworks.CASES.values()} <= set(MODES)
-    assert "greedy" in MODES
-
-
-def test_the_frameworks_are_a_group_that_can_be_asked_for() -> None:
     assert _chosen([GROUP, "duty"]) == [*FRAMEWORKS, "duty"]
     assert _chosen(None) == [*ROWS]
-    boxes = [FRAMEWORKS[key].box_s for key in frameworks.CASES]
-    needs = [2 * case.pairs * frameworks.STEP_S for case in frameworks.CASES.values()]
-    assert all(box > need for box, need in zip(boxes, needs, strict=True))
+    for key, case in frameworks.CASES.items():
+        assert FRAMEWORKS[key].box_s > 2 * case.pairs * frameworks.STEP_S
 
 
-def test_the_same_bits_at_the_same_pace_meet_their_bars() -> None:
-    bare, hooked = [told(1000, x="1"), told(1000, x="1")], [told(1002, x="1"), told(1004, x="1")]
-    bits, pace = frameworks.judged(CASE, bare, hooked)
-    assert (bits.result, bits.met) == ("0 of 2 results", True)
-    assert (pace.result, pace.met, pace.no_hook) == ("+0.30 %", True, "(a step: 1 µs)")
-
-
-def test_one_different_bit_or_a_slow_step_is_missed() -> None:
-    bits, pace = frameworks.judged(CASE, [told(1000, x="1", y="2")], [told(1006, x="1", y="3")])
-    assert (bits.result, bits.met) == ("1 of 2 results", False)
-    assert (pace.result, pace.met) == ("+0.60 %", False)
-
-
-def test_a_result_that_is_missing_with_the_hook_counts_as_different() -> None:
-    assert frameworks.differences([told(1, x="1", y="2")], [told(1, x="1")]) == (1, [])
+@pytest.mark.parametrize(
+    ("bare", "hooked", "bits", "bits_met", "pace", "pace_met"),
+    [
+        ([told(1000, x="1")] * 2, [told(1002, x="1"), told(1004, x="1")], "0 of 2 results", True, "+0.30 %", True),
+        ([told(1000, x="1", y="2")], [told(1006, x="1", y="3")], "1 of 2 results", False, "+0.60 %", False),
+        ([told(1000, x="1", y="2")], [told(1000, x="1")], "1 of 2 results", False, "+0.00 %", True),  # y is missing
+    ],
+)
+def test_bits_and_paces_are_judged_beside_those_without_the_hook(
+    bare: list[Told], hooked: list[Told], bits: str, bits_met: bool, pace: str, pace_met: bool
+) -> None:
+    of_bits, of_pace = frameworks.judged(CASE, bare, hooked)
+    assert (of_bits.result, of_bits.met, of_pace.result, of_pace.met) == (bits, bits_met, pace, pace_met)
 
 
 def test_what_differs_without_the_hook_is_told_and_not_held_against_it() -> None:
     bits, _ = frameworks.judged(CASE, [told(1, x="1", y="2"), told(1, x="9", y="2")], [told(1, x="5", y="2")] * 2)
     assert (bits.result, bits.met) == ("0 of 2 results; without the hook too: x", True)
-    bits, _ = frameworks.judged(CASE, [told(1, x="1"), told(1, x="9")], [told(1, x="5")] * 2)
-    assert bits.met is None
 
 
-def test_a_pace_without_a_bar_is_shown_only() -> None:
+def test_a_pace_without_a_bar_is_shown_only_and_so_are_bits_that_always_differ() -> None:
     shown = Case("a program", "training", paced=False)
-    _, pace = frameworks.judged(shown, [told(1000, x="1")], [told(2000, x="1")])
+    bits, pace = frameworks.judged(shown, [told(1000, x="1"), told(1000, x="9")], [told(2000, x="5")] * 2)
+    assert bits.met is None
     assert (pace.bar, pace.result, pace.met) == ("", "+100.00 %", None)
 
 
@@ -81,10 +72,6 @@ def test_a_greedy_program_stays_in_its_cap_and_recovers(changed: dict[str, Any],
     found = {"total": 20 * GIB, "reached": 19 * GIB, "said": "CUDA out of memory", "recovered": True, "retries": 1}
     lines = frameworks.capped_lines({**found, **changed}, 20 * GIB, "by hand")
     assert [line.met for line in lines] == met
-
-
-def test_a_package_that_is_missing_is_named() -> None:
-    assert frameworks.missing(("json", "no_such_package")) == ["no_such_package"]
 
 
 def test_digests_tell_contents_apart_and_paces_are_of_a_step() -> None:
@@ -111,8 +98,3 @@ def test_an_unknown_mode_is_a_usage_error(repo_root: Path) -> None:
     done = run_program(repo_root, "dance")
     assert done.returncode == 2
     assert "greedy" in done.stderr
-
-
-def test_the_triton_program_is_python(repo_root: Path, tmp_path: Path) -> None:
-    source = repo_root / "bench" / "gpu" / "triton_program.py"
-    assert py_compile.compile(str(source), str(tmp_path / "out.pyc"), doraise=True)

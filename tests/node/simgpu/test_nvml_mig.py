@@ -1,43 +1,33 @@
 """MIG: what NVML and the driver, unmodified clients both, make of a GPU that is cut into instances."""
 
-import subprocess
-import sys
 import time
 
 import pytest
-from nvml_programs import Ask, Use
+from nvml_fixtures import Ask, Use
+from simgpu_fixtures import MIB, Gpu, NewGpu
 
-from rig.gpu import MakeSimgpu, SimulatedGpu
 from rig.until import until
-from sharepod.simgpu.truth import Truth
 
-MIB = 1 << 20
-CUT = "1xA10,1xH100:3g.40gb+4g.40gb,1xA100"
 SMALL, LARGE = (f"MIG-53474750-0000-0000-8000-0000000000{n}1" for n in (1, 2))
 
 
 @pytest.fixture
-def machine(make_simgpu: MakeSimgpu) -> SimulatedGpu:
-    return make_simgpu(CUT)
+def machine(new_gpu: NewGpu) -> Gpu:
+    return new_gpu("1xA10,1xH100:3g.40gb+4g.40gb,1xA100")
 
 
 def mig(n: int) -> str:
     return f"nvmlDeviceGetMigDeviceHandleByIndex(gpu(1), {n})"
 
 
-def test_a_gpu_in_mig_mode_lists_its_instances(ask: Ask) -> None:
-    assert ask("nvmlDeviceGetCount()") == 3
-    assert [ask(f"nvmlDeviceGetIndex(gpu({n}))") for n in range(3)] == [0, 1, 2]
+def test_a_gpu_in_mig_mode_lists_its_instances_and_each_knows_its_ids_and_its_gpu(ask: Ask) -> None:
     assert [ask(f"nvmlDeviceGetMigMode(gpu({n}))") for n in range(3)] == ["NVMLError_NotSupported", [1, 1], [0, 0]]
     assert ask("nvmlDeviceGetMaxMigDeviceCount(gpu(1))") == 7
-    assert [ask(f"nvmlDeviceGetUUID({mig(n)})") for n in range(2)] == [SMALL, LARGE]
     assert ask(f"{mig(2)} and 0") == "NVMLError_NotFound"
     assert ask("nvmlDeviceGetName(" + mig(0) + ")") == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert [ask(f"nvmlDeviceIsMigDeviceHandle({handle}).value") for handle in (mig(0), "gpu(1)")] == [1, 0]
-
-
-def test_an_instance_knows_its_ids_and_its_gpu(ask: Ask) -> None:
     for n, uuid in enumerate((SMALL, LARGE)):
+        assert ask(f"nvmlDeviceGetUUID({mig(n)})") == uuid
         assert ask(f"nvmlDeviceGetIndex(nvmlDeviceGetHandleByUUID('{uuid}'))") == n
         assert ask(f"nvmlDeviceGetGpuInstanceId({mig(n)})") == n + 1
         assert ask(f"nvmlDeviceGetComputeInstanceId({mig(n)})") == 0
@@ -57,23 +47,22 @@ def test_what_belongs_to_the_board_is_not_told_of_an_instance(ask: Ask) -> None:
 def test_memory_and_processes_are_those_of_the_instance_and_all_of_them_the_gpus(ask: Ask, use: Use) -> None:
     totals = [ask(f"nvmlDeviceGetMemoryInfo({mig(n)})")["total"] for n in range(2)]
     assert totals == [81559 * MIB // 2 // MIB * MIB] * 2
-    first, second = (
-        use(0, 1000, 10000, size, CUDA_VISIBLE_DEVICES=uuid) for size, uuid in ((512 * MIB, SMALL), (256 * MIB, LARGE))
-    )
-    for n, process, size in ((0, first, 512 * MIB), (1, second, 256 * MIB)):
+    sizes = {SMALL: 512 * MIB, LARGE: 256 * MIB}
+    programs = [use(0, 1000, 10000, size, CUDA_VISIBLE_DEVICES=uuid) for uuid, size in sizes.items()]
+    for n, (program, size) in enumerate(zip(programs, sizes.values(), strict=True)):
         (entry,) = ask(f"nvmlDeviceGetComputeRunningProcesses({mig(n)})")
-        assert entry["pid"] == process.pid
+        assert entry["pid"] == program.pid
         assert (entry["gpuInstanceId"], entry["computeInstanceId"]) == (n + 1, 0)
-        assert ask(f"nvmlDeviceGetMemoryInfo({mig(n)})")["used"] == entry["usedGpuMemory"] >= size
+        assert ask(f"nvmlDeviceGetMemoryInfo({mig(n)})")["used"] == entry["usedGpuMemory"] == size
     whole = ask("nvmlDeviceGetComputeRunningProcesses(gpu(1))")
-    assert [(p["pid"], p["gpuInstanceId"]) for p in whole] == [(first.pid, 1), (second.pid, 2)]
-    assert ask("nvmlDeviceGetMemoryInfo(gpu(1))")["used"] == sum(p["usedGpuMemory"] for p in whole)
+    assert [(p["pid"], p["gpuInstanceId"]) for p in whole] == [(programs[0].pid, 1), (programs[1].pid, 2)]
+    assert ask("nvmlDeviceGetMemoryInfo(gpu(1))")["used"] == sum(sizes.values())
     assert ask("nvmlDeviceGetComputeRunningProcesses(gpu(0))") == []
 
 
-def test_instances_work_beside_each_other_at_full_rate(machine: SimulatedGpu, use: Use) -> None:
+def test_instances_work_beside_each_other_at_full_rate(machine: Gpu, use: Use) -> None:
     programs = [use(0, 2000, CUDA_VISIBLE_DEVICES=uuid) for uuid in (SMALL, LARGE)]
-    with Truth(machine.state) as truth:
+    with machine.truth() as truth:
         places = {device.uuid: device.index for device in truth.devices()}
 
         def busy_parts() -> list[float]:
@@ -86,11 +75,11 @@ def test_instances_work_beside_each_other_at_full_rate(machine: SimulatedGpu, us
         assert [c.pid for uuid in (SMALL, LARGE) for c in truth.contexts(places[uuid])] == [p.pid for p in programs]
 
 
-def test_an_xid_of_an_instance_is_told_on_its_gpu_with_its_ids(machine: SimulatedGpu, ask: Ask) -> None:
+def test_an_xid_of_an_instance_is_told_on_its_gpu_with_its_ids(machine: Gpu, ask: Ask) -> None:
     ask("globals().update(events=nvmlEventSetCreate())")
     assert ask(f"nvmlDeviceRegisterEvents({mig(0)}, 8, events)") == "NVMLError_NotSupported"
     assert ask("nvmlDeviceRegisterEvents(gpu(1), 8, events)") is None
-    with Truth(machine.state) as truth:
+    with machine.truth() as truth:
         place = next(device.index for device in truth.devices() if device.uuid == LARGE)
         truth.inject_xid(place, 43)
         told = ask(
@@ -115,9 +104,5 @@ def test_an_xid_of_an_instance_is_told_on_its_gpu_with_its_ids(machine: Simulate
         "1xH100:",
     ],
 )
-def test_what_the_hardware_cannot_be_cut_into_is_refused(make_simgpu: MakeSimgpu, devices: str) -> None:
-    code = "import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=make_simgpu(devices).env, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "2\n"
+def test_what_the_hardware_cannot_be_cut_into_is_refused(new_gpu: NewGpu, devices: str) -> None:
+    assert new_gpu(devices).play("print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2())") == ["2"]

@@ -1,45 +1,35 @@
 """NVML inside a share: the share's memory, its own processes, by every way that a program has to the library."""
 
 import itertools
+import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from nvml_programs import HERE, Ask, Use
+from nvml_fixtures import Use
+from simgpu_fixtures import MIB, Gpu, NewGpu
 
 from rig import REPO_ROOT
 from rig.arbiter import Arbiter
-from rig.gpu import MakeSimgpu, SimulatedGpu
-from rig.script import script
+from rig.gpu import LIBRARIES
 from sharepod.hook import LIBRARY
-from sharepod.simgpu.truth import Truth
 
-MIB = 1 << 20
+C = REPO_ROOT / "tests" / "support" / "simgpu"
 CAP = 4096 * MIB
 H200 = 143771 * MIB
 A10 = 23028 * MIB
-GPU = "GPU-53474750-0000-0000-8000-0000000000"
 KINDS = ("Compute", "Graphics", "MPSCompute")
-LISTS = (
-    *(f"{kind}RunningProcesses{version}" for kind in KINDS for version in ("", "_v2", "_v3")),
-    "AccountingPids",
-    "RunningProcessDetailList",
-    "ProcessUtilization",
-    "ProcessesUtilizationInfo",
-)
 SUCCESS, NOT_FOUND, INSUFFICIENT = 0, 6, 7
+
+Shares = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def machine(make_simgpu: MakeSimgpu) -> SimulatedGpu:
-    return make_simgpu("2xH200,1xA10")
-
-
-Shares = Callable[..., dict[str, str]]
+def machine(new_gpu: NewGpu) -> Gpu:
+    return new_gpu("2xH200,2xA10")
 
 
 @pytest.fixture
@@ -52,146 +42,197 @@ def share(tmp_path: Path) -> Iterator[Shares]:
         )
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What smi.c printed of one device."""
+SMI = """
+import json
 
-    total: int
-    used: int
-    free: int
-    lists: dict[str, list[str]]
-    v2: list[int]
+class Details(ctypes.Structure):
+    _fields_ = [("version", c_uint), ("mode", c_uint), ("count", c_uint), ("entries", c_void_p)]
+
+class Utilizations(ctypes.Structure):
+    _fields_ = [("version", c_uint), ("count", c_uint), ("last_seen_us", c_uint64), ("entries", c_void_p)]
+
+class Memory(ctypes.Structure):
+    _fields_ = [("version", c_uint), *((name, c_uint64) for name in ("total", "reserved", "free", "used"))]
+
+def opened(route):
+    if route == "default":  # by name, everywhere
+        ctypes.CDLL("libnvidia-ml.so.1", mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(None, handle=0, use_errno=True)
+    library = route.removeprefix("deepbind:")
+    mode = os.RTLD_NOW | (os.RTLD_DEEPBIND if library != route else 0)
+    return ctypes.CDLL(library, mode=mode, use_errno=True)
+
+def plain(name):
+    return lambda count, room: nvml["nvmlDeviceGet" + name](gpu, byref(count), room)
+
+def samples(count, room):
+    return nvml.nvmlDeviceGetProcessUtilization(gpu, room, byref(count), c_uint64(0))
+
+def structured(structure, name):
+    def ask(count, room):
+        version = ctypes.sizeof(structure) | 1 << 24
+        asked = structure(version=version, count=count.value, entries=ctypes.cast(room, c_void_p))
+        result = nvml["nvmlDeviceGet" + name](gpu, byref(asked))
+        count.value = asked.count
+        return result
+    return ask
+
+def told(ask, size, pid_at=0):
+    "What a list says without room and with much, and if it is not empty, with one entry too little and with enough."
+    def room(): return (ctypes.c_ubyte * 2561)(*GUARDS)
+    none, many, entries = c_uint(0), c_uint(64), room()
+    answer = [ask(none, None), none.value, ask(many, entries)]
+    count = 0 if answer[-1] else many.value
+    answer.append([int.from_bytes(entries[n * size + pid_at : n * size + pid_at + 4], "little") for n in range(count)])
+    assert entries[count * size :] == GUARDS[count * size :]
+    if count:
+        less, exact, entries = c_uint(count - 1), c_uint(count), room()
+        answer += [ask(less, entries), less.value, ask(exact, room())]
+        assert entries[:] == GUARDS
+    return answer
+
+GUARDS = [0x5A] * 2561
+nvml = opened(sys.argv[1])
+number, gpu, v1, v2 = c_uint(), c_void_p(), (c_uint64 * 3)(), Memory(version=40 | 2 << 24)
+assert nvml.nvmlInit_v2() == nvml.nvmlDeviceGetCount_v2(byref(number)) == 0
+for n in range(number.value):
+    ctypes.set_errno(77)
+    ok(nvml.nvmlDeviceGetHandleByIndex_v2(n, byref(gpu)))
+    ok(nvml.nvmlDeviceGetMemoryInfo(gpu, v1))
+    ok(nvml.nvmlDeviceGetMemoryInfo_v2(gpu, byref(v2)))
+    total, free, used = v1
+    assert (v2.total, v2.free, v2.used, v2.reserved) == (total, free, used, 0)
+    lists = {name: told(plain(name), 24 if name.endswith(("_v2", "_v3")) else 16)
+             for name in (kind + "RunningProcesses" + version
+                          for kind in ("Compute", "Graphics", "MPSCompute") for version in ("", "_v2", "_v3"))}
+    lists["AccountingPids"] = told(plain("AccountingPids"), 4)
+    lists["RunningProcessDetailList"] = told(structured(Details, "RunningProcessDetailList"), 32)
+    lists["ProcessUtilization"] = told(samples, 32)
+    lists["ProcessesUtilizationInfo"] = told(structured(Utilizations, "ProcessesUtilizationInfo"), 40, 8)
+    assert ctypes.get_errno() == 77
+    print(json.dumps({"memory": [total, used, free], "lists": lists}))
+"""
+"""It asks NVML what nvidia-smi asks, of every device, and never touches CUDA. Its argument says how it comes to NVML's
+functions."""
+Smi = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build smi.c, linked with the library lazily and at once, and not linked."""
-    directory = tmp_path_factory.mktemp("smi")
-    (directory / "libnvidia-ml.so").symlink_to(REPO_ROOT / "simgpu" / "lib" / "libnvidia-ml.so.1")
-    strict = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
-    ways = {
-        "lazy": ["-DLINKED", "-Wl,-z,lazy", f"-L{directory}", "-lnvidia-ml"],
-        "now": ["-DLINKED", "-Wl,-z,now", "-fno-plt", f"-L{directory}", "-lnvidia-ml"],
-        "unlinked": ["-ldl"],
-    }
-    built = {way: directory / f"smi-{way}" for way in ways}
-    for way, flags in ways.items():
-        subprocess.run(["cc", *strict, "-o", built[way], HERE / "smi.c", *flags], check=True)
-    return built
+@pytest.fixture
+def smi(machine: Gpu) -> Smi:
+    """Ask what `SMI` asks in a share: ``smi(share, route)``."""
+    return lambda share, route="libnvidia-ml.so.1": [json.loads(line) for line in machine.play(SMI, route, **share)]
 
 
-def smi(program: Path, route: str, env: dict[str, str]) -> list[Seen]:
-    done = subprocess.run([program, route], env=env, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "touched" not in done.stdout
-    assert "errno" not in done.stdout
-    seen: list[Seen] = []
-    for line in done.stdout.splitlines():
-        name, *words = line.split()
-        if name.startswith("GPU-"):
-            numbers = [int(word) for word in words]
-            seen.append(Seen(*numbers[:3], {}, numbers[3:]))
-        else:
-            seen[-1].lists[name] = words
-    return seen
-
-
-def said(pids: list[int], bound: int | None = None) -> list[str]:
-    """Return what smi.c prints of a list that holds these processes; `bound`: what samples say without room."""
+def said(pids: list[int], bound: int | None = None) -> list[Any]:
+    """Return what a list says that holds these processes; `bound`: what samples say without room."""
     count, samples = len(pids), bound is not None
     if not count:
         without = [NOT_FOUND, 0] if bound == 0 else [INSUFFICIENT, bound] if samples else [SUCCESS, 0]
-        return [str(word) for word in (*without, NOT_FOUND if samples else SUCCESS)]
-    without = [INSUFFICIENT, bound if samples else count]
-    words = (*without, SUCCESS, *pids, "less", INSUFFICIENT, count, 1, "exact", SUCCESS)
-    return [str(word) for word in words]
+        return [*without, NOT_FOUND if samples else SUCCESS, []]
+    return [INSUFFICIENT, bound if samples else count, SUCCESS, pids, INSUFFICIENT, count, SUCCESS]
 
 
-ROUTES = [
-    ("lazy", "linked"),
-    ("now", "linked"),
-    ("unlinked", "libnvidia-ml.so.1"),
-    ("unlinked", str(REPO_ROOT / "simgpu" / "lib" / "libnvidia-ml.so.1")),
-    ("unlinked", "deepbind:libnvidia-ml.so.1"),
-    ("unlinked", "default"),
-]
-
-
-@pytest.mark.parametrize(("program", "route"), ROUTES)
+@pytest.mark.parametrize(
+    "route", ["libnvidia-ml.so.1", f"{LIBRARIES}/libnvidia-ml.so.1", "deepbind:libnvidia-ml.so.1", "default"]
+)
 def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
-    machine: SimulatedGpu, share: Shares, use: Use, programs: dict[str, Path], program: str, route: str
+    share: Shares, use: Use, smi: Smi, route: str
 ) -> None:
-    ours, theirs = share({0: CAP, 2: 0}), share({0: 2 * CAP})
+    ours, theirs = share({0: CAP, 2: 0, 3: 2 * A10}), share({0: 2 * CAP})
     first = use(0, 1000, 9000, 512 * MIB, **ours)
     second = use(0, 1000, 9000, 256 * MIB, **ours)
     other = use(0, 1000, 9000, 1024 * MIB, **theirs)
-    elsewhere = use(1, 1000, 9000, 128 * MIB, **theirs)
-    shown, beside, uncapped = smi(programs[program], route, machine.env | ours)
-    assert (shown.total, shown.used, shown.free) == (CAP, 768 * MIB, CAP - 768 * MIB)
-    assert shown.v2 == [CAP, 768 * MIB, CAP - 768 * MIB, 0]
-    assert (beside.total, beside.used) == (H200, 128 * MIB)  # not a device of the share: its memory as it is
-    assert (uncapped.total, uncapped.used, uncapped.free) == (A10, 0, A10)
-    for name in LISTS:
+    use(1, 1000, 9000, 128 * MIB, **theirs)
+    shown, beside, uncapped, small = smi(ours, route)
+    assert shown["memory"] == [CAP, 768 * MIB, CAP - 768 * MIB]
+    assert beside["memory"] == [H200, 128 * MIB, H200 - 128 * MIB]  # not a device of the share: its memory as it is
+    assert uncapped["memory"] == small["memory"] == [A10, 0, A10]  # and with a cap that is larger than the device
+    assert len(shown["lists"]) == 13
+    for name in shown["lists"]:
         samples = "Utilization" in name
         none = name.startswith(("Graphics", "MPS"))  # nobody draws here, and no server of MPS is there
         own = [] if none else [first.pid, second.pid]
-        assert shown.lists[name] == said(own, 64 if samples else None), name
-        assert beside.lists[name] == said([], 64 if samples else None), name  # nobody's but ours are shown there
-        assert uncapped.lists[name] == said([], 0 if samples else None), name
-    bare = smi(programs[program], route, machine.env)[0]
-    assert (bare.total, bare.used) == (H200, 1792 * MIB)
-    assert bare.lists["ComputeRunningProcesses_v3"] == said([first.pid, second.pid, other.pid])
-    assert elsewhere.poll() is None
+        assert shown["lists"][name] == said(own, 64 if samples else None), name
+        assert beside["lists"][name] == said([], 64 if samples else None), name  # nobody's but ours are shown there
+        assert uncapped["lists"][name] == said([], 0 if samples else None), name
+    bare = smi({}, route)[0]
+    assert bare["memory"] == [H200, 1792 * MIB, H200 - 1792 * MIB]
+    assert bare["lists"]["ComputeRunningProcesses_v3"] == said([first.pid, second.pid, other.pid])
+
+
+@pytest.mark.parametrize("binding", [["-Wl,-z,lazy"], ["-Wl,-z,now", "-fno-plt"]])
+def test_a_program_that_is_linked_with_nvml_sees_its_share(
+    machine: Gpu, share: Shares, use: Use, tmp_path: Path, binding: list[str]
+) -> None:
+    (tmp_path / "linked.c").write_text("""
+#include <stdio.h>
+int nvmlInit_v2(void), nvmlDeviceGetHandleByIndex_v2(unsigned, void **);
+int nvmlDeviceGetMemoryInfo(void *, unsigned long long *);
+int nvmlDeviceGetComputeRunningProcesses_v3(void *, unsigned *, void *);
+int main(void) {
+  void *gpu;
+  unsigned long long memory[3]; /* total, free, used */
+  unsigned count = 0;
+  if (nvmlInit_v2() || nvmlDeviceGetHandleByIndex_v2(0, &gpu) || nvmlDeviceGetMemoryInfo(gpu, memory))
+    return 1;
+  nvmlDeviceGetComputeRunningProcesses_v3(gpu, &count, NULL);
+  return printf("%llu %u\\n", memory[2] >> 20, count) < 0;
+}
+""")
+    command = ["cc", *binding, tmp_path / "linked.c", "-o", tmp_path / "linked", LIBRARIES / "libnvidia-ml.so.1"]
+    subprocess.run(command, check=True)
+    ours = share({0: CAP})
+    use(0, 1000, 9000, 512 * MIB, **ours)
+    use(0, 1000, 9000, 1024 * MIB, **share({0: CAP}))
+    env = machine.env | ours
+    done = subprocess.run([tmp_path / "linked"], env=env, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "512 1\n"
 
 
 def test_where_mps_serves_a_share_sees_its_own_clients_and_not_the_server(
-    machine: SimulatedGpu, share: Shares, use: Use, programs: dict[str, Path]
+    machine: Gpu, share: Shares, use: Use, smi: Smi
 ) -> None:
     ours, theirs = share({0: CAP}), share({0: CAP})
     own = [use(0, 1000, 9000, 256 * MIB, **ours).pid for _ in range(2)]
     other = use(0, 1000, 9000, 128 * MIB, **theirs)
-    with Truth(machine.env["SIMGPU_STATE"]) as truth:
+    with machine.truth() as truth:
         truth.serve_by_mps(0, os.getpid())
-        shown = smi(programs["unlinked"], "libnvidia-ml.so.1", machine.env | ours)[0]
-        bare = smi(programs["unlinked"], "libnvidia-ml.so.1", machine.env)[0]
+        shown, bare = smi(ours)[0], smi({})[0]
     for version in ("", "_v2", "_v3"):
         for kind, served in (("Compute", [os.getpid()]), ("MPSCompute", [])):
             name = f"{kind}RunningProcesses{version}"
-            assert bare.lists[name] == said([*own, other.pid, *served]), name
-            assert shown.lists[name] == said(own), name
+            assert bare["lists"][name] == said([*own, other.pid, *served]), name
+            assert shown["lists"][name] == said(own), name
 
 
-def test_a_program_in_a_slot_sees_itself(share: Shares, machine: SimulatedGpu, use: Use) -> None:
-    ours, theirs = share({0: CAP}), share({0: CAP})
-    use(0, 1000, 9000, 64 * MIB, **theirs)
-    code = f"""
-import os, pynvml
-start()
-allocate({512 * MIB})
-pynvml.nvmlInit()
-gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-for memory in pynvml.nvmlDeviceGetMemoryInfo(gpu), pynvml.nvmlDeviceGetMemoryInfo(gpu, version=pynvml.nvmlMemory_v2):
-    assert (memory.total, memory.used, memory.free) == ({CAP}, {512 * MIB}, {CAP - 512 * MIB}), memory
-assert [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)] == [os.getpid()]
-assert [p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)] == [{512 * MIB}]
-free, total = c_size_t(), c_size_t()
-ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
-assert (free.value, total.value) == (memory.free, memory.total)
-child = os.fork()
-if not child:  # not in a slot, and asks all the same
-    os._exit([p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)] != [os.getppid()])
-assert os.waitpid(child, 0)[1] == 0
-"""
-    env = machine.env | ours
-    done = subprocess.run(script(code), env=env, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_cap_of_a_share_that_is_larger_than_the_device_is_the_device(
-    machine: SimulatedGpu, share: Shares, programs: dict[str, Path]
-) -> None:
-    shown = smi(programs["unlinked"], "libnvidia-ml.so.1", machine.env | share({2: 2 * A10}))[2]
-    assert (shown.total, shown.used, shown.free) == (A10, 0, A10)
+def test_a_program_in_a_slot_sees_itself_and_so_does_its_forked_child(share: Shares, machine: Gpu, use: Use) -> None:
+    use(0, 1000, 9000, 64 * MIB, **share({0: CAP}))
+    lines = machine.play(
+        """
+        import pynvml
+        start()
+        allocate(512 * MIB)
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        own = os.getpid()
+        def memory(**version):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(gpu, **version)
+            return memory.total // MIB, memory.used // MIB, memory.free // MIB
+        def processes():
+            return [(p.pid == own, p.usedGpuMemory // MIB) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
+        free, total = c_size_t(), c_size_t()
+        ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
+        print(memory(), memory(version=pynvml.nvmlMemory_v2), (total.value // MIB, used() // MIB, free.value // MIB))
+        print(processes(), flush=True)
+        child = os.fork()
+        if not child:  # not in a slot, and asks all the same
+            print(processes(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        **share({0: CAP}),
+    )
+    assert lines == ["(4096, 512, 3584) (4096, 512, 3584) (4096, 512, 3584)", *["[(True, 512)]"] * 2]
 
 
 def cut_short(directory: Path) -> None:
@@ -206,7 +247,7 @@ def another_abi(directory: Path) -> None:
 
 @pytest.mark.parametrize("ruin", [cut_short, another_abi, lambda directory: (directory / "terms").unlink(), None])
 def test_without_a_usable_region_the_librarys_answers_pass(
-    machine: SimulatedGpu, share: Shares, use: Use, programs: dict[str, Path], ruin: Callable[[Path], None] | None
+    share: Shares, use: Use, smi: Smi, ruin: Callable[[Path], None] | None
 ) -> None:
     ours = share({0: CAP})
     other = use(0, 1000, 9000, 64 * MIB)
@@ -214,87 +255,60 @@ def test_without_a_usable_region_the_librarys_answers_pass(
         ours |= {"SHAREPOD_REGION": "/nowhere"}
     else:
         ruin(Path(ours["SHAREPOD_REGION"]))
-    shown = smi(programs["unlinked"], "libnvidia-ml.so.1", machine.env | ours)[0]
-    assert (shown.total, shown.used) == (H200, 64 * MIB)
-    assert shown.lists["ComputeRunningProcesses_v3"] == said([other.pid])
+    shown = smi(ours)[0]
+    assert shown["memory"] == [H200, 64 * MIB, H200 - 64 * MIB]
+    assert shown["lists"]["ComputeRunningProcesses_v3"] == said([other.pid])
 
 
-def test_errors_of_the_library_are_the_programs(machine: SimulatedGpu, share: Shares) -> None:
-    code = """
-import ctypes, pynvml
-nvml = ctypes.CDLL("libnvidia-ml.so.1")
-count, memory = ctypes.c_uint(3), (ctypes.c_uint64 * 8)()
-ask = nvml.nvmlDeviceGetComputeRunningProcesses_v3
-print(nvml.nvmlDeviceGetMemoryInfo(None, memory), ask(None, ctypes.byref(count), None))
-pynvml.nvmlInit()
-gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-print(ask(gpu, None, None), ask(gpu, ctypes.byref(count), None), ask(None, ctypes.byref(ctypes.c_uint(0)), None))
-print(nvml.nvmlDeviceGetMemoryInfo(gpu, None), nvml.nvmlDeviceGetMemoryInfo_v2(gpu, memory))
-versions = (ctypes.c_uint * 6)(9 << 24)
-structures = nvml.nvmlDeviceGetRunningProcessDetailList, nvml.nvmlDeviceGetProcessesUtilizationInfo
-print(*(ask(gpu, versions) for ask in structures))
-print(*(ask(gpu, None) for ask in structures))
-"""
-    command = [sys.executable, "-c", code]
-    bare = subprocess.run(command, env=machine.env, capture_output=True, text=True, timeout=30, check=True)
-    ours = machine.env | share({0: CAP})
-    inside = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=30, check=True)
-    assert inside.stdout == bare.stdout == "1 1\n2 2 2\n2 25\n25 25\n2 2\n"
+def test_errors_of_the_library_are_the_programs(machine: Gpu, share: Shares) -> None:
+    text = """
+        import pynvml
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count, memory = c_uint(3), (c_uint64 * 8)()
+        ask = nvml.nvmlDeviceGetComputeRunningProcesses_v3
+        print(nvml.nvmlDeviceGetMemoryInfo(None, memory), ask(None, byref(count), None))
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        print(ask(gpu, None, None), ask(gpu, byref(count), None), ask(None, byref(c_uint(0)), None))
+        print(nvml.nvmlDeviceGetMemoryInfo(gpu, None), nvml.nvmlDeviceGetMemoryInfo_v2(gpu, memory))
+        versions = (c_uint * 6)(9 << 24)
+        structures = nvml.nvmlDeviceGetRunningProcessDetailList, nvml.nvmlDeviceGetProcessesUtilizationInfo
+        print(*(ask(gpu, versions) for ask in structures), *(ask(gpu, None) for ask in structures))
+        """
+    inside, bare = machine.play(text, **share({0: CAP})), machine.play(text)
+    assert inside == bare == ["1 1", "2 2 2", "2 25", "25 25 2 2"]
 
 
-def test_many_processes_of_others_do_not_show(machine: SimulatedGpu, share: Shares, ask: Ask, use: Use) -> None:
-    theirs = share({0: CAP})
-    users = [use(0, 1000, 20000, MIB, **theirs) for _ in range(4)]
-    assert len(ask("nvmlDeviceGetComputeRunningProcesses(gpu(0))")) == len(users)
-    code = """
-import ctypes, pynvml
-pynvml.nvmlInit()
-gpu, count = pynvml.nvmlDeviceGetHandleByIndex(0), ctypes.c_uint(0)
-ask = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3
-print(ask(gpu, ctypes.byref(count), None), count.value)
-"""
-    ours = machine.env | share({0: CAP})
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=ours, capture_output=True, text=True, timeout=30, check=True
+def test_without_the_library_a_wrapper_says_uninitialized(machine: Gpu) -> None:
+    lines = machine.play(
+        """
+        loaded = ctypes.CDLL(None, use_errno=True)
+        ctypes.set_errno(77)
+        print(loaded.nvmlDeviceGetComputeRunningProcesses_v3(None, byref(c_uint()), None),
+              loaded.nvmlDeviceGetMemoryInfo(None, None), ctypes.get_errno())
+        """,
+        LD_PRELOAD=str(LIBRARY),
+        SHAREPOD_REGION="/nowhere",
     )
-    assert done.stdout == "0 0\n"
+    assert lines == ["1 1 77"]
 
 
-def test_without_the_library_a_wrapper_says_uninitialized(tmp_path: Path) -> None:
-    program, source = tmp_path / "driverless", tmp_path / "driverless.c"
-    source.write_text(
-        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <errno.h>\n#include <stdio.h>\n"
-        "int main(void) { unsigned n = 0; errno = 77;"
-        ' int (*f)(void *, unsigned *, void *) = dlsym(RTLD_DEFAULT, "nvmlDeviceGetComputeRunningProcesses_v3");'
-        ' int (*g)(void *, void *) = dlsym(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo"); int a = f(0, &n, 0), b = g(0, 0);'
-        ' return printf("%d %d errno %d\\n", a, b, errno) < 0; }\n'
-    )
-    subprocess.run(["cc", "-o", program, source, "-ldl"], check=True)
-    env = {"LD_PRELOAD": str(LIBRARY), "SHAREPOD_REGION": "/nowhere", "PATH": os.environ["PATH"]}
-    done = subprocess.run([program], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "1 1 errno 77\n"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
-def test_a_crowded_machine_is_looked_through_to_its_end(share: Shares, tmp_path: Path, kind: str, version: str) -> None:
+def test_a_crowded_machine_is_looked_through_to_its_end(machine: Gpu, share: Shares, use: Use, tmp_path: Path) -> None:
     library = tmp_path / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, HERE / "crowded_nvml.c"]
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, C / "crowded_nvml.c"]
     subprocess.run(command, check=True)
     ours = share({0: CAP})
-    with (Path(ours["SHAREPOD_REGION"]) / "slots").open("r+b") as slots:
-        slots.write(b"\1\1")
-        for slot, pid in enumerate((1999, 3)):
-            slots.seek(64 + slot * (64 + 16 * (128 + 64)) + 4)
-            slots.write(pid.to_bytes(4, "little"))
-    words = 6 if version else 4  # of an entry
-    code = f"""
-import ctypes
-ask, count = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGet{kind}RunningProcesses{version}, ctypes.c_uint(0)
-print(ask(None, ctypes.byref(count), None), count.value)
-entries = (ctypes.c_uint * {2 * words})()
-print(ask(None, ctypes.byref(count), entries), count.value, entries[0], entries[{words}])
-"""
-    env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path), **ours}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout == "7 2\n0 2 3 1999\n"
+    own = [use(0, 1000, 9000, **ours).pid for _ in range(2)]
+    lines = machine.play(
+        f"""
+        nvml = ctypes.CDLL({str(library)!r})
+        for name, words in ((kind + "RunningProcesses" + version, 6 if version else 4)
+                            for kind in {KINDS} for version in ("", "_v2", "_v3")):
+            ask, count, entries = nvml["nvmlDeviceGet" + name], c_uint(), (c_uint * 12)()
+            without = ask(None, byref(count), None), count.value
+            print(without, ask(None, byref(count), entries), count.value, entries[0], entries[words])
+        """,
+        CROWD=" ".join(map(str, own)),
+        **ours,
+    )
+    assert lines == [f"(7, 2) 0 2 {own[0]} {own[1]}"] * 9

@@ -1,13 +1,7 @@
 """Arrays and mipmapped arrays: what they take, and copies to and from them."""
 
-from collections.abc import Callable
-
 import pytest
-
-from rig.gpu import MakeSimgpu
-from sharepod.simgpu.truth import Truth
-
-Run = Callable[..., str]
+from simgpu_fixtures import MIB, NewGpu
 
 
 @pytest.mark.parametrize(
@@ -17,19 +11,13 @@ Run = Callable[..., str]
         ("100, 7", "texel=0x20, channels=4", 100 * 7 * 16),
         ("100, 7, 3", "texel=0x10, channels=2", 100 * 7 * 3 * 4),
         ("100, 0, 5", "texel=2, flags=1", 100 * 5 * 2),  # a stack of lines
-        ("64, 64, 6", "texel=0x0a, flags=4", 64 * 64 * 6 * 4),  # a cubemap
-        ("64, 64, 12", "texel=0xc2, channels=4, flags=5", 64 * 64 * 12 * 4),  # two of them
+        ("64, 64, 12", "texel=0xc2, channels=4, flags=5", 64 * 64 * 12 * 4),  # two cubemaps
         ("1024, 1024", "flags=0x40", 0),  # sparse
         ("1024, 1024", "flags=0x80", 0),  # mapped later
     ],
 )
-def test_an_array_takes_its_elements_and_nothing_else(
-    make_simgpu: MakeSimgpu, run: Run, shape: str, settings: str, taken: int
-) -> None:
-    output = run(
-        make_simgpu(),
-        f"""
-        from rig.holdings import *
+def test_an_array_takes_its_elements_and_nothing_else(new_gpu: NewGpu, shape: str, settings: str, taken: int) -> None:
+    lines = new_gpu().play(f"""
         start()
         array = new_array({shape}, {settings})
         print(used(), account().contexts_bytes)
@@ -38,60 +26,40 @@ def test_an_array_takes_its_elements_and_nothing_else(
         print([n for n in (found.width, found.height, found.depth) if n] == [n for n in [{shape}] if n])
         ok(cuda.cuArrayDestroy(array))
         print(used(), cuda.cuArrayDestroy(array))
-        """,
-    )
-    assert output.splitlines() == [f"{taken} {taken}", "True", "0 400"]
+        """)
+    assert lines == [f"{taken} {taken}", "True", "0 400"]
 
 
-@pytest.mark.parametrize(
-    "descriptor",
-    [
-        "0, 1, 0, 1, 1, 0",  # no width
-        "8, 8, 0, 1, 3, 0",  # three channels
-        "8, 0, 8, 1, 1, 0",  # depth without height
-        "8, 8, 0, 1, 1, 1",  # layers, none of them
-        "8, 8, 5, 1, 1, 4",  # a cube with five sides
-        "8, 4, 6, 1, 1, 4",  # a cube with sides that are not square
-    ],
-)
-def test_arrays_that_cannot_be_are_refused(make_simgpu: MakeSimgpu, run: Run, descriptor: str) -> None:
-    text = f"""
-        from rig.holdings import *
+def test_arrays_that_cannot_be_are_refused(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
         start()
-        print(cuda.cuArray3DCreate_v2(byref(c_void_p()), byref(Array3D({descriptor}))), used())
-        """
-    assert run(make_simgpu(), text) == "1 0\n"
+        for descriptor in (
+            (0, 1, 0, 1, 1, 0),  # no width
+            (8, 8, 0, 1, 3, 0),  # three channels
+            (8, 0, 8, 1, 1, 0),  # depth without height
+            (8, 8, 0, 1, 1, 1),  # layers, none of them
+            (8, 8, 5, 1, 1, 4),  # a cube with five sides
+            (8, 4, 6, 1, 1, 4),  # a cube with sides that are not square
+        ):
+            print(cuda.cuArray3DCreate_v2(byref(c_void_p()), byref(Array3D(*descriptor))), used())
+        """)
+    assert lines == ["1 0"] * 6
 
 
-def test_an_array_that_does_not_fit_is_refused_to_the_byte_and_goes_with_its_context(
-    make_simgpu: MakeSimgpu, run: Run
-) -> None:
-    output = run(
-        make_simgpu(SIMGPU_MEMORY_MIB="1"),
-        """
-        from rig.holdings import *
+def test_an_array_goes_with_its_context(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
         start()
-        context, array = c_void_p(), c_void_p()
+        context, found = c_void_p(), Array()
         ok(cuda.cuCtxCreate_v2(byref(context), 0, 0))
-        one = new_array(1024, 1000)
-        print(cuda.cuArrayCreate_v2(byref(array), byref(Array(24 * 1024 + 1, 0, 1, 1))), used())
-        ok(cuda.cuArrayCreate_v2(byref(array), byref(Array(24 * 1024, 0, 1, 1))))
-        print(used())
+        array = new_array(1024, 1024)
         ok(cuda.cuCtxDestroy_v2(context))
-        found = Array()
-        print(used(), cuda.cuArrayGetDescriptor_v2(byref(found), one))
-        allocate(MIB)
-        print(cuda.cuArrayGetDescriptor_v2(byref(found), one))
-        """,
-    )
-    assert output.splitlines() == [f"2 {1024 * 1000}", str(1 << 20), "0 400", "400"]
+        print(used(), cuda.cuArrayGetDescriptor_v2(byref(found), array))
+        """)
+    assert lines == ["0 400"]
 
 
-def test_a_mipmap_takes_the_sum_of_its_levels(make_simgpu: MakeSimgpu, run: Run) -> None:
-    output = run(
-        make_simgpu(),
-        """
-        from rig.holdings import *
+def test_a_mipmap_takes_the_sum_of_its_levels(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
         start()
 
         def mipmap(levels, *descriptor):
@@ -112,40 +80,18 @@ def test_a_mipmap_takes_the_sum_of_its_levels(make_simgpu: MakeSimgpu, run: Run)
         before = used()
         ok(cuda.cuMipmappedArrayDestroy(whole))
         print(before - used(), cuda.cuArray3DGetDescriptor_v2(byref(found), level))
-        """,
-    )
-    assert output.splitlines() == [
+        """)
+    assert lines == [
         f"{4 * (48 + 12 + 2)} [(8, 6), (4, 3), (2, 1)] 1 400",
         f"{8 + 4 + 2 + 1} {512 + 64 + 8} {2 * (64 + 16 + 4)} 0",
         "248 400",
     ]
 
 
-def test_only_arrays_that_are_mapped_later_say_what_they_will_need(make_simgpu: MakeSimgpu, run: Run) -> None:
-    output = run(
-        make_simgpu(),
-        """
-        from rig.holdings import *
-        start()
-        needs, whole = (c_size_t * 4)(), c_void_p()
-        print(cuda.cuArrayGetMemoryRequirements(needs, new_array(1000, 100), 0))
-        ok(cuda.cuArrayGetMemoryRequirements(needs, new_array(1000, 100, flags=0x80), 0))
-        print(needs[0], needs[1])
-        ok(cuda.cuMipmappedArrayCreate(byref(whole), byref(Array3D(1000, 100, 0, 1, 1, 0x80)), 2))
-        ok(cuda.cuMipmappedArrayGetMemoryRequirements(needs, whole, 0))
-        print(needs[0])
-        """,
-    )
-    assert output.split() == ["1", str(2 * 65536), "65536", str(2 * 65536)]
-
-
 @pytest.mark.parametrize("own", ["", "_ptds"])
-def test_bytes_in_a_row_go_into_an_array_and_out_again(make_simgpu: MakeSimgpu, run: Run, own: str) -> None:
+def test_bytes_in_a_row_go_into_an_array_and_out_again(new_gpu: NewGpu, own: str) -> None:
     stream_own = own.replace("ptds", "ptsz")
-    output = run(
-        make_simgpu(),
-        f"""
-        from rig.holdings import *
+    lines = new_gpu().play(f"""
         start()
         data, first, second, near = bytes(range(200)), new_array(100, 2), new_array(100, 2), allocate(200)
         back = ctypes.create_string_buffer(200)
@@ -165,16 +111,12 @@ def test_bytes_in_a_row_go_into_an_array_and_out_again(make_simgpu: MakeSimgpu, 
         print(back.raw[:9])
         print(cuda.cuMemcpyAtoH_v2(back, first, c_size_t(100), c_size_t(101)),
               cuda.cuMemcpyHtoA_v2(c_void_p(near), c_size_t(0), data, size))
-        """,
-    )
-    assert output.splitlines() == ["True", "True", r"b'\x08\tlater\x0f\x10'", "1 1"]
+        """)
+    assert lines == ["True", "True", r"b'\x08\tlater\x0f\x10'", "1 1"]
 
 
-def test_rectangles_and_boxes_go_into_arrays_and_out_again(make_simgpu: MakeSimgpu, run: Run) -> None:
-    output = run(
-        make_simgpu("2xH200", SIMGPU_LOG_KERNELS="10"),
-        """
-        from rig.holdings import *
+def test_rectangles_and_boxes_go_into_arrays_and_out_again(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
         start()
         sent, back = (ctypes.c_uint8 * 24)(*range(24)), (ctypes.c_uint8 * 24)()
         here = ctypes.addressof(sent)
@@ -199,27 +141,19 @@ def test_rectangles_and_boxes_go_into_arrays_and_out_again(make_simgpu: MakeSimg
         print(list(back[:8]), list(back[12:20]))
         print(cuda.cuMemcpy3D_v2(byref(Copy3D(source, target, whole))),
               cuda.cuMemcpy2D_v2(byref(Copy2D(middle, middle, 4, 1))))
-        """,
-    )
+        """)
     part = "[17, 18, 19, 0, 21, 22, 23, 0]"
-    assert output.splitlines() == ["[0, 0, 5, 6, 0, 0, 9, 10]", f"{part} {part}", "1 1"]
+    assert lines == ["[0, 0, 5, 6, 0, 0, 9, 10]", f"{part} {part}", "1 1"]
 
 
-def test_a_copy_between_arrays_takes_device_time_and_one_to_the_host_does_not(
-    make_simgpu: MakeSimgpu, run: Run
-) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    run(
-        gpu,
-        """
-        from rig.holdings import *
+def test_a_copy_between_arrays_takes_device_time_and_one_to_the_host_does_not(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    gpu.play("""
         start()
-        first, second = new_array(4096, 4096), new_array(4096, 4096)
-        ok(cuda.cuMemcpyAtoH_v2(ctypes.create_string_buffer(1 << 24), first, c_size_t(0), c_size_t(1 << 24)))
-        ok(cuda.cuMemcpyAtoA_v2(first, c_size_t(0), second, c_size_t(0), c_size_t(1 << 24)))
+        first, second, size = new_array(4096, 4096), new_array(4096, 4096), c_size_t(16 * MIB)
+        ok(cuda.cuMemcpyAtoH_v2(ctypes.create_string_buffer(16 * MIB), first, c_size_t(0), size))
+        ok(cuda.cuMemcpyAtoA_v2(first, c_size_t(0), second, c_size_t(0), size))
         ok(cuda.cuCtxSynchronize())
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        (copied,) = truth.kernels(0)
-    assert (copied.name, copied.busy_ns) == ("memcpy", 1000 + int(2 * (1 << 24) / 4800))  # 4.8 TB/s, read and written
+        """)
+    (copied,) = gpu.kernels()
+    assert (copied.name, copied.busy_ns) == ("memcpy", 1000 + int(2 * 16 * MIB / 4800))  # 4.8 TB/s, read and written

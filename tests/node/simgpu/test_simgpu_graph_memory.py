@@ -1,14 +1,12 @@
 """Memory that belongs to graphs: when the device's capacity is taken, how long it is kept, and who may free it."""
 
-from collections.abc import Callable
-
 import pytest
+from simgpu_fixtures import NewGpu
 
-from rig.gpu import MakeSimgpu
 
-Run = Callable[..., str]
-
-PREPARE = """
+@pytest.fixture
+def prelude() -> str:
+    return """
 from rig.graphs import *
 module, stream = start(), new_stream()
 MIB = 1 << 20
@@ -27,16 +25,8 @@ def alloc_graph(size, free=False, work="k_1ms"):
 """
 
 
-def program(make_simgpu: MakeSimgpu, run: Run, text: str) -> list[str]:
-    """Run a program on a device of 1 GiB; return its lines."""
-    return run(make_simgpu(SIMGPU_MEMORY_MIB="1024"), PREPARE + text).splitlines()
-
-
-def test_capacity_is_taken_at_the_first_launch_and_kept_until_it_is_trimmed(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_capacity_is_taken_at_the_first_launch_and_kept_until_it_is_trimmed(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play("""
 graph, address = alloc_graph(100, free=True)
 executable = instantiate(graph)
 print(taken(), amounts())
@@ -57,8 +47,7 @@ print(amounts(), cuda.cuDeviceSetGraphMemAttribute(0, RESERVED_HIGH, byref(c_uin
 ok(cuda.cuGraphExecDestroy(executable))
 ok(cuda.cuGraphDestroy(graph))
 print(taken(), amounts())
-""",
-    )
+""")
     assert lines == [
         "0 [0, 0, 0, 0]",
         "100 [100, 100, 100, 100]",
@@ -71,11 +60,8 @@ print(taken(), amounts())
     ]
 
 
-def test_an_upload_takes_capacity_and_one_that_does_not_fit_takes_none(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_an_upload_takes_capacity_and_one_that_does_not_fit_takes_none(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play("""
 first, second = instantiate(alloc_graph(600, free=True)[0]), new_graph()
 for size in (200, 400):
     add("cuGraphAddMemAllocNode", second, byref(allocation(size * MIB)))
@@ -84,8 +70,7 @@ ok(cuda.cuGraphUpload(first, stream))
 print(taken(), cuda.cuGraphLaunch(second, stream), taken(), amounts())
 ok(cuda.cuDeviceGraphMemTrim(0))
 print(taken(), cuda.cuGraphUpload(second, stream), taken(), cuda.cuGraphLaunch(first, stream))
-""",
-    )
+""")
     assert lines == ["600 2 600 [0, 0, 600, 800]", "0 0 600 2"]
 
 
@@ -99,12 +84,9 @@ print(taken(), cuda.cuGraphUpload(second, stream), taken(), cuda.cuGraphLaunch(f
 )
 @pytest.mark.parametrize("outlives", [False, True])
 def test_an_allocation_that_is_not_freed_in_its_graph_is_freed_outside(
-    make_simgpu: MakeSimgpu, run: Run, free: str, outlives: bool
+    new_gpu: NewGpu, free: str, outlives: bool
 ) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        f"""
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play(f"""
 graph, address = alloc_graph(100)
 executable = instantiate(graph)
 run(executable, stream)
@@ -122,17 +104,13 @@ print(taken(), amounts()[0], cuda.cuMemFree_v2(c_uint64(address)))
 if not {outlives}:
     run(executable, stream)
     print(taken(), amounts()[0])
-""",
-    )
+""")
     kept = ["0 0 1"] if outlives else ["100 0 1", "100 100"]
     assert lines == ["1 100 100", *(["100 100"] if outlives else []), "100", *kept]
 
 
-def test_auto_free_lets_a_graph_be_launched_while_its_allocation_lives(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_auto_free_lets_a_graph_be_launched_while_its_allocation_lives(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play("""
 graph, address = alloc_graph(100)
 executable = instantiate(graph, 1)
 for _ in range(3):
@@ -140,16 +118,12 @@ for _ in range(3):
 print(taken(), amounts()[0])
 ok(cuda.cuMemFree_v2(c_uint64(address)))
 print(taken(), amounts()[0])
-""",
-    )
+""")
     assert lines == ["100 100", "100 0"]
 
 
-def test_what_the_driver_refuses_of_graphs_with_memory_is_refused(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_what_the_driver_refuses_of_graphs_with_memory_is_refused(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play("""
 graph, address = alloc_graph(1, free=True)
 node, out = c_void_p(nodes_of(graph)[0]), c_void_p()
 plain = allocate(4096)
@@ -164,16 +138,12 @@ def free_node(address):
     return cuda.cuGraphAddMemFreeNode(byref(out), new_graph(), *on(), c_uint64(address))
 print(free_node(address), free_node(address + 4), free_node(plain), cuda.cuMemFree_v2(c_uint64(address)))
 print(cuda.cuGraphAddMemFreeNode(byref(out), graph, *on(), c_uint64(address)))
-""",
-    )
+""")
     assert lines == ["801 801", "801", "801", "1 1 1 1", "1"]
 
 
-def test_stream_ordered_memory_under_capture_becomes_the_graphs(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_stream_ordered_memory_under_capture_becomes_the_graphs(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play("""
 graph, address, plain = c_void_p(), c_uint64(), c_uint64(allocate(16))
 seen = (c_uint32 * 4)()
 ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
@@ -190,16 +160,12 @@ executable = instantiate(graph)
 run(executable, stream)
 ok(cuda.cuMemcpyDtoH_v2(seen, plain, c_size_t(16)))
 print(params.bytes // MIB, params.address == address.value, list(seen), taken())
-""",
-    )
+""")
     assert lines == ["[10, 2, 1, 11] 1 0", "100 True [7, 7, 7, 7] 100"]
 
 
-def test_the_memory_of_graphs_ends_with_its_context(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_the_memory_of_graphs_ends_with_its_context(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="1024").play("""
 executable = instantiate(alloc_graph(100)[0])
 run(executable, stream)
 ok(cuda.cuDevicePrimaryCtxReset_v2(0))
@@ -208,6 +174,5 @@ print(taken(), amounts()[0], amounts()[2])
 again = new_stream()
 run(executable, again)
 print(taken(), amounts()[0])
-""",
-    )
+""")
     assert lines == ["0 0 0", "100 100"]

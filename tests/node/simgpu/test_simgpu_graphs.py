@@ -1,31 +1,20 @@
 """Graphs built by hand: every type of node, its parameters, updates, and what a launch does and takes."""
 
-import re
-from collections.abc import Callable
-from pathlib import Path
+import pytest
+from simgpu_fixtures import NewGpu
 
-from rig.gpu import MakeSimgpu
-from sharepod.simgpu.truth import Truth
 
-Run = Callable[..., str]
-
-PREPARE = """
+@pytest.fixture
+def prelude() -> str:
+    return """
 from rig.graphs import *
 module, stream, context = start(), new_stream(), c_void_p()
 ok(cuda.cuCtxGetCurrent(byref(context)))
 """
 
 
-def program(make_simgpu: MakeSimgpu, run: Run, text: str, *arguments: str) -> list[str]:
-    """Run a program that has a module, a stream and its context; return its lines."""
-    return run(make_simgpu(), PREPARE + text, *arguments).splitlines()
-
-
-def test_every_type_of_node_is_made_by_its_own_call_and_by_the_general_one(make_simgpu: MakeSimgpu, run: Run) -> None:
-    own, general = program(
-        make_simgpu,
-        run,
-        """
+def test_every_type_of_node_is_made_by_its_own_call_and_by_the_general_one(new_gpu: NewGpu) -> None:
+    own, general = new_gpu().play("""
 memory, event, call = allocate(64), new_event(), HOST_FUNCTION(lambda _: None)
 words = operations((WRITE_32, memory, 1, 0))
 def own():
@@ -63,17 +52,14 @@ def general():
 for graph in (own(), general()):
     print([type_of(node) for node in nodes_of(graph)])
     run(instantiate(graph), stream)
-""",
-    )
+""")
     assert own == general == "[0, 3, 4, 5, 6, 7, 10, 11, 12, 2]"
 
 
-def test_an_unmodified_client_builds_updates_and_launches_graphs(make_simgpu: MakeSimgpu, run: Run) -> None:
+def test_an_unmodified_client_builds_updates_and_launches_graphs(new_gpu: NewGpu) -> None:
     # NVIDIA's own bindings bring the layouts of every struct.
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    output = run(
-        gpu,
-        """
+    gpu = new_gpu()
+    lines = gpu.play("""
 from cuda.bindings import driver as d
 def must(answer):
     assert answer[0] == d.CUresult.CUDA_SUCCESS, answer
@@ -117,21 +103,15 @@ for name in (b"a_100us", b"b_300us"):
     must(d.cuStreamSynchronize(stream))
 print(host[0], must(d.cuGraphKernelNodeGetParams(node)).gridDimX, must(d.cuGraphMemAllocNodeGetParams(alloc)).bytesize)
 print(must(d.cuGraphGetEdges(graph))[3], int(must(d.cuGraphExecUpdate(executable, graph)).result))
-""",
-    )
-    assert output.splitlines() == ["7 1 4096", "4 0"]
-    with Truth(gpu.state) as truth:
-        busy = [record.busy_ns for record in truth.kernels(0) if record.busy_ns > 10_000]
+""")
+    assert lines == ["7 1 4096", "4 0"]
+    busy = [record.busy_ns for record in gpu.kernels() if record.busy_ns > 10_000]
     assert busy == [100_000, 300_000]
 
 
-def test_a_child_graph_runs_in_its_place_and_its_nodes_can_be_found_and_changed(
-    make_simgpu: MakeSimgpu, run: Run
-) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    output = run(
-        gpu,
-        f"""{PREPARE}
+def test_a_child_graph_runs_in_its_place_and_its_nodes_can_be_found_and_changed(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    lines = gpu.play("""
 child, graph, inside, clone, found = new_graph(), new_graph(), c_void_p(), c_void_p(), c_void_p()
 a = add_kernel(child, module, "a_100us")
 add_kernel(child, module, "b_200us", a)
@@ -152,20 +132,13 @@ run(executable, stream)
 ok(cuda.cuGraphClone(byref(clone), graph))
 print(cuda.cuGraphNodeFindInClone(byref(found), inner, clone), found.value not in (None, inner.value))
 print(cuda.cuGraphNodeFindInClone(byref(found), inner, graph), cuda.cuGraphDestroy(inside))
-""",
-    )
-    assert output.splitlines() == ["0 True", "1 1"]
-    with Truth(gpu.state) as truth:
-        assert [record.busy_ns for record in truth.kernels(0)] == [380_000, 1_280_000, 83_000]
+""")
+    assert lines == ["0 True", "1 1"]
+    assert [record.busy_ns for record in gpu.kernels()] == [380_000, 1_280_000, 83_000]
 
 
-def test_what_depends_on_a_host_function_or_an_event_comes_after_it_and_the_rest_does_not_wait(
-    make_simgpu: MakeSimgpu, run: Run
-) -> None:
-    held, between, at_once, ordered = program(
-        make_simgpu,
-        run,
-        """
+def test_what_depends_on_a_host_function_or_an_event_comes_after_it_and_the_rest_does_not_wait(new_gpu: NewGpu) -> None:
+    held, between, at_once, ordered = new_gpu().play("""
 graph, other = new_graph(), new_stream()
 first, last, gate, seen = new_event(), new_event(), new_event(), []
 call = HOST_FUNCTION(lambda _: seen.append(time.monotonic()))
@@ -184,17 +157,13 @@ print(time.monotonic() - start_s > 0.020)
 print(2000 <= elapsed_us(first, last) < 25000)
 print(seen[0] - start_s < 0.015)
 print(elapsed_us(gate, last))
-""",
-    )
+""")
     assert (held, between, at_once) == ("True", "True", "True")
     assert float(ordered) < 0
 
 
-def test_nodes_for_words_wait_for_them_and_write_them(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_nodes_for_words_wait_for_them_and_write_them(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
 graph, memory, seen = new_graph(), allocate(64), (c_uint32 * 4)()
 words = operations((WAIT_32, memory, 5, AT_LEAST), (WRITE_32, memory + 4, 9, 0), (BARRIER, 0, 0, 0),
                    (WRITE_64, memory + 8, 1 << 33, 0))
@@ -214,16 +183,12 @@ ok(cuda.cuGraphExecBatchMemOpNodeSetParams(executable, node, byref(batch(less, c
 run(executable, stream)
 ok(cuda.cuMemcpyDtoH_v2(seen, c_uint64(memory), c_size_t(16)))
 print(list(seen))
-""",
-    )
+""")
     assert lines == ["600", "600", "[5, 9, 0, 2]", "[5, 11, 0, 2]"]
 
 
-def test_an_executable_is_updated_only_by_a_graph_of_the_same_shape(make_simgpu: MakeSimgpu, run: Run) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_an_executable_is_updated_only_by_a_graph_of_the_same_shape(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
 call = HOST_FUNCTION(lambda _: None)
 def chain(*names, host=False, crossed=False):
     graph = new_graph()
@@ -252,16 +217,13 @@ ok(cuda.cuGraphLaunch(executable, stream))
 ok(cuda.cuEventRecord(end, stream))
 ok(cuda.cuStreamSynchronize(stream))
 print(round(elapsed_us(begin, end)))
-""",
-    )
+""")
     assert lines == ["0 0 None None", "910 2 None None", "910 3 2 None", "910 2 2 0", "1", "15"]
 
 
-def test_single_nodes_of_an_executable_are_changed_and_switched_off(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="20")
-    output = run(
-        gpu,
-        f"""{PREPARE}
+def test_single_nodes_of_an_executable_are_changed_and_switched_off(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    lines = gpu.play("""
 graph, memory, words, seen, on_off = new_graph(), allocate(16), (c_uint32 * 4)(), [], c_uint()
 calls = [HOST_FUNCTION(lambda _, n=n: seen.append(n)) for n in range(2)]
 a = add_kernel(graph, module, "a_100us")
@@ -293,26 +255,20 @@ print(cuda.cuGraphExecKernelNodeSetParams_v2(executable, stranger, byref(kernel_
 params = Memset()
 ok(cuda.cuGraphMemsetNodeGetParams(memset, byref(params)))
 print(params.value, cuda.cuGraphMemsetNodeGetParams(a, byref(params)))
-""",
-    )
-    assert output.splitlines() == [
+""")
+    assert lines == [
         "[7, 7, 7, 7] [0]",
         "[8, 8, 7, 7] [0, 1]",
         "[0, 0, 7, 7] 0 1",
         "1 1",
         "7 1",
     ]
-    with Truth(gpu.state) as truth:
-        busy = [record.busy_ns // 1000 * 1000 for record in truth.kernels(0) if record.name == "graph"]
+    busy = [record.busy_ns // 1000 * 1000 for record in gpu.kernels() if record.name == "graph"]
     assert busy == [102_000, 402_000, 1_000]
 
 
-def test_edges_and_nodes_come_and_go(make_simgpu: MakeSimgpu, run: Run, tmp_path: Path) -> None:
-    dot = tmp_path / "graph.dot"
-    lines = program(
-        make_simgpu,
-        run,
-        f"""
+def test_edges_and_nodes_come_and_go(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
 graph, count = new_graph(), c_size_t(9)
 a, b, c = (add_kernel(graph, module, name) for name in ("a_1us", "b_1us", "c_1us"))
 one = c_size_t(1)
@@ -320,12 +276,11 @@ def edges():
     count = c_size_t(9)
     sources, targets = (c_void_p * 9)(), (c_void_p * 9)()
     ok(cuda.cuGraphGetEdges_v2(graph, sources, targets, None, byref(count)))
-    names = {{a.value: "a", b.value: "b", c.value: "c"}}
+    names = {a.value: "a", b.value: "b", c.value: "c"}
     return ["".join((names[sources[n]], names[targets[n]])) for n in range(count.value)]
 ok(cuda.cuGraphAddDependencies(graph, byref(a), byref(b), one))
 ok(cuda.cuGraphAddDependencies_v2(graph, byref(b), byref(c), None, one))
 print(edges(), cuda.cuGraphAddDependencies(graph, byref(a), byref(b), one))
-ok(cuda.cuGraphDebugDotPrint(graph, {str(dot)!r}.encode(), 0))
 dependents = (c_void_p * 9)()
 ok(cuda.cuGraphNodeGetDependentNodes(a, dependents, byref(count)))
 print(count.value, dependents[0] == b.value, dependents[1])
@@ -335,21 +290,12 @@ ok(cuda.cuGraphRemoveDependencies(graph, byref(c), byref(a), one))
 print(cuda.cuGraphRemoveDependencies(graph, byref(c), byref(a), one), edges())
 ok(cuda.cuGraphDestroyNode(b))
 print(edges(), len(nodes_of(graph)))
-""",
-    )
+""")
     assert lines == ["['ab', 'bc'] 1", "1 True None", "1", "1 ['ab', 'bc']", "[] 2"]
-    names = dict(re.findall(r'(node_\d+) \[label="(\w+)"\]', dot.read_text()))
-    arrows = re.findall(r"(node_\d+) -> (node_\d+)", dot.read_text())
-    assert [(names[first], names[last]) for first, last in arrows] == [("a_1us", "b_1us"), ("b_1us", "c_1us")]
 
 
-def test_flags_of_an_executable_are_told_and_what_is_not_simulated_is_refused(
-    make_simgpu: MakeSimgpu, run: Run
-) -> None:
-    lines = program(
-        make_simgpu,
-        run,
-        """
+def test_flags_of_an_executable_are_told_and_what_is_not_simulated_is_refused(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
 graph, executable, flags = new_graph(), c_void_p(), c_uint64()
 add_kernel(graph, module, "a_1us")
 params = Instantiation(flags=3, stream=stream)
@@ -359,6 +305,5 @@ print(flags.value, params.result)
 print(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(4)))
 print(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(16)))
 print(cuda.cuGraphAddNode(byref(c_void_p()), graph, None, c_size_t(0), byref(Params(type=13))))
-""",
-    )
+""")
     assert lines == ["3 0", "801", "1", "801"]

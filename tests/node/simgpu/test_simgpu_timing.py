@@ -1,89 +1,58 @@
-"""How long work takes on a device that nobody else uses."""
+"""How long work takes on a device that nobody else uses, and what waits for what."""
 
-from collections.abc import Callable
-
-from rig.gpu import MakeSimgpu
-from sharepod.simgpu.truth import Truth
-
-Run = Callable[..., str]
+from simgpu_fixtures import NewGpu
 
 
-def test_a_kernel_named_500us_takes_500us_of_device_time_on_any_grid(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="100")
-    run(
-        gpu,
-        """
-        f = kernel(start(), "step_500us")
-        for grid in (1, 7, 100000):
-            ok(launch(f, grid=grid))
-        ok(cuda.cuCtxSynchronize())
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        kernels = truth.kernels(0)
-        assert [k.busy_ns for k in kernels] == [500_000] * 3
-        assert all(k.ended_ns - k.started_ns == 500_000 for k in kernels)
-        assert all(k.submitted_ns < k.started_ns for k in kernels)
-        assert truth.devices()[0].busy_ns == 1_500_000
-        assert {k.name for k in kernels} == {"step_500us"}
-
-
-def test_the_name_inside_a_mangled_name_counts(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    run(
-        gpu,
-        """
+def test_a_kernel_takes_the_time_in_its_name_on_any_grid(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    gpu.play("""
         module = start()
-        for name in ("_Z9sgemm_7usPfS_", "_ZN3lib4core9sgemm_9usEv", "plain_20ns"):
+        for grid in (1, 7, 100000):
+            ok(launch(kernel(module, "step_500us"), grid=grid))
+        for name in ("_Z9sgemm_7usPfS_", "_ZN3lib4core9sgemm_9usEv", "plain_20ns"):  # also inside a mangled name
             ok(launch(kernel(module, name)))
         ok(cuda.cuCtxSynchronize())
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        assert [k.busy_ns for k in truth.kernels(0)] == [7_000, 9_000, 20]
+        """)
+    kernels = gpu.kernels()
+    assert [k.busy_ns for k in kernels] == [500_000, 500_000, 500_000, 7_000, 9_000, 20]
+    assert all(k.ended_ns - k.started_ns == k.busy_ns for k in kernels)
+    assert all(k.submitted_ns < k.started_ns for k in kernels)
+    assert {k.name for k in kernels[:3]} == {"step_500us"}
+    with gpu.truth() as truth:
+        assert truth.devices()[0].busy_ns == 1_516_020
 
 
-def test_other_kernels_take_whole_waves_of_their_grid(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10", SIMGPU_WAVE_NS="1000")
-    run(
-        gpu,
-        """
+def test_other_kernels_take_whole_waves_of_their_grid(new_gpu: NewGpu) -> None:
+    gpu = new_gpu(SIMGPU_WAVE_NS="1000")
+    gpu.play("""
         f = kernel(start(), "gemm")
         for grid in (1, 132, 133, 1320):
             ok(launch(f, grid=grid))
         ok(cuda.cuCtxSynchronize())
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        assert [k.busy_ns for k in truth.kernels(0)] == [1000, 1000, 2000, 10000]
+        """)
+    assert [k.busy_ns for k in gpu.kernels()] == [1000, 1000, 2000, 10000]
 
 
-def test_events_around_queued_work_differ_by_exactly_its_duration(make_simgpu: MakeSimgpu, run: Run) -> None:
-    output = run(
-        make_simgpu(),
-        """
+def test_events_around_queued_work_differ_by_exactly_its_duration(new_gpu: NewGpu) -> None:
+    (took_us,) = new_gpu().play("""
         module = start()
-        ahead, f = kernel(module, "ahead_5ms"), kernel(module, "k_300us")
-        first, last = new_event(), new_event()
-        ok(launch(ahead))
+        f, first, last = kernel(module, "k_300us"), new_event(), new_event()
+        ok(launch(kernel(module, "ahead_5ms")))
         ok(cuda.cuEventRecord(first, None))
         for _ in range(4):
             ok(launch(f))
         ok(cuda.cuEventRecord(last, None))
         ok(cuda.cuEventSynchronize(last))
         print(elapsed_us(first, last))
-        """,
-    )
-    assert abs(float(output) - 1200) < 0.01
+        """)
+    assert abs(float(took_us) - 1200) < 0.01
 
 
-def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    run(
-        gpu,
-        """
+def test_streams_overlap_but_for_the_legacy_one_and_a_wait_on_an_event_orders_them(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    gpu.play("""
         module = start()
-        a, b, blocking = new_stream(), new_stream(), new_stream(0)
+        a, b, blocking, event = new_stream(), new_stream(), new_stream(0), new_event()
         ok(launch(kernel(module, "head_200ms"), a))
         ok(launch(kernel(module, "side_200ms"), b))
         ok(cuda.cuCtxSynchronize())
@@ -91,41 +60,25 @@ def test_streams_of_one_context_overlap_and_the_legacy_stream_does_not(make_simg
         ok(launch(kernel(module, "two_3ms")))
         ok(launch(kernel(module, "three_3ms"), blocking))
         ok(cuda.cuCtxSynchronize())
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        k = {kernel.name: kernel for kernel in truth.kernels(0)}
-        assert k["side_200ms"].started_ns < k["head_200ms"].ended_ns
-        assert k["one_3ms"].ended_ns <= k["two_3ms"].started_ns
-        assert k["two_3ms"].ended_ns <= k["three_3ms"].started_ns
-        # Overlapping time counts once: the busy time of a context is a union.
-        both_ns = k["side_200ms"].ended_ns - k["head_200ms"].started_ns
-        assert truth.devices()[0].busy_ns == both_ns + 9_000_000 < 409_000_000
-
-
-def test_a_wait_on_an_event_orders_two_streams(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    run(
-        gpu,
-        """
-        module = start()
-        a, b, event = new_stream(), new_stream(), new_event()
         ok(launch(kernel(module, "first_4ms"), a))
         ok(cuda.cuEventRecord(event, a))
         ok(cuda.cuStreamWaitEvent(b, event, 0))
         ok(launch(kernel(module, "second_1ms"), b))
-        ok(cuda.cuStreamSynchronize(b))
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        k = {kernel.name: kernel for kernel in truth.kernels(0)}
-        assert k["second_1ms"].started_ns == k["first_4ms"].ended_ns
+        ok(cuda.cuCtxSynchronize())
+        """)
+    k = {kernel.name: kernel for kernel in gpu.kernels()}
+    assert k["side_200ms"].started_ns < k["head_200ms"].ended_ns
+    assert k["one_3ms"].ended_ns <= k["two_3ms"].started_ns
+    assert k["two_3ms"].ended_ns <= k["three_3ms"].started_ns
+    assert k["second_1ms"].started_ns == k["first_4ms"].ended_ns
+    # Overlapping time counts once: the busy time of a context is a union.
+    both_ns = k["side_200ms"].ended_ns - k["head_200ms"].started_ns
+    with gpu.truth() as truth:
+        assert truth.devices()[0].busy_ns == both_ns + 14_000_000 < 414_000_000
 
 
-def test_the_launch_queue_holds_1024_and_then_blocks(make_simgpu: MakeSimgpu, run: Run) -> None:
-    output = run(
-        make_simgpu(),
-        """
+def test_the_launch_queue_holds_1024_and_then_blocks(new_gpu: NewGpu) -> None:
+    (told,) = new_gpu().play("""
         f = kernel(start(), "k_1ms")
         begin = time.monotonic()
         for _ in range(1024):
@@ -134,18 +87,15 @@ def test_the_launch_queue_holds_1024_and_then_blocks(make_simgpu: MakeSimgpu, ru
         for _ in range(100):
             ok(launch(f))
         print(filled - begin, time.monotonic() - filled)
-        """,
-    )
-    filling, blocked = map(float, output.split())
+        """)
+    filling, blocked = map(float, told.split())
     assert filling < 0.5
     assert filling + blocked > 0.09  # a hundred of the first had to end before
 
 
-def test_a_graph_takes_its_longest_path(make_simgpu: MakeSimgpu, run: Run) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="10")
-    run(
-        gpu,
-        """
+def test_a_graph_takes_its_longest_path(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    gpu.play("""
         module = start()
         a, b, fork, join = new_stream(), new_stream(), new_event(), new_event()
         graph, executable = c_void_p(), c_void_p()
@@ -163,7 +113,5 @@ def test_a_graph_takes_its_longest_path(make_simgpu: MakeSimgpu, run: Run) -> No
         for _ in range(3):
             ok(cuda.cuGraphLaunch(executable, a))
         ok(cuda.cuStreamSynchronize(a))
-        """,
-    )
-    with Truth(gpu.state) as truth:
-        assert [(k.name, k.busy_ns) for k in truth.kernels(0)] == [("graph", 850_000)] * 3
+        """)
+    assert [(k.name, k.busy_ns) for k in gpu.kernels()] == [("graph", 850_000)] * 3

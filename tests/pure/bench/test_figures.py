@@ -29,13 +29,6 @@ def test_figures_of_nothing_are_an_error() -> None:
         figures.median([])
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1))
-def test_the_median_has_as_many_values_above_as_below(values: list[float]) -> None:
-    middle = figures.median(values)
-    assert sum(v < middle for v in values) <= len(values) / 2
-    assert sum(v > middle for v in values) <= len(values) / 2
-
-
 def test_the_share_error_is_the_worst_owner_of_each_window() -> None:
     observed = samples((0, 0), (0.7, 0.3), (1.5, 0.5))
     assert figures.share_errors(observed, {"a": 0.7, "b": 0.3}, 1) == pytest.approx([0, 10])

@@ -1,6 +1,10 @@
-/* A libnvidia-ml on a machine with 2,000 processes, pids 1 to 2000, of which more come with every look. All of them
- * compute, draw, and are clients of MPS. */
+/* A libnvidia-ml on a machine with 2,000 processes, of which more come with every look. All of them compute, draw, and
+ * are clients of MPS. The third and the 1,999th of them have the pids that stand in CROWD; the others never end. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define NOBODY 0x40000000u /* more than any pid */
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -22,8 +26,12 @@ static int list(unsigned *count, char *entries, unsigned long entry_bytes) {
   *count = 2000 + 10 * looks++;
   if (*count > room)
     return 7; /* NVML_ERROR_INSUFFICIENT_SIZE */
+  const char *crowd = getenv("CROWD");
+  unsigned early = NOBODY, late = NOBODY;
+  if (crowd)
+    sscanf(crowd, "%u %u", &early, &late);
   for (unsigned n = 0; n < *count; n++) {
-    struct process process = {n + 1, n, 0, 0};
+    struct process process = {n == 2 ? early : n == 1998 ? late : NOBODY + n, n, 0, 0};
     memcpy(entries + n * entry_bytes, &process, entry_bytes);
   }
   return 0;

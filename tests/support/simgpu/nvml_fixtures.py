@@ -1,56 +1,50 @@
 """One machine with simulated devices, a pynvml client of it and programs that use its devices."""
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from nvml_programs import HERE, Ask, Use, talking
+from simgpu_fixtures import ANSWER, MIB, Gpu, NewGpu, Program
 
-from rig.gpu import MakeSimgpu, SimulatedGpu
+Ask = Callable[[str], Any]
+Use = Callable[..., Program]
 
-MIB = 1 << 20
-
-
-@pytest.fixture
-def machine(make_simgpu: MakeSimgpu) -> SimulatedGpu:
-    return make_simgpu("2xH200,1xA10")
-
-
-@pytest.fixture
-def ask(machine: SimulatedGpu) -> Iterator[Ask]:
-    """Ask a pynvml process one expression at a time."""
-    with talking([sys.executable, str(HERE / "ask_nvml.py")], machine.env) as process:
-
-        def ask_one(expression: str) -> Any:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(expression + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield ask_one
+USER = """
+    import select
+    device, busy_us, idle_us, size = (int(word) for word in sys.argv[1:])
+    f = kernel(start(device), f"work_{busy_us}us")
+    allocate(size)
+    told = False
+    while True:
+        for _ in range(1 if idle_us else 4):
+            ok(launch(f))
+        ok(cuda.cuCtxSynchronize())
+        if not told:
+            print("ready", flush=True)
+            told = True
+        time.sleep(idle_us / 1e6)
+    """
 
 
 @pytest.fixture
-def use(machine: SimulatedGpu) -> Iterator[Use]:
-    """Start programs that use a device: `use(device, busy_us, idle_us, size)`; they end with the test.
+def machine(new_gpu: NewGpu) -> Gpu:
+    return new_gpu("2xH200,1xA10")
+
+
+@pytest.fixture
+def ask(machine: Gpu) -> Ask:
+    """Ask a pynvml process one expression at a time; `gpu(n)` in it is the handle of device n."""
+    return machine.ready(f"{ANSWER}\nnvmlInit()\ngpu = nvmlDeviceGetHandleByIndex\nanswer()").ask
+
+
+@pytest.fixture
+def use(machine: Gpu) -> Use:
+    """Start programs that use a device until the end of the test: `use(device, busy_us, idle_us, size)`.
 
     Further arguments go into the program's environment.
     """
-    with ExitStack() as running:
 
-        def start(
-            device: int, busy_us: int, idle_us: int = 0, size: int = MIB, **environment: str
-        ) -> "subprocess.Popen[str]":
-            numbers = [str(number) for number in (device, busy_us, idle_us, size)]
-            command = [sys.executable, str(HERE / "device_user.py"), *numbers]
-            process = running.enter_context(talking(command, machine.env | environment))
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            return process
+    def start(device: int, busy_us: int, idle_us: int = 0, size: int = MIB, **environment: str) -> Program:
+        return machine.ready(USER, device, busy_us, idle_us, size, **environment)
 
-        yield start
+    return start

@@ -1,53 +1,153 @@
-"""Programs on the simulated GPU: text in, finished process out."""
+"""Simulated GPUs and the programs on them: a program is a text, and is told apart by what it prints or answers."""
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from textwrap import dedent
+from typing import Any
 
 import pytest
 
-from rig.gpu import SimulatedGpu
+from rig.gpu import MakeSimgpu, SimulatedGpu
 from rig.script import script
+from sharepod.simgpu.truth import KernelTruth, Truth
 
-HERE = Path(__file__).parent
-Start = Callable[..., "subprocess.Popen[str]"]
+MIB = 1 << 20
 
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Start a program whose text follows `from rig.driver import *`; what still runs at the end is killed.
-
-    `within` are words before the command, such as those of `pid_namespaces.alone`.
+LOOP = """
+    f, waits = kernel(start(), sys.argv[1]), sys.argv[2] == "sync"
+    print("ready", flush=True)
+    while True:
+        ok(launch(f))
+        if waits:
+            ok(cuda.cuStreamSynchronize(None))
     """
-    started: list[subprocess.Popen[str]] = []
+"""A program that launches a kernel of this name for ever: as fast as it can ("deep"), or one at a time ("sync")."""
 
-    def begin(gpu: SimulatedGpu, text: str, *arguments: str, within: Sequence[str] = ()) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [*within, *script(text), *arguments],
-            env=gpu.env,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        started.append(process)
-        return process
+ANSWER = """
+import json
+import pynvml
+from pynvml import *
 
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def plain(value):
+    "What JSON can carry of what pynvml gives back."
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "_fields_"):
+        return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
+    if hasattr(value, "__dict__"):
+        return {name: plain(item) for name, item in vars(value).items()}
+    return value.decode() if isinstance(value, bytes) else value
+
+def answer():
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            told = plain(eval(line))
+        except NVMLError as error:
+            told = type(error).__name__
+        print(json.dumps(told), flush=True)
+"""
+"""The beginning of a program that can `answer()`: an expression a line. An error of NVML is answered as its name."""
+
+
+class Program:
+    """A program that runs."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def line(self) -> str:
+        """Return the next line that it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()
+        return line.rstrip("\n")
+
+    def ask(self, expression: str) -> Any:
+        """Have a program that answers evaluate an expression."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.line())
+
+    def lines(self, returncode: int = 0) -> list[str]:
+        """Wait for its end; return the lines that it printed."""
+        output, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == returncode, errors
+        return output.splitlines()
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A machine with simulated devices, the programs on it, and what was true of it."""
+
+    simulated: SimulatedGpu
+    prelude: str
+    started: list[Program]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of its programs."""
+        return self.simulated.env
+
+    def start(self, text: str, *arguments: object, within: Sequence[str] = (), **environment: str) -> Program:
+        """Start a program. `within` are words before the command, such as those of `pid_namespaces.alone`."""
+        pipe = subprocess.PIPE
+        command = [*within, *script(self.prelude + dedent(text)), *map(str, arguments)]
+        process = subprocess.Popen(command, env=self.env | environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+        self.started.append(Program(process))
+        return self.started[-1]
+
+    def ready(self, text: str, *arguments: object, within: Sequence[str] = (), **environment: str) -> Program:
+        """Start a program and wait until it prints `ready`."""
+        program = self.start(text, *arguments, within=within, **environment)
+        assert program.line() == "ready"
+        return program
+
+    def play(self, text: str, *arguments: object, **environment: str) -> list[str]:
+        """Run a program to its end, which must be a good one; return the lines that it printed."""
+        return self.start(text, *arguments, **environment).lines()
+
+    def truth(self) -> Truth:
+        """Look at what is true now."""
+        return Truth(self.simulated.state)
+
+    def kernels(self, device: int = 0) -> list[KernelTruth]:
+        """Return the work that a device has done, by its own log."""
+        with self.truth() as truth:
+            return truth.kernels(device)
+
+    def used_bytes(self) -> int:
+        """Return how much of the memory of device 0 is taken."""
+        with self.truth() as truth:
+            return truth.devices()[0].memory_used_bytes
+
+
+NewGpu = Callable[..., Gpu]
 
 
 @pytest.fixture
-def run(start: Start) -> Callable[..., str]:
-    """Run a program to its end and return what it printed; it must succeed."""
+def prelude() -> str:
+    """What comes before the text of every program; a module of tests may have its own."""
+    return "from rig.holdings import *\n"
 
-    def complete(gpu: SimulatedGpu, text: str, *arguments: str) -> str:
-        process = start(gpu, text, *arguments)
-        output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-        return output
 
-    return complete
+@pytest.fixture
+def new_gpu(make_simgpu: MakeSimgpu, prelude: str) -> Iterator[NewGpu]:
+    """Make simulated GPUs that log their work; programs that still run at the end of the test are killed."""
+    started: list[Program] = []
+
+    def make(devices: str = "1xH200", **settings: str) -> Gpu:
+        return Gpu(make_simgpu(devices, **{"SIMGPU_LOG_KERNELS": "200"} | settings), prelude, started)
+
+    yield make
+    for program in started:
+        program.kill()

@@ -1,0 +1,166 @@
+"""Copies and sets, one by one and in batches: what they move, what they cost, what they refuse."""
+
+from simgpu_fixtures import NewGpu
+
+BATCHES = """
+class Attributes(ctypes.Structure):
+    _fields_ = [("order", c_int), ("hints", c_int * 4), ("flags", c_uint)]
+class Operand(ctypes.Structure):
+    _fields_ = [("type", c_uint), ("where", c_uint64), ("rest", c_uint64 * 3)]
+class Box(ctypes.Structure):
+    _fields_ = [("src", Operand), ("dst", Operand), ("size", c_uint64 * 3), ("order", c_int), ("flags", c_uint)]
+
+POINTER, ARRAY, STREAM_ORDER, DURING_CALL = 1, 2, 1, 2
+def numbers(values): return (c_uint64 * len(values))(*values)
+def pointer(address, row=0, layer=0): return Operand(POINTER, address, numbers([row, layer, 0]))
+def array_at(array, x=0, y=0, z=0): return Operand(ARRAY, array.value, numbers([x, y, z]))
+def box(src, dst, *size, order=STREAM_ORDER): return Box(src, dst, numbers(size), order, 0)
+
+def flat(copies, orders=(STREAM_ORDER,), firsts=(0,), stream=None, name="cuMemcpyBatchAsync", fail=None):
+    targets, sources, sizes = (numbers(column) for column in zip(*copies))
+    attributes = (Attributes * len(orders))(*(Attributes(order) for order in orders))
+    more = [byref(fail)] if fail is not None else []
+    return cuda[name](targets, sources, sizes, c_size_t(len(copies)), attributes, numbers(firsts),
+                      c_size_t(len(orders)), *more, stream)
+def boxes(*copies, stream=None): return cuda.cuMemcpy3DBatchAsync_v2(
+    c_size_t(len(copies)), (Box * len(copies))(*copies), c_uint64(0), stream)
+def read(address, size):
+    ok(cuda.cuCtxSynchronize())
+    return get(address, size)
+
+start()
+stream, a, b, fail, one = new_stream(), allocate(4096), allocate(4096), c_size_t(99), Attributes(STREAM_ORDER)
+put(b, bytes(range(64)))
+"""
+
+
+def test_copies_and_sets_move_the_bytes(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
+        start()
+        a, b, size, source = allocate(MIB), allocate(MIB), c_size_t(MIB), bytes(range(256)) * 4096
+        put(a, source)
+        ok(cuda.cuMemcpyDtoD_v2(c_uint64(b), c_uint64(a), size))
+        print(get(b, MIB) == source)
+        ok(cuda.cuMemsetD8_v2(c_uint64(b), 3, c_size_t(100)))
+        ok(cuda.cuMemsetD2D32_v2(c_uint64(b + 512), c_size_t(512), 0x01020304, c_size_t(2), c_size_t(3)))
+        print(get(b, 101) == bytes([3]) * 100 + source[100:101])
+        print([get(b + 512 * n, 9) == bytes([4, 3, 2, 1, 4, 3, 2, 1, 8]) for n in (1, 2, 3, 4)])
+        ok(cuda.cuMemsetD8_v2(c_uint64(b), 0, size))
+        print(set(get(b, MIB)))
+        """)
+    assert lines == ["True", "True", "[True, True, True, False]", "{0}"]
+
+
+def test_a_pageable_source_may_change_as_soon_as_the_call_is_back(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
+        module, stream = start(), new_stream()
+        address, source = allocate(64), ctypes.create_string_buffer(b"before")
+        ok(launch(kernel(module, "ahead_5ms"), stream))
+        ok(cuda.cuMemcpyHtoDAsync_v2(c_uint64(address), source, c_size_t(6), stream))
+        source.value = b"after"
+        ok(cuda.cuStreamSynchronize(stream))
+        print(get(address, 6))
+        """)
+    assert lines == ["b'before'"]
+
+
+def test_rectangles_of_pitched_memory_and_copies_between_devices_move_the_right_bytes(new_gpu: NewGpu) -> None:
+    lines = new_gpu("2xH200").play("""
+        contexts = [c_void_p(), c_void_p()]
+        start(0)
+        ok(cuda.cuCtxGetCurrent(byref(contexts[0])))
+        sent, back = (ctypes.c_uint8 * 12)(*range(12)), (ctypes.c_uint8 * 12)()
+        address, pitch = c_uint64(), c_size_t()
+        ok(cuda.cuMemAllocPitch_v2(byref(address), byref(pitch), c_size_t(4), c_size_t(3), 4))
+        on_device = End2D(kind=2, device=address.value, pitch=pitch.value)
+        ok(cuda.cuMemcpy2D_v2(byref(Copy2D(End2D(kind=1, host=ctypes.addressof(sent), pitch=4), on_device, 4, 3))))
+        # Two columns of two rows, from the middle of the device's memory to the end of the host's.
+        middle = End2D(x=1, y=1, kind=2, device=address.value, pitch=pitch.value)
+        target = End2D(x=2, y=1, kind=1, host=ctypes.addressof(back), pitch=4)
+        ok(cuda.cuMemcpy2DAsync_v2(byref(Copy2D(middle, target, 2, 2)), None))
+        ok(cuda.cuCtxSynchronize())
+        print(pitch.value >= 4, list(back))
+        near = allocate(4)
+        put(near, b"near")
+        start(1)
+        ok(cuda.cuCtxGetCurrent(byref(contexts[1])))
+        far = allocate(4)
+        ok(cuda.cuMemcpyPeer(c_uint64(far), contexts[1], c_uint64(near), contexts[0], c_size_t(4)))
+        print(get(far, 4))
+        """)
+    assert lines == ["True [0, 0, 0, 0, 0, 0, 5, 6, 0, 0, 9, 10]", "b'near'"]
+
+
+def test_a_batch_moves_what_it_says_and_each_copy_costs_as_much_as_alone(new_gpu: NewGpu) -> None:
+    gpu = new_gpu()
+    lines = gpu.play(f"""{BATCHES}
+host = ctypes.create_string_buffer(b"from the host..." * 4096, 65536 + 16)
+ok(flat([(a, b, 8), (a + 8, b + 16, 4)], stream=stream, fail=fail))
+ok(flat([(a + 12, b + 32, 4)], stream=c_void_p(2), name="cuMemcpyBatchAsync_v2"))
+ok(flat([(a + 16, b + 40, 4)], stream=None, name="cuMemcpyBatchAsync_v2_ptsz"))
+print(list(read(a, 20)), fail.value == c_size_t(-1).value)
+far = [(a, ctypes.addressof(host), 16), (ctypes.addressof(host) + 65536, a, 16)]
+ok(flat(far, (DURING_CALL, STREAM_ORDER), (0, 1), stream=stream, name="cuMemcpyBatchAsync_v2"))
+print(read(a, 16), host.raw[65536:])
+ok(cuda.cuMemcpyWithAttributesAsync(c_uint64(a), c_uint64(b), c_size_t(5), byref(one), stream))
+ok(cuda.cuMemcpyWithAttributesAsync_ptsz(c_uint64(a + 5), c_uint64(b), c_size_t(3), byref(one), None))
+print(list(read(a, 8)))
+""")
+    assert lines == [
+        str([*range(8), *range(16, 20), *range(32, 36), *range(40, 44)]) + " True",
+        "b'from the host...' b'from the host...'",
+        str([0, 1, 2, 3, 4, 0, 1, 2]),
+    ]
+    work = gpu.kernels()
+    assert [kernel.name for kernel in work] == ["memcpy"] * 6  # those of host memory are none of the device's
+    assert all(kernel.busy_ns >= 1000 for kernel in work)
+
+
+def test_boxes_go_between_pointers_and_arrays_with_sizes_in_elements(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play(f"""{BATCHES}
+array, other = new_array(4, 4, texel=0x20), new_array(4, 4, texel=0x10)  # rows of 16 bytes, and of 8
+ok(boxes(box(pointer(b), array_at(array), 4, 4, 1), stream=stream))
+some = box(array_at(array, 1, 2), pointer(a), 2, 2, 1)
+ok(boxes(some, box(pointer(b, 8), pointer(a + 64), 2, 3, 1), stream=stream))
+print(list(read(a, 16)), list(read(a + 64, 6)))
+whole = box(array_at(array), pointer(a), 4, 4, 1)
+ok(cuda.cuMemcpy3DWithAttributesAsync(byref(whole), c_uint64(0), stream))
+ok(cuda.cuMemcpy3DBatchAsync_v2_ptsz(c_size_t(1), byref(box(pointer(b), pointer(a), 2, 1, 1)), c_uint64(0), None))
+print(read(a, 64) == bytes(range(64)))
+print(boxes(box(array_at(array), array_at(other), 1, 1, 1), stream=stream),
+      boxes(box(array_at(array, 3), pointer(a), 2, 1, 1), stream=stream),
+      boxes(box(Operand(3, a), pointer(a), 1, 1, 1), stream=stream))
+""")
+    rows = [*range(36, 44), *range(52, 60)]  # of the third and fourth, the second and third element
+    assert lines == [f"{rows} {[0, 1, 8, 9, 16, 17]}", "True", "1 1 1"]
+
+
+def test_a_batch_that_cannot_be_is_refused_with_the_copy_that_is_at_fault(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play(f"""{BATCHES}
+for copies, orders, firsts, where in (
+    ([(a, b, 8)], (1,), (0,), None),  # in the legacy stream
+    ([(a, b, 8)], (0,), (0,), stream),  # in no order
+    ([(a, b, 8), (a, b, 8)], (1, 4), (0, 1), stream),
+    ([(a, b, 8)] * 3, (1,), (1,), stream),  # the first copy has no attributes
+    ([(a, b, 8)] * 3, (1, 1), (0, 0), stream),
+    ([(a, b, 8)] * 3, (1, 1), (0, 3), stream),
+    ([(a, b, 8)], (1, 1), (0, 1), stream),  # more attributes than copies
+    ([(a, b, 8), (0, b, 8)], (1,), (0,), stream),  # to nowhere
+):
+    print(flat(copies, orders, firsts, where, fail=fail), ctypes.c_ssize_t(fail.value).value)
+""")
+    assert lines == [f"1 {failed}" for failed in (-1, 0, 1, -1, -1, -1, -1, 1)]
+
+
+def test_a_capture_takes_no_batch_and_is_lost_and_a_copy_with_attributes_is_a_node(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play(f"""{BATCHES}
+graph, count = c_void_p(), c_size_t()
+for call in (lambda: flat([(a, b, 8)], stream=stream, fail=fail),
+             lambda: boxes(box(pointer(b), pointer(a), 8, 1, 1), stream=stream),
+             lambda: cuda.cuMemcpyWithAttributesAsync(c_uint64(a), c_uint64(b), c_size_t(8), byref(one), stream)):
+    ok(cuda.cuStreamBeginCapture_v2(stream, RELAXED))
+    print(call(), cuda.cuStreamEndCapture(stream, byref(graph)))
+ok(cuda.cuGraphGetNodes(graph, None, byref(count)))
+print(count.value)
+""")
+    assert lines == ["900 901", "900 901", "0 0", "1"]
