@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharepod.agent.device import DeviceCounters, DeviceInfo
+from sharepod.agent.node import Identity
 from sharepod.agent.share import (
     NOTHING_YET,
     DeviceAsk,
@@ -36,6 +37,15 @@ A10 = DeviceInfo(DeviceUuid("GPU-cccc"), 2, "A10", 24 * GIB)
 def ask(request: int = 30, limit: int = 100, memory: int = 0, device: str = "", name: str = "") -> ShareAsk:
     """A share on one device, in whole per cents."""
     return ShareAsk((DeviceAsk(device, Terms(request * 1000, limit * 1000, memory)),), name=name)
+
+
+def identity(runtime_directory: Path) -> Identity:
+    """Who a node is of which nobody asks more than its name."""
+    return Identity(
+        node_name="n", version="0", region_abi_version=1, pid=1, driver_version="",
+        runtime_directory=str(runtime_directory), policy="open", metrics_address="", hook_path="", features=(),
+        settings={}, environment={},
+    )  # fmt: skip
 
 
 class MemoryArbiter:
