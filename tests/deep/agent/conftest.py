@@ -2,4 +2,3 @@
 
 # ruff: noqa: F403
 from agent_fixtures import *
-from policy_fixtures import *

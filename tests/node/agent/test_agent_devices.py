@@ -101,18 +101,6 @@ def test_work_on_a_cuda_device_is_billed_to_the_device_with_its_uuid(
             assert (held.usage.used_ns >= 0.95 * n * 50 * MS) if n else (held.usage.used_ns == 0)
 
 
-def test_a_device_that_the_program_alone_knows_is_the_drivers_error(make_agent: MakeAgent) -> None:
-    agent = make_agent("--simulate", MIXED).start()
-    environment = metered(on(agent, ["1"]))
-    with running(environment, "print(cuda.cuInit(0))", CUDA_VISIBLE_DEVICES="GPU-nowhere") as (_, line):
-        assert line == "100\n"
-    with running(environment, "print(cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 1))") as (
-        _,
-        line,
-    ):
-        assert line == "0 101\n"
-
-
 def test_a_program_on_a_device_outside_its_share_is_told_in_the_log_and_explained(agent: RunningAgent) -> None:
     inside = on(agent, ["0"], name="inside")
     with program({**metered(inside), "CUDA_VISIBLE_DEVICES": f"{GPU}01"}, "idle") as stray:

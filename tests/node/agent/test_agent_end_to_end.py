@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = REPO_ROOT
 GIB = 2**30
+ID = "abcdefghjk"
 NOBODY = 65534 if os.getuid() == 0 else None
 """The user to become, where that is possible."""
 
@@ -61,21 +62,11 @@ def test_a_share_lives_from_register_to_release_and_leaves_nothing(agent: Runnin
     assert not agent.directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("asked", "got"),
-    [
-        (pb.SHARE_CLASS_UNSPECIFIED, pb.SHARE_CLASS_STANDARD),
-        (pb.SHARE_CLASS_LATENCY, pb.SHARE_CLASS_LATENCY),
-        (pb.SHARE_CLASS_STANDARD, pb.SHARE_CLASS_STANDARD),
-        (pb.SHARE_CLASS_BATCH, pb.SHARE_CLASS_BATCH),
-    ],
-)
-def test_a_share_is_of_the_class_that_was_asked_for(
-    agent: RunningAgent, asked: pb.ShareClass.ValueType, got: pb.ShareClass.ValueType
-) -> None:
-    assert agent.register(10, share_class=asked).share.share_class == got
-    (listed,) = agent.shares()
-    assert listed.share_class == got
+def test_a_share_is_of_the_class_that_was_asked_for_and_otherwise_standard(agent: RunningAgent) -> None:
+    standard = pb.SHARE_CLASS_STANDARD
+    asked = [pb.SHARE_CLASS_UNSPECIFIED, pb.SHARE_CLASS_LATENCY, standard, pb.SHARE_CLASS_BATCH]
+    got = [agent.register(10, share_class=share_class).share.share_class for share_class in asked]
+    assert got == [share.share_class for share in agent.shares()] == [standard, *asked[1:]]
 
 
 def test_terms_change_live_and_a_share_pauses_and_resumes(agent: RunningAgent) -> None:
@@ -117,10 +108,9 @@ def test_a_share_yields_its_time_over_a_crash_of_the_agent_and_has_it_back_when_
     )
     assert "device 0: 60 % of its time is promised, and 100 % is yielded" in explained.facts
     for call in (resume, lambda: agent.stub.PauseShare(pb.PauseShareRequest(share="batch"))):
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert caught.value.details() == (
+        code, text = refused(call)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert text == (
             "share batch stays paused: its request 100 % does not fit on device 0 again, 40 % of its time is free: "
             "wait until others end there, or lower a request"
         )
@@ -145,7 +135,8 @@ BAD_REGISTRATIONS = {
         "INVALID_ARGUMENT",
         "memory 200 GiB is more than the 140.40 GiB of device 0 (NVIDIA H200): lower it",
     ),
-    "negative memory": ({"memory": -5}, "INVALID_ARGUMENT", "memory -5 bytes is below 0"),
+    "more memory than any has": ({"memory": 200 * GIB}, "INVALID_ARGUMENT", "memory 200 GiB is more than any device"),
+    "negative memory": ({"memory": -5}, "INVALID_ARGUMENT", "memory -5 bytes is below 0: give a size, or 0 for no cap"),
     "no longer fits": (
         {"request": 40, "device": "0"},
         "RESOURCE_EXHAUSTED",
@@ -164,6 +155,8 @@ BAD_REGISTRATIONS = {
         "INVALID_ARGUMENT",
         "owner 4194305 is not running: give the pid of a live",
     ),
+    "no id": ({"id": "../../evil"}, "INVALID_ARGUMENT", "id '../../evil' is no share id: use 10 of abcdefgh"),
+    "no gang": ({"gang": "no spaces"}, "INVALID_ARGUMENT", "gang 'no spaces' is no gang's name: use 1–253 letters"),
     "negative owner": ({"owner_pid": -2}, "INVALID_ARGUMENT", "owner pid -2 is below 0"),
 }
 
@@ -174,8 +167,10 @@ def test_bad_input_gets_what_limit_and_remedy_and_leaves_nothing(agent: RunningA
         got_code, got_text = refused(agent.register, **fields)
         assert (got_code.name, got_text[: len(text)]) == (code, text), case
         assert agent.directories() == {first.id}, case
-    code, text = refused(agent.stub.RegisterShare, pb.RegisterShareRequest())
-    assert (code.name, text) == ("INVALID_ARGUMENT", "0 devices asked for, outside 1–16: split the share")
+    for count in (0, 17):
+        request = pb.RegisterShareRequest(devices=[pb.DeviceAsk()] * count)
+        code, text = refused(agent.stub.RegisterShare, request)
+        assert (code.name, text) == ("INVALID_ARGUMENT", f"{count} devices asked for, outside 1–16: split the share")
     assert [share.id for share in agent.shares()] == [first.id]
 
 
@@ -206,19 +201,50 @@ def test_bad_intervals_and_page_sizes_are_refused(agent: RunningAgent) -> None:
     assert list(agent.stub.ListTurns(pb.ListTurnsRequest()).turns) == []
 
 
+def test_a_share_of_a_chosen_id_is_returned_after_a_crash_and_what_is_left_under_its_id_is_removed(
+    agent: RunningAgent,
+) -> None:
+    first = agent.register(30, id=ID, labels={"pod": "p", "pod_uid": "u"})
+    assert first.share.id == ID
+    assert first.environment["SHAREPOD_REGION"].endswith(f"/shares/{ID}")
+    agent.stop(signal.SIGKILL)
+    agent.start()
+    again = agent.register(50, id=ID, name="other")
+    assert again.share.registered_unix_ns == first.share.registered_unix_ns
+    assert (again.share.name, dict(again.share.labels)) == ("", {"pod": "p", "pod_uid": "u"})
+    assert again.share.devices[0].request_millipercent == 30_000
+    assert again.environment == first.environment
+    assert again.hook_path == first.hook_path
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=ID))
+    directory = agent.directory / "shares" / ID
+    (directory / "deep").mkdir(parents=True)
+    for left in ("deep/old", "terms"):
+        (directory / left).write_text("of before")
+    agent.register(50, id=ID)
+    assert sorted(path.name for path in directory.iterdir()) == ["bell", "slots", "terms"]
+    assert directory.stat().st_mode & 0o777 == 0o711
+    assert b"of before" not in (directory / "terms").read_bytes()
+    assert agent.directories() == {ID}
+
+
+def test_memory_is_given_in_proportion_to_the_request(agent: RunningAgent) -> None:
+    [device, _] = agent.stub.GetNode(pb.GetNodeRequest()).devices
+    item = pb.DeviceAsk(request_millipercent=30_000, memory_in_proportion=True)
+    share = agent.stub.RegisterShare(pb.RegisterShareRequest(devices=[item])).share
+    assert share.devices[0].memory_limit_bytes == device.memory_total_bytes * 3 // 10 >> 20 << 20
+    item.memory_limit_bytes = GIB
+    code, _ = refused(agent.stub.RegisterShare, pb.RegisterShareRequest(devices=[item]))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_overcommit_is_the_operators_choice(make_agent: MakeAgent) -> None:
     agent = make_agent("--overcommit").start()
     for _ in range(3):
-        agent.register(80, device="0")
+        agent.register(80, device="0", memory=100 * GIB)
+    assert refused(agent.register, 1, device="0", memory=200 * GIB)[0] is grpc.StatusCode.INVALID_ARGUMENT
     node = agent.stub.GetNode(pb.GetNodeRequest())
     assert node.devices[0].requested_millipercent == 240_000
     assert "overcommit" in node.features
-
-
-def test_a_closed_node_tells_its_programs(make_agent: MakeAgent) -> None:
-    agent = make_agent("--policy", "closed").start()
-    assert agent.register(30).environment["SHAREPOD_POLICY"] == "closed"
-    assert agent.stub.GetNode(pb.GetNodeRequest()).policy == "closed"
 
 
 def test_only_the_owners_user_may_write_the_slots(agent: RunningAgent) -> None:
@@ -233,10 +259,11 @@ def test_only_the_owners_user_may_write_the_slots(agent: RunningAgent) -> None:
         assert (theirs.st_uid, theirs.st_mode & 0o777) == (65534, 0o600)
 
 
-def test_a_share_ends_with_its_owner(agent: RunningAgent) -> None:
+def test_a_share_ends_with_its_first_owner(agent: RunningAgent) -> None:
     with subprocess.Popen(["sleep", "60"]) as owner:
-        share = agent.register(30, owner_pid=owner.pid).share
-        assert agent.directories() == {share.id}
+        agent.register(30, id=ID, owner_pid=owner.pid)
+        assert agent.register(30, id=ID, owner_pid=os.getpid()).share.owner_pid == owner.pid
+        assert agent.directories() == {ID}
         owner.kill()
     until(lambda: agent.directories() == set(), timeout_s=2.0)
     assert agent.shares() == []
@@ -262,8 +289,8 @@ def test_watching_sends_usage_at_once_and_then_every_interval_until_the_share_en
 
 def test_a_share_that_finds_no_place_for_its_directory_is_refused_in_words(agent: RunningAgent) -> None:
     (agent.directory / "shares").rmdir()
-    with pytest.raises(grpc.RpcError, match="region of the share cannot be created: No such file or directory"):
-        agent.register(30)
+    _, text = refused(agent.register, 30)
+    assert "region of the share cannot be created: No such file or directory" in text
 
 
 def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: RunningAgent) -> None:
@@ -288,15 +315,18 @@ def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: R
     assert not agent.directory.exists()
 
 
-def test_a_hook_directory_and_a_node_name_of_their_own_are_what_programs_and_clients_are_told(
+def test_a_policy_a_node_name_and_a_hook_directory_are_what_programs_and_clients_are_told(
     make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    agent = make_agent("--hook-directory", str(tmp_path / "lib"), "--node-name", "node-7").start()
+    flags = ("--policy", "closed", "--node-name", "node-7", "--hook-directory", str(tmp_path / "lib"))
+    agent = make_agent(*flags).start()
     node = agent.stub.GetNode(pb.GetNodeRequest())
-    assert node.node_name == "node-7"
+    assert (node.node_name, node.policy) == ("node-7", "closed")
     assert Path(node.hook_path).parent == tmp_path / "lib" / "hook"
     assert not (agent.directory / "hook").exists()
-    assert agent.register(30, name="a").hook_path == node.hook_path
+    answer = agent.register(30, name="a")
+    assert answer.environment["SHAREPOD_POLICY"] == "closed"
+    assert answer.hook_path == node.hook_path
     agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
     assert agent.stop() == 0
     assert not Path(node.hook_path).parent.exists()

@@ -1,36 +1,45 @@
-"""A real agent tells a real usage server: over TLS with a token, through restarts of both, and whatever comes back."""
+"""A real agent tells a real usage server: over TLS with a token, through restarts of both, and whatever comes back.
+
+The server runs in the loop of its test: it hangs while the test does not wait for anything.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import asyncio
 import signal
-import subprocess
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
-from rig import REPO_ROOT
 from rig.agent import free_port, metered, program, scrape
-from rig.until import until
+from rig.until import eventually
 from sharepod.agent.plugin import NO_CALLS, SIDES, STARTS
+from sharepod.agent.share import ShareClass
+from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
+from sharepod.scheduler.usage import NodeUse, ShareUse, UsageBook
+from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
+from sharepod.scheduler.usage_server import UsageServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rig.agent import MakeAgent, RunningAgent
 
-HOST = REPO_ROOT / "tests" / "support" / "agent" / "usage_host.py"
 TOKEN = "a-token-of-the-agent-on-n1"  # noqa: S105
 NODE = "n1"
 
-Node = dict[str, Any]
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server says."""
+
+    status: int
+    body: dict[str, Any]
 
 
 class Scheduler:
@@ -40,9 +49,7 @@ class Scheduler:
         self.directory = directory
         self.tls = tls
         self.address = f"127.0.0.1:{free_port()}"
-        self._process: subprocess.Popen[str] | None = None
-        self.tokens = directory / "tokens.json"
-        self.tokens.write_text(json.dumps({TOKEN: NODE}))
+        self.node_of = {TOKEN: NODE}
         (directory / "token").write_text(TOKEN)
         self.certify(trustme.CA(key_type=trustme.KeyType.ECDSA))
 
@@ -64,74 +71,44 @@ class Scheduler:
             "--scheduler-ca", str(self.directory / "ca.crt"), "--scheduler-token-file", str(self.directory / "token"),
         )  # fmt: skip
 
-    def start(self) -> Scheduler:
-        """Start it and wait until it listens."""
-        files = [str(self.directory / name) for name in ("tls.crt", "tls.key", "tokens.json")] if self.tls else []
-        self._process = subprocess.Popen(
-            [sys.executable, str(HOST), self.address, *files],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == self.address.rpartition(":")[2] + "\n"
+    async def __aenter__(self) -> Self:
+        await self.start()
         return self
 
-    def ask(self) -> dict[str, Any]:
-        """Return what it knows."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        found: dict[str, Any] = json.loads(process.stdout.readline())
-        return found
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.stop()
 
-    def node(self) -> Node:
-        """Return what it knows of the node; empty: nothing."""
-        found: Node = self.ask()["nodes"].get(NODE, {})
-        return found
+    async def start(self) -> None:
+        self.book = UsageBook()
+        node_of = Identities(self, OSError, time.monotonic).node_of if self.tls else None
+        credentials = Credentials(*(str(self.directory / name) for name in ("tls.crt", "tls.key")))
+        self.server = UsageServer(self.book, node_of)
+        await self.server.start(self.address, credentials if self.tls else None)
 
-    def wait(self, what: Callable[[Node], object], timeout_s: float = 30.0) -> Node:
-        """Return the node once `what` is true of it."""
-        found: Node = {}
+    async def call(self, method: str, path: str, *, body: Any = None, timeout_s: float) -> Answer:
+        """Say of which node a token is, as the API server does."""
+        _ = method, path, timeout_s
+        node = self.node_of.get(body["spec"]["token"])
+        if node is None:
+            return Answer(201, {"status": {"authenticated": False}})
+        user = {"username": AGENT_USER, "extra": {"authentication.kubernetes.io/node-name": [node]}}
+        return Answer(201, {"status": {"authenticated": True, "audiences": [AUDIENCE], "user": user}})
 
-        def look() -> bool:
-            found.update(self.node())
-            return bool(found and what(found))
+    async def wait(self, what: Callable[[NodeUse], object] = bool, timeout_s: float = 30.0) -> NodeUse:
+        """Return the node once it is known and `what` is true of it."""
 
-        until(look, timeout_s=timeout_s)
-        return found
+        def found() -> NodeUse | None:
+            node = self.book.node(NODE)
+            return node if node and what(node) else None
 
-    def kill(self) -> None:
-        """End it as a crash does."""
-        if self._process is not None:
-            with self._process as process:
-                process.kill()
-        self._process = None
+        node = await eventually(found, timeout_s=timeout_s)
+        assert isinstance(node, NodeUse)
+        return node
 
 
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
-    made = Scheduler(tmp_path)
-    yield made
-    made.kill()
-
-
-@contextlib.contextmanager
-def plain(tmp_path: Path) -> Iterator[Scheduler]:
-    made = Scheduler(tmp_path, tls=False)
-    try:
-        yield made.start()
-    finally:
-        made.kill()
-
-
-def shares(node: Node) -> dict[str, Node]:
+def shares(node: NodeUse) -> dict[str, ShareUse]:
     """Return the shares of a node by pod."""
-    found = [
-        {**share["terms"], **share, "device": d["facts"]["index"]} for d in node["devices"] for share in d["shares"]
-    ]
-    return {share["pod"]: share for share in found}
+    return {share.terms.pod: share for device in node.devices for share in device.shares}
 
 
 def numbers(address: str) -> dict[str, float]:
@@ -145,195 +122,170 @@ def register(agent: RunningAgent, pod: str, request: int = 30, **more: Any) -> p
     return agent.register(request, labels=labels, **more).share
 
 
-def test_what_an_agent_knows_is_what_its_scheduler_knows(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    node = scheduler.wait(lambda node: node)
-    seen = agent.stub.GetNode(pb.GetNodeRequest())
-    assert node["facts"] == {"name": NODE, "version": seen.version}
-    for told, device in zip(node["devices"], seen.devices, strict=True):
-        facts = told["facts"]
-        assert (facts["uuid"], facts["index"], facts["model"]) == (device.uuid, device.index, device.name)
-        assert facts["memory_total_bytes"] == device.memory_total_bytes
-        assert (facts["healthy"], facts["offered"], facts["nvlink_peers"]) == (True, False, [])
+async def test_what_an_agent_knows_is_what_its_scheduler_knows(make_agent: MakeAgent, tmp_path: Path) -> None:
+    async with Scheduler(tmp_path) as scheduler:
+        agent = make_agent(*scheduler.flags).start()
+        node = await scheduler.wait()
+        seen = agent.stub.GetNode(pb.GetNodeRequest())
+        assert (node.facts.name, node.facts.version) == (NODE, seen.version)
+        for told, device in zip(node.devices, seen.devices, strict=True):
+            facts = told.facts
+            assert (facts.uuid, facts.index, facts.model) == (device.uuid, device.index, device.name)
+            assert facts.memory_total_bytes == device.memory_total_bytes
+            assert (facts.healthy, facts.offered, facts.nvlink_peers) == (True, False, ())
 
-    share = register(agent, "a", 30, limit=60, memory=2**30, share_class=pb.SHARE_CLASS_LATENCY)
-    found = shares(scheduler.wait(lambda node: "a" in shares(node)))["a"]
-    assert (found["id"], found["pod_uid"], found["namespace"], found["container"]) == (
-        share.id,
-        "uid-a",
-        "team",
-        "main",
-    )
-    assert (found["request_millipercent"], found["limit_millipercent"]) == (30_000, 60_000)
-    assert (found["memory_limit_bytes"], found["share_class"], found["paused"]) == (2**30, 0, False)
+        share = register(agent, "a", 30, limit=60, memory=2**30, share_class=pb.SHARE_CLASS_LATENCY)
+        found = shares(await scheduler.wait(lambda node: "a" in shares(node)))["a"].terms
+        assert (found.id, found.pod_uid, found.namespace, found.container) == (share.id, "uid-a", "team", "main")
+        assert (found.request_millipercent, found.limit_millipercent) == (30_000, 60_000)
+        assert (found.memory_limit_bytes, found.share_class) == (2**30, ShareClass.LATENCY)
 
-    agent.stub.PauseShare(pb.PauseShareRequest(share=share.id))
-    scheduler.wait(lambda node: shares(node)["a"]["paused"] and not shares(node)["a"]["yielding"])
-    agent.stub.PauseShare(pb.PauseShareRequest(share=share.id, yielding=True))
-    scheduler.wait(lambda node: shares(node)["a"]["paused"] and shares(node)["a"]["yielding"])
-    change = pb.DeviceChange(request_millipercent=50_000)
-    agent.stub.UpdateShare(pb.UpdateShareRequest(share=share.id, devices=[change]))
-    scheduler.wait(lambda node: shares(node)["a"]["request_millipercent"] == 50_000)
-    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
-    scheduler.wait(lambda node: not shares(node))
-    assert scheduler.ask()["tally"]["streams"] == 1
+        def pauses(node: NodeUse) -> tuple[bool, bool]:
+            terms = shares(node)["a"].terms
+            return terms.paused, terms.yielding
 
-
-def test_what_programs_use_is_told_of_shares_and_devices(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    answer = agent.register(30, device="1", labels={"pod": "busy"})
-    with program(metered(answer)):
-        node = scheduler.wait(lambda node: node["devices"][1]["numbers"]["used_1s_millipercent"] > 50_000)
-        assert node["devices"][0]["numbers"]["used_1s_millipercent"] == 0
-        node = scheduler.wait(lambda node: shares(node)["busy"]["used_1m_millipercent"] > 10_000)
-        assert node["devices"][1]["numbers"]["used_1m_millipercent"] > 10_000
-        assert node["devices"][1]["numbers"]["used_15m_millipercent"] > 10_000
-    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=answer.share.id))
-    node = scheduler.wait(lambda node: not shares(node) and node["devices"][1]["numbers"]["used_1s_millipercent"] == 0)
-    assert node["devices"][1]["numbers"]["used_1m_millipercent"] > 0  # what a share used that has ended since
+        assert (found.paused, found.yielding) == (False, False)
+        agent.stub.PauseShare(pb.PauseShareRequest(share=share.id))
+        await scheduler.wait(lambda node: pauses(node) == (True, False))
+        agent.stub.PauseShare(pb.PauseShareRequest(share=share.id, yielding=True))
+        await scheduler.wait(lambda node: pauses(node) == (True, True))
+        change = pb.DeviceChange(request_millipercent=50_000)
+        agent.stub.UpdateShare(pb.UpdateShareRequest(share=share.id, devices=[change]))
+        await scheduler.wait(lambda node: shares(node)["a"].terms.request_millipercent == 50_000)
+        agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
+        await scheduler.wait(lambda node: not shares(node))
+        assert scheduler.server.tally.streams == 1
 
 
-def test_an_idle_node_tells_next_to_nothing(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    scheduler.start()
-    metrics = f"127.0.0.1:{free_port()}"
-    make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
-    scheduler.wait(lambda node: node)
-    time.sleep(3)
-    before = numbers(metrics)["messages_total"]
-    time.sleep(10.5)
-    assert numbers(metrics)["messages_total"] - before in (1, 2)
-    assert scheduler.node()["silent_s"] < 11
-    assert numbers(metrics)["lag_seconds"] < 12
-
-
-def test_what_the_device_plugin_offers_is_passed_on(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    first, second = agent.stub.GetNode(pb.GetNodeRequest()).devices
-    times = pb.CallTimes(counts=NO_CALLS.counts)
-    report = pb.ReportPluginRequest(
-        starts=dict.fromkeys(STARTS, 0), errors=dict.fromkeys(SIDES, 0), allocate=times, pre_start=times,
-        offer=pb.PluginOffer(device_uuids=[first.uuid]),
-    )  # fmt: skip
-    agent.stub.ReportPlugin(report)
-    scheduler.wait(lambda node: [device["facts"]["offered"] for device in node["devices"]] == [True, False])
-    report.offer.device_uuids.append(second.uuid)
-    agent.stub.ReportPlugin(report)
-    scheduler.wait(lambda node: all(device["facts"]["offered"] for device in node["devices"]))
-
-
-def test_a_scheduler_that_comes_late_or_comes_back_hears_everything(
-    make_agent: MakeAgent, scheduler: Scheduler
+async def test_what_programs_use_is_told_and_on_the_loopback_without_tls_and_token(
+    make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    metrics = f"127.0.0.1:{free_port()}"
-    agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()  # it answers, with no scheduler there
-    register(agent, "a")
-    until(lambda: numbers(metrics)["failures_total"] >= 1)
-    assert (numbers(metrics)["schedulers"], numbers(metrics)["connected"]) == (1, 0)
-    scheduler.start()
-    scheduler.wait(lambda node: set(shares(node)) == {"a"})
-    until(lambda: numbers(metrics)["connected"] == 1)
-    scheduler.kill()
-    register(agent, "b")
-    until(lambda: numbers(metrics)["connected"] == 0)
-    scheduler.start()
-    scheduler.wait(lambda node: set(shares(node)) == {"a", "b"}, 20)
-    until(lambda: numbers(metrics)["connected"] == 1)
-    assert "scheduler told" in agent.log()
+    async with Scheduler(tmp_path, tls=False) as scheduler:
+        agent = make_agent(*scheduler.flags).start()
+        answer = agent.register(30, device="1", labels={"pod": "busy"})
+        with program(metered(answer)):
+            node = await scheduler.wait(lambda node: node.devices[1].numbers.used_1s_millipercent > 50_000)
+            assert node.devices[0].numbers.used_1s_millipercent == 0
+            node = await scheduler.wait(lambda node: shares(node)["busy"].used_1m_millipercent > 10_000)
+            assert node.devices[1].numbers.used_1m_millipercent > 10_000
+            assert node.devices[1].numbers.used_15m_millipercent > 10_000
+        agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=answer.share.id))
+        await scheduler.wait(lambda node: not shares(node))
+        node = await scheduler.wait(lambda node: node.devices[1].numbers.used_1s_millipercent == 0)
+        assert node.devices[1].numbers.used_1m_millipercent > 0  # what a share used that has ended since
 
 
-def test_an_agent_that_is_killed_and_comes_back_replaces_what_it_told(
-    make_agent: MakeAgent, scheduler: Scheduler
+async def test_an_idle_node_tells_next_to_nothing(make_agent: MakeAgent, tmp_path: Path) -> None:
+    async with Scheduler(tmp_path) as scheduler:
+        metrics = f"127.0.0.1:{free_port()}"
+        make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
+        await scheduler.wait()
+        await asyncio.sleep(3)
+        before = numbers(metrics)["messages_total"]
+        await asyncio.sleep(10.5)
+        assert numbers(metrics)["messages_total"] - before in (1, 2)
+        silent_s = scheduler.book.silent_s(NODE, time.monotonic())
+        assert silent_s is not None
+        assert silent_s < 11
+        assert numbers(metrics)["lag_seconds"] < 12
+
+
+async def test_what_the_device_plugin_offers_is_passed_on(make_agent: MakeAgent, tmp_path: Path) -> None:
+    async with Scheduler(tmp_path) as scheduler:
+        agent = make_agent(*scheduler.flags).start()
+        first, second = agent.stub.GetNode(pb.GetNodeRequest()).devices
+        times = pb.CallTimes(counts=NO_CALLS.counts)
+        report = pb.ReportPluginRequest(
+            starts=dict.fromkeys(STARTS, 0), errors=dict.fromkeys(SIDES, 0), allocate=times, pre_start=times
+        )
+        for offered in ([first.uuid], [first.uuid, second.uuid]):
+            report.offer.device_uuids[:] = offered
+            agent.stub.ReportPlugin(report)
+            expected = [True, len(offered) == 2]
+            await scheduler.wait(
+                lambda node, expected=expected: [d.facts.offered for d in node.devices] == expected  # type: ignore[misc]
+            )
+
+
+async def test_a_scheduler_that_comes_late_or_comes_back_hears_everything(
+    make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    register(agent, "a")
-    scheduler.wait(lambda node: set(shares(node)) == {"a"})
-    agent.stop(signal.SIGKILL)
-    assert set(shares(scheduler.node())) == {"a"}  # it is not forgotten for that
-    agent.start()
-    register(agent, "b")
-    scheduler.wait(lambda node: set(shares(node)) == {"a", "b"})
-    until(lambda: scheduler.ask()["tally"]["streams"] == 1)
-
-
-def test_a_planned_stop_does_not_wait_for_a_scheduler_that_hangs(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    scheduler.wait(lambda node: node)
-    assert scheduler._process is not None
-    scheduler._process.send_signal(signal.SIGSTOP)
-    try:
+    async with Scheduler(tmp_path) as scheduler:
+        await scheduler.server.stop()
+        metrics = f"127.0.0.1:{free_port()}"
+        agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()  # it answers without a scheduler
         register(agent, "a")
+        await eventually(lambda: numbers(metrics)["failures_total"] >= 1)
+        assert (numbers(metrics)["schedulers"], numbers(metrics)["connected"]) == (1, 0)
+        for pods in ({"a"}, {"a", "b"}):
+            await scheduler.start()
+            await scheduler.wait(lambda node, pods=pods: set(shares(node)) == pods)  # type: ignore[misc]
+            await eventually(lambda: numbers(metrics)["connected"] == 1)
+            await scheduler.server.stop()
+            register(agent, "b" if len(pods) == 1 else "c")
+            await eventually(lambda: numbers(metrics)["connected"] == 0)
+        assert "scheduler told" in agent.log()
+
+
+async def test_an_agent_that_is_killed_and_comes_back_replaces_what_it_told(
+    make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    async with Scheduler(tmp_path) as scheduler:
+        agent = make_agent(*scheduler.flags).start()
+        register(agent, "a")
+        await scheduler.wait(lambda node: set(shares(node)) == {"a"})
+        agent.stop(signal.SIGKILL)
+        assert set(shares(await scheduler.wait())) == {"a"}  # it is not forgotten for that
+        agent.start()
+        register(agent, "b")
+        await scheduler.wait(lambda node: set(shares(node)) == {"a", "b"})
+        await eventually(lambda: scheduler.server.tally.streams == 1)
+
+
+async def test_a_planned_stop_does_not_wait_for_a_scheduler_that_hangs(make_agent: MakeAgent, tmp_path: Path) -> None:
+    async with Scheduler(tmp_path) as scheduler:
+        agent = make_agent(*scheduler.flags).start()
+        await scheduler.wait()
+        register(agent, "a")  # from here on the server hangs
         began = time.monotonic()
         assert agent.stop() == 0
         assert time.monotonic() - began < 2
-    finally:
-        scheduler._process.send_signal(signal.SIGCONT)
 
 
-def test_a_token_of_another_node_is_a_lie_that_changes_nothing(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    scheduler.tokens.write_text(json.dumps({TOKEN: "n2"}))
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    until(lambda: scheduler.ask()["tally"]["ended"]["lie"] >= 1)
-    assert scheduler.ask()["nodes"] == {}
-    until(lambda: "PERMISSION_DENIED: the report is of node n1, the token of one on n2" in agent.log())
-
-
-def test_the_token_is_read_again_for_each_connection(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    (scheduler.directory / "token").write_text("a-token-that-nobody-knows")
-    scheduler.start()
-    agent = make_agent(*scheduler.flags).start()
-    until(lambda: scheduler.ask()["tally"]["ended"]["unauthenticated"] >= 1)
-    until(lambda: "UNAUTHENTICATED: the API server does not know the token" in agent.log())
-    (scheduler.directory / "token").unlink()
-    until(lambda: "token: No such file or directory: name a file that the agent can read" in agent.log())
-    (scheduler.directory / "token").write_text(TOKEN)
-    scheduler.wait(lambda node: node, 15)
-    assert "a-token" not in agent.log()
-
-
-def test_a_scheduler_with_a_strangers_certificate_gets_no_token(make_agent: MakeAgent, scheduler: Scheduler) -> None:
-    trusted = (scheduler.directory / "ca.crt").read_bytes()
-    scheduler.certify(trustme.CA(key_type=trustme.KeyType.ECDSA))
-    ours = (scheduler.directory / "ca.crt").read_bytes()
-    (scheduler.directory / "ca.crt").write_bytes(trusted)
-    scheduler.start()
-    metrics = f"127.0.0.1:{free_port()}"
-    agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
-    until(lambda: numbers(metrics)["failures_total"] >= 2)
-    assert "CERTIFICATE_VERIFY_FAILED" in agent.log()
-    assert scheduler.ask()["tally"]["ended"]["unauthenticated"] == 0
-    assert scheduler.ask()["nodes"] == {}
-    (scheduler.directory / "ca.crt").write_bytes(ours)
-    scheduler.wait(lambda node: node, 15)
-
-
-def test_on_the_loopback_neither_tls_nor_a_token_is_needed(make_agent: MakeAgent, tmp_path: Path) -> None:
-    with plain(tmp_path) as scheduler:
-        make_agent(*scheduler.flags).start()
-        scheduler.wait(lambda node: len(node["devices"]) == 2)
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (("--scheduler-address", "somewhere"), "give a name or an address with a port"),
-        (("--scheduler-address", "somewhere:0"), "give a name or an address with a port"),
-        (("--scheduler-address", "somewhere:80"), "beyond the loopback give scheduler_ca and scheduler_token_file too"),
-        (("--scheduler-address", "10.0.0.1:80"), "beyond the loopback give scheduler_ca and scheduler_token_file too"),
-        (("--scheduler-address", "localhost:80", "--scheduler-token-file", "/t"), "a token goes over TLS alone"),
-    ],
-)
-def test_an_address_that_cannot_be_told_safely_is_refused(
-    make_agent: MakeAgent, flags: tuple[str, ...], text: str
+async def test_the_token_is_read_again_for_each_connection_and_must_be_that_of_the_node(
+    make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    agent = make_agent(*flags)
-    process = agent.spawn()
-    _, said = process.communicate(timeout=20)
-    assert process.returncode == 2
-    assert text in said
-    assert len(said.splitlines()) == 1
+    token = tmp_path / "token"
+    async with Scheduler(tmp_path) as scheduler:
+        ended, scheduler.node_of["a-token-of-the-agent-on-n2"] = scheduler.server.tally.ended, "n2"
+        token.write_text("a-token-that-nobody-knows")
+        agent = make_agent(*scheduler.flags).start()
+        await eventually(lambda: "UNAUTHENTICATED: the API server does not know the token" in agent.log())
+        assert ended["unauthenticated"] >= 1
+        token.write_text("a-token-of-the-agent-on-n2")
+        lie = "PERMISSION_DENIED: the report is of node n1, the token of one on n2"
+        await eventually(lambda: lie in agent.log())
+        assert ended["lie"] >= 1
+        token.unlink()
+        missing = "token: No such file or directory: name a file that the agent can read"
+        await eventually(lambda: missing in agent.log())
+        assert not scheduler.book.names()
+        token.write_text(TOKEN)
+        await scheduler.wait(timeout_s=15)
+        assert "a-token" not in agent.log()
+
+
+async def test_a_scheduler_with_a_strangers_certificate_gets_no_token(make_agent: MakeAgent, tmp_path: Path) -> None:
+    async with Scheduler(tmp_path) as scheduler:
+        trusted = (tmp_path / "ca.crt").read_bytes()
+        scheduler.certify(trustme.CA(key_type=trustme.KeyType.ECDSA))
+        ours = (tmp_path / "ca.crt").read_bytes()
+        (tmp_path / "ca.crt").write_bytes(trusted)
+        metrics = f"127.0.0.1:{free_port()}"
+        agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
+        await eventually(lambda: numbers(metrics)["failures_total"] >= 2)
+        assert "CERTIFICATE_VERIFY_FAILED" in agent.log()
+        assert scheduler.server.tally.ended["unauthenticated"] == 0
+        assert not scheduler.book.names()
+        (tmp_path / "ca.crt").write_bytes(ours)
+        await scheduler.wait(timeout_s=15)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -47,20 +49,15 @@ async def answer_all(double: Double, context: Any) -> None:
         await context.write(pb.ReportUsageResponse(taken=len(double.told)).SerializeToString())
 
 
-async def answer_none(double: Double, context: Any) -> None:
-    while await double.take(context):
-        pass
-
-
 @contextlib.asynccontextmanager
-async def listening(serve: Serve, port: int = 0) -> AsyncIterator[tuple[Double, int]]:
+async def listening(serve: Serve) -> AsyncIterator[tuple[Double, int]]:
     double = Double(serve)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.http2.bdp_probe", 0)))
     handler: Any = grpc.stream_stream_rpc_method_handler(double.handle)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("sharepod.v1.UsageService", {"ReportUsage": handler}),)
     )
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         yield double, port
@@ -68,16 +65,19 @@ async def listening(serve: Serve, port: int = 0) -> AsyncIterator[tuple[Double, 
         await server.stop(None)
 
 
-def status(second: int, *, memory: int = 0) -> NodeStatus:
-    devices = (DeviceStatus(H200, memory_used_bytes=memory), DeviceStatus(H200_B))
-    return NodeStatus(second * 1_000_000_000, (), devices)
-
-
 @contextlib.asynccontextmanager
 async def feeding(
-    monkeypatch: pytest.MonkeyPatch, ports: Callable[[], set[int]], *, answer_s: float = 40.0, tick_s: float = 0.02
-) -> AsyncIterator[tuple[Feed, Tally]]:
-    """A feed that is told ten times as often, with changing numbers, and that looks for its schedulers all the time."""
+    monkeypatch: pytest.MonkeyPatch,
+    ports: Callable[[], set[int]],
+    *,
+    answer_s: float = 40.0,
+    tick_s: float = 0.02,
+    shown: list[NodeStatus] | None = None,
+) -> AsyncIterator[Tally]:
+    """A feed that is told ten times as often, with changing numbers, and that looks for its schedulers all the time.
+
+    What it is told goes to `shown`.
+    """
 
     def addresses(host: str, port: int) -> frozenset[tuple[str, int]]:
         assert (host, port) == ("schedulers", 1)
@@ -94,110 +94,88 @@ async def feeding(
     feed = Feed(TARGET, "n1", "0.1.0", tally)
 
     async def tick() -> None:
-        second = 0
-        while True:
-            second += 1
-            feed.tell(status(second, memory=second * 2**30))
+        for second in itertools.count(1):
+            devices = DeviceStatus(H200, memory_used_bytes=second * 2**30), DeviceStatus(H200_B)
+            status = NodeStatus(second * 1_000_000_000, (), devices)
+            feed.tell(status)
+            if shown is not None:
+                shown.append(status)
             await asyncio.sleep(tick_s)
 
     ticking = asyncio.create_task(tick())
     try:
-        yield feed, tally
+        yield tally
     finally:
         ticking.cancel()
         await feed.close()
 
 
-def test_every_scheduler_that_the_name_stands_for_is_told_and_none_that_it_no_longer_does(
+async def test_every_scheduler_that_the_name_stands_for_is_told_and_none_that_it_no_longer_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def check() -> None:
-        async with listening(answer_all) as (one, first), listening(answer_all) as (other, second):
-            ports = {first}
-            async with feeding(monkeypatch, lambda: ports) as (_, tally):
-                await eventually(lambda: one.told)
-                assert not other.told
-                ports.add(second)
-                await eventually(lambda: len(other.told) > 1 and len(tally.answered_ns) == 2)
-                assert tally.schedulers == 2
-                assert other.told[0].HasField("node")
-                assert not other.told[1].HasField("node")
-                ports.clear()  # the name is not known for a moment: both stay
-                before = len(other.told)
-                await eventually(lambda: len(other.told) > before + 20)
-                assert len(tally.answered_ns) == 2
-                ports.add(second)
-                await eventually(lambda: len(tally.answered_ns) == 1)
-                assert one.streams == other.streams == 1
-
-    asyncio.run(check())
+    async with listening(answer_all) as (one, first), listening(answer_all) as (other, second):
+        ports = {first}
+        async with feeding(monkeypatch, lambda: ports) as tally:
+            await eventually(lambda: one.told)
+            assert not other.told
+            ports.add(second)
+            await eventually(lambda: len(other.told) > 1 and len(tally.answered_ns) == 2)
+            assert tally.schedulers == 2
+            assert other.told[0].HasField("node")
+            assert not other.told[1].HasField("node")
+            ports.clear()  # the name is not known for a moment: both stay
+            before = len(other.told)
+            await eventually(lambda: len(other.told) > before + 20)
+            assert len(tally.answered_ns) == 2
+            ports.add(second)
+            await eventually(lambda: len(tally.answered_ns) == 1)
+            assert one.streams == other.streams == 1
 
 
-def test_a_scheduler_that_does_not_answer_is_tried_anew(
+async def test_a_scheduler_that_answers_no_longer_is_not_called_connected_and_is_tried_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        async with (
-            listening(answer_none) as (double, port),
-            feeding(monkeypatch, lambda: {port}, answer_s=0.3) as (_, tally),
-        ):
-            await eventually(lambda: double.streams >= 3)
-            assert tally.failures >= 2
-            assert not tally.answered_ns
-
-    asyncio.run(check())
-    ours = [record for record in caplog.records if record.name.startswith("sharepod.")]  # gRPC tells of its ends, too
-    assert [getattr(record, "cause", "") for record in ours] == ["no answer for 0.3 s"]  # the same is not said again
-
-
-def test_a_scheduler_that_answers_no_longer_is_not_called_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer_once(double: Double, context: Any) -> None:
         if double.streams == 1:
             await double.take(context)
             await context.write(b"")
-        await answer_none(double, context)
+        while await double.take(context):
+            pass
 
-    async def check() -> None:
-        async with (
-            listening(answer_once) as (double, port),
-            feeding(monkeypatch, lambda: {port}, answer_s=0.3) as (_, tally),
-        ):
-            await eventually(lambda: tally.answered_ns)
-            await eventually(lambda: double.streams > 1)
-            assert not tally.answered_ns
-
-    asyncio.run(check())
+    async with listening(answer_once) as (double, port), feeding(monkeypatch, lambda: {port}, answer_s=0.3) as tally:
+        await eventually(lambda: tally.answered_ns)
+        await eventually(lambda: double.streams > 1)
+        assert not tally.answered_ns
+        await eventually(lambda: double.streams >= 4)
+        assert tally.failures >= 3
+    # gRPC tells of its ends, too. The same is not said again.
+    causes = [getattr(one, "cause", "") for one in caplog.records if one.name.startswith("sharepod.")]
+    assert causes.count("no answer for 0.3 s") == 1
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff", b"\x08\x01" * 40])
-def test_what_a_scheduler_answers_cannot_harm_the_agent(monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
+async def test_what_a_scheduler_answers_cannot_harm_the_agent(monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
     async def answer_garbage(double: Double, context: Any) -> None:
         while await double.take(context):
             await context.write(garbage)
 
-    async def check() -> None:
-        async with listening(answer_garbage) as (double, port), feeding(monkeypatch, lambda: {port}):
-            await eventually(lambda: len(double.told) > 3 or double.streams > 3)
-
-    asyncio.run(check())
+    async with listening(answer_garbage) as (double, port), feeding(monkeypatch, lambda: {port}):
+        await eventually(lambda: len(double.told) > 3 or double.streams > 3)
 
 
-def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_: Double, context: Any) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full: try again")
 
-    async def check() -> None:
-        async with listening(refuse) as (double, port), feeding(monkeypatch, lambda: {port}) as (_, tally):
-            await eventually(lambda: double.streams >= 3)
-            before, began = double.streams, asyncio.get_running_loop().time()
-            await eventually(lambda: double.streams >= before + 5)
-            assert asyncio.get_running_loop().time() - began >= 5 * 0.2 / 2
-            assert tally.failures >= before + 4
-
-    asyncio.run(check())
+    async with listening(refuse) as (double, port), feeding(monkeypatch, lambda: {port}) as tally:
+        await eventually(lambda: double.streams >= 3)
+        before, began = double.streams, time.monotonic()
+        await eventually(lambda: double.streams >= before + 5)
+        assert time.monotonic() - began >= 5 * 0.2 / 2
+        assert tally.failures >= before + 4
 
 
-def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for a scheduler does not pile up in the agent."""
     resume = asyncio.Event()
 
@@ -207,18 +185,14 @@ def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch:
         await resume.wait()
         await answer_all(double, context)
 
-    async def check() -> None:
-        async with (
-            listening(read_late) as (double, port),
-            feeding(monkeypatch, lambda: {port}, tick_s=0.0002) as (feed, tally),
-        ):
-            await eventually(lambda: tally.answered_ns)
-            last = lambda: feed._painter._last.device_numbers[0].memory_used_bytes  # noqa: E731
-            await eventually(lambda: last() > 9_000 * 2**30, timeout_s=60)
-            sent = tally.messages
-            assert sent < 8000  # what flow control lets through, and no more
-            resume.set()
-            last = feed._painter._last.device_numbers[0].memory_used_bytes
-            await eventually(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)
-
-    asyncio.run(check())
+    shown: list[NodeStatus] = []
+    async with (
+        listening(read_late) as (double, port),
+        feeding(monkeypatch, lambda: {port}, tick_s=0.0002, shown=shown) as tally,
+    ):
+        await eventually(lambda: tally.answered_ns)
+        await eventually(lambda: len(shown) > 9_000, timeout_s=60)
+        assert tally.messages < 8000  # what flow control lets through, and no more
+        resume.set()
+        last = shown[-1].devices[0].memory_used_bytes
+        await eventually(lambda: double.told[-1].device_numbers[0].memory_used_bytes >= last)

@@ -1,33 +1,35 @@
-"""Gangs: the devices that a share on several of them gets together.
+"""Gangs: the devices that a share on several of them, or several shares that name one gang, get together.
 
 In virtual time random schedules run over the arbiter's own code (gang_program.c). On the simulated GPU programs make
-collectives in which every rank spins for the next (bench/programs/ring.c) beside programs that use one device.
+collectives in which every rank spins for the next, beside programs that use one device: the ranks of `ring` are one
+process with one share, those of `job_beside_others` have a process and a share each.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from gang_runs import BOTH, MS, gang_node, go, ring, single
+from gang_runs import BOTH, gang_node, go, job_beside_others, ring, single
 from gang_schedules import built, random_schedules
 
-from rig.loads import Load, Terms
+from rig.loads import MS, Load, Terms
 from rig.programs import ProgramFailed, load_command
 from rig.until import until
+from sharepod.agent.native import NativeArbiter
+from sharepod.agent.share import Handle, ShareClass
+from sharepod.agent.share import Terms as ShareTerms
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rig.node import Node
 
 SCHEDULES = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "300"))
 """How many random schedules each test plays; a soak plays thousands."""
-
-
-PATIENT_S = 120
-"""Longer than any wait; what still runs then ends with its node."""
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +74,51 @@ def test_a_device_that_is_kept_for_two_gangs_lets_in_whom_another_device_spins_f
     random_schedules(schedules, 16286, 1)  # one saw no step there until the next tick
 
 
-def _busy(node: Node, name: str) -> int:
-    return node.sample().busy_ns[name]
+def _until_used(node: Node, *names: str) -> None:
+    """Wait until each program has used more of its devices."""
+    before_ns = node.sample().busy_ns
+    for name in names:
+        until(lambda name=name: node.sample().busy_ns[name] - before_ns[name] > 100 * MS, f"{name} does not run")
 
 
-def _until_used(node: Node, name: str, ms: int = 100) -> None:
-    """Wait until a program has used so much more of its devices."""
-    before_ns = _busy(node, name)
-    until(lambda: _busy(node, name) - before_ns > ms * MS, lambda: f"{name} has used {_busy(node, name) - before_ns}")
-
-
-def _until_still(node: Node, name: str) -> None:
-    """Wait until a program uses nothing for a while."""
-    until(lambda: node.parts(0.1)[name] == 0, f"{name} goes on")
+def _until_they_have_all(node: Node, *names: str) -> None:
+    """Wait until each program has nearly all of its device."""
+    for name in names:
+        until(lambda name=name: node.parts(0.2)[name] > 0.9, f"{name} has not all of its device")
 
 
 def test_a_paused_gang_leaves_its_devices_and_comes_back() -> None:
     with gang_node({"gang": ring(50), "one": single(0, 50), "two": single(1, 50)}) as (node, programs):
-        go(programs, PATIENT_S)
+        go(programs)
         for _ in range(5):  # most pauses fall between the launches of one collective
             _until_used(node, "gang")
             node.client.pause("gang")
-            _until_still(node, "gang")
-            before_ns = _busy(node, "gang")
-            for name in ("one", "two"):
-                until(lambda name=name: node.parts(0.2)[name] > 0.9, f"{name} has not all of its device")
-            assert _busy(node, "gang") == before_ns
+            until(lambda: node.parts(0.1)["gang"] == 0, "the gang goes on")
+            before_ns = node.sample().busy_ns["gang"]
+            _until_they_have_all(node, "one", "two")
+            assert node.sample().busy_ns["gang"] == before_ns
             node.client.resume("gang")
         _until_used(node, "gang")
+
+
+def test_a_gang_of_which_one_share_is_paused_leaves_all_of_its_devices(tmp_path: Path) -> None:
+    with job_beside_others(tmp_path, "job", request=50, others=50) as (node, programs):
+        go(programs)
+        for paused, mate in (("rank0", "rank1"), ("rank1", "rank0"), ("rank0", "rank1")):
+            _until_used(node, paused, mate)
+            node.client.pause(paused)
+            until(lambda: [node.parts(0.1)[rank] for rank in ("rank0", "rank1")] == [0, 0])
+            before = node.sample().busy_ns
+            _until_they_have_all(node, "other0", "other1")
+            told = node.usage()[mate]
+            assert (told.paused, told.devices[0].state) == (False, "paused")
+            [explained] = node.client.explain(mate)[1]
+            assert explained.reason == f"paused with its gang: nothing of it runs while {paused} is paused"
+            assert f"of gang job, with {paused}: they get their devices together" in explained.facts
+            after = node.sample().busy_ns
+            assert all(after[rank] == before[rank] for rank in ("rank0", "rank1"))
+            node.client.resume(paused)
+        _until_used(node, "rank0")
 
 
 def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
@@ -107,9 +126,8 @@ def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
         node,
         programs,
     ):
-        go(programs, PATIENT_S)
-        for name in programs:
-            _until_used(node, name)
+        go(programs)
+        _until_used(node, *programs)
         programs["gang"].kill()
         until(lambda: node.usage()["gang"].processes == ())
         for name in ("one", "two"):
@@ -117,20 +135,31 @@ def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
         _until_used(node, "other")
 
 
+def test_who_is_left_of_a_gang_is_held_up_by_nobody(tmp_path: Path) -> None:
+    with job_beside_others(tmp_path, "job") as (node, programs):
+        go(programs)
+        _until_used(node, "rank0")
+        node.client.pause("rank0")
+        programs["rank0"].kill()
+        node.client.release("rank0")  # paused as it is: with it goes the pause
+        until(lambda: node.usage()["rank1"].devices[0].state != "paused")
+        _until_they_have_all(node, "other0")
+        programs["rank1"].kill()  # it spins for one that is gone, as it would on bare metal
+
+
 def test_a_gang_on_a_device_that_is_lost_holds_up_nobody_on_the_other() -> None:
     with gang_node({"gang": ring(50), "one": single(0, 50)}) as (node, programs):
-        go(programs, PATIENT_S)
-        for name in programs:
-            _until_used(node, name)
+        go(programs)
+        _until_used(node, *programs)
         node.truth.inject_xid(1, 79)
         with pytest.raises(ProgramFailed):
             programs["gang"].result(20)
-        until(lambda: node.parts(0.3)["one"] > 0.9)
+        _until_they_have_all(node, "one")
 
 
 def test_a_new_agent_takes_over_the_grants_of_a_gang() -> None:
     with gang_node({"gang": ring(50), "one": single(0, 50), "two": single(1, 50)}) as (node, programs):
-        go(programs, PATIENT_S)
+        go(programs)
         _until_used(node, "gang")
         node.restart_agent(signal.SIGKILL)
         # The new agent grants them their turns, and not the heartbeat's end.
@@ -138,14 +167,60 @@ def test_a_new_agent_takes_over_the_grants_of_a_gang() -> None:
         _until_used(node, "gang")
 
 
+def test_a_new_agent_knows_which_shares_are_a_gang(tmp_path: Path) -> None:
+    with job_beside_others(tmp_path, "job") as (node, programs):
+        go(programs)
+        _until_used(node, "rank0")
+        node.restart_agent(signal.SIGKILL)
+        until(lambda: node.usage()["rank1"].processes)
+        node.client.pause("rank1")
+        until(lambda: node.usage()["rank0"].devices[0].state == "paused")
+        assert node.usage()["rank0"].gang == "job"
+        node.client.resume("rank1")
+        _until_used(node, "rank0")
+
+
 def test_a_program_that_uses_one_device_of_its_share_is_not_held_up_by_the_other() -> None:
     load = Load(Terms(50, devices=BOTH), "saturate", {"unit": "500us"})
     cast = {"gang": (load.terms, load_command(load.mode, load.options)), "two": single(1, 50), "one": single(0, 50)}
     with gang_node(cast) as (node, programs):
-        go(programs, PATIENT_S)
+        go(programs)
 
         def each_has_its_part() -> bool:
             part = node.parts(0.5)
             return part["gang"] > 0.46 and part["one"] > 0.46 and part["two"] > 0.95
 
         until(each_has_its_part)
+
+
+def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None:
+    arbiter = NativeArbiter()
+    try:
+        devices = [arbiter.add_device(f"GPU-{index}") for index in range(3)]
+        shares = []
+        for index, on in enumerate(([0], [0], [1, 2], [1], [2])):
+            directory = tmp_path / str(index)
+            directory.mkdir()
+            terms = [(devices[device], ShareTerms(10_000, 100_000, 0)) for device in on]
+            shares.append(arbiter.add_share(str(directory), terms, ShareClass.STANDARD, []))
+        for key in (1, 1, 2, 0, 1, 3):
+            for share_handle in shares:
+                arbiter.join_gang(share_handle, key)
+        for share_handle in shares:
+            arbiter.join_gang(share_handle, 5)  # the second one of device 0 and those after the third are a second gang
+        arbiter.pause_share(shares[0], True)
+        paused = [arbiter.read_usage(one, 0).state.name == "PAUSED" for one in shares]
+        assert paused == [True, False, True, False, False]
+        arbiter.join_gang(shares[0], 2)
+        assert arbiter.read_usage(shares[2], 0).state.name == "IDLE"
+        for share_handle, key in zip(reversed(shares), (2, 2, 3, 2, 0), strict=True):
+            arbiter.join_gang(share_handle, key)
+        arbiter.remove_share(shares[0])
+        assert [arbiter.read_usage(one, 0).state.name for one in shares[1:]] == ["IDLE"] * 4
+        with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
+            arbiter.join_gang(Handle(999), 1)
+        assert refused.value.errno == errno.ENOENT
+        for share_handle in shares[1:]:
+            arbiter.remove_share(share_handle)
+    finally:
+        arbiter.close()

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_doubles import H200, MemoryArbiter, ask
+from agent_doubles import H200, MemoryArbiter, ask, identity
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from rig import REPO_ROOT
@@ -33,7 +35,6 @@ from sharepod.agent.metrics import (
     manual,
 )
 from sharepod.agent.native import NativeArbiter
-from sharepod.agent.node import Identity
 from sharepod.agent.registry import Registry
 from sharepod.agent.share import (
     HAND_OFF_BOUNDS_NS,
@@ -41,7 +42,6 @@ from sharepod.agent.share import (
     Copies,
     Handle,
     Histogram,
-    ShareClass,
     ShareState,
     Usage,
 )
@@ -50,8 +50,6 @@ from sharepod.process.metrics_server import Pages
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
@@ -86,25 +84,19 @@ def of_share(text: str, share: str) -> dict[str, list[Sample]]:
     return {name: samples for name, samples in found.items() if samples}
 
 
-def test_metrics_are_those_of_the_manual_and_start_at_zero(make_agent: MakeAgent) -> None:
+def test_every_metric_of_the_manual_is_served_as_valid_openmetrics_too(make_agent: MakeAgent) -> None:
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address).start()
     assert agent.stub.GetNode(pb.GetNodeRequest()).metrics_address == address
+    share = agent.register(30, labels=POD).share
     families = re.findall(r"^# TYPE (\S+)", scrape(address), re.MULTILINE)
     assert families == [row.name for table in ALL_TABLES for row in table.rows]
-    documented = re.findall(r"^\| `(\S+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    assert documented == families
-
-    share = agent.register(30, name="a", labels={"namespace": "n", "pod": "p", "container": "c"}).share
-    lines = [line for line in scrape(address).splitlines() if f'share="{share.id}"' in line]
-    assert len(lines) == SHARE_LINES
-    assert all('namespace="n"' in line and 'pod="p"' in line and 'container="c"' in line for line in lines)
-    counters = [line for line in lines if "_total{" in line]
-    assert len(counters) == 14
-    assert all(line.endswith(" 0.0") for line in counters)
-    assert any(line.startswith("sharepod_share_request_ratio{") and line.endswith(" 0.3") for line in lines)
-    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
-    assert share.id not in scrape(address)
+    asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": OPENMETRICS})
+    with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310 - of the loopback
+        found = {one.name: one for one in openmetrics_families(answer.read().decode())}
+    kinds = {"sharepod_share": "info", "sharepod_share_turns": "counter", WAITS_NAME: "histogram"}
+    assert {name: found[name].type for name in kinds} == kinds
+    assert [one.labels["share"] for one in found["sharepod_share"].samples] == [share.id]
 
 
 def test_the_manual_of_the_metrics_is_current() -> None:
@@ -140,40 +132,14 @@ def test_a_scrape_is_of_now(make_agent: MakeAgent) -> None:
     assert all(later > earlier for earlier, later in pairwise(seen)), seen
 
 
-def test_every_series_of_a_share_names_it_its_device_and_its_pod_and_one_has_all_the_rest(
+def test_every_series_of_a_share_names_its_pod_is_zero_until_its_first_call_and_goes_with_it(
     make_agent: MakeAgent,
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address, "--node-name", "gpu-node-7", "--policy", "closed").start()
-    node = agent.stub.GetNode(pb.GetNodeRequest())
-    assert node.node_name == "gpu-node-7"
-    of_pod = agent.register(30, device="1", name="a", labels=POD).share
-    alone = agent.register(30, device="1").share
-    device = node.devices[1]
-    text = scrape(address)
-    for share, pod in ((of_pod, {key: POD[key] for key in ("namespace", "pod", "container")}), (alone, {})):
-        found = of_share(text, share.id)
-        assert set(found) == {row.name for row in SHARE_ROWS}
-        [info] = found.pop(INFO_NAME)
-        expected = {"share": share.id, "gpu": "1", **pod}
-        for samples in found.values():
-            for sample in samples:
-                assert {key: value for key, value in sample.labels.items() if key != "le"} == expected
-        assert info.labels == expected | {
-            "node": node.node_name, "name": share.name, "class": "standard", "pod_uid": POD["pod_uid"] if pod else "",
-            "UUID": device.uuid, "modelName": device.name, "policy": "closed",
-        }  # fmt: skip
-        assert set(info.labels) <= {*SHARE_LABELS, *SHARE_INFO_LABELS}
-    for row in DEVICE_ROWS[:1]:
-        (sample,) = (s for s in read(text)[row.name].samples if s.labels["gpu"] == "1")
-        assert set(sample.labels) == set(DEVICE_LABELS)
-        assert (sample.labels["UUID"], sample.labels["modelName"]) == (device.uuid, device.name)
-
-
-def test_a_share_shows_zeros_until_its_first_call_and_goes_with_its_end(make_agent: MakeAgent) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    agent = make_agent("--metrics-listen", address).start()
-    share = agent.register(30, 60, 2**30, labels=POD).share
+    of_pod = agent.register(30, 60, 2**30, device="1", name="a", labels=POD).share
+    alone = agent.register(30, 60, 2**30, device="1").share
+    device = agent.stub.GetNode(pb.GetNodeRequest()).devices[1]
     terms = {
         "sharepod_share_request_ratio": 0.3,
         "sharepod_share_limit_ratio": 0.6,
@@ -181,12 +147,33 @@ def test_a_share_shows_zeros_until_its_first_call_and_goes_with_its_end(make_age
         "sharepod_share_region_usable": 1.0,
         INFO_NAME: 1.0,
     }
-    for name, samples in of_share(scrape(address), share.id).items():
-        assert {sample.value for sample in samples} == {terms.get(name, 0.0)}, name
-    agent.stub.PauseShare(pb.PauseShareRequest(share=share.id))
-    assert of_share(scrape(address), share.id)["sharepod_share_paused"][0].value == 1
-    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share=share.id))
-    assert of_share(scrape(address), share.id) == {}
+    text = scrape(address)
+    for share, pod in ((of_pod, {key: POD[key] for key in ("namespace", "pod", "container")}), (alone, {})):
+        found = of_share(text, share.id)
+        assert set(found) == {row.name for row in SHARE_ROWS}
+        for name, samples in found.items():
+            assert {sample.value for sample in samples} == {terms.get(name, 0.0)}, name
+        [info] = found.pop(INFO_NAME)
+        expected = {"share": share.id, "gpu": "1", **pod}
+        for samples in found.values():
+            for sample in samples:
+                assert {key: value for key, value in sample.labels.items() if key != "le"} == expected
+        assert info.labels == expected | {
+            "node": "gpu-node-7", "name": share.name, "class": "standard", "pod_uid": POD["pod_uid"] if pod else "",
+            "UUID": device.uuid, "modelName": device.name, "policy": "closed",
+        }  # fmt: skip
+        assert set(info.labels) <= {*SHARE_LABELS, *SHARE_INFO_LABELS}
+    (sample,) = (s for s in read(text)[DEVICE_ROWS[0].name].samples if s.labels["gpu"] == "1")
+    assert set(sample.labels) == set(DEVICE_LABELS)
+    assert (sample.labels["UUID"], sample.labels["modelName"]) == (device.uuid, device.name)
+
+    agent.stub.PauseShare(pb.PauseShareRequest(share="a"))
+    agent.stub.UpdateShare(pb.UpdateShareRequest(share="a", share_class=pb.SHARE_CLASS_BATCH))
+    found = of_share(scrape(address), of_pod.id)
+    assert found["sharepod_share_paused"][0].value == 1
+    assert found[INFO_NAME][0].labels["class"] == "batch"
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="a"))
+    assert of_pod.id not in scrape(address)
 
 
 def test_two_programs_at_work_show_what_they_used_and_how_long_they_waited(make_agent: MakeAgent) -> None:
@@ -251,38 +238,15 @@ def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows()
         arbiter.close()
 
 
-def text_of(registry: Registry) -> Callable[[], str]:
-    """Return the text that a node serves when its status is that of the registry."""
-    pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
-    return lambda: pages.answer("")[1].decode()
-
-
 class Still:
     """A node whose status is what a registry says; it has no loop to ask."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self.identity = Identity(
-            node_name="n", version="0", region_abi_version=1, pid=1, driver_version="", runtime_directory="",
-            policy="open", metrics_address="", hook_path="", features=(), settings={}, environment={},
-        )  # fmt: skip
+        self.identity = identity(Path())
 
     def status_from_thread(self) -> NodeStatus:
         return NodeStatus(0, self._registry.statuses((), 0), (DeviceStatus(H200),))
-
-
-def test_the_histogram_sums_up_what_the_arbiter_counted(tmp_path: Path) -> None:
-    arbiter = MemoryArbiter()
-    registry = Registry(arbiter, tmp_path, [H200])
-    share = registry.register(ask(), unix_ns=1, now_ns=0)
-    counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)
-    arbiter.turn_times[Handle(1), 0] = Histogram(counts, 2_500_000_000), Histogram()
-    samples = of_share(text_of(registry)(), share.id)[WAITS_NAME]
-    by_bound = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
-    assert by_bound["0.0001"] == by_bound["0.001"] == 5
-    assert by_bound["0.002"] == by_bound["0.5"] == 8
-    assert (by_bound["1.0"], by_bound["+Inf"]) == (9, 11)
-    assert {s.name.rpartition("_")[2]: s.value for s in samples[-2:]} == {"count": 11, "sum": 2.5}
 
 
 def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path: Path) -> None:
@@ -297,9 +261,12 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
             state=ShareState.WAITING, copies=Copies(17, 18, 19, 20),
         )
     ]  # fmt: skip
+    counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)
+    arbiter.turn_times[Handle(1), 0] = Histogram(counts, 2_500_000_000), Histogram()
     arbiter.region_errors[share.directory] = errno.EPROTO
     registry.check_regions()
-    found = of_share(text_of(registry)(), share.id)
+    text = Pages(NodeMetrics(Still(registry))).answer("")[1].decode()  # type: ignore[arg-type]
+    found = of_share(text, share.id)
     values = {name.removeprefix("sharepod_share_"): samples[0].value for name, samples in found.items()}
     del values["turn_wait_seconds"], values["turn_seconds"], values["used_ratio"], values["used_last_second_ratio"]
     assert values == {
@@ -311,19 +278,10 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
         "paused": 0, "yielding": 0, "info": 1, "host_to_device_bytes_total": 17,
         "device_to_host_bytes_total": 18, "host_to_device_copies_total": 19, "device_to_host_copies_total": 20,
     }  # fmt: skip
-
-
-def test_labels_that_are_kept_from_scrape_to_scrape_follow_the_share(tmp_path: Path) -> None:
-    registry = Registry(MemoryArbiter(), tmp_path, [H200])
-    page = text_of(registry)
-    share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    assert of_share(page(), share.id)[INFO_NAME][0].labels["class"] == "standard"
-    registry.update(share.id, [], ShareClass.BATCH)
-    assert of_share(page(), share.id)[INFO_NAME][0].labels["class"] == "batch"
-    registry.release(share.id, 1)
-    assert of_share(page(), share.id) == {}
-    other = registry.register(ask(name="b"), unix_ns=1, now_ns=0)
-    assert len(of_share(page(), other.id)) == len(SHARE_ROWS)
+    waits = found[WAITS_NAME]
+    by_bound = {s.labels["le"]: s.value for s in waits if s.name.endswith("_bucket")}
+    assert [by_bound[bound] for bound in ("0.0001", "0.001", "0.002", "0.5", "1.0", "+Inf")] == [5, 5, 8, 8, 9, 11]
+    assert {s.name.rpartition("_")[2]: s.value for s in waits[-2:]} == {"count": 11, "sum": 2.5}
 
 
 def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:

@@ -6,14 +6,13 @@ import errno
 from dataclasses import replace
 
 import pytest
-from agent_doubles import H200, H200_B
+from agent_doubles import H200
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharepod.agent import health
 from sharepod.agent.device import MPS_REASON, DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
 from sharepod.agent.environ import names_mps, region_in
-from sharepod.agent.errors import UnknownShare
 from sharepod.agent.explain import explain
 from sharepod.agent.foreign import ForeignProcesses, unmetered_cause
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
@@ -106,31 +105,9 @@ def test_a_device_that_does_not_answer_or_needs_a_reset_is_unhealthy() -> None:
     assert health.step(verdict, look(), 70 * SECOND_NS).healthy
 
 
-def test_a_device_is_of_no_use_to_shares_while_mps_serves_it_and_no_longer() -> None:
-    verdict = health.step(health.Health(), look(mps=True), 0)
-    assert verdict.reason == MPS_REASON
-    assert not verdict.healthy
-    assert health.step(verdict, look(), 1).healthy
-    lost = health.step(verdict, look(mps=True, error="NVML: GPU is lost"), 2)
-    assert lost.reason == "NVML: GPU is lost"
-    assert health.step(lost, look(mps=True), 60 * SECOND_NS).reason == MPS_REASON
-
-
 def test_only_a_named_pipe_directory_sends_a_program_to_mps() -> None:
     assert names_mps(b"A=1\0CUDA_MPS_PIPE_DIRECTORY=/x\0")
     assert not names_mps(b"A=1\0CUDA_MPS_PIPE_DIRECTORY=\0XCUDA_MPS_PIPE_DIRECTORY=/x\0")
-
-
-def test_a_process_without_a_share_is_found_within_five_seconds_and_told_once() -> None:
-    finder = ForeignProcesses(["dcgm*"])
-    intruder = DeviceProcess(7, "python", 100)
-    seen = [intruder, DeviceProcess(8, "dcgm-exporter", 1), DeviceProcess(9, "trainer", 5)]
-    found_at = [second for second in range(10) for _ in finder.step(H200.uuid, seen, {9}, second * SECOND_NS)]
-    assert found_at == [2]
-    assert finder.current(H200.uuid) == (intruder,)
-    assert finder.seen(H200.uuid) == 1
-    assert finder.step(H200.uuid, [], {9}, 10 * SECOND_NS) == []
-    assert finder.current(H200.uuid) == ()
 
 
 def test_a_process_that_attaches_within_the_grace_is_not_foreign() -> None:
@@ -242,35 +219,8 @@ def test_explain_names_the_device_that_a_gang_waits_for() -> None:
     assert explanation.reason.startswith("waits for device 1 of its gang")
 
 
-def test_explain_tells_of_an_unhealthy_device() -> None:
-    assert "its device is unhealthy (Xid 79)" in reason(held("a", ShareState.WAITING, 0), health_reason="Xid 79")
-
-
-def test_explain_names_the_processes_of_the_share_that_run_unmetered() -> None:
-    status = held("a", ShareState.IDLE, 0, processes=0)
-    strangers = (
-        DeviceProcess(7, "python", 1, "/x", unmetered_cause="its region is gone"),
-        DeviceProcess(8, "python", 1, "/other", unmetered_cause="its region is gone"),
-        DeviceProcess(9, "python", 1, "/x"),
-    )
-    (explanation,) = explain(NodeStatus(0, (status,), (DeviceStatus(H200, foreign=strangers),)), status.share.id)
-    told = [fact for fact in explanation.facts if fact.startswith("its process")]
-    assert told == ["its process python (7) runs unmetered: its region is gone"]
-
-
-def test_explain_tells_of_mps_and_of_processes_on_devices_of_others() -> None:
+def test_explain_tells_of_mps() -> None:
     assert "is of no use to shares: MPS serves it" in reason(held("a", ShareState.WAITING, 0), health_reason=MPS_REASON)
-    status = held("a", ShareState.IDLE, 0)
-    stray = DeviceProcess(7, "python", 1, "/x", unmetered_cause="its share does not hold this device")
-    devices = DeviceStatus(H200), DeviceStatus(H200_B, foreign=(stray,))
-    (explanation,) = explain(NodeStatus(0, (status,), devices), status.share.id)
-    told = [fact for fact in explanation.facts if fact.startswith("its process")]
-    assert told == ["its process python (7) runs unmetered on device 1: its share does not hold this device"]
-
-
-def test_explain_refuses_an_unknown_share() -> None:
-    with pytest.raises(UnknownShare, match="no share 'x' on this node: `sharepod ps` lists"):
-        explain(NodeStatus(0, (), ()), ShareId("x"))
 
 
 def test_quantities_read_well() -> None:

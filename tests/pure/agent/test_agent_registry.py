@@ -17,14 +17,23 @@ from sharepod.agent import checkpoint
 from sharepod.agent.device import DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
-from sharepod.agent.share import Copies, Handle, Process, ShareClass, ShareState, Turn, Usage
+from sharepod.agent.share import Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
 
 SECOND = 1_000_000_000
+ID = ShareId("abcdefghjk")
 
 
 def make(tmp_path: Path) -> tuple[Registry, MemoryArbiter]:
     arbiter = MemoryArbiter()
     return Registry(arbiter, tmp_path, [H200, H200_B, A10]), arbiter
+
+
+def dumped(registry: Registry) -> str:
+    return checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+
+
+def records_of(registry: Registry) -> tuple[checkpoint.Record, ...]:
+    return checkpoint.parse(dumped(registry), "boot").records
 
 
 def test_a_share_has_a_directory_until_it_is_released(tmp_path: Path) -> None:
@@ -52,38 +61,69 @@ def test_nothing_is_left_when_the_region_cannot_be_created(tmp_path: Path) -> No
 def test_a_name_belongs_to_one_share(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     first = registry.register(ask(name="train"), unix_ns=1, now_ns=0)
-    with pytest.raises(
-        NameTaken, match=f"name 'train' belongs to share {first.id}: choose another, or release that one"
+    named = registry.register(ask(name=ID), unix_ns=1, now_ns=0)
+    for wanted, message in (
+        (ask(name="train"), f"name 'train' belongs to share {first.id}: choose another, or release that one"),
+        (ask(name=first.id), f"name '{first.id}' belongs to share {first.id}"),
+        (replace(ask(), id=ID), f"id '{ID}' is the name of share {named.id}: choose another, or release"),
     ):
-        registry.register(ask(name="train"), unix_ns=1, now_ns=0)
-    with pytest.raises(NameTaken):
-        registry.register(ask(name=first.id), unix_ns=1, now_ns=0)
+        with pytest.raises(NameTaken, match=message):
+            registry.register(wanted, unix_ns=1, now_ns=0)
     registry.validate()
 
 
-def test_an_unknown_share_is_named_with_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    ["abcdefghj", "abcdefghjkm", "ABCDEFGHJK", "abcdefghi1", "abcdefgh/k", "../../../x", "abcdefghjk\n", "..........",
+     "abcdefghé2", "\0bcdefghjk", " bcdefghjk"],
+)  # fmt: skip
+def test_an_id_that_is_none_never_becomes_a_path(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match="is no share id: use 10 of abcdefghjkmnpqrstuvwxyz23456789") as caught:
+        replace(ask(), id=ShareId(wrong))
+    assert "\n" not in str(caught.value)
+
+
+def test_who_registers_again_gets_the_share_as_it_is(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
-    registry.register(ask(), unix_ns=1, now_ns=0)
-    for reference in ("nobody", ""):
-        for call in (
-            lambda r=reference: registry.find(r),
-            lambda r=reference: registry.release(r, 0),
-            lambda r=reference: registry.pause(r, paused=True),
-            lambda r=reference: registry.update(r, [], None),
-            lambda r=reference: registry.statuses([r], 0),
-        ):
-            with pytest.raises(UnknownShare, match=f"no share '{reference}' on this node: `sharepod ps` lists"):
-                call()
+    first = registry.register(replace(ask(60, name="a"), id=ID, labels={"pod": "p"}), unix_ns=1, now_ns=0)
+    inode = (tmp_path / ID / "terms").stat().st_ino
+    registry.register(ask(name="b"), unix_ns=1, now_ns=0)
+    for other in (
+        ask(60, name="a"),
+        ask(60),
+        ask(20, name="c"),
+        ask(100, memory=200 * GIB, device="17", name="b"),  # which would neither fit nor be there
+        replace(ask(), labels={"pod": "q"}, share_class=ShareClass.BATCH),
+    ):
+        assert registry.register(replace(other, id=ID), unix_ns=2, now_ns=1) is first
+    changed = registry.update(ID, [TermsChange(limit_millipercent=70_000)], None)
+    assert registry.register(replace(ask(60, name="a"), id=ID), unix_ns=2, now_ns=1) is changed
+    assert (tmp_path / ID / "terms").stat().st_ino == inode
+    assert len(registry.shares()) == 2
+    registry.validate()
 
 
-def test_an_update_changes_what_is_given_and_keeps_the_rest(tmp_path: Path) -> None:
-    registry, arbiter = make(tmp_path)
-    registry.register(ask(30, 60, GIB, name="train"), unix_ns=1, now_ns=0)
-    share = registry.update("train", [TermsChange(limit_millipercent=80_000)], ShareClass.LATENCY)
-    terms = share.devices[0].terms
-    assert (terms.request_millipercent, terms.limit_millipercent, terms.memory_limit_bytes) == (30_000, 80_000, GIB)
-    assert arbiter.classes[Handle(1)] is ShareClass.LATENCY
-    assert arbiter.terms[Handle(1)][0][1] == terms
+def test_what_lies_under_an_id_and_is_no_directory_is_not_followed(tmp_path: Path) -> None:
+    shares, elsewhere = tmp_path / "shares", tmp_path / "elsewhere"
+    shares.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (shares / ID).symlink_to(elsewhere)
+    registry, _ = make(shares)
+    with pytest.raises(WrongState, match="region of the share cannot be created: File exists"):
+        registry.register(replace(ask(), id=ID), unix_ns=1, now_ns=0)
+    assert (elsewhere / "kept").exists()
+    assert registry.shares() == ()
+
+
+def test_a_share_may_be_given_to_another_container_under_its_account(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    share = registry.register(replace(ask(30), labels={"pod": "p", "container": "init"}), unix_ns=1, now_ns=0)
+    assert registry.update(share.id, [], None).labels == {"pod": "p", "container": "init"}
+    assert registry.update(share.id, [], None, {"pod": "p", "container": "main"}).labels["container"] == "main"
+    with pytest.raises(InvalidInput, match="malformed"):
+        registry.update(share.id, [], None, {"pod": "p\n"})
+    assert registry.find(share.id).labels == {"pod": "p", "container": "main"}
 
 
 def test_an_update_that_is_refused_changes_nothing(tmp_path: Path) -> None:
@@ -99,17 +139,6 @@ def test_an_update_that_is_refused_changes_nothing(tmp_path: Path) -> None:
         registry.update("a", [TermsChange("1", limit_millipercent=90_000)], None)
     assert arbiter.terms == before
     assert registry.find("a").devices[0].terms.request_millipercent == 30_000
-
-
-def test_a_paused_share_says_so(tmp_path: Path) -> None:
-    registry, arbiter = make(tmp_path)
-    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    registry.pause("a", paused=True)
-    registry.pause("a", paused=True)
-    assert arbiter.paused[Handle(1)]
-    assert registry.statuses(["a"], 0)[0].usages[0].usage.state is ShareState.PAUSED
-    assert not registry.pause("a", paused=False).paused
-    assert not arbiter.paused[Handle(1)]
 
 
 def test_a_share_that_yields_leaves_its_time_to_others_and_keeps_its_memory(tmp_path: Path) -> None:
@@ -131,27 +160,6 @@ def test_a_share_that_yields_leaves_its_time_to_others_and_keeps_its_memory(tmp_
     registry.validate()
 
 
-def test_a_share_that_yields_stays_paused_until_its_request_fits_again(tmp_path: Path) -> None:
-    registry, arbiter = make(tmp_path)
-    registry.register(ask(100, device="0", name="batch"), unix_ns=1, now_ns=0)
-    registry.pause("batch", paused=True, yielding=True)
-    registry.register(ask(60, device="0", name="serve"), unix_ns=1, now_ns=0)
-    text = (
-        "share batch stays paused: its request 100 % does not fit on device 0 again, 40 % of its time is free: "
-        "wait until others end there, or lower a request"
-    )
-    for paused in (True, False):  # a plain pause would promise its time twice, too
-        with pytest.raises(DoesNotFit, match=f"^{re.escape(text)}$"):
-            registry.pause("batch", paused=paused)
-        assert (registry.find("batch").paused, registry.find("batch").yielding) == (True, True)
-        assert arbiter.paused[Handle(1)]
-    registry.update("batch", [TermsChange(request_millipercent=40_000)], None)
-    share = registry.pause("batch", paused=False, yielding=True)  # who runs does not yield
-    assert (share.paused, share.yielding) == (False, False)
-    assert not arbiter.paused[Handle(1)]
-    registry.validate()
-
-
 def test_the_request_of_a_share_that_yields_is_looked_at_when_it_wants_its_time_back(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     registry.register(ask(10, device="0", name="batch"), unix_ns=1, now_ns=0)
@@ -163,15 +171,6 @@ def test_the_request_of_a_share_that_yields_is_looked_at_when_it_wants_its_time_
     registry.release("serve", 0)
     registry.pause("batch", paused=False)
     registry.validate()
-
-
-def test_an_unhealthy_device_takes_no_new_share(tmp_path: Path) -> None:
-    registry, _ = make(tmp_path)
-    registry.set_health(H200.uuid, "Xid 79")
-    with pytest.raises(WrongState, match="device 0 is unhealthy"):
-        registry.register(ask(device="0"), unix_ns=1, now_ns=0)
-    registry.set_health(H200.uuid, "")
-    registry.register(ask(device="0"), unix_ns=1, now_ns=0)
 
 
 def test_only_the_directory_of_a_share_of_ours_says_that_a_process_was_started_in_it(tmp_path: Path) -> None:
@@ -206,18 +205,9 @@ def test_the_processes_of_a_share_are_at_home_on_its_devices_alone(tmp_path: Pat
     assert registry.pids() == {H200.uuid: {7, 8}, registry.devices[1].uuid: {9}}
 
 
-def test_turns_keep_the_name_of_a_released_share(tmp_path: Path) -> None:
-    registry, arbiter = make(tmp_path)
-    share = registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    arbiter.finished.append(Turn(1, Handle(1), Handle(0), 1, 2, 3, 4, 2, 0, cogranted=False))
-    registry.release("a", 0)
-    ((_, owner, device),) = registry.turns(0, 10)
-    assert owner is not None
-    assert owner.id == share.id
-    assert device == H200.uuid
-
-
-def test_turns_of_a_handle_that_was_given_out_again_belong_to_their_own_share(tmp_path: Path) -> None:
+def test_a_turn_keeps_the_name_of_its_share_when_that_is_released_and_its_handle_given_out_again(
+    tmp_path: Path,
+) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(name="old"), unix_ns=1, now_ns=0)
     registry.release("old", 10)
@@ -225,46 +215,25 @@ def test_turns_of_a_handle_that_was_given_out_again_belong_to_their_own_share(tm
     registry.register(ask(name="new"), unix_ns=1, now_ns=10)
     arbiter.finished.append(Turn(1, Handle(1), Handle(0), 1, 2, 3, 4, 2, 0, cogranted=False))
     arbiter.finished.append(Turn(2, Handle(1), Handle(0), 11, 12, 13, 14, 2, 0, cogranted=False))
-    assert [share.name if share else None for _, share, _ in registry.turns(0, 10)] == ["old", "new"]
+    told = [(share.name if share else None, device) for _, share, device in registry.turns(0, 10)]
+    assert told == [("old", H200.uuid), ("new", H200.uuid)]
 
 
-def test_launches_of_live_processes_are_not_counted_twice_after_adoption(tmp_path: Path) -> None:
-    registry, arbiter = make(tmp_path)
-    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    arbiter.usages[Handle(1)] = [Usage(launches=100, turns=7)]
-    arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
-    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records
-    fresh, other = make(tmp_path)
-    fresh.adopt(record, 0)
-    other.usages[Handle(1)] = [Usage(launches=65, turns=1)]
-    usage = fresh.statuses((), 0)[0].usages[0].usage
-    assert (usage.launches, usage.turns) == (105, 8)
-
-
-def test_host_copies_of_live_processes_are_not_counted_twice_after_adoption(tmp_path: Path) -> None:
+def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoption(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(name="a"), unix_ns=1, now_ns=0)
     gone, live = Copies(1 << 40, 2, 3, 4), Copies(50, 60, 70, 80)
-    arbiter.usages[Handle(1)] = [Usage(copies=gone + live, gone_copies=gone)]
-    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-    for _ in range(2):  # and again under the agent after that
-        (record,) = checkpoint.parse(text, "boot").records
-        fresh, other = make(tmp_path)
-        fresh.adopt(record, 0)
-        other.usages[Handle(1)] = [Usage(copies=live)]
-        usage = fresh.statuses((), 0)[0].usages[0].usage
+    arbiter.usages[Handle(1)] = [Usage(launches=100, turns=7, copies=gone + live, gone_copies=gone)]
+    arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
+    for agents in (1, 2):  # and again under the agent after that
+        (record,) = records_of(registry)
+        registry, arbiter = make(tmp_path)
+        registry.adopt(record, 0)
+        arbiter.usages[Handle(1)] = [Usage(launches=65, turns=1, copies=live)]
+        arbiter.processes[Handle(1)] = (Process(5, 0, 65, 0),)
+        usage = registry.statuses((), 0)[0].usages[0].usage
+        assert (usage.launches, usage.turns) == (105, 7 + agents)
         assert (usage.copies, usage.gone_copies) == (gone + live, gone)
-        text = checkpoint.Dumper("boot").dump(fresh.statuses((), 0))
-
-
-def test_a_checkpoint_of_an_agent_that_did_not_count_host_copies_is_read(tmp_path: Path) -> None:
-    registry, _ = make(tmp_path)
-    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-    older = re.sub(r', "gone_copies": {[^}]*}', "", text)
-    assert older != text
-    (record,) = checkpoint.parse(older, "boot").records
-    assert record.usages == (Usage(),)
 
 
 def test_shares_of_one_gang_have_one_key_and_others_have_another(tmp_path: Path) -> None:
@@ -290,70 +259,33 @@ def test_shares_of_one_gang_have_one_key_and_others_have_another(tmp_path: Path)
 def test_a_gang_that_is_refused_changes_nothing(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(10, name="a"), unix_ns=1, now_ns=0)
-    with pytest.raises(InvalidInput, match="gang 'a gang' is no gang's name: use 1–253 letters"):
-        registry.update("a", [TermsChange(limit_millipercent=50_000)], None, gang="a gang")
+    for gang in ("a gang", "-first", "x" * 254):
+        with pytest.raises(InvalidInput, match="is no gang's name: use 1–253 letters"):
+            registry.update("a", [TermsChange(limit_millipercent=50_000)], None, gang=gang)
     assert registry.find("a").devices[0].terms.limit_millipercent == 100_000
     assert arbiter.gangs[Handle(1)] == 0
 
 
-def test_a_gang_is_adopted_and_its_name_is_written_only_where_there_is_one(tmp_path: Path) -> None:
-    registry, _ = make(tmp_path)
-    registry.register(ask(10, name="a"), unix_ns=5, now_ns=0)
-    assert '"gang"' not in checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-    registry.register(replace(ask(10, name="b"), gang="job"), unix_ns=5, now_ns=0)
-    fresh, arbiter = make(tmp_path)
-    for record in checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records:
-        fresh.adopt(record, 0)
-    assert fresh.shares() == registry.shares()
-    assert arbiter.gangs == {Handle(1): 0, Handle(2): 1}
-
-
-def test_a_share_is_adopted_with_its_account_and_its_pause(tmp_path: Path) -> None:
+def test_a_share_is_adopted_with_its_account_its_pause_and_its_gang(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
-    registry.register(ask(30, 60, GIB, name="a"), unix_ns=5, now_ns=0)
+    registry.register(replace(ask(30, 60, GIB, name="a"), gang="job"), unix_ns=5, now_ns=0)
+    registry.register(ask(10, name="b"), unix_ns=5, now_ns=0)
     registry.pause("a", paused=True)
     arbiter.use(Handle(1), 7 * SECOND)
-    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-
-    (record,) = checkpoint.parse(text, "boot").records
-    assert record.share == registry.find("a")
     fresh, other = make(tmp_path)
-    fresh.adopt(record, 0)
-    assert fresh.find("a") == registry.find("a")
-    assert fresh.statuses((), 0)[0].usages[0].usage.used_ns == 7 * SECOND
-    assert other.paused[Handle(1)]
-    assert fresh.remove_orphans() == []
-
-
-def test_a_share_that_yields_is_adopted_beside_the_one_it_made_room_for(tmp_path: Path) -> None:
-    registry, _ = make(tmp_path)
-    registry.register(ask(100, device="0", name="batch"), unix_ns=5, now_ns=0)
-    registry.pause("batch", paused=True, yielding=True)
-    registry.register(ask(60, device="0", name="serve"), unix_ns=5, now_ns=0)
-    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-    fresh, arbiter = make(tmp_path)
-    for record in checkpoint.parse(text, "boot").records:
+    for record in records_of(registry):
         fresh.adopt(record, 0)
     assert fresh.shares() == registry.shares()
-    assert arbiter.paused[Handle(1)]
-    with pytest.raises(DoesNotFit, match="share batch stays paused"):
-        fresh.pause("batch", paused=False)
-
-
-def test_a_checkpoint_in_which_nobody_yields_is_as_agents_before_wrote_it(tmp_path: Path) -> None:
-    registry, _ = make(tmp_path)
-    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
-    registry.pause("a", paused=True)
-    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
-    assert "yielding" not in text
-    (record,) = checkpoint.parse(text, "boot").records
-    assert (record.share.paused, record.share.yielding) == (True, False)
+    assert fresh.statuses(["a"], 0)[0].usages[0].usage.used_ns == 7 * SECOND
+    assert other.paused[Handle(1)]
+    assert other.gangs == {Handle(1): 1, Handle(2): 0}
+    assert fresh.remove_orphans() == []
 
 
 def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     share = registry.register(ask(device="2", name="a"), unix_ns=5, now_ns=0)
-    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records
+    (record,) = records_of(registry)
     fewer = Registry(MemoryArbiter(), tmp_path, [H200])
     with pytest.raises(WrongState, match="share a is not adopted: device GPU-cccc is gone: its programs run unmetered"):
         fewer.adopt(record, 0)
@@ -362,33 +294,28 @@ def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) ->
         make(tmp_path)[0].adopt(record, 0)
 
 
-def test_adoption_gives_up_a_region_of_another_abi(tmp_path: Path) -> None:
+def test_a_checkpoint_without_what_is_new_is_as_older_agents_wrote_it_and_is_read(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
-    registry.register(ask(name="a"), unix_ns=5, now_ns=0)
-    (record,) = checkpoint.parse(checkpoint.Dumper("boot").dump(registry.statuses((), 0)), "boot").records
-    fresh, arbiter = make(tmp_path)
-    arbiter.refuse = errno.EPROTO
-    with pytest.raises(WrongState, match="Protocol error"):
-        fresh.adopt(record, 0)
-    assert list(tmp_path.iterdir()) == []
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    registry.pause("a", paused=True)
+    text = dumped(registry)
+    assert '"gang"' not in text
+    assert "yielding" not in text
+    older = re.sub(r', "gone_copies": {[^}]*}', "", text.replace('"driver": "", ', ""))
+    assert len(older) < len(text) - len('"driver": "", ')
+    found = checkpoint.parse(older, "boot")
+    assert found.driver_version == ""
+    assert [(record.share, record.usages) for record in found.records] == [(registry.find("a"), (Usage(),))]
 
 
 def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     registry.register(ask(), unix_ns=5, now_ns=0)
-    text = checkpoint.Dumper("boot").dump(registry.statuses((), 0))
+    text = dumped(registry)
     assert checkpoint.parse(text, "another boot").records == ()
-    assert checkpoint.parse(text.replace('"driver": "", ', ""), "boot").driver_version == ""  # of an older agent
     assert checkpoint.parse(checkpoint.Dumper("boot", "580.65").dump(()), "boot").driver_version == "580.65"
-    for broken in (
-        "",
-        "{}",
-        "[]",
-        "null",
-        text[:-20],
-        text.replace('"format": 1', '"format": 9'),
-        text.replace("30000", "-1"),
-    ):
+    newer, negative = text.replace('"format": 1', '"format": 9'), text.replace("30000", "-1")
+    for broken in ("", "{}", "[]", "null", text[:-20], newer, negative):
         with pytest.raises(WrongState, match="checkpoint is unreadable"):
             checkpoint.parse(broken, "boot")
 
@@ -449,12 +376,11 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        statuses = self.registry.statuses((), self.now_ns)
-        records = checkpoint.parse(checkpoint.Dumper("boot").dump(statuses), "boot").records
+        records, shares = records_of(self.registry), self.registry.shares()
         self.registry, self.arbiter = make(self.directory)
         for record in records:
             self.registry.adopt(record, self.now_ns)
-        assert [s.share for s in self.registry.statuses((), self.now_ns)] == [s.share for s in statuses]
+        assert self.registry.shares() == shares
 
     @invariant()
     def valid(self) -> None:

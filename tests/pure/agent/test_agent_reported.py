@@ -97,23 +97,6 @@ def test_what_differs_is_told_and_nothing_else() -> None:
     assert set(told.share_numbers) == {("a", 0), ("c", 0)}
 
 
-def test_a_share_that_comes_back_on_another_device_ends_and_is_told_anew() -> None:
-    painter = Painter()
-    before = painter.paint(status(1, held("a")))
-    told = difference(before, painter.paint(status(2, held("a", H200_B))))
-    assert told is not None
-    assert (told.ended, set(told.shares), set(told.share_numbers)) == (("a",), {("a", 1)}, {("a", 1)})
-
-
-def test_a_device_that_is_offered_or_no_more_is_told() -> None:
-    painter = Painter()
-    plugin = PluginReport(offer=frozenset({H200_B.uuid}))
-    before, after = painter.paint(status(1)), painter.paint(status(2, plugin=plugin))
-    for told in (difference(before, after), difference(after, painter.paint(status(3)))):
-        assert told is not None
-        assert (set(told.devices), told.shares) == ({1}, {})
-
-
 def test_what_the_driver_and_labels_say_is_made_fit_to_be_told() -> None:
     share = held()
     share = replace(share, share=replace(share.share, labels={"pod": "p" * 400, "namespace": "a\nb"}))

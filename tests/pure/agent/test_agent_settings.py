@@ -18,6 +18,9 @@ from sharepod.process.setting import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
+CERTIFICATE = ["--metrics-tls-certificate", "/c", "--metrics-tls-key", "/k"]
+TOKEN = ["--metrics-token-file", "/t"]
+
 
 def test_what_is_not_given_depends_on_user_and_machine() -> None:
     settings = OPTIONS.load({}, {})
@@ -49,11 +52,16 @@ def test_a_file_may_write_values_as_yaml_does(tmp_path: Path) -> None:
         (["--polcy", "open"], "unknown flag --polcy: did you mean --policy?"),
         (["--policy", "maybe"], "--policy is 'maybe': give open or closed"),
         (["--simulate", "H200"], "--simulate is 'H200': give devices like 2xH200 or 1xH200,1xA10"),
-        (["--metrics-listen", "0.0.0.0:9464"], "--metrics-listen is '0.0.0.0:9464': give a loopback address like"),
         (["--metrics-listen", "127.0.0.1:70000"], "--metrics-listen is '127.0.0.1:70000': give a loopback address"),
+        (["--metrics-tls-certificate", "/c", *TOKEN], "metrics_tls_certificate is given without metrics_tls_key: give"),
+        (["--metrics-tls-key", "/k", *TOKEN], "metrics_tls_key is given without metrics_tls_certificate: give both"),
+        (["--metrics-token-file", "t"], "--metrics-token-file is 't': give an absolute path"),
         (["--scheduler-address", "scheduler"], "--scheduler-address is 'scheduler': give a name or an address with a"),
+        (["--scheduler-address", "scheduler:0"], "--scheduler-address is 'scheduler:0': give a name or an address"),
         (["--scheduler-address", "scheduler:9466"], "--scheduler-address is 'scheduler:9466': beyond the loopback"),
-        (["--scheduler-token-file", "/t"], "scheduler_token_file is given without scheduler_ca"),
+        (["--scheduler-address", "10.0.0.1:80"], "--scheduler-address is '10.0.0.1:80': beyond the loopback"),
+        (["--scheduler-address", "localhost:80", "--scheduler-token-file", "/t"],
+         "scheduler_token_file is given without scheduler_ca: a token goes over TLS alone"),
         (["--runtime-directory", "here"], "--runtime-directory is 'here': give an absolute path"),
         (["--socket-mode", "777x"], "--socket-mode is '777x': give an octal mode like 0600, 0660 or 0666"),
         (["--socket-mode", "0077"], "--socket-mode is '0077': give an octal mode"),
@@ -66,6 +74,32 @@ def test_a_wrong_setting_is_named_with_its_remedy(flags: list[str], message: str
         OPTIONS.parse(flags, {})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "place", ["0.0.0.0:9464", "10.0.0.1:9464", "[::]:9464", "[fe80::1]:9464", "[::ffff:127.0.0.1]:9464"]
+)
+def test_metrics_beyond_the_loopback_need_a_certificate_its_key_and_a_token(place: str) -> None:
+    message = (
+        f"--metrics-listen is '{place}': give a loopback address like 127.0.0.1:9464, or, for the network, "
+        "metrics_tls_certificate, metrics_tls_key and metrics_token_file too"
+    )
+    for given in ([], CERTIFICATE, TOKEN):
+        with pytest.raises(SettingsError) as caught:
+            OPTIONS.parse(["--metrics-listen", place, *given], {})
+        assert str(caught.value) == message
+    assert OPTIONS.parse(["--metrics-listen", place, *CERTIFICATE, *TOKEN], {}).metrics_listen == place
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:9464", "127.1.2.3:1", "[::1]:9464", "localhost:65535", "off", ""])
+def test_metrics_on_the_loopback_need_none_of_them(place: str) -> None:
+    assert OPTIONS.load({"metrics_listen": place}, {}).metrics_listen == ("" if place == "off" else place)
+
+
+@pytest.mark.parametrize("place", ["1.2.3:9464", "1.2.3.400:9464", "host:9464", ":9464", "::1:9464", "[::g]:9464"])
+def test_metrics_listen_on_an_address_and_never_on_a_name(place: str) -> None:
+    with pytest.raises(SettingsError, match="give a loopback address like"):
+        OPTIONS.parse(["--metrics-listen", place, *CERTIFICATE, *TOKEN], {})
 
 
 def test_its_help_needs_no_library_of_its_work() -> None:
@@ -84,39 +118,9 @@ def test_variables_of_the_hook_are_not_settings() -> None:
     OPTIONS.load({}, {"SHAREPOD_REGION": "/x", "SHAREPOD_HOOK_BYPASS": "1"})
 
 
-def test_the_second_agent_of_a_directory_gets_one_line_with_pid_and_remedy(tmp_path: Path) -> None:
-    code = (
-        "import sys,pathlib; from sharepod.agent.lock import HostLock\nHostLock(pathlib.Path(sys.argv[1])).__enter__()"
-    )
-    with HostLock(tmp_path) as lock:
-        lock.claim_device("test/GPU-1", 0)
-        second = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-        )
-        assert second.returncode == 1
-        assert f"an agent already runs in {tmp_path} (pid " in second.stderr
-        assert "use it, or stop it with `kill " in second.stderr
-        elsewhere = tmp_path / "other"
-        elsewhere.mkdir()
-        with HostLock(elsewhere) as other, pytest.raises(AgentUnavailable, match="device 3 belongs to another agent"):
-            other.claim_device("test/GPU-1", 3)
-    assert not tmp_path.exists()
-
-
 def test_an_agent_that_has_the_place_and_has_not_said_its_pid_yet_is_not_to_be_killed(tmp_path: Path) -> None:
     with (tmp_path / "agent.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(AgentUnavailable) as caught:
             HostLock(tmp_path).__enter__()
     assert str(caught.value) == f"an agent already runs in {tmp_path}, just started: use it"
-
-
-def test_the_lock_falls_with_a_killed_agent(tmp_path: Path) -> None:
-    code = (
-        "import sys,os,signal,pathlib; from sharepod.agent.lock import HostLock\n"
-        "HostLock(pathlib.Path(sys.argv[1])).__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
-    assert (tmp_path / "agent.lock").exists()
-    with HostLock(tmp_path):
-        pass

@@ -1,4 +1,4 @@
-"""An arbiter in memory, for the edges of registry and service only; the end-to-end tests run the real one."""
+"""An arbiter in memory, as much of it as a registry asks for; the end-to-end tests run the real one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharepod.agent.device import DeviceCounters, DeviceInfo
+from sharepod.agent.device import DeviceInfo
+from sharepod.agent.node import Identity
 from sharepod.agent.share import (
     NOTHING_YET,
     DeviceAsk,
     DeviceUuid,
     Handle,
     Histogram,
-    Holding,
     Mishap,
     Process,
     ShareAsk,
@@ -38,6 +38,15 @@ def ask(request: int = 30, limit: int = 100, memory: int = 0, device: str = "", 
     return ShareAsk((DeviceAsk(device, Terms(request * 1000, limit * 1000, memory)),), name=name)
 
 
+def identity(runtime_directory: Path) -> Identity:
+    """Who a node is of which nobody asks more than its name."""
+    return Identity(
+        node_name="n", version="0", region_abi_version=1, pid=1, driver_version="",
+        runtime_directory=str(runtime_directory), policy="open", metrics_address="", hook_path="", features=(),
+        settings={}, environment={},
+    )  # fmt: skip
+
+
 class MemoryArbiter:
     """Remembers what it was told; `usages[handle]` is what it answers."""
 
@@ -49,16 +58,11 @@ class MemoryArbiter:
         self.gangs: dict[Handle, int] = {}
         self.usages: dict[Handle, list[Usage]] = {}
         self.turn_times: dict[tuple[Handle, int], tuple[Histogram, Histogram]] = {}
-        self.hand_offs = NOTHING_YET
         self.processes: dict[Handle, tuple[Process, ...]] = {}
-        self.holdings: dict[tuple[Handle, int], tuple[Holding, ...]] = {}
         self.mishaps: dict[Handle, tuple[Mishap, ...]] = {}
         self.region_errors: dict[str, int] = {}
-        self.overheads: dict[tuple[Handle, int, int], int] = {}
-        self.contexts: dict[Handle, int] = {}
         self.finished: list[Turn] = []
         self.refuse = 0
-        self.closed = False
         self._next = 0
 
     def add_device(self, uuid: str) -> Handle:
@@ -106,30 +110,11 @@ class MemoryArbiter:
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         return self.processes.get(share, ())
 
-    def read_holdings(self, share: Handle, term: int) -> tuple[Holding, ...]:
-        return self.holdings.get((share, term), ())
-
-    def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
-        self.overheads[share, term, holding.pid] = overhead_bytes
-
-    def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
-        self.contexts[device] = context_bytes or self.contexts.get(device, 0)
-        return self.contexts[device]
-
-    def forget_contexts(self) -> None:
-        self.contexts.clear()
-
     def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
         return self.mishaps.get(share, ())
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]
-
-    def read_device(self, device: Handle) -> DeviceCounters:
-        return DeviceCounters(charged_ns=1_000_000_000, decisions=10, decision_ns=20_000, hand_offs=self.hand_offs)
-
-    def close(self) -> None:
-        self.closed = True
 
     def reuse_handles(self) -> None:
         """Give handles out from the start again."""

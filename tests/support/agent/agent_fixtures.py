@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rig.agent import MakeAgent, RunningAgent
+from rig.programs import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,3 +36,9 @@ def make_agent() -> Iterator[MakeAgent]:
 def agent(make_agent: MakeAgent) -> RunningAgent:
     """A started agent on two simulated H200."""
     return make_agent().start()
+
+
+@pytest.fixture(scope="session")
+def bad_program() -> Path:
+    """The program that meets bad input."""
+    return build(str(Path(__file__).with_name("bad_program.c")), "bad_program")

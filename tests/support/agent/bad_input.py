@@ -6,7 +6,6 @@ import mmap
 import os
 import re
 import shutil
-import struct
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -23,21 +22,13 @@ from sharepod.proto import v1_pb2 as pb
 if TYPE_CHECKING:
     from rig.agent import RunningAgent
 
-ROOT = REPO_ROOT
-SOURCE = Path(__file__).with_name("bad_program.c")
 HEADER_BYTES, GRANT_BYTES, DEVICES_MAX = 128, 128, 16
 TERMS_BYTES = HEADER_BYTES + DEVICES_MAX * GRANT_BYTES
 CLAIMS_BYTES, SLOT_BYTES, SLOTS_MAX = 64, 64 + DEVICES_MAX * (128 + 64), 64
 SLOTS_BYTES = CLAIMS_BYTES + SLOTS_MAX * SLOT_BYTES
+CALLS = ("init", "device", "retain", "load", "alloc", "launch", "record", "sync", "free", "release")
 MISSING, NOT_CALLED = -1, -2
 OUT_OF_MEMORY, NO_DEVICE, INVALID_DEVICE, NOT_FOUND, NOT_READY = 2, 100, 101, 500, 802
-
-
-def build(directory: Path) -> Path:
-    """Compile the program."""
-    built = directory / "bad_program"
-    subprocess.run(["cc", "-std=gnu11", "-O2", "-Wall", "-Werror", "-o", str(built), str(SOURCE), "-ldl"], check=True)
-    return built
 
 
 def environment_of(answer: pb.RegisterShareResponse, **changes: str) -> dict[str, str]:
@@ -46,12 +37,18 @@ def environment_of(answer: pb.RegisterShareResponse, **changes: str) -> dict[str
     return {**inherited, **metered(answer), **changes}
 
 
+def answers_in(said: str) -> dict[str, int]:
+    """Return what a short life said: by call what it answered, and NOT_CALLED for the others."""
+    found = {name: int(value) for name, value in re.findall(r"(\w+) (-?\d+)", said)}
+    return dict.fromkeys(CALLS, NOT_CALLED) | found
+
+
 def once(program: Path, environment: Mapping[str, str], ordinal: int = 0) -> dict[str, int]:
-    """Run a short program; return what each call answered. It ends by itself, with nothing on stderr."""
+    """Run a short life; return what each call answered. It ends by itself, with nothing on stderr."""
     command = [str(program), "once", str(ordinal)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done
-    return {name: int(value) for name, value in re.findall(r"(\w+) (-?\d+)", done.stdout)}
+    return answers_in(done.stdout)
 
 
 def first_error(answers: Mapping[str, int]) -> tuple[str, int]:
@@ -64,22 +61,16 @@ class Worker:
     """A program that works until it is told to stop, and counts in a file that both map."""
 
     process: subprocess.Popen[str]
-    counts: mmap.mmap
-
-    def count(self, index: int) -> int:
-        return int(struct.unpack_from("<Q", self.counts, index * 8)[0])
+    counts: memoryview
+    """Rounds made, allocations refused, the first error that was no refusal, and whether it is to stop."""
 
     @property
     def made(self) -> int:
-        return self.count(0)
+        return self.counts[0]
 
     @property
     def refused(self) -> int:
-        return self.count(1)
-
-    @property
-    def error(self) -> int:
-        return self.count(2)
+        return self.counts[1]
 
     def goes_on(self, rounds: int = 3, timeout_s: float = 30.0, because: str = "") -> None:
         """Return when it has made more rounds; fail when it has died or stands still."""
@@ -98,18 +89,19 @@ def worker(program: Path, environment: Mapping[str, str], directory: Path) -> It
     command = [str(program), "rounds", str(path)]
     with (
         path.open("r+b") as file,
-        mmap.mmap(file.fileno(), 32) as counts,
+        mmap.mmap(file.fileno(), 32) as shared,
+        memoryview(shared).cast("Q") as counts,
         subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True) as process,
     ):
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready 0 0\n"
+            assert process.stdout.readline() == "ready\n"
             working = Worker(process, counts)
             working.goes_on(1)
             yield working
-            struct.pack_into("<Q", counts, 24, 1)
+            counts[3] = 1
             assert process.wait(20) == 0
-            assert working.error == 0
+            assert counts[2] == 0
         finally:
             process.kill()
 
@@ -119,26 +111,26 @@ def driver_without(directory: Path, *names: str) -> Path:
 
     One that the simulated driver lacks anyway is no error.
     """
-    library = (ROOT / "simgpu" / "lib" / "libcuda.so.1").read_bytes()
+    library = (REPO_ROOT / "simgpu" / "lib" / "libcuda.so.1").read_bytes()
     for name in names:
         old = b"\0" + name.encode() + b"\0"
         library = library.replace(old, b"\0_" + old[2:])  # of the same length, and nobody asks for it
     target = directory / ("without-" + "-".join(names))[:80]
     target.mkdir()
     (target / "libcuda.so.1").write_bytes(library)
-    shutil.copy(ROOT / "simgpu" / "lib" / "libnvidia-ml.so.1", target)
+    shutil.copy(REPO_ROOT / "simgpu" / "lib" / "libnvidia-ml.so.1", target)
     return target
 
 
 def needed_functions() -> list[str]:
     """Return the functions without which the hook meters nothing."""
-    text = (ROOT / "hook" / "attach.c").read_text()
+    text = (REPO_ROOT / "hook" / "attach.c").read_text()
     return re.findall(r"^  X\((\w+)\)", text[text.index("#define NEEDED") :], re.MULTILINE)
 
 
 def used_functions() -> list[tuple[str, str]]:
     """Return the functions that the hook calls itself: its name for each, and the driver's."""
-    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (ROOT / "hook" / "driver.h").read_text())
+    rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (REPO_ROOT / "hook" / "driver.h").read_text())
     return [(field, symbol) for field, symbol, _ in rows]
 
 

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #define MISSING       (-1)
-#define NOT_CALLED    (-2)
 #define OUT_OF_MEMORY 2
 #define BYTES         (1u << 20)
 
@@ -31,10 +30,14 @@ static void *find(const char *name) {
 /* The function's answer, MISSING where the driver lacks it. */
 #define CALL(name, types, ...) (find(#name) ? ((int(*) types)find(#name))(__VA_ARGS__) : MISSING)
 
-struct work {
-  int init, device, retain, load, alloc, launch, record, sync, free, release;
-  void *function;
-};
+/* Whether each answer is printed. */
+static int loud;
+
+static int say(const char *call, int answer) {
+  if (loud)
+    printf("%s %d ", call, answer);
+  return answer;
+}
 
 static int launch(void *function) {
   return CALL(cuLaunchKernel,
@@ -52,54 +55,42 @@ static int give_back(uint64_t *address) {
   return result;
 }
 
-/* Everything up to a context with a module on the device of that number. */
-static struct work begin(int ordinal) {
-  struct work done = {.device = NOT_CALLED,
-                      .retain = NOT_CALLED,
-                      .load = NOT_CALLED,
-                      .alloc = NOT_CALLED,
-                      .launch = NOT_CALLED,
-                      .record = NOT_CALLED,
-                      .sync = NOT_CALLED,
-                      .free = NOT_CALLED,
-                      .release = NOT_CALLED};
-  void *context = NULL, *module = NULL;
-  int device = ordinal;
-  done.init = CALL(cuInit, (unsigned), 0);
-  if (done.init)
-    return done;
-  done.device = CALL(cuDeviceGet, (int *, int), &device, ordinal);
-  if (done.device != 0 && done.device != MISSING)
-    return done;
-  done.retain = CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
-  if (done.retain)
-    return done;
+/* Everything up to a context on the device of that number, and a kernel of its module; NULL when a call failed. */
+static void *begin(int ordinal) {
+  void *context = NULL, *module = NULL, *function = NULL;
+  int device = ordinal, result;
+  if (say("init", CALL(cuInit, (unsigned), 0)))
+    return NULL;
+  result = say("device", CALL(cuDeviceGet, (int *, int), &device, ordinal));
+  if (result && result != MISSING)
+    return NULL;
+  if (say("retain", CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, device)))
+    return NULL;
   if (CALL(cuCtxSetCurrent, (void *), context) == MISSING)
     CALL(cuCtxPushCurrent_v2, (void *), context);
-  done.load = CALL(cuModuleLoadData, (void **, const void *), &module, ptx);
-  if (!done.load)
-    done.load = CALL(cuModuleGetFunction, (void **, void *, const char *), &done.function, module, "k_20us");
-  return done;
+  result = CALL(cuModuleLoadData, (void **, const void *), &module, ptx);
+  if (!result)
+    result = CALL(cuModuleGetFunction, (void **, void *, const char *), &function, module, "k_20us");
+  return say("load", result) ? NULL : function;
 }
 
-/* A whole short life. */
+/* A whole short life, which prints what each call answered. */
 static void once(int ordinal) {
-  struct work done = begin(ordinal);
-  uint64_t address;
+  uint64_t address = 0;
   void *event;
-  if (!done.load) {
-    done.alloc = allocate(&address, BYTES);
+  loud = 1;
+  void *function = begin(ordinal);
+  if (function) {
+    say("alloc", allocate(&address, BYTES));
     for (int count = 0; count < 4; count++)
-      done.launch = launch(done.function);
+      say("launch", launch(function));
     if (!CALL(cuEventCreate, (void **, unsigned), &event, 0))
-      done.record = CALL(cuEventRecord, (void *, void *), event, NULL);
-    done.sync = CALL(cuCtxSynchronize, (void));
-    if (!done.alloc)
-      done.free = CALL(cuMemFree_v2, (uint64_t), address);
-    done.release = CALL(cuDevicePrimaryCtxRelease_v2, (int), 0);
+      say("record", CALL(cuEventRecord, (void *, void *), event, NULL));
+    say("sync", CALL(cuCtxSynchronize, (void)));
+    say("free", give_back(&address));
+    say("release", CALL(cuDevicePrimaryCtxRelease_v2, (int), 0));
   }
-  printf("init %d device %d retain %d load %d alloc %d launch %d record %d sync %d free %d release %d\n", done.init,
-         done.device, done.retain, done.load, done.alloc, done.launch, done.record, done.sync, done.free, done.release);
+  putchar('\n');
   fflush(stdout);
 }
 
@@ -111,15 +102,15 @@ struct rounds {
 static void work_on(const char *path) {
   int fd = open(path, O_RDWR | O_CLOEXEC);
   struct rounds *rounds = mmap(NULL, sizeof *rounds, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  struct work done = begin(0);
-  printf("ready %d %d\n", done.init, done.load);
+  void *function = begin(0);
+  puts(function ? "ready" : "failed");
   fflush(stdout);
   uint64_t small[2] = {0, 0}, large = 0;
-  while (!done.load && !__atomic_load_n(&rounds->stop, __ATOMIC_ACQUIRE)) {
+  while (function && !__atomic_load_n(&rounds->stop, __ATOMIC_ACQUIRE)) {
     /* What is held is more than what is asked for next: an account that was lost would fall below nothing. */
     int answers[] = {
-        allocate(&small[0], BYTES),  give_back(&large),     allocate(&small[1], BYTES), give_back(&small[1]),
-        allocate(&large, 4 * BYTES), launch(done.function), launch(done.function),      CALL(cuCtxSynchronize, (void)),
+        allocate(&small[0], BYTES),  give_back(&large), allocate(&small[1], BYTES), give_back(&small[1]),
+        allocate(&large, 4 * BYTES), launch(function),  launch(function),           CALL(cuCtxSynchronize, (void)),
         give_back(&small[0])};
     for (size_t call = 0; call < sizeof answers / sizeof *answers; call++) {
       rounds->refused += answers[call] == OUT_OF_MEMORY;
@@ -162,7 +153,7 @@ static void crowd(int count) {
     }
     failed += read(said[0], &result, sizeof result) != sizeof result || result;
   }
-  printf("ready %d\n", failed);
+  puts(failed ? "failed" : "ready");
   fflush(stdout);
   for (int ended = 0; ended < count; ended++)
     wait(NULL);
@@ -198,13 +189,12 @@ int main(int count, char **arguments) {
   } else if (!strcmp(what, "crowd")) { /* COUNT */
     crowd(atoi(with));
   } else if (!strcmp(what, "lacks")) { /* NAME: calls what the loader gives it under that name */
-    void *function = begin(0).load ? NULL : dlsym(RTLD_DEFAULT, with);
+    void *function = begin(0) ? dlsym(RTLD_DEFAULT, with) : NULL;
     printf("%d\n", function ? ((int (*)(void *, size_t, unsigned))function)(&what, 4096, 1) : MISSING);
   } else if (!strcmp(what, "fault")) { /* a fault of its own, "handled" or not, or a SIGBUS that is "sent" */
     if (!strcmp(with, "handled"))
       signal(SIGBUS, own_handler);
-    struct work done = begin(0);
-    printf("ready %d\n", done.load);
+    puts(begin(0) ? "ready" : "failed");
     fflush(stdout);
     if (!strcmp(with, "sent"))
       raise(SIGBUS);

@@ -1,7 +1,7 @@
 /*
  * Random schedules of gangs in virtual time: the arbiter's own code (step.c, gang.c, turn.c, slots.c, pressure.c,
- * bill.c, lead.c, policy*.c) on simulated devices, with simulated processes behind their gates (gang_rank.c), whose
- * grants and slots are in no region (gang_region.c).
+ * bill.c, lead.c, policy*.c, and region.c's grants) on simulated devices, with simulated processes behind their gates
+ * (gang_rank.c), whose slots are in no region (gang_region.c).
  *
  *     gang_program FIRST_SEED SCHEDULES [apart | joined]
  *

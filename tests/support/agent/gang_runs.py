@@ -6,16 +6,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rig.loads import Load, Terms
+from rig.loads import MS, Load, Terms
 from rig.node import Node
 from rig.programs import Program, load_command, ring_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-
-MS = 1_000_000
-
+    from pathlib import Path
 
 BOTH = ("0", "1")
 
@@ -34,6 +31,7 @@ def gang_node(programs: Mapping[str, tuple[Terms, list[str]]]) -> Iterator[tuple
 
 
 def ring(request: float = 30, **terms: Any) -> tuple[Terms, list[str]]:
+    """One share of both devices: its program makes collectives in which each rank spins for the next."""
     return Terms(request, devices=BOTH, **terms), ring_command(2, steps=4, work="200us")
 
 
@@ -42,7 +40,29 @@ def single(device: int, request: float = 40) -> tuple[Terms, list[str]]:
     return load.terms, load_command(load.mode, load.options)
 
 
-def go(programs: dict[str, Program], seconds: float) -> int:
+@contextmanager
+def job_beside_others(
+    directory: Path, gang: str, *, request: float = 40, others: float = 60
+) -> Iterator[tuple[Node, dict[str, Program]]]:
+    """Two ranks of one job, `rank0` and `rank1`, each with a share of its own device, beside two that saturate.
+
+    Each round, every rank says "I am here" in memory that they share and spins on its device until the other has said
+    so, as NCCL's kernels do.
+    """
+    with Node("2xH200") as node:
+        programs = {}
+        for device in (0, 1):
+            options = {"unit": "100us", "ranks": 2, "rank": device, "words": directory / "words", "count": 10_000_000}
+            terms = Terms(request, devices=(str(device),), gang=gang)
+            name = f"rank{device}"
+            programs[name] = node.add(name, load_command("spin", options), node.share_environment(name, terms))
+            load = Load(Terms(others, devices=(str(device),)), "saturate", {"unit": "500us"})
+            programs[f"other{device}"] = node.start(f"other{device}", load)
+        yield node, programs
+
+
+def go(programs: dict[str, Program], seconds: float = 120) -> int:
+    """Let the programs work, by default longer than any wait: what still runs then ends with its node."""
     start_ns = time.monotonic_ns() + 100 * MS
     for program in programs.values():
         program.go(start_ns, start_ns + round(seconds * 1e9))

@@ -6,8 +6,7 @@
  *     race KIND BYTES N    take pieces in N threads until each was refused 200 times in a row; answers how many it got
  *     open KIND PID WHAT   open what another process shows of its memory
  *     show                 answers how another process opens the last of it
- *     cached KIND BYTES    take memory as an allocator that keeps what the program gives back, until memory runs out
- *     again                import the last external memory once more
+ *     again                import the last of it, external memory, once more
  *     keep BYTES           what the default pool may keep
  *     trim BYTES           give back all of the default pool but this
  *     sync                 wait for the stream
@@ -24,12 +23,11 @@
 
 struct held {
   struct allocation allocation;
-  size_t cached_bytes; /* 0: it is not of the cache */
   int (*give)(struct allocation *);
 };
 
-static struct held held[HELD_MAX], cache[HELD_MAX];
-static size_t held_count, cache_count;
+static struct held held[HELD_MAX];
+static size_t held_count;
 
 static const struct kind *kind_of(const char *name) {
   for (size_t i = 0; i < KINDS; i++)
@@ -38,43 +36,25 @@ static const struct kind *kind_of(const char *name) {
   die("no kind `%s`", name);
 }
 
-static int keep(int result, struct allocation *it, int (*give)(struct allocation *), size_t cached_bytes) {
+static int keep(int result, struct allocation *it, int (*give)(struct allocation *)) {
   if (result)
     return result;
   if (held_count == HELD_MAX)
     die("too much is held");
-  held[held_count++] = (struct held){*it, cached_bytes, give};
+  held[held_count++] = (struct held){*it, give};
   return 0;
+}
+
+static struct held *last_held(void) {
+  if (!held_count)
+    die("nothing is held");
+  return &held[held_count - 1];
 }
 
 static int give(void) {
-  if (!held_count)
-    die("nothing is held");
-  struct held *last = &held[--held_count];
-  if (!last->cached_bytes)
-    return last->give(&last->allocation);
-  cache[cache_count++] = *last;
-  return 0;
-}
-
-/* Take what is kept, or new memory; when that is refused, give back all that is kept and ask once more. */
-static int take_cached(const struct kind *kind, size_t bytes) {
-  struct allocation it;
-  for (size_t i = 0; i < cache_count; i++)
-    if (cache[i].cached_bytes == bytes) {
-      it = cache[i].allocation;
-      memmove(&cache[i], &cache[i + 1], (--cache_count - i) * sizeof *cache);
-      return keep(0, &it, it.kind->give, bytes);
-    }
-  int result = take_kind(&it, kind, bytes);
-  if (result) {
-    while (cache_count) {
-      struct held *last = &cache[--cache_count];
-      check(last->give(&last->allocation), "give");
-    }
-    result = take_kind(&it, kind, bytes);
-  }
-  return keep(result, &it, kind->give, bytes);
+  struct held *last = last_held();
+  held_count--;
+  return last->give(&last->allocation);
 }
 
 /* ---- a race ---- */
@@ -130,25 +110,23 @@ static struct ipc_handle read_handle(const char *text) {
   return handle;
 }
 
-/* Print how another process opens it; false when it is of no kind that one can show. */
-static bool show(const struct allocation *it) {
+/* Print how another process opens it. */
+static void show(const struct allocation *it) {
   struct ipc_handle handle;
   int descriptor;
-  if (it->kind->take == take_linear) {
-    CALL(cuIpcGetMemHandle, &handle, it->pointer);
-  } else if (it->kind->take == take_physical) {
+  if (it->kind->take == take_physical) {
     CALL(cuMemExportToShareableHandle, &descriptor, it->physical, FILE_DESCRIPTOR, 0);
     printf("%d,%zu\n", descriptor, it->bytes);
-    return true;
-  } else if (it->kind->take == take_pool) {
+    return;
+  }
+  if (it->kind->take == take_linear) {
+    CALL(cuIpcGetMemHandle, &handle, it->pointer);
+  } else {
     CALL(cuMemPoolExportToShareableHandle, &descriptor, it->object, FILE_DESCRIPTOR, 0);
     CALL(cuMemPoolExportPointer, &handle, it->pointer);
     printf("%d,", descriptor);
-  } else {
-    return false;
   }
   print_handle(&handle);
-  return true;
 }
 
 static int close_linear(struct allocation *it) {
@@ -181,7 +159,7 @@ static int open_shown(const struct kind *kind, const char *pid, char *shown) {
   int result;
   if (kind->take == take_linear) {
     result = TRY(cuIpcOpenMemHandle, &it.pointer, read_handle(shown), 1);
-    return keep(result, &it, close_linear, 0);
+    return keep(result, &it, close_linear);
   }
   it.descriptor = descriptor_of(pid, shown, &rest);
   void *file = (void *)(intptr_t)it.descriptor;
@@ -191,23 +169,16 @@ static int open_shown(const struct kind *kind, const char *pid, char *shown) {
     close(it.descriptor);
     if (!result)
       result = map_physical(&it);
-    return keep(result, &it, give_physical, 0);
+    return keep(result, &it, give_physical);
   }
   struct ipc_handle handle = read_handle(rest);
   result = TRY(cuMemPoolImportFromShareableHandle, &it.object, file, FILE_DESCRIPTOR, 0);
   if (!result)
     result = TRY(cuMemPoolImportPointer, &it.pointer, it.object, &handle);
-  return keep(result, &it, close_pool, 0);
+  return keep(result, &it, close_pool);
 }
 
 /* ---- lines ---- */
-
-static const struct allocation *last_external(void) {
-  for (size_t i = held_count; i > 0; i--)
-    if (held[i - 1].allocation.kind->take == take_external)
-      return &held[i - 1].allocation;
-  die("no external memory is held");
-}
 
 static void *default_pool(void) {
   void *pool = NULL;
@@ -223,17 +194,14 @@ static void answer(char **words) {
   int result = 0;
   if (!strcmp(command, "take")) {
     const struct kind *kind = kind_of(words[1]);
-    result = keep(take_kind(&it, kind, bytes), &it, kind->give, 0);
+    result = keep(take_kind(&it, kind, bytes), &it, kind->give);
   } else if (!strcmp(command, "give")) {
     result = give();
-  } else if (!strcmp(command, "cached")) {
-    result = take_cached(kind_of(words[1]), bytes);
   } else if (!strcmp(command, "open")) {
     result = open_shown(kind_of(words[1]), words[2], words[3]);
   } else if (!strcmp(command, "again")) {
-    const struct allocation *known = last_external();
-    it.kind = known->kind;
-    result = keep(import_external(&it, known->descriptor, known->bytes), &it, give_external, 0);
+    const struct allocation *known = &last_held()->allocation;
+    result = keep(import_external(&it, known->descriptor, known->bytes), &it, give_external);
   } else if (!strcmp(command, "keep")) {
     result = TRY(cuMemPoolSetAttribute, default_pool(), RELEASE_THRESHOLD, &number);
   } else if (!strcmp(command, "trim")) {
@@ -247,8 +215,7 @@ static void answer(char **words) {
     printf("%zu\n", free_bytes());
     return;
   } else if (!strcmp(command, "show")) {
-    if (!held_count || !show(&held[held_count - 1].allocation))
-      die("nothing to show");
+    show(&last_held()->allocation);
     return;
   } else {
     die("no command `%s`", command);

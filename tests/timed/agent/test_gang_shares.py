@@ -1,12 +1,18 @@
-"""Gangs of devices beside single shares: each keeps its target and its limit."""
+"""Gangs beside other shares: together on their devices, in turn on one, and each share keeps its target and limit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gang_runs import MS, gang_node, go, ring, single
+import pytest
+from gang_runs import gang_node, go, job_beside_others, ring, single
+
+from rig.loads import MS, Load, Terms
+from rig.node import Node
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rig.programs import Program
 
 
@@ -50,3 +56,29 @@ def test_a_gang_with_a_limit_keeps_it_and_makes_its_collectives() -> None:
     assert count > 100
     assert longest_ms < 600
     assert used < 0.42
+
+
+def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_targets(tmp_path: Path) -> None:
+    made, part = {}, {}
+    for gang in ("", "team/job"):
+        (tmp_path / "words").unlink(missing_ok=True)
+        with job_beside_others(tmp_path, gang) as (node, programs):
+            start_ns = go(programs, 4)
+            part[gang] = node.parts(2, start_ns + 1000 * MS)
+            made[gang] = min(programs[name].result(20).other["rounds"] for name in ("rank0", "rank1"))
+    # Each by itself, nearly every turn ends with a rank that spins for the other one.
+    assert made["team/job"] > 5 * made[""], made
+    assert made["team/job"] > 1350, made
+    assert min(part["team/job"][name] for name in ("other0", "other1")) > 0.57, part
+
+
+def test_two_shares_of_a_gang_on_one_device_take_turns() -> None:
+    with Node("1xH200") as node:
+        programs = {}
+        for name in "abc":
+            gang = "" if name == "c" else "job"
+            load = Load(Terms(60 if name == "c" else 20, devices=("0",), gang=gang), "saturate", {"unit": "500us"})
+            programs[name] = node.start(name, load)
+        start_ns = go(programs, 4)
+        part = node.parts(3, start_ns + 500 * MS)
+    assert part == pytest.approx({"a": 0.2, "b": 0.2, "c": 0.6}, abs=0.02)

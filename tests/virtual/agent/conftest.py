@@ -1,4 +1,10 @@
 """The fixtures of this room."""
 
-# ruff: noqa: F403
-from policy_fixtures import *
+import pytest
+from driving import Driver
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """A policy that is driven in virtual time."""
+    return Driver()

@@ -44,11 +44,6 @@ def assert_exact(programs: list[Program], percents: dict[str, float], start_ns: 
     return node
 
 
-def test_two_programs_share_70_to_30_exactly() -> None:
-    node = assert_exact([Program("a", 70), Program("b", 30)], {"a": 70, "b": 30})
-    assert node.busy_ns / node.now_ns >= 0.99
-
-
 def test_three_programs_share_50_30_20_and_the_late_joiner_waits_less_than_100_ms() -> None:
     programs = [Program("a", 50), Program("b", 30), Program("late", 20, start_ns=5 * S)]
     node = assert_exact(programs, {"a": 50, "b": 30, "late": 20}, start_ns=6 * S)
@@ -86,15 +81,19 @@ def test_equal_shares_are_exact_with_kernels_from_5_us_to_20_ms(count: int) -> N
     assert_exact(programs, {p.name: 100 / count for p in programs})
 
 
-@pytest.mark.parametrize("unit_ns", [5 * US, 1 * MS, 20 * MS])
-def test_unequal_shares_are_exact_with_kernels_from_5_us_to_20_ms(unit_ns: int) -> None:
-    percents = {"a": 40.0, "b": 25.0, "c": 20.0, "d": 10.0, "e": 5.0}
-    assert_exact([Program(n, p, unit_ns=unit_ns) for n, p in percents.items()], percents)
-
-
-def test_what_requests_leave_is_shared_exactly_in_their_proportion() -> None:
-    programs = [Program("a", 28, unit_ns=20 * MS), Program("b", 12, unit_ns=5 * US)]
-    assert_exact(programs, {"a": 70, "b": 30})
+@pytest.mark.parametrize(
+    ("requests", "units_ns"),
+    [
+        *(((40, 25, 20, 10, 5), (unit_ns,) * 5) for unit_ns in (5 * US, 1 * MS, 20 * MS)),
+        ((70, 30), (500 * US, 500 * US)),
+        ((28, 12), (20 * MS, 5 * US)),  # what requests leave is shared in their proportion
+    ],
+)
+def test_unequal_shares_are_exact_with_kernels_from_5_us_to_20_ms(
+    requests: tuple[int, ...], units_ns: tuple[int, ...]
+) -> None:
+    programs = [Program(f"s{i}", request, unit_ns=units_ns[i]) for i, request in enumerate(requests)]
+    assert_exact(programs, {program.name: 100 * program.request / sum(requests) for program in programs})
 
 
 def test_saturated_shares_stay_exact_beside_intermittent_ones() -> None:

