@@ -135,7 +135,7 @@ async def test_while_the_api_server_is_away_nothing_is_decided_and_all_of_it_whe
             await eventually(lambda: not replica.lease.trouble, "still told")
 
 
-async def test_a_refused_write_is_tried_again_but_not_one_that_is_invalid(tmp_path: Path) -> None:
+async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected_gets_nobody(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.add_node("n1", 4)
         async with world.replica() as replica:
