@@ -17,9 +17,7 @@ NAMESPACE, NAME = RULES.split("/")
 
 
 async def test_a_pod_is_told_where_it_goes_and_of_a_gang_one_for_all(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 2)
-        world.add_node("n2", 2)
+    async with World(tmp_path, n1=2, n2=2) as world:
         world.create("alone", 100)
         async with world.replica():
             await eventually(lambda: "Released" in world.told("alone"), "not told")
@@ -35,8 +33,7 @@ async def test_a_pod_is_told_where_it_goes_and_of_a_gang_one_for_all(tmp_path: P
 
 
 async def test_why_a_pod_waits_is_told_once_and_again_when_it_is_another_reason(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
+    async with World(tmp_path, n1=1) as world:
         world.create("first", 100)
         async with world.replica() as replica:
             await world.run_released("first")
@@ -56,8 +53,7 @@ async def test_why_a_pod_waits_is_told_once_and_again_when_it_is_another_reason(
 
 
 async def test_rules_that_cannot_be_are_told_on_the_config_map_and_the_last_good_ones_stay(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
+    async with World(tmp_path, n1=1) as world:
         world.put_rules("default: {cap: 1, weight: 2}")
         async with world.replica() as replica:
             await eventually(lambda: replica.keeper.queues.default.weight == 2, "not read")
@@ -75,8 +71,7 @@ async def test_rules_that_cannot_be_are_told_on_the_config_map_and_the_last_good
 
 
 async def test_a_cap_below_what_runs_ends_nothing_and_is_told_once(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
+    async with World(tmp_path, n1=4) as world:
         names = ["a", "b", "c"]
         for name in names:
             world.create(name, 100)
@@ -109,9 +104,8 @@ async def report_for_ever(world: World, replica: Replica) -> None:
 
 
 async def test_a_share_that_is_measured_idle_yields_to_an_equal_and_one_that_works_does_not(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
+    async with World(tmp_path, n1=2) as world:
         world.put_rules("default: {idle: 2s}")
-        world.add_node("n1", 2)
         world.agents["n1"].used = {"works": 40_000}
         world.create("works", 100, memory="1Gi")
         world.create("sleeps", 100, memory="1Gi")

@@ -20,8 +20,7 @@ DAY_S = 86_400.0
 
 
 async def test_who_was_made_first_goes_first_whichever_replica_decides(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
+    async with World(tmp_path, n1=1) as world:
         world.create("runs", 100, ago_s=200)
         world.bind("runs", "GPU-n1-0", runs_s=100)
         world.create("a-young", 100, ago_s=10)
@@ -36,9 +35,8 @@ async def test_who_was_made_first_goes_first_whichever_replica_decides(tmp_path:
 async def test_a_replica_that_starts_anew_knows_since_when_pods_run_and_that_none_ran_before_it_was_made(
     tmp_path: Path,
 ) -> None:
-    async with World(tmp_path) as world:
+    async with World(tmp_path, n1=2) as world:
         world.put_rules("default: {longest-run: 1h, overrun: end}")
-        world.add_node("n1", 2)
         world.create("long", 100, ago_s=7300)
         world.bind("long", "GPU-n1-0", runs_s=7200)
         world.create("fresh", 100, ago_s=60)
@@ -95,8 +93,7 @@ async def test_before_it_has_seen_all_nodes_it_decides_nothing(tmp_path: Path) -
 
 
 async def test_a_gang_that_another_replica_released_is_timed_by_the_next(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
+    async with World(tmp_path, n1=4) as world:
         for gang, runs in (("late", 1), ("well", 2)):
             for number in range(2):
                 name = f"{gang}-{number}"
@@ -111,8 +108,7 @@ async def test_a_gang_that_another_replica_released_is_timed_by_the_next(tmp_pat
 
 
 async def test_a_member_that_has_done_its_work_before_the_others_run_is_not_waited_for(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
+    async with World(tmp_path, n1=4) as world:
         names = ["gang-0", "gang-1"]
         for name in names:
             world.create(name, 100, gang="gang", gang_size="2", gang_timeout="1s")
@@ -128,21 +124,17 @@ async def test_a_member_that_has_done_its_work_before_the_others_run_is_not_wait
 async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEW_WITHIN_S", 1.0)
     monkeypatch.setattr(leases, "RENEW_S", 0.2)
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
-        async with world.replica() as replica:
-            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
-            world.server.refuse(503, times=10_000, only="patch pods")
-            world.create("a", 60)
-            await eventually(lambda: world.server.requests["patch pods"], "nothing is tried")
-            world.server.refuse(503, times=10_000, only="put leases")
-            await eventually(lambda: not replica.lease.is_held(), "the lease is still held")
-            await eventually(
-                lambda: replica.keeper.memory.tally.orders["release", "conflict"] == 1, "it is still tried"
-            )
-            world.server.faults.stop_refusing()
-            await eventually(replica.lease.is_held, "it does not decide again")
-            assert not world.is_released("a"), "it may be another's by now"
+    async with World(tmp_path, n1=4) as world, world.replica() as replica:
+        await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+        world.server.refuse(503, times=10_000, only="patch pods")
+        world.create("a", 60)
+        await eventually(lambda: world.server.requests["patch pods"], "nothing is tried")
+        world.server.refuse(503, times=10_000, only="put leases")
+        await eventually(lambda: not replica.lease.is_held(), "the lease is still held")
+        await eventually(lambda: replica.keeper.memory.tally.orders["release", "conflict"] == 1, "it is still tried")
+        world.server.faults.stop_refusing()
+        await eventually(replica.lease.is_held, "it does not decide again")
+        assert not world.is_released("a"), "it may be another's by now"
 
 
 def remake(world: World, name: str, units: int) -> None:
@@ -153,25 +145,23 @@ def remake(world: World, name: str, units: int) -> None:
 
 
 async def test_what_was_decided_about_a_pod_is_not_done_to_another_of_its_name(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
-        async with world.replica() as replica:
-            orders = replica.keeper.memory.tally.orders
-            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
-            world.server.faults.delay(1.0, "patch pods")
-            world.create("low", 60)
-            await eventually(lambda: world.server.requests["patch pods"] == 1, "not decided")
-            world.server.faults.delay(0.0, "patch pods")
-            remake(world, "low", 50)
-            await eventually(lambda: orders["release", "conflict"] == 1, f"another was released: {orders}")
-            await world.run_released("low")
-            world.server.faults.delay(1.0, "post pods/eviction")
-            world.create("high", 100, priority=10)
-            await eventually(lambda: world.server.requests["post pods/eviction"] == 1, "not decided")
-            world.server.faults.delay(0.0, "post pods/eviction")
-            remake(world, "low", 10)
-            await eventually(lambda: orders["evict", "conflict"] == 1, f"another was evicted: {orders}")
-            assert world.server.registry.evicted == []
+    async with World(tmp_path, n1=1) as world, world.replica() as replica:
+        orders = replica.keeper.memory.tally.orders
+        await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+        world.server.faults.delay(1.0, "patch pods")
+        world.create("low", 60)
+        await eventually(lambda: world.server.requests["patch pods"] == 1, "not decided")
+        world.server.faults.delay(0.0, "patch pods")
+        remake(world, "low", 50)
+        await eventually(lambda: orders["release", "conflict"] == 1, f"another was released: {orders}")
+        await world.run_released("low")
+        world.server.faults.delay(1.0, "post pods/eviction")
+        world.create("high", 100, priority=10)
+        await eventually(lambda: world.server.requests["post pods/eviction"] == 1, "not decided")
+        world.server.faults.delay(0.0, "post pods/eviction")
+        remake(world, "low", 10)
+        await eventually(lambda: orders["evict", "conflict"] == 1, f"another was evicted: {orders}")
+        assert world.server.registry.evicted == []
 
 
 async def test_two_that_both_decide_do_no_harm(tmp_path: Path) -> None:
@@ -205,8 +195,7 @@ async def test_two_that_both_decide_do_no_harm(tmp_path: Path) -> None:
 async def test_while_an_agent_is_silent_nothing_goes_there_nothing_yields_there_and_nobody_is_told_that_he_never_fits(
     tmp_path: Path,
 ) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 2)
+    async with World(tmp_path, n1=2) as world:
         world.create("low", 100)
         world.bind("low", "GPU-n1-0", runs_s=100)
         async with world.replica() as replica:

@@ -38,8 +38,7 @@ async def test_a_gang_is_released_whole_onto_one_rack(tmp_path: Path) -> None:
 
 
 async def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no_room_meanwhile(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
+    async with World(tmp_path, n1=1) as world:
         for name in ("gang-0", "gang-1"):
             world.create(name, 50, gang="gang", gang_size="2")
         held = world.body("gang-1")
@@ -56,8 +55,7 @@ async def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no
 
 
 async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_gone(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
+    async with World(tmp_path, n1=1) as world:
         world.create("low", 100, memory="1Gi")
         async with world.replica() as replica:
             tally = replica.keeper.memory.tally
@@ -79,8 +77,7 @@ async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_go
 
 
 async def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 2)
+    async with World(tmp_path, n1=2) as world:
         world.create("one", 100)
         world.create("two", 100)
         async with world.replica() as replica:
@@ -105,57 +102,50 @@ async def test_of_two_replicas_one_decides_and_the_other_goes_on_when_it_is_gone
     monkeypatch.setattr(leases, "TAKE_AFTER_S", 1.5)
     monkeypatch.setattr(leases, "RENEW_WITHIN_S", 1.0)
     monkeypatch.setattr(leases, "RENEW_S", 0.2)
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
-        async with world.replica("one") as first:
-            await eventually(first.lease.is_held, "nobody leads")
-            async with world.replica("two") as second:
-                world.create("a", 60)
-                await eventually(lambda: world.is_released("a"), "not released")
-                assert (first.keeper.rounds > 0, second.keeper.rounds) == (True, 0)
-                await first.kill()
-                world.create("b", 60)
-                await eventually(lambda: world.is_released("b"), "the other does not go on")
-                assert second.lease.is_held()
-                assert not first.lease.is_held()
-                assert world.devices_of("a") != world.devices_of("b"), "what the first decided counts"
+    async with World(tmp_path, n1=4) as world, world.replica("one") as first:
+        await eventually(first.lease.is_held, "nobody leads")
+        async with world.replica("two") as second:
+            world.create("a", 60)
+            await eventually(lambda: world.is_released("a"), "not released")
+            assert (first.keeper.rounds > 0, second.keeper.rounds) == (True, 0)
+            await first.kill()
+            world.create("b", 60)
+            await eventually(lambda: world.is_released("b"), "the other does not go on")
+            assert second.lease.is_held()
+            assert not first.lease.is_held()
+            assert world.devices_of("a") != world.devices_of("b"), "what the first decided counts"
 
 
 async def test_while_the_api_server_is_away_nothing_is_decided_and_all_of_it_when_it_is_back(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
-        async with world.replica() as replica:
-            await eventually(replica.lease.is_held, "nobody leads")
-            assert not replica.lease.trouble
-            await world.server.stop()
-            world.create("a", 60)
-            await eventually(lambda: replica.lease.trouble, "not told that the lease cannot be read")
-            await world.server.start()
-            await eventually(lambda: world.is_released("a"), "not released")
-            await eventually(lambda: not replica.lease.trouble, "still told")
+    async with World(tmp_path, n1=4) as world, world.replica() as replica:
+        await eventually(replica.lease.is_held, "nobody leads")
+        assert not replica.lease.trouble
+        await world.server.stop()
+        world.create("a", 60)
+        await eventually(lambda: replica.lease.trouble, "not told that the lease cannot be read")
+        await world.server.start()
+        await eventually(lambda: world.is_released("a"), "not released")
+        await eventually(lambda: not replica.lease.trouble, "still told")
 
 
 async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected_gets_nobody(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
-        async with world.replica() as replica:
-            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
-            await asyncio.sleep(0.3)
-            world.create("a", 60)
-            world.server.refuse(503, times=3)
-            await eventually(lambda: world.is_released("a"), "not released")
-            node = world.server.nodes["", "n1"]
-            world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # it cannot be selected
-            await eventually(lambda: (n1 := replica.cluster.node("n1")) and not n1.hostname, "not seen")
-            world.create("b", 60)
-            orders = replica.keeper.memory.tally.orders
-            await eventually(lambda: orders["release", "invalid"] == 1, f"counted {orders}")
-            assert not world.is_released("b")
+    async with World(tmp_path, n1=4) as world, world.replica() as replica:
+        await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+        await asyncio.sleep(0.3)
+        world.create("a", 60)
+        world.server.refuse(503, times=3)
+        await eventually(lambda: world.is_released("a"), "not released")
+        node = world.server.nodes["", "n1"]
+        world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # it cannot be selected
+        await eventually(lambda: (n1 := replica.cluster.node("n1")) and not n1.hostname, "not seen")
+        world.create("b", 60)
+        orders = replica.keeper.memory.tally.orders
+        await eventually(lambda: orders["release", "invalid"] == 1, f"counted {orders}")
+        assert not world.is_released("b")
 
 
 async def test_what_cannot_be_is_told_and_stays_gated(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
+    async with World(tmp_path, n1=4) as world:
         world.create("of-a-gang", 60, gang="g", gang_size="0")
         world.create("wrong", 60, limit="10")
         world.create("two", 60, gang="h", gang_size="2")

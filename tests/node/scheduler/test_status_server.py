@@ -58,8 +58,7 @@ async def test_until_everything_is_known_it_is_alive_and_not_ready_and_explains_
 
 
 async def test_a_pod_is_explained_as_the_command_shows_it_and_a_mistyped_name_is_told(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 2)
+    async with World(tmp_path, n1=2) as world:
         world.create("placed", 60)
         world.create("waits", 70, gated=False)
         async with world.replica() as replica:

@@ -113,12 +113,15 @@ class Replica:
 class World:
     """The API server, nodes whose agents report, and what kubelet and schedulers would do."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **devices: int) -> None:
+        """`devices`: how many the first nodes have, by their names."""
         self.directory = directory
         self.server = ApiServer()
         self.server.put_namespace("sharepod")
         self.server.registry.deletion.kubelet_s = 0.0
         self.agents: dict[str, Agent] = {}
+        for name, count in devices.items():
+            self.add_node(name, count)
 
     async def __aenter__(self) -> Self:
         await self.server.__aenter__()

@@ -219,8 +219,7 @@ def test_how_a_pod_ended_is_read_of_its_status_whatever_that_says(body: dict[str
 
 
 async def test_a_gang_starts_anew_as_a_whole_when_a_member_is_deleted(tmp_path: Path) -> None:
-    async with World(tmp_path) as world:
-        world.add_node("n1", 4)
+    async with World(tmp_path, n1=4) as world:
         said = {"gang": "gang", "gang_size": "3", "gang_restart": "whole"}
         old, new = (tuple(f"gang-{number}" for number in numbers) for numbers in (range(3), range(3, 6)))
         for name in old:

@@ -194,8 +194,7 @@ async def test_a_round_that_fails_is_counted_logged_and_not_the_end(
         return decide(*given, **more)
 
     monkeypatch.setattr(gatekeeper, "decide", fail_first)
-    async with World(tmp_path) as world:
-        world.add_node("n1", 1)
+    async with World(tmp_path, n1=1) as world:
         world.create("a", 60)
         async with world.replica() as replica:
             await eventually(lambda: world.is_released("a"), "nothing was decided after a failure")
