@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharepod.scheduler.ask import PodAsk, ShareAsk
@@ -165,6 +165,7 @@ OBJECTS = st.recursive(
 
 
 @given(OBJECTS)
+@settings(deadline=None)
 def test_no_object_makes_the_reader_fail(item: object) -> None:
     read_pod(item)
     read_node(item)

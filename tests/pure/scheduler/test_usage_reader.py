@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharepod.agent.share import ShareClass
@@ -132,6 +132,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_whatever_the_bytes_it_is_a_report_or_refused(data: st.DataObject) -> None:
     good = whole().SerializeToString()
     at = data.draw(st.integers(0, len(good)))
