@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from typing import TYPE_CHECKING
 
-import pytest
-from gates_world import RULES, World, in_world
+from gates_world import World
 
 from rig.until import eventually
 from sharepod.kube import lease as leases
@@ -16,9 +13,11 @@ from sharepod.kube import lease as leases
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
 
-def test_a_gang_is_released_whole_onto_one_rack(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
+
+async def test_a_gang_is_released_whole_onto_one_rack(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
         for number in range(4):
             world.add_node(f"n{number}", 2, rack=f"r{number // 2}")
         world.create("alone", 100)
@@ -37,12 +36,9 @@ def test_a_gang_is_released_whole_onto_one_rack(tmp_path: Path) -> None:
             devices = [device for number in range(4) for device in world.devices_of(f"gang-{number}")]
             assert len(set(devices)) == 4
 
-    in_world(tmp_path, test)
 
-
-def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no_room_meanwhile(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 1)
+async def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no_room_meanwhile(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=1) as world:
         for name in ("gang-0", "gang-1"):
             world.create(name, 50, gang="gang", gang_size="2")
         held = world.body("gang-1")
@@ -57,16 +53,13 @@ def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no_room_
             world.server.put(held)
             await eventually(lambda: world.is_released("gang-0") and world.is_released("gang-1"), "not released")
 
-    in_world(tmp_path, test)
 
-
-def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_gone(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 1)
+async def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_gone(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=1) as world:
         world.create("low", 100, memory="1Gi")
-        async with world.replica():
-            await eventually(lambda: world.is_released("low"), "not released")
-            world.run("low")
+        async with world.replica() as replica:
+            tally = replica.keeper.memory.tally
+            await world.run_released("low")
             world.create("high", 60, priority=10, memory="1Gi")
             await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
             world.run("high")
@@ -77,150 +70,91 @@ def test_a_lower_pod_is_paused_for_a_higher_one_and_resumed_when_it_has_gone(tmp
             await eventually(
                 lambda: world.told("low") == {"Released", "Paused", "Resumed"}, f"told {world.told('low')}"
             )
+            await eventually(lambda: tally.yields["resumed"] == 1, f"counted {tally.yields}")
+            assert (tally.yields["paused"], tally.yields["evicted"]) == (1, 0)
+            assert (tally.orders["release", "written"], tally.orders["yield", "written"]) == (2, 2)
             assert world.server.registry.evicted == []
 
-    in_world(tmp_path, test)
 
-
-def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 2)
-        for name in ("one", "two"):
-            world.create(name, 100)
+async def test_evictions_respect_disruption_budgets(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=2) as world:
+        world.create("one", 100)
+        world.create("two", 100)
         async with world.replica() as replica:
-            for name in ("one", "two"):
-                await eventually(lambda name=name: world.is_released(name), "not released")  # type: ignore[misc]
-                world.run(name)
+            tally = replica.keeper.memory.tally
+            await world.run_released("one", "two")
             world.guard("one")
             world.create("high", 100, priority=10)
             await eventually(lambda: world.is_released("high"), f"no room was made: {world.server.registry.evicted}")
             assert world.server.registry.evicted == ["two"]
             assert world.told("two") >= {"Evicted"}
-            assert replica.keeper.memory.tally.yields["evicted"] == 1
+            assert tally.yields["evicted"] == tally.evictions["yield"] == 1
+            world.run("high")
+            world.create("higher", 200, priority=20)
+            await eventually(lambda: tally.orders["evict", "budget"], f"counted {tally.orders}")
+            await eventually(lambda: "NotEvicted" in world.told("one"), "not told")
+            assert "a disruption budget keeps it: for default/high" in world.said("one", "NotEvicted")
 
-    in_world(tmp_path, test)
 
-
-def test_of_two_replicas_one_decides_and_the_other_goes_on_when_it_is_gone(
+async def test_of_two_replicas_one_decides_and_the_other_goes_on_when_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "TAKE_AFTER_S", 1.5)
     monkeypatch.setattr(leases, "RENEW_WITHIN_S", 1.0)
     monkeypatch.setattr(leases, "RENEW_S", 0.2)
-
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        async with world.replica("one") as first:
-            await eventually(first.lease.is_held, "nobody leads")
-            async with world.replica("two") as second:
-                world.create("a", 60)
-                await eventually(lambda: world.is_released("a"), "not released")
-                assert (first.keeper.rounds > 0, second.keeper.rounds) == (True, 0)
-                await first.kill()
-                world.create("b", 60)
-                await eventually(lambda: world.is_released("b"), "the other does not go on")
-                assert second.lease.is_held()
-                assert not first.lease.is_held()
-                assert world.devices_of("a") != world.devices_of("b"), "what the first decided counts"
-
-    in_world(tmp_path, test)
-
-
-def test_a_replica_that_ends_in_order_lets_the_other_go_on_at_once(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        async with world.replica("two") as second, contextlib.AsyncExitStack() as stack:
-            await eventually(second.lease.is_held, "nobody leads")
-            first = await stack.enter_async_context(world.replica("one"))
-            await asyncio.sleep(0.5)
+    async with World(tmp_path, n1=4) as world, world.replica("one") as first:
+        await eventually(first.lease.is_held, "nobody leads")
+        async with world.replica("two") as second:
+            world.create("a", 60)
+            await eventually(lambda: world.is_released("a"), "not released")
+            assert (first.keeper.rounds > 0, second.keeper.rounds) == (True, 0)
+            await first.kill()
+            world.create("b", 60)
+            await eventually(lambda: world.is_released("b"), "the other does not go on")
+            assert second.lease.is_held()
             assert not first.lease.is_held()
-            await second.kill()
-            began_s = time.monotonic()
-            await second.lease.give_up()
-            await eventually(first.lease.is_held, "not taken over")
-            assert time.monotonic() - began_s < leases.TAKE_AFTER_S / 2
-
-    in_world(tmp_path, test)
+            assert world.devices_of("a") != world.devices_of("b"), "what the first decided counts"
 
 
-def test_while_the_api_server_is_away_nothing_is_decided_and_all_of_it_when_it_is_back(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        async with world.replica() as replica:
-            await eventually(replica.lease.is_held, "nobody leads")
-            assert not replica.lease.trouble
-            await world.server.stop()
-            world.create("a", 60)
-            await eventually(lambda: replica.lease.trouble, "not told that the lease cannot be read")
-            await world.server.start()
-            await eventually(lambda: world.is_released("a"), "not released")
-            await eventually(lambda: not replica.lease.trouble, "still told")
-
-    in_world(tmp_path, test)
+async def test_while_the_api_server_is_away_nothing_is_decided_and_all_of_it_when_it_is_back(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=4) as world, world.replica() as replica:
+        await eventually(replica.lease.is_held, "nobody leads")
+        assert not replica.lease.trouble
+        await world.server.stop()
+        world.create("a", 60)
+        await eventually(lambda: replica.lease.trouble, "not told that the lease cannot be read")
+        await world.server.start()
+        await eventually(lambda: world.is_released("a"), "not released")
+        await eventually(lambda: not replica.lease.trouble, "still told")
 
 
-def test_a_refused_write_is_tried_again(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        async with world.replica() as replica:
-            await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
-            await asyncio.sleep(0.3)
-            world.create("a", 60)
-            world.server.refuse(503, times=3)
-            await eventually(lambda: world.is_released("a"), "not released")
-
-    in_world(tmp_path, test)
-
-
-def test_rules_of_queues_count_at_once_and_wrong_ones_change_nothing(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        namespace, name = RULES.split("/")
-        world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: 1}"})
-        async with world.replica() as replica:
-            await eventually(lambda: replica.keeper.queues.default.cap_milli == 1000, "rules not read")
-            for letter in "ab":
-                world.create(letter, 100)
-            await eventually(lambda: world.is_released("a") or world.is_released("b"), "not released")
-            held = "b" if world.is_released("a") else "a"
-            await eventually(lambda: "QueueCap" in world.told(held), "not told")
-            world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: -1}"})
-            await eventually(lambda: replica.keeper.refusal, "not refused")
-            assert replica.keeper.queues.default.cap_milli == 1000
-            world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: 2}"})
-            await eventually(lambda: world.is_released(held), "not released")
-
-    in_world(tmp_path, test)
+async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected_gets_nobody(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=4) as world, world.replica() as replica:
+        await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
+        await asyncio.sleep(0.3)
+        world.create("a", 60)
+        world.server.refuse(503, times=3)
+        await eventually(lambda: world.is_released("a"), "not released")
+        node = world.server.nodes["", "n1"]
+        world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # it cannot be selected
+        await eventually(lambda: (n1 := replica.cluster.node("n1")) and not n1.hostname, "not seen")
+        world.create("b", 60)
+        orders = replica.keeper.memory.tally.orders
+        await eventually(lambda: orders["release", "invalid"] == 1, f"counted {orders}")
+        assert not world.is_released("b")
 
 
-@pytest.mark.parametrize(
-    "annotations",
-    [
-        {"gang": "g", "gang_size": "0"},
-        {"gang": "g", "gang_size": "2", "gang_min": "3"},
-        {"limit": "10"},
-    ],
-)
-def test_what_cannot_be_is_told_and_stays_gated(tmp_path: Path, annotations: dict[str, str]) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        world.create("wrong", 60, **annotations)
+async def test_what_cannot_be_is_told_and_stays_gated(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=4) as world:
+        world.create("of-a-gang", 60, gang="g", gang_size="0")
+        world.create("wrong", 60, limit="10")
+        world.create("two", 60, gang="h", gang_size="2")
+        world.create("three", 60, gang="h", gang_size="3")
         world.create("right", 60)
         async with world.replica():
-            await eventually(lambda: world.is_released("right") and world.told("wrong") == {"GateRefused"}, "not told")
-            assert not world.is_released("wrong")
-
-    in_world(tmp_path, test)
-
-
-def test_members_that_do_not_agree_are_told_and_stay_gated(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        world.add_node("n1", 4)
-        world.create("a", 60, gang="g", gang_size="2")
-        world.create("b", 60, gang="g", gang_size="3")
-        async with world.replica():
-            await eventually(lambda: "GateRefused" in world.told("a") | world.told("b"), "not told")
-            assert not world.is_released("a")
-            assert not world.is_released("b")
-
-    in_world(tmp_path, test)
+            for name in ("of-a-gang", "wrong"):
+                await eventually(lambda name=name: world.told(name) == {"GateRefused"}, "not told")  # type: ignore[misc]
+            disagree = "two", "three"
+            await eventually(lambda: "GateRefused" in set.union(*map(world.told, disagree)), "not told of members")
+            await eventually(lambda: world.is_released("right"), "not released")
+            assert not any(map(world.is_released, ("of-a-gang", "wrong", *disagree)))

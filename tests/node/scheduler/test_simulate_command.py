@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 from cluster_world import node_body, pod_body
 from reference import check_placements
 
+from sharepod.cli import main as cli
 from sharepod.cli.simulate import POLICIES
 from sharepod.scheduler.policy import DEFAULT, ROWS
 from sharepod.scheduler.replay import Placed
@@ -35,7 +37,7 @@ def lists(tmp_path: Path) -> list[str]:
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_policies_are_compared_on_the_same_seeds(lists: list[str]) -> None:
@@ -72,6 +74,14 @@ def test_everything_is_there_for_machines(lists: list[str], tmp_path: Path) -> N
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def begun(lists: list[str]) -> subprocess.Popen[str]:
+    """Start a simulation that would take long, in a session of its own."""
+    return subprocess.Popen(
+        [*COMMAND, *lists, "--seeds", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
 def placed(row: dict[str, str]) -> Placed:
     devices = tuple(int(index) for index in row["device_indices"].split("|") if index)
     return Placed(row["pod"], row["node"], devices, int(row["milli"]))
@@ -99,24 +109,40 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(lists: list[str]) -> N
         (("--once", "--arrive", "1"), 2, "--once and --arrive exclude each other: give one of them"),
         (("--picture", "curve.svg"), 2, "is no PNG"),
         (("--placements", "/nowhere/out.csv"), 1, "cannot write /nowhere/out.csv: /nowhere is not there"),
+        (("--placements", "same.png", "--picture", "same.png"), 2, "are the same file: give each its own"),
         (("--policy", "worth,fgd", "--placements", "out.csv"), 2, "--placements is for one policy, --policy names 2"),
+        (("--times", "--once"), 2, "--times and --once exclude each other"),
+        (("--times", "--seeds", "2"), 2, "with --times there is one order"),
+        (("--times", "--placements", "x.csv"), 2, "--placements is of pods that stay"),
+        (("--times", "--picture", "x.png"), 2, "--picture is of pods that stay"),
+        (("--queues", "q.yaml"), 2, "--queues is for pods that wait"),
         (("--pods", "/nowhere.csv"), 1, "/nowhere.csv: No such file or directory: give a CSV file"),
     ],
 )
-def test_a_flag_that_cannot_be_is_one_line(lists: list[str], change: tuple[str, ...], code: int, text: str) -> None:
-    done = simulate(*lists, *change)
-    assert done.returncode == code
-    assert done.stdout == ""
-    [line] = done.stderr.splitlines()
+def test_a_flag_that_cannot_be_is_one_line(
+    lists: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sharepod", "simulate", *lists, *change])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown, why = capsys.readouterr()
+    assert (ended.value.code, shown) == (code, "")
+    [line] = why.splitlines()
     assert line.startswith("error: ")
     assert text in line
 
 
-def test_a_line_that_cannot_be_is_named(lists: list[str], tmp_path: Path) -> None:
-    (tmp_path / "pods.csv").write_text(PODS.replace("p7,1000", "p7,lots"))
-    done = simulate(*lists)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "pods.csv: line 9: cpu_milli is 'lots': a whole number from 0 is needed" in done.stderr
+@pytest.mark.parametrize(("left", "says"), [(0, "--nodes is missing"), (2, "--pods is missing")])
+@pytest.mark.parametrize("mode", [[], ["--times"]])
+def test_a_list_that_is_missing_is_named(lists: list[str], mode: list[str], left: int, says: str) -> None:
+    done = simulate(*lists[:left], *lists[left + 2 :], *mode)
+    assert done.returncode == 2
+    assert says in done.stderr
 
 
 def live(tmp_path: Path) -> list[str]:
@@ -145,56 +171,18 @@ def test_a_live_cluster_is_asked_whether_its_pods_fit_each_of_them_once(tmp_path
     assert left_out[0].endswith("; and 2 more pods")
     with out.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["seed"] == "2"]
-    names = [row["pod"] for row in rows]
-    assert len(set(names)) == 12, "each of them came"
-    assert sorted(names) == sorted([*set(names), "default/both"]), "a pod with two shares has two lines"
-    both = [(row["node"], row["milli"], row["device_indices"]) for row in rows if row["pod"] == "default/both"]
-    assert [milli for _, milli, _ in both] == ["300", "1000"]
-    assert both[0][0] == both[1][0]
-    assert both[0][2] != both[1][2]
-    taken: dict[tuple[str, str], int] = {}
-    for row in rows:
-        for index in filter(None, row["device_indices"].split("|")):
-            taken[row["node"], index] = taken.get((row["node"], index), 0) + int(row["milli"])
-    assert sum(taken.values()) == 4300
-    assert max(taken.values()) <= 1000
+    assert len({row["pod"] for row in rows}) == 12, "each of them came"
+    part, whole = (row for row in rows if row["pod"] == "default/both")
+    assert (part["milli"], whole["milli"]) == ("300", "1000"), "a pod with two shares has two lines"
+    assert part["node"] == whole["node"]
+    assert part["device_indices"] != whole["device_indices"]
 
 
-def test_a_live_cluster_is_asked_for_more_than_it_has(tmp_path: Path) -> None:
-    done = simulate(*live(tmp_path), "--arrive", "1.2", "--seeds", "2", "--policy", "worth,binpack", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["arrive"] == 1.2
-    assert min(one["points"][-1]["arrived"] for one in told["outcomes"]) >= 1.2
-    once = json.loads(simulate(*live(tmp_path), "--once", "--seeds", "1", "-o", "json").stdout)
-    assert once["arrive"] is None
-    last = once["outcomes"][0]["points"][-1]
-    assert last["arrived"] == pytest.approx(4.3 / 6)
-    assert sum(size["arrived"] for size in last["failed"].values()) == 12
-
-
-def test_files_of_a_cluster_that_are_mixed_up_or_cut_off_are_one_line(tmp_path: Path) -> None:
-    nodes, pods = live(tmp_path)[1::2]
-    done = simulate("--nodes", pods, "--pods", nodes)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {pods}: it has a Pod, Nodes are needed: were the files mixed up?\n"
-    Path(pods).write_text(Path(pods).read_text()[:-100])
-    done = simulate("--nodes", nodes, "--pods", pods)
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: {pods}: ")
-    assert line.endswith("it is cut off, or no JSON: get it again with kubectl get pods -A -o json")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("wait_s", [0.9, 1.3, None])
+@pytest.mark.parametrize(
+    ("number", "wait_s"), [*product((signal.SIGINT, signal.SIGTERM), (0.9, None)), (signal.SIGKILL, None)]
+)
 def test_nothing_is_left_when_a_signal_ends_it(lists: list[str], number: signal.Signals, wait_s: float | None) -> None:
-    running = subprocess.Popen(
-        [*COMMAND, *lists, "--seeds", "1000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    running = begun(lists)
     assert running.stderr
     if wait_s is None:
         assert "1 of 1000" in running.stderr.readline()
@@ -217,9 +205,7 @@ def test_nothing_is_left_when_a_signal_ends_it(lists: list[str], number: signal.
 
 
 def test_a_process_that_is_killed_is_said(lists: list[str]) -> None:
-    running = subprocess.Popen(
-        [*COMMAND, *lists, "--seeds", "1000"], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    running = begun(lists)
     while running.poll() is None:  # one that has told its result already is not missed
         for victim in children(running.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -229,16 +215,10 @@ def test_a_process_that_is_killed_is_said(lists: list[str]) -> None:
     assert errors.splitlines()[-1].startswith("error: a process of the simulation ended with -9 (-9: killed, perhaps")
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("--placements", "--pods"), ("--picture", "--nodes"), ("--placements", "--picture")]
-)
-def test_a_file_is_not_written_over_another(lists: list[str], tmp_path: Path, one: str, other: str) -> None:
+@pytest.mark.parametrize(("written", "read"), [("--placements", "--pods"), ("--picture", "--nodes")])
+def test_a_list_is_not_written_over(lists: list[str], tmp_path: Path, written: str, read: str) -> None:
     (tmp_path / "x.png").write_text(PODS)
-    named = dict(zip(lists[::2], lists[1::2], strict=True)) | {
-        one: str(tmp_path / "x.png"),
-        other: str(tmp_path / "x.png"),
-    }
-    done = simulate(*(part for pair in named.items() for part in pair))
+    done = simulate(*lists, read, str(tmp_path / "x.png"), written, str(tmp_path / "x.png"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "are the same file: give each its own" in done.stderr
     assert (tmp_path / "x.png").read_text() == PODS
@@ -268,3 +248,60 @@ def children(session: int) -> list[int]:
 def test_the_command_knows_the_policies_that_there_are() -> None:
     assert tuple(ROWS) == POLICIES
     assert POLICIES[0] == DEFAULT
+
+
+ONE_DEVICE = "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,1,A\n"
+TIMED_PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos,creation_time,deletion_time,user,priority,gang_size,gang_min\n"
+    "low,1000,1024,1,1000,BE,100,300,a,,,\n"  # it is paused for `high` from 150 on, for 50 s
+    "high,1000,1024,1,600,LS,150,200,b,,,\n"
+    "late,1000,1024,1,1000,BE,160,170,a,,,\n"  # it waits for both
+    "wide,1000,1024,1,500,BE,500,560,c,7,2,1\n"  # two halves of the device
+    "cpu,1000,1024,0,0,BE,100,,a,,,\n"  # it asks for no device
+    "never,1000,1024,4,1000,LS,100,200,d,,,\n"
+)
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> list[str]:
+    """Lists of a cluster of one device, and of pods that come and go."""
+    (tmp_path / "nodes.csv").write_text(ONE_DEVICE)
+    (tmp_path / "pods.csv").write_text(TIMED_PODS)
+    return ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]
+
+
+def test_pods_come_wait_yield_and_go_at_their_times(timed: list[str]) -> None:
+    done = simulate(*timed, "--times", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    [play] = json.loads(done.stdout)["plays"]
+    by_priority = {waits["priority"]: waits for waits in play["waits"]}
+    assert set(by_priority) == {1000, 7, 0}
+    assert (by_priority[1000]["tasks"], by_priority[1000]["longest_s"]) == (1, pytest.approx(0, abs=1.1))
+    assert by_priority[0]["paused"] == 1
+    assert by_priority[0]["stopped_longest_s"] == pytest.approx(50, abs=3)
+    assert by_priority[0]["longest_s"] == pytest.approx(190, abs=3), "`late` begins when `low` has ended, at 350"
+    assert (play["devices"], play["unfit"], play["unended"]) == (1, 1, 0)
+    assert play["used"] == pytest.approx(0.605, abs=0.02), "of 400 s: 200 at 1, 50 at 0.6 and 10 at 1, less the rounds"
+
+
+def test_what_is_for_people_says_the_same(timed: list[str]) -> None:
+    done = simulate(*timed, "--times", "--policy", "worth,binpack")
+    assert done.returncode == 0, done.stderr
+    totals, waits = done.stdout.split("\n\n")
+    assert [line.split()[:2] for line in totals.splitlines()[2:]] == [["worth", "1"], ["binpack", "1"]]
+    assert waits.startswith("How long jobs waited")
+    assert max(map(len, done.stdout.splitlines())) <= 110
+    assert "sharepod: 2 of 2: binpack:" in done.stderr
+
+
+def test_the_rules_of_queues_are_those_of_a_cluster(timed: list[str], tmp_path: Path) -> None:
+    rules = tmp_path / "queues.yaml"
+    rules.write_text("b: {cap: 0.5}\n")
+    done = simulate(*timed, "--times", "--queues", str(rules), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    [play] = json.loads(done.stdout)["plays"]
+    assert [waits["unstarted"] for waits in play["waits"] if waits["priority"] == 1000] == [1], "0.6 is above b's cap"
+    rules.write_text("a: {weight: -1}\n")
+    done = simulate(*timed, "--times", "--queues", str(rules))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "weight is '-1': give a number above 0" in done.stderr

@@ -1,82 +1,217 @@
-"""The status server over HTTP, and what its replica knows: with an API server's double and agents that a test tells."""
+"""What a replica serves of its status over HTTP, and beyond the loopback to whom: files may be renewed meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
+import socket
+import ssl
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
-from cluster_world import node_body, pod_body, read
-from status_front import Front, with_front
+import trustme
+from cluster_world import Agent, node_body
+from gates_world import World
+from yarl import URL
 
 from rig.until import eventually
+from sharepod.cli import pods
+from sharepod.cli.errors import CliError
+from sharepod.process.credentials import Credentials
+from sharepod.process.errors import SettingsError
+from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.observer import PATIENCE_S
+from sharepod.scheduler.status_server import StatusServer
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
-def test_until_everything_is_known_it_is_alive_and_not_ready(tmp_path: Path) -> None:
-    async def answers(front: Front, path: str) -> tuple[int, str]:
-        async with front.client.get(path) as response:
-            return response.status, await response.text()
+async def test_until_everything_is_known_it_is_alive_and_not_ready_and_explains_what_it_knows(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        for name in ("n1", "n2"):
+            world.server.put_node(node_body(name, 2))
+        world.create("waits", 70)
+        async with world.replica() as replica, aiohttp.ClientSession(replica.url) as client:
 
-    async def test(front: Front) -> None:
-        front.server.put_node(node_body("n1", 2))
-        await eventually(lambda: front.observer.listed, "not listed")
-        front.server.put_node(node_body("n2", 2))
-        await eventually(lambda: "without: 2" in front.observer.not_ready(time.monotonic()), "the nodes are not known")
-        why = "SharePod's scheduler is starting: it waits for agents to report, nodes without: 2\n"
-        assert await answers(front, "/readyz") == (503, why)
-        assert await answers(front, "/healthz") == (200, "ok\n")
-        front.node("n1")
-        await eventually(lambda: "without: 1" in front.observer.not_ready(time.monotonic()), "the agent is not heard")
-        assert not front.observer.not_ready(time.monotonic() + PATIENCE_S), "one that never reports is not waited for"
-        assert await answers(front, "/readyz") == (200, "ok\n")
-        assert front.schedule(pod_body("p", 200)) == "n1"
-        assert front.schedule(pod_body("p", 200)) == "", "no SharePod agent reports from n2"
+            async def answers(path: str) -> tuple[int, str]:
+                async with client.get(path) as response:
+                    return response.status, await response.text()
 
-    with_front(tmp_path, test, listed=False)
-
-
-@pytest.mark.parametrize(("verb", "status"), [("filter", 404), ("prioritize", 404), ("preempt", 404), ("queue", 405)])
-def test_nothing_is_asked_of_it_by_post(tmp_path: Path, verb: str, status: int) -> None:
-    async def test(front: Front) -> None:
-        async with front.client.post(f"/{verb}", json={"Pod": pod_body("p", 10), "NodeNames": ["n1"]}) as response:
-            assert response.status == status
-
-    with_front(tmp_path, test)
+            await eventually(lambda: "without: 2" in replica.not_ready(), "the nodes are not known")
+            why = "SharePod's scheduler is starting: it waits for agents to report, nodes without: 2\n"
+            assert await answers("/readyz") == (503, why)
+            assert await answers("/healthz") == (200, "ok\n")
+            code, text = await answers("/explain/default/waits")
+            assert (code, why.strip() in text) == (200, True), "it is incomplete"
+            assert await answers("/explain/default/other") == (503, why), "it may be there"
+            await replica.report({"n1": Agent("n1", 2)})
+            assert "without: 1" in replica.not_ready()
+            late_s = time.monotonic() + PATIENCE_S
+            assert not replica.observer.not_ready(late_s), "one that never reports is not waited for"
+            assert await answers("/readyz") == (200, "ok\n")
 
 
-def test_a_node_that_falls_silent_is_avoided_and_taken_again_when_it_reports(tmp_path: Path) -> None:
-    async def test(front: Front) -> None:
-        now_s = time.monotonic()
-        await front.observer.take_usage(now_s + 31)
-        assert front.schedule(pod_body("p", 10)) == ""
-        front.report("n2")
-        await front.observer.take_usage(time.monotonic())
-        assert front.schedule(pod_body("p", 10)) == "n2"
+async def test_a_pod_is_explained_as_the_command_shows_it_and_a_mistyped_name_is_told(tmp_path: Path) -> None:
+    async with World(tmp_path, n1=2) as world:
+        world.create("placed", 60)
+        world.create("waits", 70, gated=False)
+        async with world.replica() as replica:
+            await eventually(lambda: world.is_released("placed"), "not released")
+            world.run("placed")
+            await eventually(lambda: replica.runs("placed"), "not seen to run")
 
-    with_front(tmp_path, test)
+            async def said(name: str, namespace: str = "default") -> str:
+                found = await asyncio.to_thread(pods.ask, replica.url, namespace, name)
+                return "\n".join(pods.lines(found, replica.url, 200))
+
+            placed = await said("placed")
+            assert "default/placed: it is bound to n1" in placed
+            [device] = world.devices_of("placed")
+            assert re.search(rf"container main: device \d \({device}\)\n", placed), placed
+            assert "kube-scheduler places it by what nodes have left in all" in await said("waits")
+            for where, name, text in (
+                ("default", "wait", "did you mean waits?"),
+                ("default", "other", "name a pod of that namespace"),
+                ("team", "waits", "one of that name is in namespace default: add -n default"),
+                ("default", "x" * 253, "name a pod of that namespace"),
+            ):
+                with pytest.raises(CliError, match=re.escape(f"pod {where}/{name} is not known: {text}")):
+                    await said(name, where)
+            async with aiohttp.ClientSession(replica.url) as client:
+                for path in ("default/a%0Ab%1B%5B31m", "default/" + "x" * 5000):
+                    async with client.get(URL(f"/explain/{path}", encoded=True)) as response:
+                        text = await response.text()
+                        assert (response.status, text.count("\n"), text.isascii()) == (404, 1, True)
+                        assert "\x1b" not in text
+                        assert len(text) < 700
+                for verb, code in (("filter", 404), ("prioritize", 404), ("queue", 405)):
+                    async with client.post(f"/{verb}", json={"NodeNames": ["n1"]}) as response:
+                        assert response.status == code, "nothing is asked of it by POST"
 
 
-def test_the_room_of_a_pod_that_is_gone_is_given_before_its_agent_has_released_the_share(tmp_path: Path) -> None:
-    async def test(front: Front) -> None:
-        front.server.delete_node("n2")
-        await eventually(lambda: front.cluster.node("n2") is None, "the node is there")
-        for name in ("p0", "p1"):
-            assert front.schedule(pod_body(name, 100)) == "n1"
-            pod = read(front.server.pods["default", name])
-            front.agents["n1"].shares[pod.uid] = pod, pod.chosen[0]
-        front.report("n1")
-        await front.observer.take_usage(time.monotonic())
-        assert front.schedule(pod_body("p2", 100)) == ""
-        await eventually(lambda: all(front.cluster.pod(f"uid-p{number}") for number in range(2)), "not seen")
-        front.server.delete("p0")
-        await eventually(lambda: front.cluster.pod("uid-p0") is None, "the pod is there")
-        front.report("n1")  # the agent still has both
-        await front.observer.take_usage(time.monotonic())
-        assert front.schedule(pod_body("p2", 100)) == "n1"
-        assert front.schedule(pod_body("p3", 100)) == "", "one room is one pod's"
+class Files:
+    """What a Secret's volume has: the server's certificate and key, and the authority of its clients."""
 
-    with_front(tmp_path, test)
+    def __init__(self, directory: Path) -> None:
+        self.paths = [directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
+        self.renew()
+
+    def renew(self) -> None:
+        """Write all of them anew, of new authorities."""
+        self.servers, self.clients = trustme.CA(), trustme.CA()
+        issued = self.servers.issue_cert("127.0.0.1")
+        blobs = issued.cert_chain_pems[0], issued.private_key_pem, self.clients.cert_pem
+        for path, blob in zip(self.paths, blobs, strict=True):
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(blob.bytes())
+            fresh.replace(path)
+
+    def credentials(self) -> Credentials:
+        certificate, key, client_ca = map(str, self.paths)
+        return Credentials(certificate, key, client_ca=client_ca, what="status", reader="scheduler")
+
+    def client(self, issuer: trustme.CA | None) -> ssl.SSLContext:
+        """Return what a client has that trusts the server and shows a certificate of an issuer, or none."""
+        context = ssl.create_default_context()
+        self.servers.configure_trust(context)
+        if issuer is not None:
+            issuer.issue_cert("client").configure_cert(context)
+        return context
+
+
+@asynccontextmanager
+async def serving(files: Files) -> AsyncIterator[str]:
+    status = StatusServer(Cluster(), not_ready=lambda: "", queue=lambda _: {}, turn=lambda *_: None)
+    port = await status.start("127.0.0.1:0", files.credentials().following())
+    try:
+        yield f"https://127.0.0.1:{port}"
+    finally:
+        await status.stop()
+
+
+async def reaches(url: str, context: ssl.SSLContext) -> bool:
+    """Tell whether a client gets an answer of the server, by a connection of its own."""
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+            session.get(f"{url}/readyz") as response,
+        ):
+            return response.status == 200 and await response.text() == "ok\n"
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_only_who_shows_a_certificate_of_the_authority_is_answered(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    async with serving(files) as url:
+        assert await reaches(url, files.client(files.clients))
+        assert not await reaches(url, files.client(None)), "without a certificate"
+        assert not await reaches(url, files.client(trustme.CA())), "with one of another authority"
+        assert not await reaches(url, files.client(files.servers)), "the server's own authority signs no clients"
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(url.replace("https", "http") + "/healthz")
+
+
+async def test_who_resumes_a_session_has_shown_nothing(tmp_path: Path) -> None:
+    """A session lets its client in without a certificate: there is none to resume, so renewed authorities hold."""
+    files = Files(tmp_path)
+    async with serving(files) as url:
+        port = int(url.rpartition(":")[2])
+        for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = files.client(files.clients)
+            context.maximum_version = newest
+            assert not await asyncio.to_thread(_resumable, port, context), newest
+
+
+def _resumable(port: int, context: ssl.SSLContext) -> bool:
+    """Tell whether the server lets a second connection go on with the session of a first one."""
+    session = None
+    for _ in range(2):
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection,
+        ):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            session, reused = connection.session, bool(connection.session_reused)
+    return reused
+
+
+async def test_renewed_files_hold_from_the_next_connection_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = Files(tmp_path)
+    before = files.client(files.clients)
+    async with serving(files) as url:
+        assert await reaches(url, before)
+        files.renew()
+        assert await reaches(url, files.client(files.clients))
+        assert not await reaches(url, before), "it trusts the authority of before"
+        assert not await reaches(url, files.client(None)), "without a certificate"
+        old, files.clients = files.clients, trustme.CA()
+        files.clients.cert_pem.write_to_path(str(files.paths[2]))
+        assert not await reaches(url, files.client(old)), "its authority has been replaced"
+        assert await reaches(url, files.client(files.clients))
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            files.paths[2].write_text("half written")
+            for _ in range(3):
+                assert await reaches(url, files.client(files.clients)), "the last that could be read stays"
+        assert [record.getMessage() for record in caplog.records] == ["credentials of the status not read again"]
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_files_that_are_none_are_said(tmp_path: Path, broken: int) -> None:
+    files = Files(tmp_path)
+    files.paths[broken].write_text("x")
+    with pytest.raises(SettingsError, match=r"status: .*give PEM files that go together") as caught:
+        files.credentials()
+    assert str(files.paths[broken]) in str(caught.value)
+    files.paths[broken].unlink()
+    with pytest.raises(SettingsError, match="No such file or directory: name a file that the scheduler can read"):
+        files.credentials()

@@ -1,52 +1,136 @@
-"""The scheduler's TokenReviews through the client of the API server that it shares with the device plugin."""
+"""Whose token it is: what is asked of the API server, what is believed, and for how long."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rig.cluster.apiserver import ApiServer, Body, with_server
 from sharepod.kube.client import ApiUnavailable, Client
-from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities, NotAnAgent, Unanswered
+from sharepod.scheduler.usage_identity import (
+    AGENT_USER,
+    AUDIENCE,
+    REMEMBER_REFUSAL_S,
+    REMEMBER_S,
+    TOKEN_MAX,
+    Identities,
+    NotAnAgent,
+    Unanswered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
 NODE_KEY = "authentication.kubernetes.io/node-name"
+REVIEWS = "post tokenreviews"
 
 
-def reviewed(extra: dict[str, list[str]]) -> Body:
-    """Return what the API server says of a token that is good for us."""
-    return {"authenticated": True, "audiences": [AUDIENCE], "user": {"username": AGENT_USER, "extra": extra}}
+def reviewed(*nodes: str, user: str = AGENT_USER, audiences: tuple[str, ...] = (AUDIENCE,)) -> Body:
+    """Return what the API server says of a token; with one node it is a good one."""
+    extra = {NODE_KEY: list(nodes)} if nodes else {}
+    return {"authenticated": True, "audiences": list(audiences), "user": {"username": user, "extra": extra}}
 
 
-def test_a_token_is_reviewed_once() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        server.registry.reviews = {"new.one": reviewed({NODE_KEY: ["n1"]}), "of.no.pod": reviewed({})}
+def with_identities(test: Callable[[ApiServer, Identities, SimpleNamespace], Coroutine[None, None, None]]) -> None:
+    """Ask an API server to which "new.one" is the token of the agent on n1."""
+
+    async def run(server: ApiServer, account: Path) -> None:
+        server.registry.reviews = {"new.one": reviewed("n1")}
+        clock = SimpleNamespace(now_s=1000.0)
         async with Client(server.access(account), "sharepod-test") as client:
-            identities = Identities(client, ApiUnavailable, time.monotonic)
-            assert [await identities.node_of("new.one") for _ in range(2)] == ["n1", "n1"]
-            with pytest.raises(NotAnAgent, match="bound to no pod"):
-                await identities.node_of("of.no.pod")
-            with pytest.raises(NotAnAgent, match="does not know the token"):
-                await identities.node_of("nobodys")
-            assert server.requests["post tokenreviews"] == 3
+            await test(server, Identities(client, ApiUnavailable, lambda: clock.now_s), clock)
 
-    with_server(test)
+    with_server(run)
 
 
-@pytest.mark.parametrize("code", [401, 403, 500, 503])
-def test_a_server_that_refuses_to_review_says_nothing_about_the_token(code: int) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        server.registry.reviews = {"new.one": reviewed({NODE_KEY: ["n1"]})}
-        async with Client(server.access(account), "sharepod-test") as client:
-            identities = Identities(client, ApiUnavailable, time.monotonic)
-            server.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
-            with pytest.raises(Unanswered, match=rf"cannot be checked now \(API server https://127.0.0.1:\d+: {code}"):
+@pytest.mark.parametrize(
+    ("review", "text"),
+    [
+        ({"authenticated": False, "error": "expired"}, "the API server does not know the token"),
+        ({}, "does not know the token"),
+        ({"authenticated": "true"}, "does not know the token"),
+        (reviewed("n1", audiences=("https://kubernetes.default.svc",)), "the token is not for us"),
+        (reviewed("n1", audiences=()), "the token is not for us"),
+        (reviewed("n1", user="system:serviceaccount:default:sharepod-node"), "only system:serviceaccount:"),
+        (reviewed("n1", user="system:node:n1"), "the token is of 'system:node:n1'"),
+        (reviewed(), "bound to no pod"),
+        (reviewed("n1", "n2"), "bound to no pod"),
+    ],
+)
+def test_a_token_of_anybody_else_is_refused(review: Body, text: str) -> None:
+    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+        server.registry.reviews["another.one"] = review
+        with pytest.raises(NotAnAgent, match=text):
+            await identities.node_of("another.one")
+
+    with_identities(test)
+
+
+def test_what_is_no_token_is_not_even_asked_about() -> None:
+    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+        for token in ("", "two words", "line\nbreak", "ü", "x" * (TOKEN_MAX + 1)):
+            with pytest.raises(NotAnAgent, match="no token"):
+                await identities.node_of(token)
+        assert not server.requests[REVIEWS]
+
+    with_identities(test)
+
+
+@pytest.mark.parametrize("code", [401, 403, 422, 503])
+def test_a_server_that_refuses_to_review_or_is_away_says_nothing_about_the_token(code: int) -> None:
+    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+        server.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
+        with pytest.raises(Unanswered, match=rf"the token cannot be checked.*{code}"):
+            await identities.node_of("new.one")
+        assert await identities.node_of("new.one") == "n1"
+        await server.stop()
+        assert await identities.node_of("new.one") == "n1"  # it is remembered
+        with pytest.raises(Unanswered, match=r"cannot be checked now .*see that it runs and is reached from here"):
+            await identities.node_of("another.one")
+
+    with_identities(test)
+
+
+def test_an_answer_is_remembered_for_minutes_and_a_refusal_for_seconds_and_no_token_is_kept() -> None:
+    async def test(server: ApiServer, identities: Identities, clock: SimpleNamespace) -> None:
+        assert [await identities.node_of("new.one") for _ in range(3)] == ["n1"] * 3
+        assert server.requests[REVIEWS] == 1
+        reviews, server.registry.reviews = server.registry.reviews, {}  # it is revoked
+        clock.now_s += REMEMBER_S - 1
+        assert await identities.node_of("new.one") == "n1"
+        clock.now_s += 1
+        for _ in range(3):
+            with pytest.raises(NotAnAgent):
                 await identities.node_of("new.one")
-            assert await identities.node_of("new.one") == "n1"
-            await server.stop()
-            assert await identities.node_of("new.one") == "n1"  # it is remembered
-            with pytest.raises(Unanswered, match="see that it runs and is reached from here"):
-                await identities.node_of("another.one")
+        assert server.requests[REVIEWS] == 2
+        server.registry.reviews = reviews
+        clock.now_s += REMEMBER_REFUSAL_S
+        assert await identities.node_of("new.one") == "n1"
+        assert server.requests[REVIEWS] == 3
+        assert "new.one" not in repr(vars(identities))
 
-    with_server(test)
+    with_identities(test)
+
+
+def test_a_cluster_that_connects_at_once_does_not_flood_the_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.scheduler.usage_identity.AT_ONCE", 4)
+    monkeypatch.setattr("sharepod.scheduler.usage_identity.REMEMBER_MAX", 12)
+
+    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+        tokens = [f"token-{number}" for number in range(24)]
+        server.registry.reviews = dict.fromkeys(tokens, reviewed("n1"))
+        server.faults.delay(2.0, REVIEWS)
+        asked = asyncio.gather(*map(identities.node_of, tokens))
+        await asyncio.sleep(1.0)
+        assert server.requests[REVIEWS] <= 4
+        server.faults.delay(0.0, REVIEWS)
+        assert set(await asked) == {"n1"}
+        for token, times in ((tokens[-1], 24), (tokens[0], 25)):  # the last is remembered, the first is not
+            await identities.node_of(token)
+            assert server.requests[REVIEWS] == times
+
+    with_identities(test)

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster_world import World, node_body, pod_body, read
+from cluster_world import Agent, World, node_body, pod_body, read
 
 from sharepod.scheduler.cluster import ASSUMED_S, Cluster
 from sharepod.scheduler.decision import judge, refusal_text
 from sharepod.scheduler.native import Verdict
-from sharepod.scheduler.node import read_node
 
 NODES = ["n1", "n2"]
 
@@ -72,13 +71,6 @@ def test_pods_with_one_word_are_apart_on_every_node_and_of_other_namespaces_are_
     assert place(world, cluster, "p6", 10, device_anti_affinity="apart") == places[2]
 
 
-def test_a_whole_job_goes_to_models_that_it_names_or_nowhere() -> None:
-    world, cluster = two_nodes()
-    assert place(world, cluster, "a", 10, model="H200, A100")[0]
-    found = judged(cluster, pod_body("b", 10, {"sharepod.io/model": "A100"}))
-    assert found == dict.fromkeys(NODES, "its devices are of no model that the pod takes")
-
-
 def test_a_choice_counts_until_it_is_seen_on_the_pod_or_it_is_too_old() -> None:
     world, cluster = two_nodes()
     uid = world.create(pod_body("a", 100))
@@ -135,68 +127,49 @@ def test_a_pod_that_is_bound_elsewhere_than_it_was_sent_counts_there_alone() -> 
     assert [uid in row.places for row in rows.values() if row is not None] == [name == other for name in NODES]
 
 
-def test_a_bound_pod_that_fits_on_no_device_of_its_node_is_told_apart() -> None:
-    world, cluster = two_nodes()
-    for number in range(2):
-        place(world, cluster, f"p{number}", 60)
-    full = world.pods["uid-p0"]["spec"]["nodeName"]
-    for number in range(2, 4):
-        world.create(pod_body(f"p{number}", 60))
-        world.pods[f"uid-p{number}"]["spec"]["nodeName"] = full
-        world.tell(cluster, "pod", f"uid-p{number}")
-    cluster.settle(world.now_s)
-    row = cluster.row(full)
-    assert row is not None
-    placed = sum(1 for uid in row.places if uid.startswith("uid-p"))
-    assert placed == 2
-    assert len(row.homeless) == len([pod for pod in world.pods.values() if pod["spec"].get("nodeName") == full]) - 2
-    assert all(value >= 0 for value in row.free_milli)
-
-
 @pytest.mark.parametrize("gone", ["node", "use"])
 def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone: str) -> None:
     world, cluster = two_nodes()
     node, devices = place(world, cluster, "a", 70)
-    before = cluster.row(node)
-    if gone == "node":
-        body: dict[str, Any] = world.nodes.pop(node)
-        world.tell(cluster, "node", node)
-    else:
-        world.agents[node].reports = False
-        world.tell(cluster, "use", node)
-    other = next(name for name in NODES if name != node)
+    [other] = {*NODES} - {node}
+    body = world.nodes.pop(node) if gone == "node" else world.nodes[node]
+    world.agents[node].reports = gone == "node"
+    world.tell(cluster, gone, node)
     assert judged(cluster, pod_body("b", 10)) == {other: ""}
     assert cluster.row(node) is None
-    if gone == "node":
-        world.nodes[node] = body
-        world.tell(cluster, "node", node)
-    else:
-        world.agents[node].reports = True
-        world.tell(cluster, "use", node)
+    world.nodes[node], world.agents[node].reports = body, True
+    world.tell(cluster, gone, node)
     cluster.settle(world.now_s)
-    after = cluster.row(node)
-    assert before is not None
-    assert after is not None
-    assert after.places == {"uid-a": before.places.get("uid-a", after.places["uid-a"])}
-    assert after.named(after.places["uid-a"]) == (devices,)
+    row = cluster.row(node)
+    assert row is not None
+    assert {uid: row.named(there) for uid, there in row.places.items()} == {"uid-a": (devices,)}
 
 
-def test_nodes_of_a_new_model_and_more_nodes_than_there_was_room_for_are_taken() -> None:
+def test_more_nodes_than_there_was_room_for_are_taken() -> None:
     world, cluster = two_nodes()
-    for number in range(3, 200):
-        name = f"n{number}"
-        world.nodes[name] = node_body(name, 1)
-        node = read_node(world.nodes[name])
-        assert node is not None
-        cluster.set_node(node)
-        agent = type(world.agents["n1"])(name, 1)
-        use = agent.use()
-        assert use is not None
-        cluster.set_use(name, use)
-        if number % 50 == 0:
+    names = [*NODES, *(f"n{number}" for number in range(3, 200))]
+    for name in names[2:]:
+        world.nodes[name], world.agents[name] = node_body(name, 1), Agent(name, 1)
+        world.tell(cluster, "node", name)
+        world.tell(cluster, "use", name)
+        if name.endswith("50"):
             cluster.settle(world.now_s)
-    names = [f"n{number}" for number in range(1, 200)]
     assert judged(cluster, pod_body("b", 100), names) == dict.fromkeys(names, "")
+
+
+def test_the_room_of_a_pod_that_is_gone_is_given_before_its_agent_has_released_the_share() -> None:
+    world = World({"n1": 1})
+    cluster = world.replica()
+    place(world, cluster, "a", 100)
+    assert world.start("uid-a")
+    world.tell(cluster, "use", "n1")
+    assert place(world, cluster, "b", 100) == ("", ())
+    world.end("uid-a")
+    world.tell(cluster, "pod", "uid-a")
+    world.agents["n1"].shares["uid-a"] = read(pod_body("a", 100)), ("GPU-n1-0",)
+    world.tell(cluster, "use", "n1")  # it has both
+    assert place(world, cluster, "c", 100)[0] == "n1"
+    assert place(world, cluster, "d", 100) == ("", ()), "one room is one pod's"
 
 
 def yielding(world: World, uid: str, how: str, *, paused: bool) -> None:
@@ -236,25 +209,9 @@ def test_a_pod_that_yields_counts_as_its_annotation_says_whatever_its_agent_has_
 
 def test_a_share_of_no_pod_that_is_known_counts_as_its_agent_says() -> None:
     world = World({"n1": 1})
-    body = pod_body("gone", 70)
-    body["spec"]["nodeName"] = "n1"
-    uid = world.create(body)
-    assert world.start(uid)
-    yielding(world, uid, "", paused=True)
-    del world.pods[uid]
-    row = world.replica().row("n1")
-    assert row is not None
-    assert row.free_milli == (1000,)
-    assert row.free_mib == (24 * 1024,)
-
-
-def test_changes_are_kept_only_for_who_asks_for_them() -> None:
-    cluster = Cluster()
-    cluster.set_pod(read(pod_body("a", 30)))
-    cluster.remove_pod("uid-a")
-    cluster.set_pod(read(pod_body("b", 30)))
-    assert cluster.take_changed() == {"uid-b"}, "nobody had asked yet: who is there"
-    cluster.set_pod(read(pod_body("c", 30)))
-    cluster.remove_pod("uid-b")
-    assert cluster.changed() == cluster.take_changed() == {"uid-b", "uid-c"}
-    assert cluster.take_changed() == set()
+    world.agents["n1"].shares["uid-gone"] = read(pod_body("gone", 70)), ("GPU-n1-0",)
+    for paused, left in ((False, 300), (True, 1000)):
+        world.agents["n1"].yielding = frozenset({"uid-gone"} if paused else ())
+        row = world.replica().row("n1")
+        assert row is not None
+        assert (row.free_milli, row.free_mib) == ((left,), (24 * 1024,))

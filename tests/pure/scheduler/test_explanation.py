@@ -7,14 +7,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_world import World, pod_body, read
+from cluster_world import World, pod_body
 
-from sharepod.cli.errors import CliError
 from sharepod.cli.pods import lines
-from sharepod.scheduler.cluster import ASSUMED_S
-from sharepod.scheduler.explanation import EXAMPLES, LISTED, Explanation, explain, find
+from sharepod.scheduler.explanation import EXAMPLES, LISTED, Explanation, explain
 from sharepod.scheduler.neighbours import LISTED as NEIGHBOURS_LISTED
-from sharepod.scheduler.pod import GATE
 from sharepod.scheduler.usage import DeviceNumbers
 
 if TYPE_CHECKING:
@@ -57,10 +54,16 @@ def busy(world: World, cluster: Cluster, node: str, numbers: DeviceNumbers) -> N
 
 
 def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_there() -> None:
-    world = World({"n1": 2, "n2": 2, "n3": 1})
+    world = World({"n1": 2, "n2": 2, "n3": 1, "n4": 1})
     started(world, "most", 70, "n2", {"sharepod.io/limit": "70"})
     started(world, "full", 90, "n3")
-    found = explained(world, world.create(pod_body("waits", 30, {"sharepod.io/limit": "30"})))
+    world.agents["n4"].reports = False
+    uid = world.create(pod_body("waits", 30, {"sharepod.io/limit": "30"}))
+    cluster = world.replica()
+    version = cluster.version
+    found = explained(world, uid, cluster)
+    assert explained(world, uid, cluster) == found
+    assert (cluster.version, cluster.assumed(uid)) == (version, None), "it changes nothing"
     assert (found.state, found.fitting_nodes) == ("waiting", 2)
     best, other = found.fitting
     assert (best.left.node, best.behind, best.devices) == ("n2", 0, ((0,),)), "it fills what is left"
@@ -69,12 +72,14 @@ def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_th
     assert other.behind_milli == 20 * other.behind
     assert other.behind_use == 0, "nothing runs anywhere: all of it is for the room"
     assert [(device.left_percent, device.left_mib) for device in best.left.devices] == [(30, 24576), (100, 81920)]
-    [refused] = found.refused
+    silent, refused = sorted(found.refused, key=lambda one: one.reason)
     assert (refused.reason, refused.nodes) == ("no device with 30 percent left", 1)
     assert refused.examples[0].devices[0].left_percent == 10
-    assert f"costs {other.behind_milli} milli of a device more (+{other.behind_milli} for the room it takes)" in shown(
-        found
-    )
+    assert (silent.reason, silent.nodes) == (AGENTLESS, 1)
+    assert "its shares fit on 2 of 4 nodes" in found.text
+    text = shown(found)
+    assert f"costs {other.behind_milli} milli of a device more (+{other.behind_milli} for the room it takes)" in text
+    assert "n4: nothing is known of it" in text
 
 
 def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
@@ -89,21 +94,6 @@ def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
     assert "0 100 % and 80 GiB (80 % used, 30 % waited)" in text
     assert "for what runs, is promised or not linked there" in text
     assert "for the room it takes" not in text
-
-
-def test_an_explanation_changes_no_answer() -> None:
-    world = World({"n1": 2, "n2": 2})
-    uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
-    cluster = world.replica()
-    busy(world, cluster, "n1", DeviceNumbers(used_1m_millipercent=80_000))
-    first = explained(world, uid, cluster)
-    version = cluster.version
-    assert explained(world, uid, cluster) == first
-    assert cluster.version == version
-    assert cluster.assumed(uid) is None
-    assumed = world.place(cluster, uid)
-    assert assumed is not None
-    assert assumed.node == first.fitting[0].left.node == "n2", "what is measured still weighs"
 
 
 def test_nodes_that_are_as_good_are_told_so() -> None:
@@ -139,15 +129,6 @@ def test_a_node_without_processors_shows_how_few_it_has() -> None:
     assert found.refused[0].reason == "not enough processors beside the pods that are to come"
     assert found.refused[0].examples[0].cpu_milli == 64_000
     assert "64 processors and 512 GiB of memory" in shown(found)
-
-
-def test_silent_nodes_and_those_without_an_agent_are_told_as_such() -> None:
-    world = World({"n1": 1, "n2": 1, "n3": 1})
-    world.agents["n2"].reports = world.agents["n3"].reports = False
-    found = explained(world, world.create(pod_body("waits", 10)))
-    assert [(one.reason, one.nodes) for one in found.refused] == [(AGENTLESS, 2)]
-    assert "its shares fit on 1 of 3 nodes" in found.text
-    assert "n2: nothing is known of it" in shown(found)
 
 
 def test_of_a_large_cluster_no_more_is_told_than_one_can_read() -> None:
@@ -234,24 +215,6 @@ def test_a_pod_that_was_sent_is_told_with_its_devices_and_its_neighbours_until_i
     assert explained(world, uid, cluster).state == "bound"
 
 
-def test_a_choice_that_nobody_has_written_counts_no_more_after_a_while() -> None:
-    world = World({"n1": 1})
-    uid = world.create(pod_body("sent", 30))
-    cluster = world.replica()
-    assert world.place(cluster, uid) is not None
-    world.now_s += ASSUMED_S
-    assert explained(world, uid, cluster).state == "waiting"
-
-
-def test_a_pod_without_a_gate_is_told_that_kube_scheduler_places_it() -> None:
-    world = World({"n1": 1})
-    gated = pod_body("gated", 30)
-    gated["spec"]["schedulingGates"] = [{"name": GATE}]
-    text = "it has no gate, so kube-scheduler places it by what nodes have left in all; by devices its shares fit on 1"
-    assert text in explained(world, world.create(pod_body("free", 30))).text
-    assert explained(world, world.create(gated)).text == "its shares fit on 1 of 1 nodes"
-
-
 def test_what_cannot_be_or_needs_no_device_is_one_sentence() -> None:
     world = World({"n1": 1})
     wrong = explained(world, world.create(pod_body("wrong", 30, {"sharepod.io/limit": "10"})))
@@ -266,47 +229,29 @@ def test_what_cannot_be_or_needs_no_device_is_one_sentence() -> None:
     assert explained(world, world.create(gone)).text == f"it is on n9: {AGENTLESS}; it is being deleted"
 
 
-def test_a_pod_is_found_by_namespace_and_name() -> None:
+@pytest.mark.parametrize(
+    ("how", "paused", "text", "beside"),
+    [
+        ("", False, "reports its shares", "asked for 70 %, used"),
+        ("limit", False, "; it yields: its limit is its request for now", "asked for 70 %, limited to that, used"),
+        ("pause", False, "; it is to yield its time, and its agent does not report it paused yet", "paused to make"),
+        ("pause", True, "; it yields: it is paused, and its time is others'", "asked for 70 %, paused to make room"),
+        ("", True, "; it has yielded, and stays paused until its time is free again", "paused to make room"),
+    ],
+)
+def test_a_pod_that_yields_is_told_with_how_far_its_agent_is_and_so_are_its_neighbours(
+    how: str, paused: bool, text: str, beside: str
+) -> None:
     world = World({"n1": 1})
-    world.create(pod_body("a", 10))
-    cluster = world.replica()
-    assert find(cluster, "default", "a") == read(pod_body("a", 10))
-    assert find(cluster, "other", "a") is None
+    uid = started(world, "batch", 70, "n1", {"sharepod.io/memory": "16Gi"})
+    other = started(world, "other", 30, "n1", {"sharepod.io/memory": "16Gi"})
+    world.pods[uid]["metadata"]["annotations"] |= {"sharepod.io/yield": how} if how else {}
+    world.agents["n1"].yielding = frozenset({uid} if paused else ())
+    assert shown(explained(world, uid)).splitlines()[0].endswith(text)
+    assert beside in shown(explained(world, other))
 
 
-def test_what_another_version_answers_is_one_line_and_no_control_character_reaches_the_terminal() -> None:
-    for answer in ({}, {"pod": "a", "text": "b"}, {"pod": 1, "text": 2, "incomplete": "", "held": 3}):
-        with pytest.raises(CliError, match="http://here is no SharePod scheduler of this version"):
-            lines(answer, "http://here", 80)
+def test_no_control_character_reaches_the_terminal() -> None:
     world = World({"n1": 1})
     found = replace(explained(world, world.create(pod_body("a", 10))), text="red \x1b[31m\nline")
     assert shown(found).splitlines()[0] == "default/a: red ?[31m?line"
-
-
-def test_a_pod_that_yields_is_told_with_how_far_its_agent_is_and_so_are_its_neighbours() -> None:
-    world = World({"n1": 1})
-    uid = started(world, "batch", 70, "n1", {"sharepod.io/memory": "16Gi"})
-    annotations = world.pods[uid]["metadata"]["annotations"]
-    other = started(world, "other", 30, "n1", {"sharepod.io/memory": "16Gi"})
-    for how, paused, text, beside in (
-        ("", False, "reports its shares", "asked for 70 %, used"),
-        ("limit", False, "; it yields: its limit is its request for now", "asked for 70 %, limited to that, used"),
-        (
-            "pause",
-            False,
-            "; it is to yield its time, and its agent does not report it paused yet",
-            "paused to make room",
-        ),
-        (
-            "pause",
-            True,
-            "; it yields: it is paused, and its time is others'",
-            "asked for 70 %, paused to make room, used",
-        ),
-        ("", True, "; it has yielded, and stays paused until its time is free again", "paused to make room"),
-    ):
-        annotations.pop("sharepod.io/yield", None)
-        annotations |= {"sharepod.io/yield": how} if how else {}
-        world.agents["n1"].yielding = frozenset({uid} if paused else ())
-        assert shown(explained(world, uid)).splitlines()[0].endswith(text)
-        assert beside in shown(explained(world, other))

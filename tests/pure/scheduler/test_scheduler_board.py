@@ -1,7 +1,13 @@
-"""Placement finds room exactly where there is room, never takes what is not there, and answers the same again."""
+"""Placement finds room exactly where there is room, never takes what is not there, and answers the same again.
 
+A board follows a cluster in which nodes come, change and go, and pods are seen rather than placed.
+"""
+
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,14 +17,18 @@ from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.errors import PlacementError
 from sharepod.scheduler.mix import Mix
 from sharepod.scheduler.native import Board, Place, Verdict
-from sharepod.scheduler.policy import ROWS, Policy
+from sharepod.scheduler.policy import ROWS, Numbers, Outline, Policy
 
-NODE = NodeSpec("n", 16_000, 65_536, 4, "A")
+NODE = NodeSpec("n", 16_000, 65_536, 4, "A", 1000)
 SMALL = NodeSpec("n", 1, 1, 2, "A", 1000)
+OTHER = NodeSpec("m", 8_000, 1_024, 2, "B")
+PLAIN = NodeSpec("p", 8_000, 1_024, 0)
+MIX = Mix.of([PodAsk(1000, 0, (ShareAsk(300),)), PodAsk(4000, 0, (ShareAsk(1000, 2),))])
+IDLE = 0, 0, 0, 0
 
 
 def policy(board: Board, name: str = "binpack") -> Policy:
-    return Policy(name, board, Mix.of([PodAsk(1000, 0, (ShareAsk(300),)), PodAsk(4000, 0, (ShareAsk(1000, 2),))]))
+    return Policy(name, board, MIX)
 
 
 def verdict(node: NodeSpec, ask: PodAsk, *before: PodAsk) -> Verdict:
@@ -67,44 +77,6 @@ def test_the_fullest_device_that_fits_is_taken_and_with_spread_the_emptiest() ->
         assert place == Place(0, ((expected,),)), name
 
 
-def test_shares_of_a_pod_may_have_to_be_on_the_same_device() -> None:
-    board = Board([NODE])
-    together = PodAsk(shares=(ShareAsk(600), ShareAsk(300, beside=0)))
-    place = board.best(together, policy(board, "spread").native)
-    assert place
-    assert place.devices[0] == place.devices[1]
-    apart = board.best(PodAsk(shares=(ShareAsk(600), ShareAsk(300))), policy(board, "spread").native)
-    assert apart
-    assert apart.devices[0] != apart.devices[1]
-    too_much = PodAsk(shares=(ShareAsk(600), ShareAsk(500, beside=0)))
-    assert board.best(too_much, policy(board).native) is None
-
-
-def test_devices_that_the_pod_may_not_have_are_not_taken() -> None:
-    board = Board([NODE, NODE])
-    first, second = board.rank(pod(100), policy(board).native, [1, 0], allowed=[0b0100, 0])
-    assert (first.node, first.devices) == (1, ((2,),))
-    assert (second.node, second.verdict) == (0, Verdict.FEW_DEVICES)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_of_equal_nodes_the_first_is_taken(name: str) -> None:
-    board = Board([NODE, NODE, NODE])
-    place = board.best(pod(300), policy(board, name).native)
-    assert place
-    assert place.node == 0
-
-
-def test_what_is_not_there_is_not_taken() -> None:
-    board = Board([NODE])
-    board.take(pod(700), Place(0, ((1,),)))
-    before = board.left(0)
-    for ask, devices in ((pod(301), 1), (pod(10, cpu_milli=16_001), 0), (pod(10, memory_mib=65_537), 0)):
-        with pytest.raises(PlacementError, match="place it again"):
-            board.take(ask, Place(0, ((devices,),)))
-    assert board.left(0) == before
-
-
 def board_of(*left: int, mib: tuple[int, ...] = ()) -> Board:
     """Return a node whose devices have so much left."""
     board = Board([NodeSpec("n", 1, 1, len(left), "A", 1000 if mib else 0)])
@@ -133,52 +105,6 @@ def test_a_share_takes_no_room_that_only_a_later_one_can_use(
     assert place
     board.take(ask, place)
     board.give_back(ask, place)
-
-
-def test_what_was_not_taken_is_not_given_back() -> None:
-    board = Board([NODE])
-    board.take(pod(300), Place(0, ((0,),)))
-    before = board.left(0), dict(board.free_milli)
-    for ask, device in ((pod(301), 0), (pod(1), 1)):
-        with pytest.raises(PlacementError, match="had not given that"):
-            board.give_back(ask, Place(0, ((device,),)))
-    assert (board.left(0), board.free_milli) == before
-
-
-def test_amounts_that_add_up_to_more_than_32_bits_are_not_taken() -> None:
-    board = Board([NodeSpec("n", 1, 1, 1, "A", 80_000)])
-    ask = PodAsk(shares=(ShareAsk(1, mib=2**31 - 1), ShareAsk(1, mib=2**31 - 1)))
-    with pytest.raises(PlacementError, match="has not what"):
-        board.take(ask, Place(0, ((0,), (0,))))
-    assert board.best(ask, policy(board).native) is None
-
-
-@pytest.mark.parametrize(
-    "place",
-    [Place(-1, ((0,),)), Place(1, ((0,),)), Place(0, ()), Place(0, ((0, 1),)), Place(0, ((4,),)), Place(0, ((-1,),))],
-)
-def test_a_place_that_is_none_is_refused(place: Place) -> None:
-    board = Board([NODE])
-    for act in (board.take, board.give_back):
-        with pytest.raises(PlacementError, match="no place"):
-            act(pod(10), place)
-    assert board.left(0)[2] == (1000,) * 4
-
-
-def test_questions_about_what_is_not_there_are_refused() -> None:
-    board = Board([NODE])
-    with pytest.raises(PlacementError, match="node 1 is not of this board"):
-        board.rank(pod(10), policy(board).native, [0, 1])
-    with pytest.raises(PlacementError, match="1 sets of devices for 2 nodes"):
-        board.rank(pod(10), policy(board).native, [0, 0], allowed=[1])
-    other = Board([NODE, NodeSpec("b", 1, 1, 1, "B")])
-    with pytest.raises(PlacementError, match="another board's"):
-        board.best(pod(10), policy(other).native)
-
-
-def test_a_name_that_is_no_policy_is_refused_with_those_that_are() -> None:
-    with pytest.raises(PlacementError, match="'best' is not known: choose one of worth, fgd"):
-        policy(Board([NODE]), "best")
 
 
 NODES = st.builds(
@@ -250,25 +176,163 @@ def test_a_pod_is_refused_exactly_where_it_does_not_fit_and_nothing_is_given_twi
         assert left == sum(sum(node.milli) for node in model if node.spec.model == model_name)
 
 
+SHARE = pod(300)
+TOO_MUCH = PodAsk(shares=(ShareAsk(1, mib=2**31 - 1), ShareAsk(1, mib=2**31 - 1)))
+"""More than 32 bits hold."""
+NO_PLACES = [Place(-1, ((0,),)), Place(2, ((0,),)), Place(0, ()), Place(0, ((0, 1),)), Place(0, ((4,),))]
+
+
 @pytest.mark.parametrize(
-    ("make", "text"),
+    ("act", "text"),
     [
-        (lambda: ShareAsk(0), "a share of 0 thousandths of a device: 1 to 1000 are possible"),
-        (lambda: ShareAsk(1001), "1 to 1000"),
-        (lambda: ShareAsk(10, 17), "1 to 16"),
-        (lambda: ShareAsk(10, mib=-1), "MiB on each device"),
-        (lambda: PodAsk(cpu_milli=-1), "a pod with -1 thousandths of a processor"),
-        (lambda: PodAsk(shares=(ShareAsk(1),) * 9), "0 to 8 are possible"),
-        (lambda: PodAsk(shares=(ShareAsk(1, beside=0),)), "name an earlier one"),
-        (lambda: PodAsk(shares=(ShareAsk(1), ShareAsk(1, 2, beside=0))), "on more devices"),
-        (lambda: NodeSpec("x", 1, 1, 17), "node x with 17 devices: 0 to 16 are possible"),
-        (
-            lambda: Board([NodeSpec(str(n), 1, 1, 1, str(n)) for n in range(33)]),
-            "33 models of devices, 32 are the limit",
-        ),
+        (lambda board: board.take(pod(701), Place(0, ((0,),))), "place it again"),
+        (lambda board: board.take(pod(10, cpu_milli=16_001), Place(0, ((0,),))), "place it again"),
+        (lambda board: board.take(pod(10, memory_mib=65_537), Place(0, ((0,),))), "place it again"),
+        (lambda board: board.take(TOO_MUCH, Place(0, ((1,), (1,)))), "has not what"),
+        (lambda board: board.give_back(pod(301), Place(0, ((0,),))), "had not given that"),
+        (lambda board: board.give_back(pod(1), Place(0, ((1,),))), "had not given that"),
+        (lambda board: board.give_back(pod(10), Place(0, ((4,),))), "no place"),
+        *((lambda board, place=place: board.take(pod(10), place), "no place") for place in NO_PLACES),
+        (lambda board: board.rank(pod(10), policy(board).native, [0, 2]), "node 2 is not of this board"),
+        (lambda board: board.rank(pod(10), policy(board).native, [0, 0], allowed=[1]), "1 sets of devices for 2 nodes"),
+        (lambda board: board.rank_array(pod(10), policy(board).native, [2]), "node 2 is not of this board"),
+        (lambda board: board.rank_array(pod(10), policy(board).native, [0, 0], [1]), "1 sets of devices for 2 nodes"),
+        (lambda board: board.best(pod(10), policy(Board([NODE, OTHER])).native), "another board's"),
+        (lambda board: board.set_node(0, OTHER), "model 'B', new to this board: build a new"),
+        (lambda board: board.set_node(2, NODE), "node 2 is not of this board: it has room for 2"),
+        (lambda board: board.set_node(-1, NODE), "node -1 is not"),
+        (lambda board: board.remove_node(2), "node 2 is not"),
+        (lambda board: board.set_left(1, 1, 1, [], []), "no node is at 1"),
+        (lambda board: board.set_left(0, 1, 1, [1], [1, 1, 1, 1]), "1 devices' time and 4 devices' memory for n"),
+        (lambda board: board.set_uses(0, [IDLE] * 3), "uses of 3 devices for n, which has 4"),
+        (lambda board: board.set_uses(2, []), "node 2 is not of this board"),
+        (lambda board: board.set_links(0, [0, 0, 0]), "links of 3 devices"),
+        (lambda board: board.set_links(0, [0] * 4, [0]), "memory nodes of 1"),
+        (lambda board: board.set_links(0, [0b0010, 0, 0, 0]), "others have not: give both ends"),
+        (lambda board: board.set_links(0, [0b10000, 0, 0, 0]), "others have not"),
+        (lambda _: ShareAsk(0), "a share of 0 thousandths of a device: 1 to 1000 are possible"),
+        (lambda _: ShareAsk(1001), "1 to 1000"),
+        (lambda _: ShareAsk(10, 17), "1 to 16"),
+        (lambda _: ShareAsk(10, mib=-1), "MiB on each device"),
+        (lambda _: ShareAsk(100, share_class="best"), "'best' is not known: choose one of latency, standard"),
+        (lambda _: ShareAsk(100, limit_milli=99), "limit 99 thousandths of a device: 100 to 1000"),
+        (lambda _: PodAsk(cpu_milli=-1), "a pod with -1 thousandths of a processor"),
+        (lambda _: PodAsk(shares=(ShareAsk(1),) * 9), "0 to 8 are possible"),
+        (lambda _: PodAsk(shares=(ShareAsk(1, beside=0),)), "name an earlier one"),
+        (lambda _: PodAsk(shares=(ShareAsk(1), ShareAsk(1, 2, beside=0))), "on more devices"),
+        (lambda _: NodeSpec("x", 1, 1, 17), "node x with 17 devices: 0 to 16 are possible"),
+        (lambda _: Board([NodeSpec(str(n), 1, 1, 1, str(n)) for n in range(33)]), "33 models of devices, 32 are the"),
     ],
-)
-def test_what_cannot_be_is_refused_with_the_limit(make: object, text: str) -> None:
-    assert callable(make)
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_changes_nothing(act: Callable[[Board], object], text: str) -> None:
+    board = Board([NODE], capacity=2)
+    board.take(pod(300), Place(0, ((0,),)))
+    before = board.left(0), dict(board.free_milli)
     with pytest.raises(PlacementError, match=text):
-        make()
+        act(board)
+    assert (board.left(0), board.free_milli) == before
+
+
+def test_a_row_without_a_node_takes_nothing_not_even_an_empty_pod() -> None:
+    board = Board([], capacity=2, models=["A"])
+    rule = policy(board).native
+    assert [one.verdict for one in board.rank(PodAsk(), rule, [0, 1])] == [Verdict.NO_NODE] * 2
+    assert board.best(PodAsk(), rule) is None
+    board.set_node(1, NODE)
+    assert board.best(SHARE, rule) == Place(1, ((0,),))
+    board.remove_node(1)
+    assert board.best(PodAsk(), rule) is None
+    assert board.free_milli == {"A": 0}
+    with pytest.raises(PlacementError, match="no node is at 1"):
+        board.left(1)
+
+
+def test_a_node_that_changes_is_another_with_all_of_it_left() -> None:
+    board = Board([NODE, OTHER], models=["C"])
+    board.take(SHARE, Place(0, ((2,),)))
+    board.set_node(0, OTHER)
+    assert board.left(0) == (8_000, 1_024, (1000, 1000))
+    assert board.free_milli == {"A": 0, "B": 4000, "C": 0}
+    assert board.devices == {"A": 0, "B": 4, "C": 0}
+    board.set_node(1, PLAIN)
+    assert board.free_milli["B"] == 2000
+    assert board.left(1) == (8_000, 1_024, ())
+
+
+def test_what_is_left_is_set_within_what_there_is() -> None:
+    board = Board([NODE])
+    board.set_left(0, -5, 10**9, [-1, 2000, 300, 1000], [-7, 2000, 10, 1000])
+    assert board.left(0) == (0, 65_536, (0, 1000, 300, 1000))
+    assert board.free_milli == {"A": 2300}
+    rule = policy(board, "binpack").native
+    small = PodAsk(shares=(ShareAsk(100, mib=11),))
+    assert board.best(small, rule) == Place(0, ((1,),))
+
+
+def test_a_model_that_no_node_has_changes_no_answer() -> None:
+    bare, spare = Board([NODE, OTHER]), Board([NODE, OTHER], capacity=9, models=["0", "C"])
+    mix = Mix.of([PodAsk(0, 0, (ShareAsk(500),), frozenset("AB")), PodAsk(0, 0, (ShareAsk(1000),), frozenset("A"))])
+    for name in ROWS:
+        first, second = (Policy(name, board, mix) for board in (bare, spare))
+        assert bare.rank(SHARE, first.native, [0, 1]) == spare.rank(SHARE, second.native, [0, 1])
+
+
+def test_of_equal_nodes_the_earliest_is_best_in_whatever_order_they_are_asked_about() -> None:
+    board = Board([NODE] * 5)
+    ranking = board.rank_array(SHARE, policy(board).native, np.array([3, 1, 4, 2], np.int32))
+    assert ranking.best() == 1
+    assert ranking.place(ranking.best()) == Place(1, ((0,),))
+    assert board.rank_array(SHARE, policy(board).native, []).best() == -1
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.integers(0, 5), st.sampled_from([NODE, OTHER, PLAIN])),
+        st.tuples(st.just("remove"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("left"), st.integers(0, 5), st.lists(st.integers(-200, 1200), min_size=6, max_size=6)),
+        st.tuples(st.just("take"), st.integers(0, 5), st.integers(1, 1000)),
+    ),
+    max_size=25,
+)
+
+
+@given(STEPS, st.sampled_from(sorted(ROWS)))
+@settings(max_examples=100, deadline=None)
+def test_a_board_that_lived_answers_as_one_that_was_made_so(steps: list[tuple[str, int, Any]], name: str) -> None:
+    board, model = Board([NODE], capacity=6, models=["B"]), {0: Node(NODE)}
+    # Prices of processors are those of the nodes that were there when the policy was made.
+    numbers = Numbers.of(name, Outline.of(board), MIX)
+    rule = Policy.made_of(numbers, board)
+    for what, index, value in steps:
+        if what == "set":
+            board.set_node(index, value)
+            model[index] = Node(value)
+        elif what == "remove":
+            board.remove_node(index)
+            model.pop(index, None)
+        elif what == "left" and index in model:
+            node = model[index]
+            milli = mib = value[: node.spec.devices]
+            board.set_left(index, value[4] * 8, value[5], milli, mib)
+            node.milli = [min(max(0, left), 1000) for left in milli]
+            node.mib = [min(max(0, left), node.spec.device_mib) for left in mib]
+            node.cpu_milli = min(max(0, value[4] * 8), node.spec.cpu_milli)
+            node.memory_mib = min(max(0, value[5]), node.spec.memory_mib)
+        elif what == "take" and (place := board.best(ask := PodAsk(10, 1, (ShareAsk(value),)), rule.native)):
+            board.take(ask, place)
+            model[place.node].take(ask, place.devices)
+    rule.refresh()
+    fresh = Board([], capacity=6, models=["A", "B"])
+    for index, node in model.items():
+        assert board.left(index) == (node.cpu_milli, node.memory_mib, tuple(node.milli))
+        fresh.set_node(index, node.spec)
+        fresh.set_left(index, *board.left(index), node.mib)
+    assert (fresh.free_milli, fresh.devices) == (board.free_milli, board.devices)
+    anew = Policy.made_of(numbers, fresh)
+    for ask in (SHARE, PodAsk(100, 10, (ShareAsk(700), ShareAsk(200, beside=0))), PodAsk(shares=(ShareAsk(1000, 2),))):
+        ours = board.rank(ask, rule.native, range(6))
+        assert ours == fresh.rank(ask, anew.native, range(6))
+        ranking = board.rank_array(ask, rule.native, range(6))
+        fitting = [one for one in ours if one.verdict is Verdict.FITS]
+        best = min(fitting, key=lambda one: (one.cost, one.node), default=None)
+        assert ranking.best() == (best.node if best else -1)

@@ -53,41 +53,6 @@ def book() -> UsageBook:
     return made
 
 
-def test_a_whole_report_is_what_is_known(book: UsageBook) -> None:
-    node = book.node("n1")
-    assert node is not None
-    assert node.facts is NODE
-    assert [device.facts.index for device in node.devices] == [0, 1]
-    assert node.devices[1].numbers is NUMBERS
-    assert [share.terms.id for share in node.devices[1].shares] == ["a", "b"]
-    assert (node.devices[1].shares[1].used_1m_millipercent, node.devices[1].shares[1].waited_1m_millipercent) == (
-        20_000, 10_000,
-    )  # fmt: skip
-    assert node.device(1) is node.devices[1]
-    assert node.device(2) is None
-    book.validate()
-
-
-def test_a_change_changes_what_it_names_and_nothing_else(book: UsageBook) -> None:
-    before = book.node("n1")
-    assert before is not None
-    book.apply("n1", Report(device_numbers=((0, NUMBERS),), share_numbers=(("a", 1, 1000, 0),)), 101.0)
-    after = book.node("n1")
-    assert after is not None
-    assert after.devices[0] == replace(before.devices[0], numbers=NUMBERS)
-    assert after.devices[1].facts is before.devices[1].facts
-    assert after.devices[1].shares[1] is before.devices[1].shares[1]
-    assert after.devices[1].shares[0].used_1m_millipercent == 1000
-    assert before.devices[1].shares[0].used_1m_millipercent == 0  # who holds a value sees no change under its hands
-
-
-def test_a_share_that_ends_is_gone_from_all_its_devices(book: UsageBook) -> None:
-    book.apply("n1", Report(ended_shares=("a", "never-was")), 101.0)
-    node = book.node("n1")
-    assert node is not None
-    assert [[share.terms.id for share in device.shares] for device in node.devices] == [[], ["b"]]
-
-
 def test_new_terms_leave_the_numbers(book: UsageBook) -> None:
     book.apply("n1", Report(shares=((1, terms("b", 50_000)),), devices=(replace(facts(1), healthy=False),)), 101.0)
     node = book.node("n1")
@@ -95,14 +60,6 @@ def test_new_terms_leave_the_numbers(book: UsageBook) -> None:
     share = node.devices[1].shares[1]
     assert (share.terms.request_millipercent, share.used_1m_millipercent) == (50_000, 20_000)
     assert (node.devices[1].facts.healthy, node.devices[1].numbers) == (False, NUMBERS)
-
-
-def test_a_whole_report_forgets_what_was_known_before(book: UsageBook) -> None:
-    book.apply("n1", Report(NODE, devices=(facts(0),)), 101.0)
-    node = book.node("n1")
-    assert node is not None
-    assert len(node.devices) == 1
-    assert not node.devices[0].shares
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharepod.agent.share import ShareClass
@@ -131,11 +131,8 @@ def test_bytes_that_are_no_message_are_refused() -> None:
         read_report(b"\x32\x02\xff\xfe")  # an id that is no UTF-8
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
-    assert read_report(b"\xfa\x07\x03abc").is_empty
-
-
 @given(st.data())
+@settings(deadline=None)
 def test_whatever_the_bytes_it_is_a_report_or_refused(data: st.DataObject) -> None:
     good = whole().SerializeToString()
     at = data.draw(st.integers(0, len(good)))
@@ -149,11 +146,3 @@ def test_whatever_the_bytes_it_is_a_report_or_refused(data: st.DataObject) -> No
         assert numbers.used_1s_millipercent <= 100_000
     for index, _ in report.shares:
         assert 0 <= index < DEVICES_MAX
-
-
-def test_texts_that_nodes_have_in_common_are_kept_once() -> None:
-    one, other = (read_report(whole().SerializeToString()) for _ in range(2))
-    assert one.devices[0].model is other.devices[0].model
-    assert one.devices[0].nvlink_peers is other.devices[0].nvlink_peers
-    assert one.shares[0][1].namespace is other.shares[0][1].namespace
-    assert one.device_numbers[0][1].used_15m_millipercent is other.device_numbers[0][1].used_15m_millipercent

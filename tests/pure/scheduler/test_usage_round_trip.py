@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharepod.agent.feed import message
@@ -76,6 +76,7 @@ def known(node: NodeUse) -> Picture:
 
 
 @given(st.lists(pictures(), min_size=1, max_size=6), st.data())
+@settings(deadline=None)
 def test_after_each_message_both_sides_have_the_same_picture(shown: list[Picture], data: st.DataObject) -> None:
     book, sent = UsageBook(), None
     for picture in shown:

@@ -57,6 +57,8 @@ class Agent:
     unhealthy: frozenset[int] = frozenset()
     yielding: frozenset[str] = frozenset()
     """Uids of pods whose shares it has paused to make room."""
+    used: dict[str, int] = field(default_factory=dict)
+    """By a pod's name, the time that it has used in the last minute, in 1/1000 %."""
 
     def uuid(self, index: int) -> str:
         return f"GPU-{self.name}-{index}"
@@ -92,7 +94,7 @@ class Agent:
                 index, self.uuid(index), "H200", DEVICE_BYTES, index not in self.unhealthy, "", True, -1, ()
             )
             shares = tuple(
-                ShareUse(_terms(pod, pod.uid in self.yielding))
+                ShareUse(_terms(pod, pod.uid in self.yielding), self.used.get(pod.name, 0))
                 for pod, held in self.shares.values()
                 if self.uuid(index) in held
             )

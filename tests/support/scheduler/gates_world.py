@@ -1,4 +1,4 @@
-"""A controller with an API server's double: what kubelet and schedulers would do is the test's, and what agents say."""
+"""Replicas with an API server's double: what kubelet and schedulers would do is the test's, and what agents say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cluster_world import Agent, node_body, pod_body
 
 from rig.cluster.apiserver import ApiServer
+from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.informer import Pace
@@ -20,25 +21,27 @@ from sharepod.scheduler.endings import Endings
 from sharepod.scheduler.gatekeeper import Gatekeeper
 from sharepod.scheduler.observer import Observer
 from sharepod.scheduler.order_writer import OrderWriter
-from sharepod.scheduler.usage import UsageBook
+from sharepod.scheduler.queue_view import view
+from sharepod.scheduler.status_server import StatusServer
+from sharepod.scheduler.turn import turn_of
+from sharepod.scheduler.usage import Report, UsageBook
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-PATIENCE_S = 20.0
 RULES = "sharepod/sharepod-gates-queues"
 
 
 class Replica:
-    """One controller; its agents' reports are put straight into its view."""
+    """What one process of the scheduler has; agents' reports are put into its book by `report`."""
 
     def __init__(self, server: ApiServer, directory: Path, name: str, *, lease: str, unix: Callable[[], float]) -> None:
         self.api = Client(server.access(directory), "sharepod-scheduler")
         self.events = EventWriter(self.api, name, "sharepod-scheduler", 0.01)
-        self.cluster = Cluster()
+        self.cluster, self.book = Cluster(), UsageBook()
         self.observer = Observer(
-            self.api, self.cluster, UsageBook(), resource="sharepod.io/gpu",
+            self.api, self.cluster, self.book, resource="sharepod.io/gpu",
             pace=Pace(0.01, 0.1, 20), domains=("rack",),
         )  # fmt: skip
         self.lease = Lease(self.api, namespace="sharepod", name=lease, holder=name)
@@ -46,11 +49,26 @@ class Replica:
         self.keeper = Gatekeeper(
             self.cluster, self.writer, self.lease, lambda: "" if self.observer.listed else "it starts", unix=unix
         )
+        self.status = StatusServer(
+            self.cluster, not_ready=self.not_ready,
+            queue=lambda now_s: view(
+                self.keeper.memory, self.keeper.queues, self.lease, now_s, refusal=self.keeper.refusal
+            ),
+            turn=lambda pod, now_s: turn_of(
+                self.cluster, self.keeper.memory, self.keeper.queues, pod, now_s, decides=self.lease.is_held()
+            ),
+        )  # fmt: skip
+        self.url = ""
+        """Where its status is served."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    def not_ready(self) -> str:
+        return self.observer.not_ready(time.monotonic())
 
     async def __aenter__(self) -> Self:
         await self.api.__aenter__()
         await self.events.__aenter__()
+        self.url = f"http://127.0.0.1:{await self.status.start('127.0.0.1:0', None)}"
         works = (
             self.observer.follow_pods(), self.observer.follow_nodes(), self.lease.keep_for_ever(),
             self.keeper.decide_for_ever(), self.keeper.follow_rules(self.api, RULES),
@@ -61,6 +79,7 @@ class Replica:
 
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
+        await self.status.stop()
         await self.lease.give_up()
         await self.events.__aexit__(None, None, None)
         await self.api.__aexit__(None, None, None)
@@ -72,21 +91,48 @@ class Replica:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.writer.stop()
 
-    def report(self, agents: dict[str, Agent]) -> None:
+    async def report(self, agents: dict[str, Agent]) -> None:
+        """Have agents tell all that they know, and the view take it over."""
         for name, agent in agents.items():
-            self.cluster.set_use(name, agent.use())
+            use = agent.use()
+            assert use is not None
+            held = [(device.facts.index, share) for device in use.devices for share in device.shares]
+            report = Report(
+                use.facts, tuple(device.facts for device in use.devices),
+                shares=tuple((index, share.terms) for index, share in held),
+                share_numbers=tuple((share.terms.id, index, share.used_1m_millipercent, 0) for index, share in held),
+            )  # fmt: skip
+            self.book.apply(name, report, time.monotonic())
+        await self.observer.take_usage(time.monotonic())
+
+    def runs(self, *names: str) -> bool:
+        """Tell whether these pods are seen to run."""
+        return {pod.name for pod in self.cluster.pods() if pod.running} >= set(names)
 
 
 class World:
     """The API server, nodes whose agents report, and what kubelet and schedulers would do."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **devices: int) -> None:
+        """`devices`: how many the first nodes have, by their names."""
         self.directory = directory
         self.server = ApiServer()
         self.server.put_namespace("sharepod")
         self.server.registry.deletion.kubelet_s = 0.0
         self.agents: dict[str, Agent] = {}
-        self.replicas: list[Replica] = []
+        for name, count in devices.items():
+            self.add_node(name, count)
+
+    async def __aenter__(self) -> Self:
+        await self.server.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.server.__aexit__(*error)
+
+    def put_rules(self, text: str) -> None:
+        """Give the rules of queues."""
+        self.server.put_config_map(*RULES.split("/"), {"queues.yaml": text})
 
     def add_node(self, name: str, devices: int, rack: str = "") -> None:
         body = node_body(name, devices)
@@ -101,8 +147,7 @@ class World:
     ) -> AsyncIterator[Replica]:
         directory = self.directory / "account"
         async with Replica(self.server, directory, name, lease=lease, unix=unix) as replica:
-            replica.report(self.agents)
-            self.replicas.append(replica)
+            await replica.report(self.agents)
             yield replica
 
     def create(
@@ -148,6 +193,12 @@ class World:
         body["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.server.put(body)
 
+    async def run_released(self, *names: str) -> None:
+        """Have pods run once they are released."""
+        for name in names:
+            await eventually(lambda name=name: self.is_released(name), f"{name} is not released")  # type: ignore[misc]
+            self.run(name)
+
     def bind(self, name: str, device: str, *, runs_s: float | None = None) -> None:
         """Have a pod on a device as if it had been released before any replica was there; `runs_s`: for how long."""
         body = self.body(name)
@@ -156,12 +207,6 @@ class World:
         body["metadata"]["annotations"] |= {"sharepod.io/device": device, "sharepod.io/node": node}
         if runs_s is not None:
             body["status"] = {"phase": "Running", "startTime": stamp(runs_s)}
-        self.server.put(body)
-
-    def end(self, name: str, phase: str, **status: Any) -> None:
-        """Let a pod's containers end, as kubelet tells it."""
-        body = self.body(name)
-        body["status"] = {"phase": phase, **status}
         self.server.put(body)
 
     def guard(self, name: str) -> None:
@@ -190,12 +235,3 @@ class World:
 def stamp(ago_s: float) -> str:
     """Return a time as the API server writes it."""
     return (datetime.now(UTC) - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def in_world(directory: Path, test: Callable[[World], Coroutine[None, None, None]]) -> None:
-    async def run() -> None:
-        world = World(directory)
-        async with world.server, asyncio.timeout(100):
-            await test(world)
-
-    asyncio.run(run())

@@ -56,6 +56,7 @@ class Node:
         self.memory_mib -= sign * ask.memory_mib
         for share, on in zip(ask.shares, devices, strict=True):
             assert len(set(on)) == share.devices
+            assert share.beside is None or set(on) <= set(devices[share.beside])
             for device in on:
                 self.milli[device] -= sign * share.milli
                 self.mib[device] -= sign * self.share_mib(share.milli, share.mib)

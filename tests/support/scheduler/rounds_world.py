@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.course import Task
 from sharepod.scheduler.job import key_of
+from sharepod.scheduler.orders import Evict, Order, Release, Tell, Yield
 from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.round import decide
 from sharepod.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
+    from sharepod.scheduler.cluster import Assumed
     from sharepod.scheduler.pod import Pod
 
 DEVICE_MIB = 80_000
@@ -30,6 +34,53 @@ def ask(milli: int = 1000, devices: int = 1, mib: int | None = 1000) -> PodAsk:
 def task(name: str, priority: int = 0, milli: int = 1000, **more: object) -> Task:
     given: dict[str, object] = {"user": "team", "arrive_s": 0.0, "run_s": 100.0, "ask": ask(milli)} | more
     return Task(name=name, priority=priority, **given)  # type: ignore[arg-type]
+
+
+def pod_of(line: Timeline, name: str, **changed: Any) -> Pod:
+    """Return a pod, after what the API server shows of it has changed so."""
+    [pod] = [pod for pod in line.cluster.pods() if pod.name == name]
+    if changed:
+        line.cluster.set_pod(replace(pod, **changed))
+        pod = replace(pod, **changed)
+    return pod
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What one round has ordered, by the names of pods."""
+
+    orders: list[Order]
+
+    @property
+    def placed(self) -> list[Assumed]:
+        return [place for one in self.orders if isinstance(one, Release) for place in one.places]
+
+    @property
+    def released(self) -> list[str]:
+        return [place.pod.name for place in self.placed]
+
+    @property
+    def evicted(self) -> list[str]:
+        return sorted(one.pod.name for one in self.orders if isinstance(one, Evict))
+
+    @property
+    def yields(self) -> dict[str, str]:
+        return {one.pod.name: one.how for one in self.orders if isinstance(one, Yield)}
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """Reasons and texts."""
+        return [(one.reason, one.text) for one in self.orders if isinstance(one, Tell)]
+
+    def run(self, line: Timeline) -> None:
+        """Have what was released run."""
+        for place in self.placed:
+            pod = replace(place.pod, gated=False, node=place.node, chosen=place.devices, running=True)
+            line.cluster.set_pod(pod)
+
+
+def decided(line: Timeline, now_s: float) -> Decided:
+    return Decided(decide(line.cluster, line.memory, line.queues, now_s))
 
 
 def random_tasks(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from cluster_world import node_body, pod_body, read
-from rounds_world import DEFAULT, nodes, task
+from rounds_world import DEFAULT, decided, nodes, task
 
 from sharepod.scheduler.node import Node, read_node
-from sharepod.scheduler.orders import Release, Tell
-from sharepod.scheduler.round import decide
 from sharepod.scheduler.timeline import Timeline
 
 Spec = dict[str, Any]
@@ -93,13 +92,13 @@ def test_rounds_release_pods_only_to_nodes_that_suit_them() -> None:
         there = line.cluster.node(name)
         assert there is not None
         labelled = node(name, {"pool": "a" if name == "n02" else "b"})
-        line.cluster.set_node(Node(name, there.cpu_milli, there.memory_mib, 400, name, labelled.traits))
+        line.cluster.set_node(replace(there, traits=labelled.traits))
     line.come(task("gang", size=4, least=4))
     line.come(task("wide", size=5, least=5))
-    selects = read(pod_body("x", 30) | {"spec": pod_body("x", 30)["spec"] | {"nodeSelector": {"pool": "a"}}}).demands
+    body = pod_body("x", 30)
+    body["spec"]["nodeSelector"] = {"pool": "a"}
     for pod in list(line.cluster.pods()):
-        line.cluster.set_pod(type(pod)(**{**{name: getattr(pod, name) for name in pod.__slots__}, "demands": selects}))
-    orders = decide(line.cluster, line.memory, line.queues, 0.0)
-    [released] = [order for order in orders if isinstance(order, Release)]
-    assert (released.job.title, {place.node for place in released.places}) == ("team/gang", {"n02"})
-    assert [order.reason for order in orders if isinstance(order, Tell)] == ["NeverFits"]
+        line.cluster.set_pod(replace(pod, demands=read(body).demands))
+    found = decided(line, 0.0)
+    assert {(place.pod.gang.name, place.node) for place in found.placed if place.pod.gang} == {("gang", "n02")}
+    assert [reason for reason, _ in found.told] == ["NeverFits"]

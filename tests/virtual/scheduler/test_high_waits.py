@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from rounds_world import DEFAULT, ask, check, nodes, played, random_order, task
+from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_order, task
 
-from sharepod.scheduler.orders import Evict, Release, Yield
 from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.round import PLANS_MOST, decide
+from sharepod.scheduler.round import PLANS_MOST
 from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.witness import Witness
 
@@ -96,33 +94,17 @@ def test_a_job_that_others_were_evicted_for_may_have_more_of_them_paused_on_its_
     assert line.courses["high"].started_s == pytest.approx(31.0, abs=BAR_S - 1)
 
 
-def test_for_a_burst_onto_one_node_all_room_is_made_at_once() -> None:
-    line = Timeline(nodes(1, 4), DEFAULT)
-    low = [task(f"low{number}", run_s=1e6, ask=whole(500, 35_000)) for number in range(8)]
-    high = [task(f"high{number}", priority=10, arrive_s=30.0, ask=whole(250, 30_000)) for number in range(8)]
-    played(line, [*low, *high], 100.0)
-    waits = [(line.courses[one.name].started_s or 1e9) - 30.0 for one in high]
-    assert max(waits) <= BAR_S
-    assert sum(course.evicted for course in line.courses.values()) == 8
-
-
 def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
     line.come(task("low", ask=whole(1000, MIB)))
     line.step()
-    for name, milli in (("one", 500), ("two", 500)):
-        line.come(task(name, priority=10, ask=whole(milli, 30_000)))
-    orders = decide(line.cluster, line.memory, line.queues, 10.0)
-    assert [order.pod.name for order in orders if isinstance(order, Evict)] == ["low"], "once for both"
-    assert not [order for order in orders if isinstance(order, Release | Yield)]
-    assert not [order for order in decide(line.cluster, line.memory, line.queues, 11.0) if isinstance(order, Release)]
-    [low] = [pod for pod in line.cluster.pods() if pod.name == "low"]
-    line.cluster.remove_pod(low.uid)
-    orders = decide(line.cluster, line.memory, line.queues, 12.0)
-    assert {place.pod.name for order in orders if isinstance(order, Release) for place in order.places} == {
-        "one",
-        "two",
-    }
+    for name in ("one", "two"):
+        line.come(task(name, priority=10, ask=whole(500, 30_000)))
+    first = decided(line, 10.0)
+    assert (first.evicted, first.released, first.yields) == (["low"], [], {}), "once for both"
+    assert decided(line, 11.0).released == []
+    line.cluster.remove_pod(pod_of(line, "low").uid)
+    assert sorted(decided(line, 12.0).released) == ["one", "two"]
 
 
 def test_room_that_others_have_yet_to_yield_is_nobodys_though_its_node_is_kept_for_him() -> None:
@@ -160,10 +142,8 @@ def test_who_may_not_preempt_does_not_speak_for_those_who_ask_for_the_same() -> 
     line.step()
     for name in ("early", "late"):
         line.come(task(name, priority=10, user=name))
-    meek = next(pod for pod in line.cluster.pods() if pod.name == "early")
-    line.cluster.set_pod(replace(meek, preempts=False))
-    orders = decide(line.cluster, line.memory, line.queues, 5.0)
-    assert [place.pod.name for order in orders if isinstance(order, Release) for place in order.places] == ["late"]
+    pod_of(line, "early", preempts=False)
+    assert decided(line, 5.0).released == ["late"]
 
 
 @pytest.mark.parametrize(("holder", "denied"), [(0, True), (10, False), (20, False)])
@@ -191,8 +171,8 @@ def test_a_witness_tells_apart_what_may_be_kept_for_who_has_waited_twice() -> No
     line.step()
     line.come(task("late", size=2, least=2))
     line.now_s = 21.0
-    line.come(replace(task("fits", priority=10, milli=300), arrive_s=21.0))
-    line.come(replace(task("wide", priority=10, milli=900), arrive_s=21.0))
+    line.come(task("fits", priority=10, milli=300, arrive_s=21.0))
+    line.come(task("wide", priority=10, milli=900, arrive_s=21.0))
     for now_s in (21.0, 25.0):
         line.now_s = now_s
         witness.look(now_s)

@@ -1,41 +1,37 @@
-"""What `sharepod explain pod/NAME` says of pods that wait for their gates, and of those that make room."""
+"""What `sharepod explain pod/NAME` and `sharepod queue` show of pods that wait for their gates or make room."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
-from gates_world import RULES, Replica, World, in_world
-from rounds_world import ask, nodes, task
+from rounds_world import ask, nodes, pod_of, task
 from typer.testing import CliRunner
 
-from rig.until import eventually
+from sharepod.cli import main as cli
 from sharepod.cli.errors import CliError
 from sharepod.cli.main import app
 from sharepod.cli.pods import lines
 from sharepod.scheduler.demands import Demands
-from sharepod.scheduler.explanation import explain, find
+from sharepod.scheduler.explanation import explain
+from sharepod.scheduler.queue_view import view
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.status_server import StatusServer
 from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.turn import LISTED, NEVER, NOBODY, UNLISTED, turn_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sharepod.scheduler.pod import Pod
+    from sharepod.kube.lease import Lease
     from sharepod.scheduler.turn import Turn
 
 
-def pod_named(line: Timeline, name: str) -> Pod:
-    return next(pod for pod in line.cluster.pods() if pod.name == name)
-
-
 def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
-    pod = pod_named(line, name)
+    pod = pod_of(line, name)
     found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
     assert found is not None
     return found
@@ -43,7 +39,7 @@ def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
 
 def shown(line: Timeline, name: str, *, decides: bool = True, width: int = 300) -> str:
     """Return what the command prints, by way of the wire."""
-    pod = pod_named(line, name)
+    pod = pod_of(line, name)
     found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
     answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
     return "\n".join(lines(json.loads(answer), "http://here", width))
@@ -81,6 +77,7 @@ def test_a_pod_that_waits_is_told_who_is_before_it_and_why() -> None:
     assert "its turn: 4 of 4 jobs in the line, 3 of its queue; heavy/later has waited for less than 1 s" in text
     assert "before it heavy/urgent, 5 devices: priority 5 is above 0" in text
     assert "kube-scheduler" not in text
+    assert "This replica does not decide" in shown(line, "later", decides=False)
 
 
 def test_who_has_waited_for_too_long_or_is_paused_is_told_to_be_before_for_that() -> None:
@@ -114,7 +111,7 @@ def test_of_a_gang_it_is_told_who_is_missing() -> None:
     line = full()
     line.come(task("gang", user="heavy", size=6, least=4, arrive_s=60.0))
     for name in ("gang-3", "gang-4", "gang-5"):
-        line.cluster.remove_pod(pod_named(line, name).uid)
+        line.cluster.remove_pod(pod_of(line, name).uid)
     line.step()
     found = turn(line, "gang-1")
     assert found.gang is not None
@@ -132,7 +129,7 @@ def test_why_others_do_not_yield_is_told() -> None:
     assert turn(line, "equal").yields == NOBODY
     assert f"nobody makes room: {NOBODY}" in shown(line, "equal")
     line.come(task("polite", user="heavy", priority=5, arrive_s=60.0))
-    line.cluster.set_pod(replace(pod_named(line, "polite"), preempts=False))
+    pod_of(line, "polite", preempts=False)
     line.step()
     assert turn(line, "polite").yields == NEVER
     line.come(task("huge", user="heavy", priority=5, ask=ask(1000, devices=5), arrive_s=60.0))
@@ -143,7 +140,7 @@ def test_why_others_do_not_yield_is_told() -> None:
 def test_who_would_yield_and_what_that_loses_is_told_and_nothing_changes() -> None:
     line = full()
     line.come(task("high", user="high", priority=5, arrive_s=60.0))
-    pod = pod_named(line, "high")
+    pod = pod_of(line, "high")
     line.memory.note(pod, since_s=60.0)
     line.memory.look(line.cluster, (), line.now_s)
     version = line.cluster.version
@@ -153,7 +150,7 @@ def test_who_would_yield_and_what_that_loses_is_told_and_nothing_changes() -> No
     assert line.cluster.version == version
     assert "on n00 a pod of it would fit if light/light were paused" in shown(line, "high")
     for name in ("heavy-0", "heavy-1", "heavy-2", "light"):
-        there = pod_named(line, name)
+        there = pod_of(line, name)
         line.cluster.set_pod(replace(there, ask=replace(there.ask, shares=(replace(there.ask.shares[0], mib=None),))))
     line.memory.look(line.cluster, (), line.now_s)
     line.cluster.settle(line.now_s)
@@ -168,8 +165,7 @@ def test_nodes_that_are_closed_to_it_are_told_by_why() -> None:
         line.come(task(name, run_s=1e6))
     line.step()
     line.come(task("mine", user="mine"))
-    pod = replace(pod_named(line, "mine"), demands=Demands((("disk", "fast"),), None, ()))
-    line.cluster.set_pod(pod)
+    pod_of(line, "mine", demands=Demands((("disk", "fast"),), None, ()))
     line.step()
     [barred] = turn(line, "mine").barred
     assert (barred.nodes, barred.examples) == (3, ("n00", "n01", "n02"))
@@ -206,21 +202,14 @@ def test_a_pod_that_makes_room_is_told_for_whom_since_when_and_when_it_goes_on()
     assert "for whom another replica has decided, its Events say" in shown(line, "low")
     line.end("high")
     line.step()
-    pod = pod_named(line, "low")
+    pod = pod_of(line, "low")
     assert turn_of(line.cluster, line.memory, line.queues, pod, 191.0, decides=True) is None
-
-
-def test_a_replica_that_does_not_decide_says_so() -> None:
-    line = full()
-    line.come(task("mine", user="heavy", arrive_s=60.0))
-    line.step()
-    assert "This replica does not decide" in shown(line, "mine", decides=False)
 
 
 def test_a_pod_that_others_hold_is_told_so() -> None:
     line = full()
     line.come(task("mine", user="heavy", arrive_s=60.0))
-    line.cluster.set_pod(replace(pod_named(line, "mine"), withheld=True))
+    pod_of(line, "mine", withheld=True)
     line.step()
     assert "another's scheduling gate holds it, and it takes no room before that has gone" in shown(line, "mine")
 
@@ -228,7 +217,7 @@ def test_a_pod_that_others_hold_is_told_so() -> None:
 def test_a_gang_of_which_more_came_than_it_takes_tells_those_so() -> None:
     line = full()
     line.come(task("gang", user="heavy", size=2, least=2, arrive_s=60.0))
-    extra = replace(pod_named(line, "gang-1"), uid="extra", name="gang-9", created="9")
+    extra = replace(pod_of(line, "gang-1"), uid="extra", name="gang-9", created="9")
     line.memory.note(extra, since_s=60.0)
     line.cluster.set_pod(extra)
     line.step()
@@ -238,60 +227,106 @@ def test_a_gang_of_which_more_came_than_it_takes_tells_those_so() -> None:
 @pytest.mark.parametrize("turned", [7, [], {"decides": True}, {"decides": True, "waits": True, "waited_s": "x"}])
 def test_what_is_no_turn_is_one_clear_error(turned: object) -> None:
     line = full()
-    found = json.loads(json.dumps(asdict(explain(line.cluster, pod_named(line, "light")))))
+    found = json.loads(json.dumps(asdict(explain(line.cluster, pod_of(line, "light")))))
     with pytest.raises(CliError, match="no SharePod scheduler of this version"):
         lines({**found, "turn": turned}, "http://here", 80)
 
 
-async def asked(replica: Replica, *arguments: str) -> tuple[int, str, str]:
-    """Ask a replica's own server, as the command does in its pod."""
-    keeper = replica.keeper
-
-    def turn_at(pod: Pod, now_s: float) -> Turn | None:
-        decides = replica.lease.is_held()
-        return turn_of(replica.cluster, keeper.memory, keeper.queues, pod, now_s, decides=decides)
-
-    status = StatusServer(replica.cluster, not_ready=lambda: "", queue=lambda _: {}, turn=turn_at)
-    port = await status.start("127.0.0.1:0", None)
-    try:
-        command = ["explain", "--scheduler", f"http://127.0.0.1:{port}", *arguments]
-        result = await asyncio.to_thread(CliRunner().invoke, app, command)
-        return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
-    finally:
-        await status.stop()
+def rounds() -> Timeline:
+    line = Timeline(nodes(1, 4), Queues(Queue(), {"capped": Queue(weight=2.0, cap_milli=1000)}))
+    line.come(task("runs", user="team", size=3, least=3, run_s=1e6))
+    line.come(task("more", user="capped", milli=900))
+    line.step()
+    line.now_s = 30.0
+    line.come(task("gang", user="team", size=4, least=2, arrive_s=30.0))
+    line.come(task("over", user="capped", milli=200, arrive_s=30.0))
+    line.come(task("never", user="team", size=9, least=9, arrive_s=30.0, priority=5))
+    line.step()
+    return line
 
 
-def test_the_command_explains_a_gated_pod_and_one_that_yields_and_refuses_bad_names(tmp_path: Path) -> None:
-    async def test(world: World) -> None:
-        namespace, name = RULES.split("/")
-        world.server.put_config_map(namespace, name, {"queues.yaml": "default: {cap: 3}"})
-        world.add_node("n1", 1)
-        world.create("low", 100, memory="1Gi")
-        async with world.replica() as replica:
-            await eventually(lambda: world.is_released("low"), "not released")
-            world.run("low")
-            world.create("high", 100, priority=10, memory="1Gi")
-            await eventually(lambda: world.yields("low") == "pause" and world.is_released("high"), "no room was made")
-            world.run("high")
-            for number in range(2):
-                world.create(f"gang-{number}", 50, gang="gang", gang_size="3")
-            await eventually(lambda: "GangIncomplete" in world.told("gang-0"), "not told")
-            code, text, why = await asked(replica, "pod/gang-0")
-            assert code == 0, why
-            assert "2 of 3 members of the gang are there" in text
-            assert "it is not in the line" in text
-            code, text, why = await asked(replica, "pod/low")
-            assert code == 0, why
-            flat = " ".join(text.split())
-            assert "it makes room for" in flat
-            assert "for default/high of priority 10" in flat
-            code, text, why = await asked(replica, "pod/low", "-o", "json")
-            assert json.loads(text)["turn"]["waits"] is False
-            assert find(replica.cluster, "default", "low") is not None
-            for wrong, says in (("pod/None such", "is no name"), ("pod/hgih", "did you mean high?")):
-                code, text, why = await asked(replica, wrong)
-                assert code != 0
-                assert says in why
-                assert "\n" not in why.strip()
+def queue(*arguments: str, decides: bool = True, trouble: str = "") -> tuple[int, str, str]:
+    """Run the command against a server that shows `rounds`; return its exit status, what it shows and what it says."""
+    line, lease = rounds(), cast("Lease", SimpleNamespace(is_held=lambda: decides, trouble=trouble))
 
-    in_world(tmp_path, test)
+    def look(_: float) -> dict[str, object]:
+        return view(line.memory, line.queues, lease, 95.0, refusal="queues.yaml: 'a': weight is -1")
+
+    async def ask() -> tuple[int, str, str]:
+        status = StatusServer(line.cluster, not_ready=lambda: "", queue=look, turn=lambda *_: None)
+        port = await status.start("127.0.0.1:0", None)
+        try:
+            command = ["queue", "--scheduler", f"http://127.0.0.1:{port}", *arguments]
+            result = await asyncio.to_thread(CliRunner().invoke, app, command)
+            return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
+        finally:
+            await status.stop()
+
+    return asyncio.run(ask())
+
+
+def test_what_waits_is_shown_in_order_with_the_reasons_and_what_queues_hold() -> None:
+    code, shown, aside = queue()
+    assert code == 0
+    flat = " ".join(shown.split())
+    assert "1 team/never 5 9 9 1 min 5 s 9 pods of 100 percent would not fit into the empty cluster" in flat
+    assert "team/gang 0 2-4 4 1 min 5 s no room for 2 pods of 100 percent now" in flat
+    assert "capped/over 0 1 0.2 1 min 5 s queue capped would hold more than its cap of 1 devices" in flat
+    assert "capped 2 0.9 1 0.113 1 team 1 3 - 0.750 2" in flat
+    assert "the rules of queues stay as they were: queues.yaml: 'a': weight is -1" in aside
+
+
+def test_one_queue_is_shown_alone_and_as_json() -> None:
+    code, shown, _ = queue("-n", "capped", "-o", "json")
+    assert code == 0
+    found = json.loads(shown)
+    assert [job["job"] for job in found["waiting"]] == ["capped/over"]
+    assert [(one["queue"], one["share"]) for one in found["queues"]] == [("capped", 0.1125)]
+    assert found["fairness"] == round((0.75 + 0.1125) ** 2 / (2 * (0.75**2 + 0.1125**2)), 6)
+
+
+def test_a_replica_that_does_not_decide_shows_no_queue() -> None:
+    code, shown, why = queue(decides=False)
+    assert (code, shown) == (1, "")
+    assert "this replica does not decide, another one has the queue" in why
+    code, shown, _ = queue("-o", "json", decides=False)
+    found = json.loads(shown)
+    assert (code, found["decides"], found["waiting"], found["queues"]) == (0, False, [], []), "what it knew is not told"
+
+
+def test_where_the_api_server_is_away_that_is_said_and_nobody_is_sent_to_another_replica() -> None:
+    code, shown, why = queue(decides=False, trouble="API server https://10.0.0.1 is not reached")
+    assert (code, shown) == (1, "")
+    assert "cannot hold the lease (API server https://10.0.0.1 is not reached): pods wait, running ones run on" in why
+    assert "ask each pod" not in why
+
+
+def test_a_queue_that_nobody_knows_is_said_with_the_one_that_may_be_meant() -> None:
+    code, shown, aside = queue("-n", "capped2")
+    assert (code, shown.split()) == (0, ["Nothing", "waits."])
+    assert "queue capped2 holds nothing and nothing of it waits: did you mean capped?" in aside
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "says"),
+    [
+        (["--namespce", "x"], 2, "No such option: --namespce (Possible options: --namespace)"),
+        (["-n"], 2, "Option '-n' requires an argument"),
+        (["-o", "yaml"], 2, "'yaml' is not one of 'table', 'json'"),
+        (["--scheduler", "here"], 2, "--scheduler here is no address: give http://127.0.0.1:9467"),
+        (["--scheduler", "http://127.0.0.1:99999"], 2, "is no address"),
+        (["--scheduler", "http://127.0.0.1:1"], 1, "exec deploy/sharepod-scheduler -- sharepod queue"),
+        (["team"], 2, "Got unexpected extra argument(s) (team)"),
+    ],
+)
+def test_what_is_mistyped_is_one_line_that_says_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: list[str], code: int, says: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sharepod", "queue", *wrong])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown, why = capsys.readouterr()
+    assert (ended.value.code, shown) == (code, "")
+    assert why.startswith("error: ")
+    assert says in why
+    assert why.count("\n") == 1

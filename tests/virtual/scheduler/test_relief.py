@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rounds_world import DEFAULT, nodes
+from rounds_world import DEFAULT, decided, nodes, pod_of
 
 from sharepod.agent.share import ShareClass
 from sharepod.scheduler.ask import PodAsk, ShareAsk
 from sharepod.scheduler.course import Task
-from sharepod.scheduler.orders import Order, Yield
-from sharepod.scheduler.round import decide
 from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.usage import DeviceNumbers, ShareTerms, ShareUse
 
 WAITS, CALM = 8_000, 200
+RESUMED = {"batch-a": "", "batch-b": ""}
 
 
 def share(milli: int, share_class: str = "standard") -> PodAsk:
@@ -48,44 +47,43 @@ def measure(line: Timeline, waited: int, used: int = 10_000) -> None:
     line.cluster.set_use("n00", replace(use, devices=(device,)))
 
 
-def decided(line: Timeline, now_s: float) -> list[tuple[str, str]]:
-    orders: list[Order] = decide(line.cluster, line.memory, line.queues, now_s)
-    for order in orders:
-        pod = line.cluster.pod(order.pod.uid) if isinstance(order, Yield) else None
-        if isinstance(order, Yield) and pod is not None:
-            line.cluster.set_pod(replace(pod, yields=order.how))
-    return [(order.pod.name, order.how) for order in orders if isinstance(order, Yield)]
+def yielded(line: Timeline, now_s: float) -> dict[str, str]:
+    """Decide, and have the API server show who yields then."""
+    yields = decided(line, now_s).yields
+    for name, how in yields.items():
+        pod_of(line, name, yields=how)
+    return yields
 
 
 def test_the_lower_ones_are_limited_then_paused_one_by_one_and_come_back_when_nobody_waits() -> None:
     line = cluster()
     measure(line, CALM)
-    assert decided(line, 100.0) == []
+    assert yielded(line, 100.0) == {}
     measure(line, WAITS)
-    assert sorted(decided(line, 200.0)) == [("batch-a", "limit"), ("batch-b", "limit")]
+    assert yielded(line, 200.0) == {"batch-a": "limit", "batch-b": "limit"}
     measure(line, WAITS)
-    assert decided(line, 230.0) == [], "what the first step does is not measured yet"
-    assert decided(line, 265.0) == [("batch-b", "pause")]
-    assert decided(line, 330.0) == [("batch-a", "pause")]
+    assert yielded(line, 230.0) == {}, "what the first step does is not measured yet"
+    assert yielded(line, 265.0) == {"batch-b": "pause"}
+    assert yielded(line, 330.0) == {"batch-a": "pause"}
     measure(line, CALM)
-    assert decided(line, 400.0) == []
-    back = [*decided(line, 460.0), *decided(line, 520.0), *decided(line, 580.0)]
-    assert sorted(back) == [("batch-a", ""), ("batch-b", "")]
+    assert yielded(line, 400.0) == {}
+    back = yielded(line, 460.0) | yielded(line, 520.0) | yielded(line, 580.0)
+    assert back == RESUMED
 
 
 def test_who_is_limited_goes_back_after_a_calm_time() -> None:
     line = cluster()
     measure(line, WAITS)
-    assert len(decided(line, 200.0)) == 2
+    assert len(yielded(line, 200.0)) == 2
     measure(line, CALM)
-    assert decided(line, 310.0) == []
-    assert sorted(decided(line, 325.0)) == [("batch-a", ""), ("batch-b", "")]
+    assert yielded(line, 310.0) == {}
+    assert yielded(line, 325.0) == RESUMED
 
 
 def test_a_share_that_has_what_it_is_due_presses_nobody() -> None:
     line = cluster()
     measure(line, WAITS, used=45_000)
-    assert decided(line, 200.0) == [], "it bursts above its request, and waits for that"
+    assert yielded(line, 200.0) == {}, "it bursts above its request, and waits for that"
 
 
 def test_equals_do_not_yield_to_who_waits() -> None:
@@ -94,18 +92,7 @@ def test_equals_do_not_yield_to_who_waits() -> None:
         line.come(Task(name, "team", 5, share(400), 0.0, 1e6))
     line.step()
     measure(line, WAITS)
-    assert decided(line, 200.0) == []
-
-
-def test_when_the_higher_one_has_gone_they_go_on() -> None:
-    line = cluster()
-    measure(line, WAITS)
-    decided(line, 200.0)
-    decided(line, 265.0)
-    serve = next(pod for pod in line.cluster.pods() if pod.name == "serve")
-    line.cluster.remove_pod(serve.uid)
-    back = [change for at_s in range(270, 600, 10) for change in decided(line, float(at_s))]
-    assert sorted(back) == [("batch-a", ""), ("batch-b", "")]
+    assert yielded(line, 200.0) == {}
 
 
 def test_who_makes_room_by_pausing_leaves_the_others_there_limited_at_first() -> None:
@@ -114,28 +101,24 @@ def test_who_makes_room_by_pausing_leaves_the_others_there_limited_at_first() ->
         line.come(Task(name, "team", 0, share(500, "batch"), 0.0, 1e6))
     line.step()
     line.come(Task("serve", "team", 100, share(400, "latency"), 0.0, 1e6))
-    changes = decided(line, 10.0)
-    assert sorted(how for _, how in changes) == ["limit", "pause"]
+    assert sorted(yielded(line, 10.0).values()) == ["limit", "pause"]
 
 
 def test_who_was_limited_by_another_replica_goes_back_after_a_calm_time() -> None:
     line = cluster()
-    for pod in list(line.cluster.pods()):
-        line.cluster.set_pod(replace(pod, yields="limit" if pod.name == "batch-a" else ""))
+    pod_of(line, "batch-a", yields="limit")
     measure(line, CALM)
-    assert [decided(line, at_s) for at_s in (10.0, 60.0, 129.0)] == [[], [], []]
-    assert decided(line, 131.0) == [("batch-a", "")]
+    assert [yielded(line, at_s) for at_s in (10.0, 60.0, 129.0)] == [{}, {}, {}]
+    assert yielded(line, 131.0) == {"batch-a": ""}
 
 
 def test_an_order_to_go_on_that_did_not_arrive_is_given_again() -> None:
     line = cluster()
-    [limited] = [replace(pod, yields="limit") for pod in line.cluster.pods() if pod.name == "batch-a"]
-    line.cluster.set_pod(limited)
+    limited = pod_of(line, "batch-a", yields="limit")
     measure(line, CALM)
     times = []
     for at_s in range(10, 400, 10):
-        orders = decide(line.cluster, line.memory, line.queues, float(at_s))
-        times += [at_s for order in orders if isinstance(order, Yield)]
+        times += [at_s for _ in decided(line, float(at_s)).yields]
         line.cluster.set_pod(limited)  # the API server still shows it so
     assert times == [130, 280]
 
@@ -143,9 +126,8 @@ def test_an_order_to_go_on_that_did_not_arrive_is_given_again() -> None:
 def test_when_the_one_that_waited_has_left_the_others_go_back_at_once() -> None:
     line = cluster()
     measure(line, WAITS)
-    assert len(decided(line, 200.0)) == 2
-    assert decided(line, 265.0) == [("batch-b", "pause")]
-    [serve] = [pod for pod in line.cluster.pods() if pod.name == "serve"]
-    line.cluster.remove_pod(serve.uid)
+    assert len(yielded(line, 200.0)) == 2
+    assert yielded(line, 265.0) == {"batch-b": "pause"}
+    line.cluster.remove_pod(pod_of(line, "serve").uid)
     measure(line, CALM)
-    assert sorted([*decided(line, 266.0), *decided(line, 267.0)]) == [("batch-a", ""), ("batch-b", "")]
+    assert yielded(line, 266.0) | yielded(line, 267.0) == RESUMED

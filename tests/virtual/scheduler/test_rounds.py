@@ -9,36 +9,25 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from rounds_world import DEFAULT, ask, check, nodes, played, random_tasks, task
+from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
-from sharepod.scheduler.orders import Evict, Release, Tell, Yield
+from sharepod.scheduler.orders import Evict, Tell
 from sharepod.scheduler.queues import Queue, Queues
-from sharepod.scheduler.round import decide
 from sharepod.scheduler.timeline import Timeline
 
 ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
 """How many random orders are played; `make soak` plays thousands."""
+WHOLE = ask(1000, mib=None)
+"""With all of a device's memory, so that who holds it cannot be paused for another."""
 
 if TYPE_CHECKING:
     from sharepod.scheduler.ask import NodeSpec
-    from sharepod.scheduler.orders import Order
-
-
-def starts(line: Timeline) -> dict[str, float | None]:
-    return {name: course.started_s for name, course in line.courses.items()}
 
 
 def test_a_gang_waits_until_all_of_it_fits_and_then_starts_whole() -> None:
     line = Timeline(nodes(2), DEFAULT)
     played(line, [task("first", size=5, least=5), task("gang", size=4, least=4, arrive_s=1.0)])
-    assert starts(line)["gang"] == line.courses["first"].ended_s
-
-
-def test_two_gangs_that_fit_one_at_a_time_run_one_after_the_other() -> None:
-    line = Timeline(nodes(2), DEFAULT)
-    played(line, [task(name, size=6, least=6) for name in ("one", "two")])
-    times = sorted((course.started_s or 0, course.ended_s or 0) for course in line.courses.values())
-    assert times[1][0] >= times[0][1]
+    assert line.courses["gang"].started_s == line.courses["first"].ended_s
 
 
 def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_want() -> None:
@@ -61,23 +50,38 @@ def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_
     assert line.courses["elastic"].lost_s == 0, "it works on with those that are left"
 
 
-def test_a_lower_share_is_paused_for_a_higher_one_and_goes_on_when_that_ends() -> None:
-    line = Timeline(nodes(1, 1), DEFAULT)
-    played(line, [task("low", run_s=100.0), task("high", priority=10, arrive_s=30.0, run_s=40.0)])
-    low, high = line.courses["low"], line.courses["high"]
-    assert (low.paused, low.evicted, low.lost_s) == (1, 0, 0.0)
-    assert high.started_s == pytest.approx(30.0, abs=2.0)
-    assert low.ended_s == pytest.approx(140.0, abs=3.0)
-
-
 def test_where_memory_is_short_the_lower_one_is_evicted_and_starts_anew() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
-    whole = ask(1000, mib=None)
-    played(line, [task("low", ask=whole), task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=whole)])
+    played(line, [task("low", ask=WHOLE), task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=WHOLE)])
     low = line.courses["low"]
     assert (low.paused, low.evicted) == (0, 1)
     assert low.lost_s == pytest.approx(30.0, abs=2.0)
     assert low.ended_s == pytest.approx(170.0, abs=5.0)
+
+
+def test_an_elastic_gang_says_when_it_grows_and_when_members_make_room() -> None:
+    line = Timeline(nodes(1, 4), DEFAULT)
+    for name in ("first", "second"):
+        line.come(task(name))
+    decided(line, 0.0).run(line)
+    line.come(task("gang", size=4, least=2))
+    least = decided(line, 0.5)
+    assert sorted(least.released) == ["gang-0", "gang-1"]
+    least.run(line)
+    assert decided(line, 1.0).released == [], "there is room for no more"
+    for name in ("first", "second"):
+        line.cluster.remove_pod(pod_of(line, name).uid)
+    grown = decided(line, 2.0)
+    assert sorted(grown.released) == ["gang-2", "gang-3"]
+    says = "the gang has 2 more of its members, 4 in all: it needs 2 to run"
+    assert grown.told == [("GangGrown", says)]
+    grown.run(line)
+    line.come(task("equal", size=2, least=2))
+    shrunk = decided(line, 3.0)
+    assert (len(shrunk.evicted), shrunk.yields) == (2, {})
+    says = "2 of its members make room for team/equal of priority 0: the gang goes on with 2"
+    assert ("GangShrunk", says) in shrunk.told
+    assert line.memory.tally.gangs["shrunk"] == 1
 
 
 def test_equals_never_yield_to_each_other() -> None:
@@ -89,9 +93,8 @@ def test_equals_never_yield_to_each_other() -> None:
 
 def test_an_equal_that_would_lose_less_is_left_alone_where_a_lower_one_can_yield() -> None:
     line = Timeline(nodes(2, 1), DEFAULT)
-    whole = ask(1000, mib=None)
-    tasks = [task("lower", ask=whole, run_s=1e6), task("equal", priority=5, ask=whole, run_s=1e6, arrive_s=500.0)]
-    played(line, [*tasks, task("next", priority=5, ask=whole, arrive_s=600.0)], 650.0)
+    tasks = [task("lower", ask=WHOLE, run_s=1e6), task("equal", priority=5, ask=WHOLE, run_s=1e6, arrive_s=500.0)]
+    played(line, [*tasks, task("next", priority=5, ask=WHOLE, arrive_s=600.0)], 650.0)
     assert (line.courses["lower"].evicted, line.courses["equal"].evicted) == (1, 0)
 
 
@@ -115,9 +118,8 @@ def test_a_gang_that_is_paused_does_not_grow_in_the_same_round() -> None:
 
 def test_of_those_who_could_be_evicted_the_one_with_least_work_goes() -> None:
     line = Timeline(nodes(2, 1), DEFAULT)
-    whole = ask(1000, mib=None)
-    tasks = [task("old", ask=whole, run_s=1e6), task("young", ask=whole, run_s=1e6, arrive_s=500.0)]
-    played(line, [*tasks, task("high", priority=10, ask=whole, arrive_s=600.0)], 650.0)
+    tasks = [task("old", ask=WHOLE, run_s=1e6), task("young", ask=WHOLE, run_s=1e6, arrive_s=500.0)]
+    played(line, [*tasks, task("high", priority=10, ask=WHOLE, arrive_s=600.0)], 650.0)
     assert (line.courses["old"].evicted, line.courses["young"].evicted) == (0, 1)
 
 
@@ -202,80 +204,64 @@ def test_in_random_orders_gangs_are_whole_and_devices_promised_once(seed: int) -
     assert all(course.ended_s is not None for course in line.courses.values()), "everybody runs in the end"
 
 
-def test_the_same_tasks_have_the_same_course() -> None:
-    def run() -> list[tuple[float | None, float | None, int, int]]:
-        line = Timeline(nodes(3), DEFAULT)
-        line.play(random_tasks(random.Random(7), 60, gap_s=30.0), 1e9)
-        return [(c.started_s, c.ended_s, c.paused, c.evicted) for c in line.courses.values()]
-
-    assert run() == run()
-
-
 def test_what_can_never_fit_is_told_once_and_holds_nobody_up() -> None:
     line = Timeline(nodes(2, 4), DEFAULT)
     line.come(task("huge", size=9, least=9))
     line.come(task("small"))
-    orders = decide(line.cluster, line.memory, line.queues, 0.0)
-    assert [(type(order), getattr(order, "reason", "")) for order in orders] == [(Tell, "NeverFits"), (Release, "")]
-    assert decide(line.cluster, line.memory, line.queues, 1.0) == []
+    first = decided(line, 0.0)
+    assert ([reason for reason, _ in first.told], first.released) == (["NeverFits"], ["small"])
+    assert decided(line, 1.0).orders == []
+
+
+def full(*priorities: int) -> Timeline:
+    """Return a cluster of nodes of one device, which pods of these priorities hold; another of priority 10 has come."""
+    line = Timeline(nodes(len(priorities), 1), DEFAULT)
+    for number, priority in enumerate(priorities):
+        line.come(task(f"low{number}", priority=priority, ask=WHOLE))
+    line.step()
+    line.come(task("high", priority=10, ask=WHOLE))
+    return line
 
 
 def test_who_was_evicted_makes_room_only_when_he_has_gone() -> None:
-    line = Timeline(nodes(1, 1), DEFAULT)
-    whole = ask(1000, mib=None)
-    line.come(task("low", ask=whole))
-    line.step()
-    line.come(task("high", priority=10, ask=whole))
-    low = next(pod for pod in line.cluster.pods() if pod.name == "low")
-    orders = decide(line.cluster, line.memory, line.queues, 10.0)
-    assert [order for order in orders if not isinstance(order, Tell)] == [Evict(low, "for team/high of priority 10")]
-    line.come(task("higher", priority=5, milli=100, ask=ask(100, mib=None)))
-    assert not [o for o in decide(line.cluster, line.memory, line.queues, 11.0) if isinstance(o, Release | Evict)]
+    line = full(0)
+    low = pod_of(line, "low0")
+    orders = decided(line, 10.0).orders
+    assert [one for one in orders if not isinstance(one, Tell)] == [Evict(low, "for team/high of priority 10")]
+    line.come(task("higher", priority=5, ask=ask(100, mib=None)))
+    beside = decided(line, 11.0)
+    assert (beside.released, beside.evicted) == ([], [])
     line.cluster.remove_pod(low.uid)
-    released = [order for order in decide(line.cluster, line.memory, line.queues, 12.0) if isinstance(order, Release)]
-    assert [place.pod.name for order in released for place in order.places] == ["high"]
+    assert decided(line, 12.0).released == ["high"]
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["the same replica", "another one"])
 def test_nobody_is_evicted_beside_one_who_takes_his_time_to_end(*, fresh: bool) -> None:
-    line = Timeline(nodes(3, 1), DEFAULT)
-    whole = ask(1000, mib=None)
-    for name, priority in (("one", 0), ("two", 0), ("other", 50)):
-        line.come(task(name, priority=priority, ask=whole))
-    line.step()
-    line.come(task("high", priority=10, ask=whole))
-    [first] = [o.pod for o in decide(line.cluster, line.memory, line.queues, 10.0) if isinstance(o, Evict)]
-    line.cluster.set_pod(replace(first, deleting=True))
+    line = full(0, 0, 50)
+    [name] = decided(line, 10.0).evicted
+    first = pod_of(line, name, deleting=True)
     if fresh:
         line = restarted(line, nodes(3, 1))
     for at_s in (12.0, 13.0, 75.0, 76.0, 140.0):
-        assert not [o for o in decide(line.cluster, line.memory, line.queues, at_s) if isinstance(o, Evict | Release)]
+        waits = decided(line, at_s)
+        assert (waits.released, waits.evicted) == ([], [])
     line.cluster.remove_pod(first.uid)
-    [released] = [o for o in decide(line.cluster, line.memory, line.queues, 141.0) if isinstance(o, Release)]
-    assert [place.pod.name for place in released.places] == ["high"]
+    assert decided(line, 141.0).released == ["high"]
 
 
 def test_who_may_not_be_evicted_is_spared_and_another_goes() -> None:
-    line = Timeline(nodes(2, 1), DEFAULT)
-    whole = ask(1000, mib=None)
-    for name in ("one", "two"):
-        line.come(task(name, ask=whole))
-    line.step()
-    line.come(task("high", priority=10, ask=whole))
-    first = [order.pod for order in decide(line.cluster, line.memory, line.queues, 10.0) if isinstance(order, Evict)]
-    line.memory.refused(first[0], 11.0)
-    second = [order.pod for order in decide(line.cluster, line.memory, line.queues, 12.0) if isinstance(order, Evict)]
-    assert {pod.name for pod in first + second} == {"one", "two"}
+    line = full(0, 0)
+    [first] = decided(line, 10.0).evicted
+    line.memory.refused(pod_of(line, first), 11.0)
+    [second] = decided(line, 12.0).evicted
+    assert {first, second} == {"low0", "low1"}
 
 
 def test_a_pod_that_may_not_preempt_waits() -> None:
-    line = Timeline(nodes(1, 1), DEFAULT)
-    line.come(task("low"))
-    line.step()
-    line.come(task("high", priority=10))
-    high = next(pod for pod in line.cluster.pods() if pod.name == "high")
-    line.cluster.set_pod(replace(high, preempts=False))
-    assert not [o for o in decide(line.cluster, line.memory, line.queues, 5.0) if isinstance(o, Yield | Evict)]
+    line = full(0)
+    pod_of(line, "high", preempts=False)
+    found = decided(line, 5.0)
+    assert (found.yields, found.evicted) == ({}, [])
 
 
 def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_has_no_units_left() -> None:
@@ -287,35 +273,19 @@ def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_
     assert (line.courses["low"].paused, line.courses["low"].evicted) == (0, 1)
 
 
-def test_members_that_do_not_come_are_waited_for_and_told() -> None:
-    line = Timeline(nodes(2, 4), DEFAULT)
-    line.come(task("gang", size=3, least=3))
-    last = next(pod for pod in line.cluster.pods() if pod.name == "gang-2")
-    line.cluster.remove_pod(last.uid)
-    orders = decide(line.cluster, line.memory, line.queues, 0.0)
-    assert [(o.reason, o.text) for o in orders if isinstance(o, Tell)] == [
-        ("GangIncomplete", "2 of 3 members of the gang are there")
-    ]
-    line.cluster.set_pod(last)
-    released = [o for o in decide(line.cluster, line.memory, line.queues, 1.0) if isinstance(o, Release)]
-    assert [len(order.places) for order in released] == [3]
-
-
 def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeout() -> None:
     line = Timeline(nodes(2, 4), DEFAULT)
     line.come(task("gang", size=3, least=3))
     for pod in list(line.cluster.pods()):
         assert pod.gang is not None
         line.cluster.set_pod(replace(pod, gang=replace(pod.gang, timeout_s=120)))
-    placed = next(o for o in decide(line.cluster, line.memory, line.queues, 0.0) if isinstance(o, Release)).places
-    for number, one in enumerate(placed):
-        line.cluster.set_pod(replace(one.pod, gated=False, node=one.node, chosen=one.devices, running=number < 2))
-    assert decide(line.cluster, line.memory, line.queues, 100.0) == []
-    orders = decide(line.cluster, line.memory, line.queues, 130.0)
-    assert sorted(o.pod.name for o in orders if isinstance(o, Evict)) == ["gang-0", "gang-1", "gang-2"]
-    assert {o.text for o in orders if isinstance(o, Tell)} == {
-        "2 of 3 members ran 120 s after their release: all start anew"
-    }
+    decided(line, 0.0).run(line)
+    pod_of(line, "gang-2", running=False)
+    assert decided(line, 100.0).orders == []
+    late = decided(line, 130.0)
+    assert late.evicted == ["gang-0", "gang-1", "gang-2"]
+    assert {text for _, text in late.told} == {"2 of 3 members ran 120 s after their release: all start anew"}
+    assert line.memory.tally.gangs["timed_out"] == 1
 
 
 def restarted(line: Timeline, there: list[NodeSpec]) -> Timeline:
@@ -334,17 +304,7 @@ def test_a_controller_that_starts_anew_decides_as_one_that_was_there() -> None:
     fresh = restarted(line, nodes(2))
     fresh.memory.kept = dict(line.memory.kept)
     for at_s in (301.0, 302.0):
-        mine, theirs = (told(decide(one.cluster, one.memory, one.queues, at_s)) for one in (line, fresh))
-        assert mine == theirs
-
-
-def told(orders: list[Order]) -> list[tuple[str, str, str]]:
-    """Return what is done to whom; who is told of it is left out: that is once for each controller."""
-    done = [
-        ("Release", place.pod.uid, f"{place.node} {place.devices}")
-        for order in orders
-        if isinstance(order, Release)
-        for place in order.places
-    ]
-    done += [("Yield", order.pod.uid, order.how) for order in orders if isinstance(order, Yield)]
-    return done + [("Evict", order.pod.uid, "") for order in orders if isinstance(order, Evict)]
+        mine, theirs = decided(line, at_s), decided(fresh, at_s)
+        places = [[(place.pod.uid, place.node, place.devices) for place in one.placed] for one in (mine, theirs)]
+        assert places[0] == places[1]
+        assert (mine.yields, mine.evicted) == (theirs.yields, theirs.evicted)

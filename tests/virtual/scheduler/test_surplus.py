@@ -13,7 +13,6 @@ from sharepod.scheduler.ask import PodAsk, ShareAsk
 from sharepod.scheduler.errors import TraceError
 from sharepod.scheduler.surplus import Part, shared_out
 from sharepod.scheduler.timeline import Timeline
-from sharepod.scheduler.waits import device_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,13 +97,6 @@ def test_who_is_limited_or_paused_for_others_gives_back_what_he_had_beyond() -> 
     assert (150, 500) in steps[paused], "goes on when the high one has ended"
     assert courses[beside].ended_s == pytest.approx(1000.0)
     assert courses[paused].ended_s == pytest.approx(1050.0, abs=5), "500 alone at the end: twice as fast"
-
-
-def test_what_low_jobs_use_beyond_what_they_ask_for_counts_as_used() -> None:
-    line = Timeline(nodes(1, 1), DEFAULT)
-    low = [task(f"low{number}", ask=may_use(700, 1000), run_s=100.0) for number in range(3)]
-    courses = line.play([*low, task("high", priority=10, milli=100, run_s=300.0)], 1e6)
-    assert sum(device_s(course, line.now_s) for course in courses) == pytest.approx(3 * 70 + 30, rel=0.02)
 
 
 def test_lists_say_limits(tmp_path: Path) -> None:
