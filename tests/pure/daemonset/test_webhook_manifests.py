@@ -90,8 +90,9 @@ def test_what_is_rightly_written_is_asked_about_and_passes_the_policies(item: Ob
     assert [refusals(policy, made) for policy in ("annotations", "devices", "chosen-device")] == [[], [], []]
 
 
+# Of one container: the policies also judge words for a container without a share.
 @given(
-    item=st.sampled_from([item for item, _ in RIGHT]),
+    item=st.sampled_from([item for item, _ in RIGHT if len(item["spec"]["containers"]) == 1]),
     key=st.sampled_from(
         ["class", "a.class", "paused", "same-device", "gang", "yield", "a.yield", "a.gang", "clas", "Limit", "z.paused"]
     ),
