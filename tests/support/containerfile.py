@@ -1,13 +1,12 @@
-"""Runs the steps of a Containerfile in plain root file systems: an image without a registry or a container engine.
+"""Runs the steps of the Containerfile in plain root file systems: an image without a registry or a container engine.
 
-The Containerfile stays the only description of the image. What it may use is what `Build` has a method for; anything
-else is an error, never skipped.
+The Containerfile stays the only description of the image. The forms that it uses are known here; any other is an error,
+never skipped.
 """
 
 import fnmatch
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -30,7 +29,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ContainerfileError(Exception):
-    """A line cannot be run; the text says which and why."""
+    """A step cannot be run; the text says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class Step:
 
     word: str
     text: str
-    line: int
 
 
 @dataclass(slots=True)
@@ -47,230 +45,158 @@ class Stage:
     """A stage as far as it was built: its files, and what an image says of itself."""
 
     root: Path
+    said: str | None
+    """What the files depend on so far; None: on too much for them to be kept."""
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
     directory: str = "/"
     user: str = ""
     entrypoint: list[str] = field(default_factory=list)
-    said: str | None = None
-    """What the files depend on so far; None: on too much for them to be kept."""
+
+    def inside(self, path: str) -> Path:
+        """Return where a path of the stage is outside of it."""
+        return self.root / str(PurePosixPath("/") / self.directory / path).lstrip("/")
+
+    def depend(self, step: Step, *files: Path) -> None:
+        """Note that the stage depends on a step and on the files that it copies."""
+        if self.said is not None:
+            said = hashlib.sha256(f"{self.said}\n{self.directory}\n{self.environment}\n{step.text}\n".encode())
+            for file in files:
+                said.update(file.read_bytes())
+            self.said = said.hexdigest()[:16]
 
 
 def read_steps(text: str) -> list[Step]:
-    """Return the instructions of a Containerfile. Raises ContainerfileError."""
-    found: list[Step] = []
-    pending, begin = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#") or not (line.strip() or pending):
-            continue
-        begin = begin if pending else number
-        pending += line.rstrip("\\") if line.endswith("\\") else line
-        if line.endswith("\\"):
-            continue
-        word, _, rest = pending.strip().partition(" ")
-        if word != word.upper() or not rest.strip():
-            raise ContainerfileError(f"line {begin}: {pending.strip()!r} is no instruction")
-        found.append(Step(word, rest.strip(), begin))
-        pending = ""
-    if pending:
-        raise ContainerfileError(f"line {begin}: the last instruction does not end")
-    return found
+    """Return the instructions of a Containerfile."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", "")
+    return [Step(word, rest.strip()) for word, _, rest in (line.strip().partition(" ") for line in joined.splitlines())]
 
 
 def context_files(context: Path) -> Iterator[Path]:
-    """Yield what `.dockerignore` lets into the build, as paths relative to the context; links are kept as links."""
-    path = context / ".dockerignore"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rules = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    for directory, names, files in os.walk(context):
-        here = Path(directory).relative_to(context)
-        links = [name for name in names if (context / here / name).is_symlink()]
-        names[:] = [
-            name
-            for name in names
-            if name not in links and (not _is_ignored(rules, here / name) or _may_hold(rules, here / name))
-        ]
-        for name in (*files, *links):
-            if not _is_ignored(rules, here / name):
-                yield here / name
+    """Yield what `.dockerignore` lets into the build, as paths relative to the context; links are kept as links.
 
-
-def _is_ignored(rules: list[str], path: Path) -> bool:
-    ignored = False
-    for rule in rules:
-        pattern = rule.removeprefix("!").strip("/")
-        if any(_matches(pattern, part) for part in (path, *path.parents[:-1])):
-            ignored = not rule.startswith("!")
-    return ignored
-
-
-def _matches(pattern: str, path: Path) -> bool:
-    if pattern.startswith("**/"):
-        return fnmatch.fnmatchcase(path.name, pattern.removeprefix("**/"))
-    return len(PurePosixPath(pattern).parts) == len(path.parts) and fnmatch.fnmatchcase(str(path), pattern)
-
-
-def _may_hold(rules: list[str], path: Path) -> bool:
-    return any(rule.startswith(f"!{path}/") for rule in rules)
+    It takes nothing (`*`) but what it names (`!PATH`), and of that no `**/PATTERN`.
+    """
+    lines = (context / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    nothing, *rules = [line for line in lines if line and not line.startswith("#")]
+    never = [rule.removeprefix("**/") for rule in rules if rule.startswith("**/")]
+    named = [rule.removeprefix("!") for rule in rules if rule.startswith("!")]
+    if nothing != "*" or rules != [*(f"!{name}" for name in named), *(f"**/{pattern}" for pattern in never)]:
+        raise ContainerfileError(".dockerignore has a rule that is not known here")
+    for name in named:
+        for path in (context / name, *(context / name).rglob("*")):
+            inside = path.relative_to(context)
+            ignored = any(fnmatch.fnmatchcase(part, pattern) for part in inside.parts for pattern in never)
+            if not ignored and (path.is_symlink() or path.is_file()):
+                yield inside
 
 
 class Build:
     """One run of a Containerfile. `base` returns the root file system of an image's name, a tar archive."""
 
     def __init__(
-        self,
-        context: Path,
-        scratch: Path,
-        base: Callable[[str], Path],
-        passed: Mapping[str, str] | None = None,
-        kept: Path | None = None,
+        self, context: Path, scratch: Path, base: Callable[[str], Path], passed: Mapping[str, str], kept: Path
     ) -> None:
         self._context = context
         self._scratch = scratch
         self._base = base
-        self._passed = dict(passed or {})
+        self._passed = dict(passed)
         """Variables of RUN steps that are not in the image, such as a package registry's."""
         self._kept = kept
         """Where the results of RUN steps are kept that do not depend on the whole context."""
         self._arguments: dict[str, str] = {}
         self._stages: dict[str, Stage] = {}
-        self._stage: Stage | None = None
 
-    def run(self, text: str, arguments: Mapping[str, str] | None = None) -> Stage:
+    def run(self, text: str) -> Stage:
         """Run all steps and return the last stage. Raises ContainerfileError."""
+        stage = Stage(self._scratch, None)
         for step in read_steps(text):
-            method = {
-                "ARG": self._arg, "FROM": self._from, "ENV": self._env, "WORKDIR": self._workdir, "COPY": self._copy,
-                "RUN": self._run, "USER": self._user, "ENTRYPOINT": self._entrypoint,
-            }.get(step.word)  # fmt: skip
-            if method is None:
-                raise ContainerfileError(f"line {step.line}: {step.word} is not among what is run here")
-            if step.word == "ARG":
-                self._arg(step, arguments or {})
-            else:
-                method(step)
-        return self._current()
+            filled = self._filled(step.text, stage)
+            match step.word:
+                case "ARG":
+                    name, _, value = step.text.partition("=")
+                    self._arguments[name] = value
+                case "FROM":
+                    stage = self._from(*filled.split())
+                case "ENV":
+                    for word in shlex.split(filled):
+                        name, _, value = word.partition("=")
+                        stage.environment[name] = value
+                case "WORKDIR":
+                    stage.directory = str(PurePosixPath(stage.directory) / filled)
+                    stage.inside("").mkdir(parents=True, exist_ok=True)
+                case "COPY":
+                    self._copy(step, stage, *shlex.split(filled))
+                case "RUN":
+                    self._run(step, stage)
+                case "USER":
+                    stage.user = step.text
+                case "ENTRYPOINT":
+                    stage.entrypoint = json.loads(step.text)
+                case _:
+                    raise ContainerfileError(f"{step.word} is not among what is run here")
+        return stage
 
-    def _current(self) -> Stage:
-        if self._stage is None:
-            raise ContainerfileError("there is no FROM")
-        return self._stage
-
-    def _filled(self, text: str) -> str:
-        known = {**self._arguments, **(self._stage.environment if self._stage else {})}
+    def _filled(self, text: str, stage: Stage) -> str:
+        known = {**self._arguments, **stage.environment}
         return re.sub(r"\$\{(\w+)\}|\$(\w+)", lambda match: known.get(match[1] or match[2], ""), text)
 
-    def _arg(self, step: Step, given: Mapping[str, str] | None = None) -> None:
-        name, _, default = step.text.partition("=")
-        self._arguments[name] = (given or {}).get(name, default)
-
-    def _from(self, step: Step) -> None:
-        image, *rest = self._filled(step.text).split()
-        name = rest[1] if len(rest) == 2 and rest[0].upper() == "AS" else str(len(self._stages))
-        root = self._scratch / f"stage-{len(self._stages)}"
+    def _from(self, image: str, *name: str) -> Stage:
+        base, root = self._base(image), self._scratch / f"stage-{len(self._stages)}"
         root.mkdir(parents=True)
-        if image in self._stages:
-            before = self._stages[image]
-            _call("cp", "-a", f"{before.root}/.", root)
-            self._stage = Stage(root, dict(before.environment), before.directory, before.user, before.entrypoint)
-        else:
-            base = self._base(image)
-            _unpack(base, root)
-            self._stage = Stage(root, said=base.name)
-        self._stages[name] = self._stage
+        _unpack(base, root)
+        stage = Stage(root, base.name)
+        self._stages[name[-1] if name else ""] = stage
+        return stage
 
-    def _env(self, step: Step) -> None:
-        for word in shlex.split(self._filled(step.text)):
-            name, equals, value = word.partition("=")
-            if not equals:
-                raise ContainerfileError(f"line {step.line}: write ENV NAME=value")
-            self._current().environment[name] = value
-
-    def _workdir(self, step: Step) -> None:
-        stage = self._current()
-        stage.directory = str(PurePosixPath(stage.directory) / self._filled(step.text))
-        self._inside(stage.directory).mkdir(parents=True, exist_ok=True)
-
-    def _user(self, step: Step) -> None:
-        self._current().user = step.text
-
-    def _entrypoint(self, step: Step) -> None:
-        self._current().entrypoint = json.loads(step.text)
-
-    def _inside(self, path: str) -> Path:
-        stage = self._current()
-        return stage.root / str(PurePosixPath("/") / stage.directory / path).lstrip("/")
-
-    def _copy(self, step: Step) -> None:
-        words = shlex.split(self._filled(step.text))
-        options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
-        *sources, target = [word for word in words if not word.startswith("--")]
-        files = [self._context / source for source in sources]
-        self._depend(step, None if "from" in options or not all(file.is_file() for file in files) else files)
-        place = self._inside(target)
-        if set(options) - {"from", "chmod"}:
-            raise ContainerfileError(f"line {step.line}: of COPY's options only --from and --chmod are run here")
-        for source in sources:
-            if "from" in options:
+    def _copy(self, step: Step, stage: Stage, *words: str) -> None:
+        """Copy a file, all of the context, or a folder of an earlier stage."""
+        *options, source, target = words
+        place, whole = stage.inside(target), self._context / source
+        match [option.split("=", 1) for option in options]:
+            case [["--from", name]] if name in self._stages:
+                stage.said = None
                 place.mkdir(parents=True, exist_ok=True)
-                _call("cp", "-a", f"{self._stages[options['from']].root / source.lstrip('/')}/.", place)
-                continue
-            wanted = [path for path in context_files(self._context) if Path(source) in (path, *path.parents)]
-            if not wanted:
-                raise ContainerfileError(f"line {step.line}: {source} is not in the build's context")
-            for path in wanted:
-                whole = self._context / source
-                into = place / path.relative_to(source) if whole.is_dir() else place
-                if whole.is_file() and (target.endswith("/") or place.is_dir()):
-                    into = place / path.name
-                into.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(self._context / path, into, follow_symlinks=False)
-                if "chmod" in options:
-                    into.chmod(int(options["chmod"], 8))
+                _call("cp", "-a", f"{self._stages[name].root / source.lstrip('/')}/.", place)
+            case [] if source == target == ".":
+                stage.said = None
+                for path in context_files(self._context):
+                    (place / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(self._context / path, place / path, follow_symlinks=False)
+            case [] | [["--chmod", _]] if Path(source) in context_files(self._context):
+                stage.depend(step, whole)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                into = Path(shutil.copy2(whole, place))
+                if options:
+                    into.chmod(int(options[0].partition("=")[2], 8))
+            case _:
+                raise ContainerfileError(f"COPY {step.text}: this is not among what is run here")
 
-    def _depend(self, step: Step, files: list[Path] | None) -> None:
-        """Note that the stage depends on a step and on the files that it copies; None: on more than is looked at."""
-        stage = self._current()
-        if stage.said is None or files is None:
-            stage.said = None
-            return
-        said = hashlib.sha256(f"{stage.said}\n{stage.directory}\n{stage.environment}\n{step.text}\n".encode())
-        for file in files:
-            said.update(file.read_bytes())
-        stage.said = said.hexdigest()[:16]
-
-    def _run(self, step: Step) -> None:
-        stage = self._current()
-        self._depend(step, [])
-        layer = self._kept / f"{stage.said}.tar" if self._kept and stage.said else None
+    def _run(self, step: Step, stage: Stage) -> None:
+        stage.depend(step)
+        layer = self._kept / f"{stage.said}.tar" if stage.said else None
         if layer and layer.exists():
             layer.touch()
             shutil.rmtree(stage.root)
             stage.root.mkdir()
             _unpack(layer, stage.root)
             return
-        self._run_anew(step, stage)
-        if layer:
-            partial = layer.with_suffix(".partial")
-            _call("tar", "--create", "--numeric-owner", "--file", partial, "--directory", stage.root, ".")
-            partial.rename(layer)
-
-    def _run_anew(self, step: Step, stage: Stage) -> None:
-        for name in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt"):
-            place = stage.root / name
-            if name == "etc/resolv.conf" and not place.exists():
-                place.unlink(missing_ok=True)  # a link that leads nowhere
-                place.touch()
+        resolver = stage.root / "etc/resolv.conf"
+        if not resolver.exists():
+            resolver.unlink(missing_ok=True)  # a link that leads nowhere
+            resolver.touch()
         environment = {**self._arguments, **self._passed, **stage.environment, "HOME": "/root"}
         variables = [f"{name}={value}" for name, value in environment.items()]
         who = [f"--userspec={stage.user}"] if stage.user else []
         script = f"cd {shlex.quote(stage.directory)}\n{step.text}"
-        try:
-            _call(
-                *("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ENTER, "sh", stage.root),
-                *(*who, stage.root, "/usr/bin/env", "-i", *variables, "/bin/sh", "-euc", script),
-            )
-        except ContainerfileError as error:
-            raise ContainerfileError(f"line {step.line}: {error}") from None
+        _call(
+            *("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", ENTER, "sh", stage.root),
+            *(*who, stage.root, "/usr/bin/env", "-i", *variables, "/bin/sh", "-euc", script),
+        )
+        if layer:
+            partial = layer.with_suffix(".partial")
+            _call("tar", "--create", "--numeric-owner", "--file", partial, "--directory", stage.root, ".")
+            partial.rename(layer)
 
 
 def _unpack(archive: Path, root: Path) -> None:
@@ -283,4 +209,4 @@ def _call(*command: object) -> None:
     )
     if done.returncode:
         said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise ContainerfileError(f"{command[0]} ended with {done.returncode}:\n{said}")
+        raise ContainerfileError(f"{command[0]} ended with {done.returncode}:\n{said}\n{command[-1]}")

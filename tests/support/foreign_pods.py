@@ -7,15 +7,14 @@ import copy
 import json
 from typing import Any
 
-from hypothesis import strategies as st
-
 from sharepod.deviceplugin.terms import PodTerms, read_terms
 from sharepod.webhook.ask import Defaults
 from sharepod.webhook.review import Decision, Request
 from sharepod.webhook.translate import decide
 
 Object = dict[str, Any]
-H200 = 141 * 2**30
+GIB = 2**30
+H200 = 141 * GIB
 
 
 def pod(*resources: dict[str, object], **more: Any) -> Object:
@@ -54,6 +53,11 @@ def hami(*containers: dict[str, object], **more: Any) -> Object:
 def kubeshare(where: str = "labels", **said: str) -> Object:
     """Return a pod of KubeShare's; gpu_limit="1.0" is sharedgpu/gpu_limit."""
     return pod({}, **{where: {f"sharedgpu/{key}": text for key, text in said.items()}})
+
+
+def with_spec(item: Object, **more: Any) -> Object:
+    """Return a pod with more in its spec."""
+    return {**item, "spec": item["spec"] | more}
 
 
 def request(item: Object, operation: str = "CREATE") -> Request:
@@ -117,8 +121,6 @@ def review(item: object, **more: Any) -> Object:
             "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
             "kind": {"group": "", "version": "v1", "kind": "Pod"},
             "resource": {"group": "", "version": "v1", "resource": "pods"},
-            "requestKind": {"group": "", "version": "v1", "kind": "Pod"},
-            "requestResource": {"group": "", "version": "v1", "resource": "pods"},
             "name": "p",
             "namespace": "team",
             "operation": "CREATE",
@@ -126,7 +128,6 @@ def review(item: object, **more: Any) -> Object:
             "object": item,
             "oldObject": None,
             "dryRun": False,
-            "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
             **more,
         },
     }
@@ -143,60 +144,30 @@ def response(body: bytes) -> Object:
     return said
 
 
-@st.composite
-def right_pods(draw: st.DrawFn) -> Object:
-    """Return a pod that is rightly written for one system, and says of ours what does not contradict."""
-    words = {"kai": _right_kai, "hami": _right_hami, "kubeshare": _right_kubeshare}
-    system = draw(st.sampled_from(sorted(words)))
-    made: Object = words[system](draw)
-    said = made["metadata"].setdefault("annotations", {})
-    if draw(st.booleans()):
-        said["sharepod.io/class"] = draw(st.sampled_from(["batch", "standard", "latency"]))
-    if draw(st.booleans()):
-        said |= {"sharepod.io/gang": "g", "sharepod.io/paused": "false", "example.com/limit": "x"}
-    made["spec"]["schedulerName"] = f"{system}-scheduler"
-    return made
-
-
-def _right_kai(draw: st.DrawFn) -> Object:
-    said: dict[str, str] = {}
-    percent = draw(st.integers(1, 99))
-    if draw(st.booleans()):
-        said["gpu-fraction"] = draw(st.sampled_from([f"{percent / 100:.2f}", f".{percent:02}", f"0.{percent:02}000"]))
-    else:
-        said["gpu-memory"] = str(draw(st.integers(1, 2**30)))
-    if draw(st.booleans()):
-        said["gpu-fraction-num-devices"] = str(draw(st.integers(1, 16)))
-    if draw(st.booleans()):
-        said["gpu-sm-percentage"] = str(draw(st.integers(percent, 100)))
-    if draw(st.booleans()):
-        said["gpu-fraction-container-name"] = draw(st.sampled_from("ab"))
-    return pod({}, {"cpu": "1"}, annotations=said)
-
-
-def _right_hami(draw: st.DrawFn) -> Object:
-    memory, percent = st.integers(1, 2**30), st.integers(1, 100)
-    container = st.one_of(
-        st.fixed_dictionaries({"gpumem": memory}, optional={"gpucores": percent}),
-        st.fixed_dictionaries({"gpumem-percentage": percent}),
-        percent.map(lambda both: {"gpumem-percentage": both, "gpucores": both}),
-        st.fixed_dictionaries({"gpucores": percent}),
-    )
-    containers = []
-    for item in draw(st.lists(container, min_size=1, max_size=3)):
-        more = draw(st.fixed_dictionaries({}, optional={"gpu": st.integers(1, 16), "priority": st.integers(0, 1)}))
-        containers.append({**item, **more})
-    return hami(*containers, {})
-
-
-def _right_kubeshare(draw: st.DrawFn) -> Object:
-    if draw(st.integers(0, 4)) == 0:
-        whole = f"{draw(st.integers(2, 16))}.0"
-        return kubeshare(gpu_request=whole, gpu_limit=whole)
-    limit = draw(st.integers(1, 100))
-    said = {"gpu_limit": f"{limit / 100:.2f}", "gpu_request": f"{draw(st.integers(1, limit)) / 100:.2f}"}
-    if draw(st.booleans()):
-        said["gpu_mem"] = str(draw(st.integers(2**20, 2**50)))
-        if draw(st.booleans()):
-            del said["gpu_request"]
-    return kubeshare(draw(st.sampled_from(["labels", "annotations"])), **said)
+RIGHT: list[tuple[Object, tuple[int, int, int, int | None, str]]] = [
+    (kai(gpu_fraction="0.5"), (50, 1, 100, None, "standard")),
+    (kai(gpu_fraction=".25"), (25, 1, 100, None, "standard")),
+    (kai(gpu_fraction="0.070"), (7, 1, 100, None, "standard")),
+    (kai(gpu_fraction="0.5", gpu_fraction_num_devices="2"), (50, 2, 100, None, "standard")),
+    (kai(gpu_fraction="0.3", gpu_sm_percentage="40"), (30, 1, 40, None, "standard")),
+    (kai(gpu_memory="4096"), (10, 1, 100, 4 * GIB, "standard")),
+    (kai(gpu_memory="4096", gpu_fraction_num_devices="3"), (10, 3, 100, 4 * GIB, "standard")),
+    (kai(gpu_memory="4096", gpu_sm_percentage="5"), (5, 1, 5, 4 * GIB, "standard")),
+    (hami({"gpu": "1", "gpumem": "3k", "gpucores": "30"}), (30, 1, 100, 3000 * 2**20, "standard")),
+    (hami({"gpumem": 4096, "gpucores": 30}), (30, 1, 100, 4 * GIB, "standard")),
+    (hami({"gpu": 2, "gpumem": 4096, "gpucores": 30}), (30, 2, 100, 4 * GIB, "standard")),
+    (hami({"gpu": 1, "gpumem": 4096}), (10, 1, 100, 4 * GIB, "standard")),
+    (hami({"gpu": 1, "gpumem-percentage": 40}), (40, 1, 100, None, "standard")),
+    (hami({"gpu": 1, "gpumem-percentage": 40, "gpucores": 40}), (40, 1, 100, None, "standard")),
+    (hami({"gpu": 1, "gpumem-percentage": 100}), (100, 1, 100, None, "standard")),
+    (hami({"gpu": 4, "gpucores": 100}), (100, 4, 100, None, "standard")),
+    (hami({"gpu": 1, "priority": 1}), (100, 1, 100, None, "batch")),
+    (hami({"gpu": 1, "priority": 0, "gpumem": 0}), (100, 1, 100, None, "standard")),
+    (kubeshare(gpu_request="0.3", gpu_limit="0.6"), (30, 1, 60, None, "standard")),
+    (kubeshare(gpu_request="0.5", gpu_limit="1.0", gpu_mem="1073741824"), (50, 1, 100, GIB, "standard")),
+    (kubeshare("annotations", gpu_request="1", gpu_limit="1"), (100, 1, 100, None, "standard")),
+    (kubeshare(gpu_request="2.0", gpu_limit="2.0"), (100, 2, 100, None, "standard")),
+    (kubeshare(gpu_limit="0.4", gpu_mem="1073741825"), (1, 1, 40, GIB + 1, "batch")),
+    (kai({}, {"cpu": "1"}, gpu_fraction="0.5", gpu_fraction_container_name="b"), (50, 1, 100, None, "standard")),
+]
+"""Pods that are rightly written, and their share: percent, devices, limit, bytes and class, each per device."""

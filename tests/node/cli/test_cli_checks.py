@@ -16,7 +16,7 @@ from sharepod.cli import checks
 from sharepod.cli.model import Device, ForeignProcess, Node
 
 if TYPE_CHECKING:
-    from manifests import Agent, Sharepod
+    from cli_fixtures import Agent, Sharepod
 
 MOUNTS = """\
 proc /proc proc rw 0 0
@@ -27,23 +27,20 @@ tmpfs /run tmpfs rw 0 0
 
 
 @pytest.mark.parametrize(
-    ("release", "status"),
-    [("5.3.0", "OK"), ("6.1.0-18-amd64", "OK"), ("5.2.9", "FAIL"), ("4.19", "FAIL"), ("x", "WARN")],
+    ("check", "status"),
+    [
+        *((checks.check_kernel(release), "OK") for release in ("5.3.0", "6.1.0-18-amd64")),
+        *((checks.check_kernel(release), "FAIL") for release in ("5.2.9", "4.19")),  # without pidfd_open
+        (checks.check_kernel("x"), "WARN"),
+        (checks.check_tmpfs(Path("/run/sharepod"), MOUNTS), "OK"),
+        *((checks.check_tmpfs(Path(path), MOUNTS), "FAIL") for path in ("/var/lib/x", "/run/my disk/x", "/runner")),
+        *((checks.check_open_files(hard), "OK") for hard in (1024, resource.RLIM_INFINITY)),
+        (checks.check_open_files(256), "WARN"),
+    ],
+    ids=lambda check: getattr(check, "text", check),
 )
-def test_a_kernel_without_pidfd_open_fails(release: str, status: str) -> None:
-    assert checks.check_kernel(release).status == status
-
-
-@pytest.mark.parametrize(
-    ("directory", "status"),
-    [("/run/sharepod", "OK"), ("/var/lib/x", "FAIL"), ("/run/my disk/x", "FAIL"), ("/runner", "FAIL")],
-)
-def test_regions_belong_on_tmpfs(directory: str, status: str) -> None:
-    assert checks.check_tmpfs(Path(directory), MOUNTS).status == status
-
-
-def test_a_small_limit_of_open_files_is_a_warning() -> None:
-    assert [checks.check_open_files(n).status for n in (256, 1024, resource.RLIM_INFINITY)] == ["WARN", "OK", "OK"]
+def test_the_kernel_the_place_of_regions_and_the_limit_of_files_are_judged(check: checks.Check, status: str) -> None:
+    assert check.status == status
 
 
 def test_a_missing_hook_and_one_that_does_not_load_fail_with_a_remedy(tmp_path: Path) -> None:

@@ -71,20 +71,6 @@ def test_the_program_finds_its_share_and_the_hook_and_nothing_else_of_ours(node:
     assert before.keys() <= after.keys()
 
 
-NVIDIA_SMI = """
-import pynvml
-pynvml.nvmlInit()
-gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-memory, processes = pynvml.nvmlDeviceGetMemoryInfo(gpu), pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-print(memory.total >> 20, memory.used >> 20, memory.free >> 20, len(processes))
-"""
-
-
-def test_nvml_shows_the_share_to_a_program_that_never_uses_cuda(node: Host) -> None:
-    answer = node.sharepod("run", "--gpu", "30", "--memory", "4GiB", "--", sys.executable, "-c", NVIDIA_SMI)
-    assert (answer.stdout, answer.stderr) == ("4096 0 4096 0\n", "")
-
-
 def test_signals_and_descriptors_are_as_a_shell_would_leave_them(node: Host) -> None:
     look = "grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
     bare = subprocess.run(["sh", "-c", look], env=node.env, capture_output=True, text=True, check=True)
@@ -97,20 +83,14 @@ def test_a_writer_into_a_closed_pipe_ends_as_without_us(node: Host) -> None:
     assert answer.stdout == f"y\n{128 + signal.SIGPIPE}\n"
 
 
-def test_the_command_becomes_the_program_and_a_signal_reaches_it(node: Host) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_command_becomes_the_program_and_a_signal_that_ends_it_ends_its_share(node: Host, number: int) -> None:
     child = node.start(*run("sleep", "600"))
     until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes()[:6])
     assert node.shares() == ["test"]
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(5) == -signal.SIGTERM
-    assert child.communicate() == ("", "")
-
-
-def test_a_killed_program_leaves_no_share(node: Host) -> None:
-    child = node.start(*run("sleep", "600"))
-    until(lambda: node.shares() == ["test"])
-    child.kill()
-    child.communicate()
+    child.send_signal(number)
+    assert child.communicate(timeout=5) == ("", "")
+    assert child.returncode == -number
     until(lambda: node.shares() == [] and node.left() == [])
 
 
@@ -173,20 +153,36 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(
     first.communicate()
 
 
-def test_a_share_is_paused_changed_resumed_and_released_while_its_program_runs(node: Host) -> None:
-    child = node.start(*run("sleep", "600"))
+def terms(node: Host) -> tuple[object, ...]:
+    """Return the class, the request, the limit and the memory of the only share."""
+    [share] = json.loads(node.sharepod("ps", "-o", "json").stdout)["shares"]
+    [device] = share["devices"]
+    keys = ("request_millipercent", "limit_millipercent", "memory_limit_bytes")
+    return share["share_class"], *(device[key] for key in keys)
+
+
+def test_a_share_with_its_terms_is_paused_changed_resumed_and_released_while_its_program_runs(node: Host) -> None:
+    flags = ["--gpu", "30", "--limit", "60", "--memory", "10GiB", "--class", "latency", "--device", "0"]
+    child = node.start("run", *flags, "--name", "test", "sleep", "600")
     until(lambda: node.shares() == ["test"])
-    assert node.sharepod("pause", "test").returncode == 0
+    assert terms(node) == ("latency", 30_000, 60_000, 10 * 2**30)
+    for verb, told in (("pause", "paused"), ("resume", "runs again"), ("pause", "paused")):
+        answer = node.sharepod(verb, "test")
+        assert (answer.returncode, answer.stdout) == (0, "")
+        assert answer.stderr.startswith(f"sharepod: test {'is ' if verb == 'pause' else ''}{told}")
     assert "paused" in node.sharepod("ps").stdout
     assert "paused" in node.sharepod("explain", "test").stdout
-    assert node.sharepod("resume", "test").returncode == 0
-    changed = node.sharepod("set", "test", "--gpu", "50", "--limit", "80", "--memory", "1GiB")
-    assert all(word in changed.stdout for word in ("50 %", "80 %", "1 GiB")), changed
+    changed = node.sharepod("set", "test", "--gpu", "50", "--memory", "1GiB")
+    assert all(word in changed.stdout for word in ("50 %", "60 %", "1 GiB")), changed
+    assert node.sharepod("set", "test", "--limit", "80", "--class", "batch").returncode == 0
+    assert terms(node) == ("batch", 50_000, 80_000, 2**30)
     assert node.sharepod("set", "test", "--limit", "10").returncode == 2
     nowhere = node.sharepod("set", "test", "--device", "9", "--gpu", "5")
     assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
     assert "name one that the share holds, or none to change all of them" in nowhere.stderr
-    assert node.sharepod("release", "test").returncode == 0
+    released = node.sharepod("release", "test")
+    assert (released.returncode, released.stdout) == (0, "")
+    assert released.stderr.startswith("sharepod: test is released")
     assert node.shares() == []
     assert child.poll() is None
     child.terminate()

@@ -1,21 +1,17 @@
-"""The image: what its Containerfile says, how its steps are run without a registry, and the two programs in it."""
+"""The image: what its Containerfile says, and the two programs in it. The e2e tests build it and run it."""
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from containerfile import Build, ContainerfileError, Stage, Step, context_files, read_steps
+from containerfile import Step, context_files, read_steps
 
 from rig import REPO_ROOT
+from rig.agent import RunningAgent
 
 IMAGE = REPO_ROOT / "daemonset" / "image"
 CONTAINERFILE = (REPO_ROOT / "Containerfile").read_text()
@@ -54,81 +50,6 @@ def test_every_package_is_in_the_build_and_nothing_that_was_built_here() -> None
     assert not [path for path in files if path.parts[0] in (".git", ".venv", "build", "tests", "docs")]
 
 
-def test_the_steps_that_need_no_root_are_run(tmp_path: Path) -> None:
-    context, empty = tmp_path / "context", tmp_path / "empty.tar"
-    (context / "a").mkdir(parents=True)
-    (context / "a" / "one").write_text("1")
-    (context / "a" / "link").symlink_to("one")
-    (context / "b.so").write_text("")
-    (context / ".dockerignore").write_text("*\n!a\n")
-    with tarfile.open(empty, "w"):
-        pass
-    text = (
-        "ARG BASE=x:1\nFROM ${BASE} AS first\nWORKDIR /w\nCOPY . .\n"
-        "FROM ${BASE}\nCOPY --from=first /w/a /opt\nCOPY --chmod=0750 a/one /bin/tool\n"
-        'ENV A=b C="d e"\nUSER 9:9\nENTRYPOINT ["tool"]\n'
-    )
-    asked: list[str] = []
-
-    def base(image: str) -> Path:
-        asked.append(image)
-        return empty
-
-    stage = Build(context, tmp_path / "scratch", base).run(text, {"BASE": "y:2"})
-    assert asked == ["y:2", "y:2"]
-    assert sorted(path.name for path in (stage.root / "opt").iterdir()) == ["link", "one"]
-    assert (stage.root / "opt" / "link").is_symlink()
-    assert (stage.root / "bin" / "tool").stat().st_mode & 0o777 == 0o750
-    assert (stage.environment["C"], stage.user, stage.entrypoint) == ("d e", "9:9", ["tool"])
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("FROM x\nADD a b\n", "line 2: ADD is not among what is run here"),
-        ("FROM x\nCOPY nothing /\n", "line 2: nothing is not in the build's context"),
-        ("FROM x\nRUN a \\\n", "line 2: the last instruction does not end"),
-        ("from x\n", "line 1: 'from x' is no instruction"),
-        ("# nothing\n", "there is no FROM"),
-    ],
-)
-def test_a_step_that_is_not_understood_is_an_error(tmp_path: Path, text: str, cause: str) -> None:
-    empty = tmp_path / "empty.tar"
-    with tarfile.open(empty, "w"):
-        pass
-    with pytest.raises(ContainerfileError, match=re.escape(cause)):
-        Build(tmp_path, tmp_path / "scratch", lambda _: empty).run(text)
-
-
-def test_a_step_runs_again_only_when_something_has_changed_that_it_depends_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    empty, context, kept = tmp_path / "empty.tar", tmp_path / "context", tmp_path / "kept"
-    with tarfile.open(empty, "w"):
-        pass
-    context.mkdir()
-    kept.mkdir()
-    ran: list[str] = []
-
-    def run(_: Build, step: Step, stage: Stage) -> None:
-        ran.append(step.text)
-        (stage.root / step.text).write_text("made")
-
-    monkeypatch.setattr(Build, "_run_anew", run)
-    text = "FROM x\nCOPY pins /\nRUN tools\nCOPY . /\nRUN program\n"
-    for number, (pins, source, runs) in enumerate(
-        [("1", "a", ["tools", "program"]), ("1", "b", ["program"]), ("2", "b", ["tools", "program"])]
-    ):
-        (context / "pins").write_text(pins)
-        (context / "source").write_text(source)
-        ran.clear()
-        stage = Build(context, tmp_path / str(number), lambda _: empty, kept=kept).run(text)
-        assert ran == runs
-        assert {path.name: path.read_text() for path in stage.root.iterdir()} == {
-            "pins": pins, "source": source, "tools": "made", "program": "made",
-        }  # fmt: skip
-
-
 # ---- the probe
 
 
@@ -137,34 +58,23 @@ def probe(path: Path, method: str, seconds: float = 5) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def agent() -> Iterator[Path]:
-    """Start an agent; return its socket."""
-    directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
-    command = [sys.executable, "-m", "sharepod.agent.main", "--simulate", "1xH200", "--metrics-listen", "off"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SHAREPOD_", "SIMGPU_"))}
-    process = subprocess.Popen([*command, "--runtime-directory", directory / "run"], env=environment)
-    yield directory / "run" / "agent.sock"
-    process.terminate()
-    assert process.wait() == 0
-    shutil.rmtree(directory)
-
-
-def test_a_probe_succeeds_when_the_service_answers_and_not_before(agent: Path) -> None:
-    end = time.monotonic() + 30
-    while (done := probe(agent, GET_NODE)).returncode and time.monotonic() < end:
-        time.sleep(0.1)
+def test_a_probe_succeeds_when_the_service_answers_and_not_before() -> None:
+    with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
+        agent = RunningAgent(Path(directory) / "run", "--simulate", "1xH200", "--metrics-listen", "off")
+        path = agent.directory / "agent.sock"
+        assert "No such file or directory" in probe(path, GET_NODE).stderr
+        try:
+            agent.start()
+            done, refused = probe(path, GET_NODE), probe(path, "/sharepod.v1.NodeService/Nothing")
+        finally:
+            agent.close()
     assert (done.returncode, done.stderr) == (0, "")
-    refused = probe(agent, "/sharepod.v1.NodeService/Nothing")
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        f"{agent} /sharepod.v1.NodeService/Nothing: it refused the call\n",
-    )
+    said = f"{path} /sharepod.v1.NodeService/Nothing: it refused the call\n"
+    assert (refused.returncode, refused.stderr) == (1, said)
 
 
-def test_a_service_that_is_gone_or_hangs_fails_the_probe(tmp_path: Path) -> None:
+def test_a_service_that_hangs_fails_the_probe(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    assert "No such file or directory" in probe(path, GET_NODE).stderr
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()

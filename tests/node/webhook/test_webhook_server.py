@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import http.client
 import json
 import socket
 import ssl
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from foreign_pods import Object, hami, kai, patched, pod, response, review, shares
+from foreign_pods import hami, kai, patched, pod, review, shares
 from prometheus_client.parser import text_string_to_metric_families
-from webhook_process import NAME, Webhook, webhook
+from webhook_process import Webhook, webhook
 
 from rig import REPO_ROOT
 from rig.cluster.apiserver import unused_port
@@ -24,8 +25,6 @@ from sharepod.webhook.server import BODY_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import trustme
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +58,6 @@ def test_other_pods_and_updates_pass(running: Webhook) -> None:
         assert running.admit(item, **more) == {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "allowed": True}
 
 
-def test_a_warning_is_short_enough_to_be_shown_whole(running: Webhook) -> None:
-    item = hami({"gpucores": 30})
-    item["spec"]["containers"][0]["name"] = "x" * 55
-    [warning] = running.admit(item)["warnings"]
-    assert warning.endswith("asks for no nvidia.com/gpumem")
-    assert len(warning) <= 120
-
-
-def test_a_connection_serves_many_pods_and_no_name_is_needed(running: Webhook) -> None:
-    connection = running.connect()
-    with contextlib.closing(connection):
-        for _ in range(50):
-            body = json.dumps(review(kai(gpu_fraction="0.5")))
-            connection.request("POST", "/compatibility", body, {"Content-Type": "application/json"})
-            assert json.loads(connection.getresponse().read())["response"]["allowed"] is True
-
-
 def test_what_it_was_asked_and_answered_is_in_its_metrics(tmp_path: Path) -> None:
     address = f"127.0.0.1:{unused_port()}"
     with webhook(tmp_path, "--metrics-listen", address) as one:
@@ -93,14 +75,7 @@ def test_what_it_was_asked_and_answered_is_in_its_metrics(tmp_path: Path) -> Non
     }  # fmt: skip
     assert found["sharepod_webhook_request_seconds_count", "compatibility"] == 4
     assert 0 < found["sharepod_webhook_request_seconds_sum", "compatibility"] < 4
-
-
-def test_the_manual_of_the_metrics_is_current() -> None:
     assert (REPO_ROOT / "docs" / "webhook-metrics.md").read_text() == manual()
-
-
-def test_it_is_healthy(running: Webhook) -> None:
-    assert running.post(b"", "/healthz", "GET") == (200, b"ok\n")
 
 
 def refused(webhook: Webhook, body: bytes, **headers: str) -> tuple[int, str]:
@@ -118,53 +93,40 @@ def test_what_is_no_review_gets_a_status_and_a_line(running: Webhook) -> None:
     too_long = b" " * (BODY_MAX + 1)
     assert refused(running, too_long) == (413, f"the body is longer than {BODY_MAX} bytes")
     assert refused(running, b"{}", Content_Type="text/plain") == (415, "the body is not application/json")
+    assert running.post(b"[]", "/gate") == (400, b"it is no JSON object\n")
     packed = gzip.compress(json.dumps(review(pod({}))).encode())
     assert refused(running, packed, Content_Encoding="gzip") == (400, "it is no JSON")
     assert running.post(b"", "/elsewhere")[0] == 404
     assert running.post(b"", "/compatibility", "GET")[0] == 405
+    with running.encrypted() as encrypted:
+        encrypted.sendall(b"\x00\x01 / HTTP/9.9\r\n\r\n")
+        assert b" 400 " in encrypted.recv(1000)
     assert running.admit(pod({}))["allowed"] is True
 
 
-def asked_for_gates(running: Webhook, item: Object, **more: object) -> tuple[int, bytes]:
-    return running.post(json.dumps(review(item, **more)).encode(), "/gate")
-
-
 def test_a_pod_with_a_share_gets_its_gate_and_a_gang_that_cannot_be_is_refused(running: Webhook) -> None:
-    item = pod({"sharepod.io/gpu": "30"})
-    status, body = asked_for_gates(running, item)
-    said = response(body)
-    assert (status, said["allowed"]) == (200, True)
-    gated = patched(item, Decision(patch=tuple(said["patch"])))
-    assert gated["spec"]["schedulingGates"] == [{"name": "sharepod.io/gate"}]
-    assert response(asked_for_gates(running, pod({}))[1])["allowed"] is True
+    said = running.admit(pod({"sharepod.io/gpu": "30"}), "/gate")
+    assert said["allowed"] is True
+    assert [operation["value"] for operation in said["patch"]] == [[{"name": "sharepod.io/gate"}]]
     wrong = pod({"sharepod.io/gpu": "30"}, annotations={"sharepod.io/gang": "g", "sharepod.io/gang-size": "0"})
-    said = response(asked_for_gates(running, wrong)[1])
+    said = running.admit(wrong, "/gate")
     cause = "sharepod.io/gang-size is '0': give a whole number from 1 to 4096"
     assert (said["allowed"], said["status"]["message"]) == (False, f"sharepod: {cause}")
     assert running.event("pod refused")["cause"] == cause
 
 
-@pytest.mark.parametrize(
-    ("body", "cause"),
-    [
-        (b"", "it is no JSON"),
-        (b"[]", "it is no JSON object"),
-        (b"{}", "it is no AdmissionReview of admission.k8s.io/v1"),
-        (json.dumps(review(pod({}), uid=7)).encode(), "request.uid is no text of its kind"),
-    ],
-)
-def test_what_is_no_review_gets_no_gate_but_a_status_and_a_line(running: Webhook, body: bytes, cause: str) -> None:
-    assert running.post(body, "/gate") == (400, f"{cause}\n".encode())
-    assert running.event("request not understood", status=400)["cause"] == cause
+def begun(running: Webhook, header: str, value: str, body: bytes | None = None) -> http.client.HTTPSConnection:
+    """Return a connection on which a request has begun, whose header tells of more body than there is."""
+    connection = running.connect()
+    connection.putrequest("POST", "/compatibility")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader(header, value)
+    connection.endheaders(body)
+    return connection
 
 
 def test_a_body_that_is_longer_than_it_says_is_not_kept(running: Webhook) -> None:
-    connection = running.connect()
-    with contextlib.closing(connection):
-        connection.putrequest("POST", "/compatibility")
-        connection.putheader("Content-Type", "application/json")
-        connection.putheader("Transfer-Encoding", "chunked")
-        connection.endheaders()
+    with contextlib.closing(begun(running, "Transfer-Encoding", "chunked")) as connection:
         piece = b"%x\r\n%s\r\n" % (2**16, b" " * 2**16)
         with contextlib.suppress(OSError):
             for _ in range(2 * BODY_MAX // 2**16):
@@ -173,27 +135,22 @@ def test_a_body_that_is_longer_than_it_says_is_not_kept(running: Webhook) -> Non
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(running: Webhook) -> None:
-    connection = running.connect()
-    with contextlib.closing(connection):
-        connection.putrequest("POST", "/compatibility")
-        connection.putheader("Content-Type", "application/json")
-        connection.putheader("Content-Length", "1000")
-        connection.endheaders(b"{")
+    with contextlib.closing(begun(running, "Content-Length", "1000", b"{")) as connection:
         assert running.admit(pod({}))["allowed"] is True, "others are served meanwhile"
         assert connection.getresponse().status == 408
     assert running.event("request not understood", status=408)["cause"]
 
 
-def test_peers_that_speak_something_else_harm_nobody(running: Webhook) -> None:
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 400, b""):
-        with socket.create_connection(("127.0.0.1", running.port)) as plain:
-            plain.sendall(said)
-    with running.certificates.trust().wrap_socket(
-        socket.create_connection(("127.0.0.1", running.port)), server_hostname=NAME
-    ) as encrypted:
-        encrypted.sendall(b"\x00\x01 / HTTP/9.9\r\n\r\n")
-        assert b" 400 " in encrypted.recv(1000)
-    assert running.admit(pod({}))["allowed"] is True
+def test_peers_that_speak_something_else_harm_nobody_and_write_nothing_into_the_log(tmp_path: Path) -> None:
+    with webhook(tmp_path) as own:
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 400, b""):
+            with socket.create_connection(("127.0.0.1", own.port)) as plain:
+                plain.sendall(said)
+        with own.encrypted() as encrypted:
+            encrypted.sendall(b"POST /compatibility HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        assert own.admit(pod({}))["allowed"] is True
+        assert own.end() == 0
+        assert {line["event"] for line in own.rest()} <= {"pod unchanged", "webhook stopping", "request not understood"}
 
 
 def test_a_flood_of_nonsense_does_not_become_a_flood_of_lines(tmp_path: Path) -> None:
@@ -205,40 +162,31 @@ def test_a_flood_of_nonsense_does_not_become_a_flood_of_lines(tmp_path: Path) ->
     assert 10 <= len(told) < 60
 
 
-def serial(running: Webhook, authority: trustme.CA | None = None) -> bytes:
-    """Return the certificate that is shown to a peer that trusts this authority."""
-    context = running.certificates.trust(authority)
-    with (
-        socket.create_connection(("127.0.0.1", running.port)) as plain,
-        context.wrap_socket(plain, server_hostname=NAME) as encrypted,
-    ):
-        shown = encrypted.getpeercert(binary_form=True)
-        assert shown is not None
-        return shown
+def shown(running: Webhook, **trusted: Any) -> bytes | None:
+    """Return the certificate that is shown to a peer."""
+    with running.encrypted(**trusted) as encrypted:
+        return encrypted.getpeercert(binary_form=True)
 
 
 def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
     with webhook(tmp_path) as own:
-        first, old = serial(own), own.certificates.authority
+        first, old = shown(own), own.certificates.authority
         kept = own.connect()
         kept.request("GET", "/healthz")
         assert kept.getresponse().read() == b"ok\n"
         own.certificates.renew()
-        assert serial(own) != first
+        renewed = shown(own)
+        assert renewed not in (None, first)
         assert own.event("credentials of the webhook read again")["level"] == "info"
         with pytest.raises(ssl.SSLCertVerificationError):
-            serial(own, old)
+            shown(own, authority=old)
         kept.request("GET", "/healthz")
         assert kept.getresponse().read() == b"ok\n", "a connection that is open stays"
         kept.close()
-        renewed = serial(own)
         own.certificates.certificate.write_bytes(b"nonsense")
-        assert serial(own) == renewed, "what cannot be read does not replace what can"
+        assert shown(own) == renewed, "what cannot be read does not replace what can"
         assert "are no certificate with its key" in own.event("credentials of the webhook not read again")["cause"]
-        nameless = own.certificates.trust()
-        nameless.check_hostname = False
-        with socket.create_connection(("127.0.0.1", own.port)) as plain, nameless.wrap_socket(plain) as encrypted:
-            assert encrypted.getpeercert(binary_form=True) == renewed, "also for a peer that names no server"
+        assert shown(own, name=None) == renewed, "also for a peer that names no server"
 
 
 def test_it_serves_on_while_it_drains_and_sends_everybody_away(tmp_path: Path) -> None:
@@ -255,17 +203,3 @@ def test_it_serves_on_while_it_drains_and_sends_everybody_away(tmp_path: Path) -
         assert answer.getheader("Connection") == "close"
         connection.close()
         assert own.end() == 0
-
-
-def test_nothing_is_written_to_the_log_but_its_events(tmp_path: Path) -> None:
-    with webhook(tmp_path) as own:
-        with socket.create_connection(("127.0.0.1", own.port)) as plain:
-            plain.sendall(b"nonsense\r\n\r\n")
-        connection = own.connect()
-        connection.putrequest("POST", "/compatibility")
-        connection.putheader("Content-Length", "1000")
-        connection.endheaders(b"{")
-        connection.close()
-        assert own.post(b"", "/healthz", "GET")[0] == 200
-        assert own.end() == 0
-        assert {line["event"] for line in own.rest()} <= {"webhook stopping", "request not understood"}

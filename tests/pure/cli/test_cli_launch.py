@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sharepod.cli.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CliError
 from sharepod.cli.launch import find_program, program_environment
+
+if TYPE_CHECKING:
+    from cli_fixtures import Agent, Sharepod
 
 
 def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
@@ -21,22 +24,20 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
     assert find_program(str(seen), None) == str(seen)
 
 
-@pytest.mark.parametrize(("name", "code"), [("no-such-tool", EXIT_NOT_FOUND), ("./no-such", EXIT_NOT_FOUND)])
-def test_a_command_that_does_not_exist_is_127(name: str, code: int) -> None:
-    with pytest.raises(CliError, match="command not found: ") as refused:
-        find_program(name, "/usr/bin:/bin")
-    assert refused.value.exit_code == code
-
-
-def test_a_file_without_the_right_to_execute_and_a_directory_are_126(tmp_path: Path) -> None:
-    (tmp_path / "data").touch()
-    for name in (str(tmp_path / "data"), str(tmp_path)):
-        with pytest.raises(CliError) as refused:
-            find_program(name, "/bin")
-        assert refused.value.exit_code == EXIT_NOT_EXECUTABLE
-    with pytest.raises(CliError, match="not executable") as refused:
-        find_program("data", str(tmp_path))
-    assert refused.value.exit_code == EXIT_NOT_EXECUTABLE
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [("no-such-program-here", 127), ("./no-such", 127), ("{directory}/data", 126), ("{directory}", 126), ("data", 126)],
+)
+def test_nothing_is_registered_for_a_command_that_cannot_run(
+    sharepod: Sharepod, agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, code: int
+) -> None:
+    (tmp_path / "data").touch(0o644)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = sharepod("run", "--gpu", "30", "--", program.format(directory=tmp_path))
+    assert answer.code == code
+    assert ("command not found: " in answer.err) is (code == 127)
+    assert answer.err.count("\n") == 1
+    assert agent.asked == []
 
 
 def test_the_hook_and_the_library_path_go_first_and_keep_what_was_there() -> None:

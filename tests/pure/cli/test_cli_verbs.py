@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import grpc
 import pytest
 
 from sharepod.cli import connect, console
-from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_REFUSED, EXIT_USAGE
+from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_USAGE
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from manifests import Agent, Sharepod
+    from cli_fixtures import Agent, Sharepod
 
 
 def test_ps_shows_what_was_asked_and_what_was_got(sharepod: Sharepod, agent: Agent) -> None:
@@ -69,28 +67,15 @@ def test_a_narrow_terminal_shows_the_columns_that_matter_and_cuts_none(
     assert answers[0].splitlines()[0].replace("GOT 1 s", "GOT_1_s").replace("GOT 1 min", "GOT_1_min").split() == (
         columns.split()
     )
+    assert "NVIDIA H200" in answers[1] or width == 40
     for out in answers:
         assert max(map(len, out.splitlines())) <= width
         assert "…" not in out
 
 
-def test_json_has_integers_with_their_units_in_the_name(sharepod: Sharepod, agent: Agent) -> None:
-    share = json.loads(sharepod("ps", "-o", "json").out)["shares"][0]
-    assert share["name"] == "train"
-    assert share["devices"][0]["request_millipercent"] == 30_000
-    assert share["devices"][0]["waited_ns"] == 450_000_000
-
-
 def test_output_to_a_pipe_has_no_escape_codes(sharepod: Sharepod, agent: Agent) -> None:
     for verb in (["ps"], ["top"], ["explain", "train"], ["doctor"]):
         assert "\x1b" not in sharepod(*verb).out
-
-
-def test_top_without_a_terminal_prints_devices_and_shares_once(sharepod: Sharepod, agent: Agent) -> None:
-    answer = sharepod("top")
-    assert answer.code == 0
-    assert "NVIDIA H200" in answer.out
-    assert "train" in answer.out
 
 
 def test_top_says_what_to_do_when_there_is_no_share(sharepod: Sharepod, agent: Agent) -> None:
@@ -120,8 +105,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_it_is_recorded(
 ) -> None:
     answer = sharepod("trace", "--seconds", "60", "-o", place)
     assert (answer.code, agent.asked) == (1, [])
-    assert answer.err.startswith(f"error: cannot write {place}: ")
-    assert answer.err.count("\n") == 1
+    assert re.fullmatch(rf"error: cannot write {place}: [^\n]+: choose another file\n", answer.err)
 
 
 @pytest.mark.parametrize("verb", [(), ("run",)])
@@ -139,25 +123,6 @@ def test_explain_says_why_and_names_the_holder(sharepod: Sharepod, agent: Agent)
     assert "its turn comes in about 3 ms" in out
 
 
-def test_set_sends_only_what_was_given(sharepod: Sharepod, agent: Agent) -> None:
-    assert sharepod("set", "train", "--limit", "80").code == 0
-    (request,) = agent.asked
-    assert isinstance(request, pb.UpdateShareRequest)
-    (change,) = request.devices
-    assert change.limit_millipercent == 80_000
-    assert not change.HasField("request_millipercent")
-    assert not change.HasField("memory_limit_bytes")
-    assert request.share_class == pb.SHARE_CLASS_UNSPECIFIED
-
-
-@pytest.mark.parametrize("verb", ["pause", "resume", "release"])
-def test_operators_verbs_name_the_share_and_confirm_on_stderr(sharepod: Sharepod, agent: Agent, verb: str) -> None:
-    answer = sharepod(verb, "train")
-    assert (answer.code, answer.out) == (0, "")
-    assert answer.err.startswith("sharepod: train ")
-    assert agent.asked[0].share == "train"  # type: ignore[attr-defined]
-
-
 def test_trace_writes_all_turns_over_several_calls(sharepod: Sharepod, agent: Agent, tmp_path: Path) -> None:
     count = 16384 + 5
     agent.turns = [
@@ -172,75 +137,6 @@ def test_trace_writes_all_turns_over_several_calls(sharepod: Sharepod, agent: Ag
     events = json.loads(file.read_text())["traceEvents"]
     assert sum(event.get("cat") == "turn" for event in events) == count
     assert f"{count} turns" in answer.err
-
-
-def test_trace_to_a_place_that_cannot_be_written_is_one_line(sharepod: Sharepod, agent: Agent) -> None:
-    answer = sharepod("trace", "-o", "/proc/nowhere/turns.json")
-    assert answer.code == 1
-    assert re.fullmatch(r"error: cannot write /proc/nowhere/turns.json: .*: choose another file\n", answer.err)
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, EXIT_USAGE),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, EXIT_REFUSED),
-        (grpc.StatusCode.UNAVAILABLE, EXIT_NO_AGENT),
-        (grpc.StatusCode.NOT_FOUND, 1),
-        (grpc.StatusCode.ALREADY_EXISTS, 1),
-        (grpc.StatusCode.FAILED_PRECONDITION, 1),
-    ],
-)
-def test_a_refusal_is_the_agents_own_line_and_a_code_by_its_kind(
-    sharepod: Sharepod, agent: Agent, status: grpc.StatusCode, code: int
-) -> None:
-    agent.refusal = (status, "device 0 has 20 % left, 30 % asked:\nlower the request")
-    answer = sharepod("run", "--gpu", "30", "--", "true")
-    assert (answer.code, answer.out) == (code, "")
-    assert answer.err == "error: device 0 has 20 % left, 30 % asked: lower the request\n"
-
-
-def test_run_registers_its_own_process_and_its_terms(
-    sharepod: Sharepod, agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    became: list[tuple[str, list[str], dict[str, str]]] = []
-
-    def execve(*arguments: object) -> None:
-        became.append(arguments)  # type: ignore[arg-type]
-        raise OSError(7, "Argument list too long")
-
-    monkeypatch.setattr(os, "execve", execve)
-    answer = sharepod(
-        "run", "--gpu", "30", "--limit", "60", "--memory", "10GiB", "--class", "latency", "--name", "n",
-        "--device", "0", "--device", "GPU-2", "true", "--gpu", "x",
-    )  # fmt: skip
-    register, release = agent.asked
-    assert isinstance(register, pb.RegisterShareRequest)
-    assert register.owner_pid == os.getpid()
-    assert register.name == "n"
-    assert register.share_class == pb.SHARE_CLASS_LATENCY
-    assert [ask.device for ask in register.devices] == ["0", "GPU-2"]
-    for ask in register.devices:
-        assert (ask.request_millipercent, ask.limit_millipercent) == (30_000, 60_000)
-        assert ask.memory_limit_bytes == 10 * 2**30
-    ((program, arguments, environment),) = became
-    assert Path(program).name == "true"
-    assert arguments == ["true", "--gpu", "x"]
-    assert environment["SHAREPOD_REGION"] == "/region"
-    # What cannot be executed leaves no share behind.
-    assert isinstance(release, pb.ReleaseShareRequest)
-    assert answer.code == 126
-    assert answer.err.count("\n") == 1
-
-
-def test_nothing_is_registered_for_a_command_that_cannot_run(sharepod: Sharepod, agent: Agent, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.touch(0o644)
-    for program, code in (("no-such-program-here", 127), (str(data), 126), (str(tmp_path), 126)):
-        answer = sharepod("run", "--gpu", "30", "--", program)
-        assert answer.code == code
-        assert answer.err.count("\n") == 1
-    assert agent.asked == []
 
 
 TYPOS = [
@@ -326,12 +222,3 @@ def test_version_names_the_region_abi_and_the_features(sharepod: Sharepod) -> No
     answer = sharepod("--version")
     assert answer.code == 0
     assert re.fullmatch(r"sharepod \S+, region ABI \d+, features: .+\n", answer.out)
-
-
-@pytest.mark.parametrize(
-    "verb", ["run", "ps", "top", "explain", "pause", "resume", "set", "release", "trace", "doctor", "demo"]
-)
-def test_help_teaches_each_verb(sharepod: Sharepod, verb: str) -> None:
-    answer = sharepod(verb, "--help")
-    assert answer.code == 0
-    assert f"sharepod {verb}" in answer.out

@@ -1,158 +1,192 @@
-"""What is applied to a cluster: valid for every Kubernetes that is tested or claimed, and with the least privilege."""
+"""What is applied to a cluster: valid, complete, with the least privilege, and with settings that processes take."""
 
-import json
-import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-import kueue_api
 import pytest
 import yaml
-from kustomize import KEYS, render
-from manifests import ADDITIONS, DAEMONSET, INSTALLS, VERSIONS
+from kustomize import identity
+from manifests import ADDITIONS, CERTIFICATES, DAEMONSET, INSTALLS, OBJECTS, VERSIONS, Object, named, one, pod_of
 
-from sharepod.agent.settings import OPTIONS
-from sharepod.scheduler.usage_identity import AUDIENCE
+from sharepod.agent.settings import OPTIONS as AGENT
+from sharepod.process.options import Options
+from sharepod.scheduler.metrics import manual
+from sharepod.scheduler.queues import Queues, read_queues
+from sharepod.scheduler.settings import OPTIONS as SCHEDULER
+from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE
+from sharepod.webhook.settings import OPTIONS as WEBHOOK
 
-FOREIGN = {"PodMonitor", "PrometheusRule", "Issuer", "Certificate", *kueue_api.PLURALS}
-"""Kinds of the Prometheus operator, of cert-manager and of Kueue, of which Kubernetes has no schema."""
-Object = dict[str, Any]
+FOREIGN = ("monitoring.coreos.com/", "cert-manager.io/", "kueue.x-k8s.io/")
+"""API groups of which Kubernetes has no schema; the e2e tests apply Kueue's to Kueue itself."""
+PODS = [*sorted(INSTALLS), "gates", "compatibility"]
 
 
 def containers(pod: Object) -> list[Object]:
-    return [*pod["initContainers"], *pod["containers"]]
+    return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
-def named(pod: Object, name: str) -> Object:
-    [found] = [item for item in containers(pod) if item["name"] == name]
-    return found
+@pytest.fixture(params=sorted(INSTALLS))
+def node_pod(request: pytest.FixtureRequest) -> Object:
+    """Return the node's pod of one way to install SharePod."""
+    return dict(pod_of(request.param)["spec"])
 
 
-def check(item: Object, version: str) -> None:
-    if item["kind"] not in FOREIGN:
-        kubernetes_validate.validate(item, version, strict=True)
+# ---- what is installed
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_valid_with_unknown_fields_forbidden(install: list[Object], version: str) -> None:
-    for item in install:
-        check(item, version)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", sorted(ADDITIONS))
-def test_what_is_added_is_valid(name: str, version: str) -> None:
-    for item in render(ADDITIONS[name]):
-        check(item, version)
-
-
-def test_a_field_that_does_not_exist_would_be_found(install: list[Object]) -> None:
-    [item] = [item for item in install if item["kind"] == "DaemonSet"]
-    item["spec"]["template"]["spec"]["hostPid"] = True
-    with pytest.raises(kubernetes_validate.ValidationError, match="hostPid"):
-        check(item, VERSIONS[-1])
-
-
-@pytest.mark.parametrize("folder", [*INSTALLS.values(), *ADDITIONS.values()], ids=lambda path: path.name)
-def test_kubectl_renders_what_is_checked_here(folder: Path) -> None:
-    """With the kubectl on the path, and those named in $SHAREPOD_TEST_KUBECTL."""
-    found = [shutil.which("kubectl"), *os.environ.get("SHAREPOD_TEST_KUBECTL", "").split(":")]
-    for kubectl in filter(None, found):
-        done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True)
-        theirs = [item for item in yaml.safe_load_all(done.stdout) if item]
-        assert normal(theirs) == normal(render(folder))
-
-
-def normal(objects: list[Object]) -> list[Any]:
-    """Return objects in an order of their own, without the hash in the names of ConfigMaps."""
-
-    def sort(value: Any, key: str = "") -> Any:
-        if isinstance(value, dict):
-            name = value.get("name", "")
-            hashed = re.fullmatch("(sharepod-agent)-[a-z0-9]{10}", str(name))
-            plain = {"name": hashed[1]} if hashed else {}
-            return {inner: sort(item, inner) for inner, item in {**value, **plain}.items()}
-        if isinstance(value, list):
-            items = [sort(item) for item in value]
-            return sorted(items, key=lambda item: str(item[KEYS[key]])) if key in KEYS else items
-        return value
-
-    return sorted((sort(item) for item in objects), key=lambda item: json.dumps(item, sort_keys=True))
-
-
-def test_every_object_says_what_it_belongs_to(install: list[Object]) -> None:
-    for item in install:
-        if item["kind"] != "ConfigMap":
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_every_object_is_valid_with_unknown_fields_forbidden_and_says_what_it_belongs_to(name: str) -> None:
+    for item in OBJECTS[name]:
+        if not item["apiVersion"].startswith(FOREIGN):
+            for release in VERSIONS:
+                kubernetes_validate.validate(item, release, strict=True)
+        if item["metadata"]["name"] != "sharepod-agent":  # kustomize makes it of a file
             assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sharepod"
 
 
-def test_pods_and_nodes_are_read_and_events_written_and_nothing_more(install: list[Object]) -> None:
-    roles = [item for item in install if item["kind"] in ("ClusterRole", "Role")]
-    assert [role["rules"] for role in roles] == [
-        [
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
-            {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-        ]
-    ]
-    [binding] = [item for item in install if item["kind"] in ("ClusterRoleBinding", "RoleBinding")]
-    assert binding["roleRef"]["name"] == roles[0]["metadata"]["name"]
-    [account] = [item for item in install if item["kind"] == "ServiceAccount"]
-    assert binding["subjects"] == [
-        {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": account["metadata"]["namespace"]}
-    ]
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_kubectl_renders_what_is_checked_here(name: str) -> None:
+    if (kubectl := shutil.which("kubectl")) is None:
+        return  # nothing else here needs it
+    command = [kubectl, "kustomize", {**INSTALLS, **ADDITIONS}[name]]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    theirs = yaml.safe_load_all(re.sub(r"(sharepod-agent)-[a-z0-9]{10}\b", r"\1", shown))
+    assert sorted(filter(None, theirs), key=identity) == sorted(OBJECTS[name], key=identity)
 
 
-def test_the_plugin_alone_has_the_token(pod: Object) -> None:
+def references(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of each ConfigMap, Secret, Service and ServiceAccount that an object needs."""
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item)
+    if not isinstance(value, dict):
+        return
+    for key, item in value.items():
+        name = item.get("name", item.get("secretName")) if isinstance(item, dict) else None
+        needed = isinstance(item, dict) and not item.get("optional", False)
+        if key in ("configMap", "configMapRef", "configMapKeyRef") and needed:
+            yield "ConfigMap", str(name)
+        elif key in ("secret", "secretRef", "secretKeyRef") and needed:
+            yield "Secret", str(name)
+        elif key == "service" and name is not None:
+            yield "Service", str(name)
+        elif key == "serviceAccountName":
+            yield "ServiceAccount", str(item)
+        yield from references(item)
+    if value.get("kind") == "ServiceAccount" and "apiVersion" not in value:  # the subject of a binding
+        yield "ServiceAccount", value["name"]
+
+
+TOGETHER = {
+    **{name: (name,) for name in INSTALLS},
+    **{name: ("default", name) for name in ("compatibility", "monitoring", "policy")},
+    "gates": ("default", "compatibility", "gates"),
+}
+"""What the pages install together: an installation, and what each addition stands on."""
+
+
+@pytest.mark.parametrize("name", sorted(TOGETHER))
+def test_what_is_installed_refers_to_nothing_that_is_not(name: str) -> None:
+    objects = [item for part in TOGETHER[name] for item in OBJECTS[part]]
+    pages = [{**INSTALLS, **ADDITIONS}[part] / "README.md" for part in TOGETHER[name]]
+    said = " ".join(page.read_text() for page in pages if page.is_file())
+    made = {("Secret", secret) for secret in re.findall(r"create secret (?:generic|tls) ([a-z-]+)", said)}
+    applied = {(item["kind"], item["metadata"]["name"]) for item in objects}
+    needed = set(references(objects))
+    assert ("ServiceAccount", "sharepod-node") in needed
+    assert needed - applied - made - {("ConfigMap", "kube-root-ca.crt")} == set()
+
+
+@pytest.mark.parametrize("folder", CERTIFICATES)
+def test_cert_manager_makes_the_secret_that_the_page_makes_for_the_name_of_the_service(folder: str) -> None:
+    part = folder.partition("/")[0]
+    service = one(OBJECTS[part], "Service")["metadata"]
+    [certificate] = [item for item in OBJECTS[folder] if "dnsNames" in item["spec"]]
+    name = f"{service['name']}.{service['namespace']}.svc"
+    assert certificate["spec"]["dnsNames"] == [name]
+    secret = named(pod_of(part)["spec"]["volumes"], "certificate")["secret"]["secretName"]
+    assert certificate["spec"]["secretName"] == secret
+    issuers = [{"kind": item["kind"], "name": item["metadata"]["name"]} for item in OBJECTS[folder]]
+    assert certificate["spec"]["issuerRef"] in issuers
+    page = (DAEMONSET / part / "README.md").read_text()
+    assert f"DNS:{name}" in page
+    assert re.search(rf"create secret (?:generic|tls) {secret} ", page)
+
+
+# ---- privileges
+
+RIGHTS = {
+    ("sharepod-node", "pods"): {"get", "list", "watch"},
+    ("sharepod-node", "nodes"): {"get"},
+    ("sharepod-node", "events"): {"create", "patch"},
+    ("sharepod-scheduler", "pods"): {"get", "list", "watch", "patch"},
+    ("sharepod-scheduler", "nodes"): {"get", "list", "watch"},
+    ("sharepod-scheduler", "events"): {"create", "patch"},
+    ("sharepod-scheduler", "pods/eviction"): {"create"},
+    ("sharepod-scheduler", "tokenreviews"): {"create"},
+    ("sharepod-scheduler", "leases"): {"create"},
+    ("sharepod-scheduler", "leases sharepod-gates-leader"): {"get", "update"},
+    ("sharepod-scheduler", "configmaps sharepod-gates-queues"): {"get", "list", "watch"},
+}
+"""What each role allows. The webhook has none."""
+
+
+def test_each_role_allows_what_its_process_needs_and_nothing_more() -> None:
+    objects = [item for parts in TOGETHER.values() for part in parts for item in OBJECTS[part]]
+    rights = {
+        (item["metadata"]["name"], " ".join([resource, *rule.get("resourceNames", ())])): set(rule["verbs"])
+        for item in objects
+        if item["kind"] in ("ClusterRole", "Role")
+        for rule in item["rules"]
+        for resource in rule["resources"]
+    }
+    assert rights == RIGHTS
+    accounts = {name: pod_of(name)["spec"]["serviceAccountName"] for name in PODS}
+    for name in PODS:
+        for item in OBJECTS[name]:
+            if item["kind"] in ("ClusterRoleBinding", "RoleBinding"):
+                assert item["roleRef"]["name"] == accounts[name]
+                assert [subject["name"] for subject in item["subjects"]] == [accounts[name]]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_no_pod_has_a_privilege_without_need_or_variables_that_nobody_gave_it(name: str) -> None:
+    pod = pod_of(name)["spec"]
     assert pod["automountServiceAccountToken"] is False
-    places = [item["name"] for item in containers(pod) if "token" in {mount["name"] for mount in item["volumeMounts"]}]
-    assert places == ["device-plugin"]
-
-
-def test_the_agent_has_a_token_that_the_scheduler_takes_and_no_api_server(pod: Object) -> None:
-    tokens = [
-        (volume["name"], source["serviceAccountToken"].get("audience"))
-        for volume in pod["volumes"]
-        for source in volume.get("projected", {}).get("sources", ())
-        if "serviceAccountToken" in source
-    ]
-    assert tokens == [("scheduler", AUDIENCE), ("token", None)]
-    places = [item["name"] for item in containers(pod) if "scheduler" in {m["name"] for m in item["volumeMounts"]}]
-    assert places == ["agent"]
-
-
-def test_the_settings_of_the_feed_are_ones_that_the_agent_takes(pod: Object) -> None:
-    found_maps = [item for item in render(ADDITIONS["gates"]) if item["kind"] == "ConfigMap"]
-    [settings] = [item for item in found_maps if item["metadata"]["name"].endswith("-feed")]
-    agent = named(pod, "agent")
-    assert {"name": settings["metadata"]["name"], "optional": True} in [
-        item["configMapRef"] for item in agent["envFrom"]
-    ]
-    found = OPTIONS.load({}, settings["data"])
-    [mount] = [item for item in agent["volumeMounts"] if item["name"] == "scheduler"]
-    [volume] = [item for item in pod["volumes"] if item["name"] == "scheduler"]
-    token, secret = volume["projected"]["sources"]
-    assert found.scheduler_token_file == f"{mount['mountPath']}/{token['serviceAccountToken']['path']}"
-    assert found.scheduler_ca == f"{mount['mountPath']}/{secret['secret']['items'][0]['path']}"
-    assert secret["secret"]["optional"] is True
-    assert found.scheduler_address.partition(".")[2].startswith(f"{settings['metadata']['namespace']}.svc:")
-
-
-def test_nobody_has_a_capability_without_need(pod: Object) -> None:
+    assert pod["enableServiceLinks"] is False, "variables of services would be taken for settings, and be unknown"
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not any(pod.get(key) for key in ("hostIPC", "hostNetwork"))
+    if name not in INSTALLS:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert not pod.get("hostPID")
+        assert not any("hostPath" in volume for volume in pod["volumes"])
     for item in containers(pod):
         context = item["securityContext"]
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["capabilities"]["drop"] == ["ALL"]
-        assert context["capabilities"].get("add", []) == (["SYS_PTRACE"] if item["name"] == "agent" else [])
-        assert context.get("privileged", False) is False
-        assert context["allowPrivilegeEscalation"] is False
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod.get("hostNetwork", False) is False
-    assert pod.get("hostIPC", False) is False
+        assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+        assert "privileged" not in context
+        added = {"add": ["SYS_PTRACE"]} if item["name"] == "agent" else {}
+        assert context["capabilities"] == {"drop": ["ALL"], **added}
+        assert set(item["resources"]["requests"]) == {"cpu", "memory"}
+        assert set(item["resources"]["limits"]) == {"memory"}
+        assert item["image"] == f"sharepod:{version('sharepod')}", "one update of the image reaches all"
+
+
+def test_the_plugin_alone_has_a_token_of_the_api_server_and_the_agent_one_of_the_scheduler(node_pod: Object) -> None:
+    audiences = {
+        volume["name"]: source["serviceAccountToken"].get("audience")
+        for volume in node_pod["volumes"]
+        for source in volume.get("projected", {}).get("sources", ())
+        if "serviceAccountToken" in source
+    }
+    assert audiences == {"scheduler": AUDIENCE, "token": None}
+    mounted = {(item["name"], mount["name"]) for item in containers(node_pod) for mount in item["volumeMounts"]}
+    assert {pair for pair in mounted if pair[1] in audiences} == {("agent", "scheduler"), ("device-plugin", "token")}
 
 
 WRITES = {
@@ -163,10 +197,10 @@ WRITES = {
 READS = {"device-plugin": {"/var/lib/kubelet/pod-resources", "/etc/cdi"}}
 
 
-def test_each_container_sees_of_the_node_what_it_needs(pod: Object) -> None:
-    on_node = {item["name"]: item["hostPath"]["path"] for item in pod["volumes"] if "hostPath" in item}
+def test_each_container_sees_of_the_node_what_it_needs(node_pod: Object) -> None:
+    on_node = {item["name"]: item["hostPath"]["path"] for item in node_pod["volumes"] if "hostPath" in item}
     used = set()
-    for item in containers(pod):
+    for item in containers(node_pod):
         for mount in item["volumeMounts"]:
             path = on_node.get(mount["name"])
             if path is None:
@@ -179,71 +213,61 @@ def test_each_container_sees_of_the_node_what_it_needs(pod: Object) -> None:
     assert used == set(on_node)
 
 
-def test_each_path_of_the_node_has_a_reason_beside_it() -> None:
-    found = 0
-    for path in [DAEMONSET / "base" / "daemonset.yaml", *DAEMONSET.glob("overlays/*/daemonset.yaml")]:
-        lines = path.read_text().splitlines()
-        for number, line in enumerate(lines):
-            if "hostPath:" in line:
-                assert lines[number - 1].strip().startswith("- name:")
-                assert lines[number - 2].strip().startswith("# "), f"{path}: line {number + 1} has no reason"
-                found += 1
-    assert found >= 7
+# ---- the life of a pod: what else its settings and its ports have to be, the e2e tests show
 
 
-def test_a_new_version_goes_from_node_to_node_and_restarts_no_other_pod(daemonset: Object, pod: Object) -> None:
-    assert daemonset["spec"]["updateStrategy"]["type"] == "RollingUpdate"
+@pytest.mark.parametrize("name", [*sorted(INSTALLS), "gates"])
+def test_every_long_container_is_probed_and_the_probe_ends_by_itself(name: str) -> None:
+    for item in pod_of(name)["spec"]["containers"]:
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            command = item[probe]["exec"]["command"]
+            assert command[0] == "sharepod-probe"
+            assert float(command[3]) < item[probe]["timeoutSeconds"]
+
+
+@pytest.mark.parametrize("name", sorted(INSTALLS))
+def test_the_nodes_pod_comes_before_those_that_hold_shares_and_goes_after_them(name: str) -> None:
+    pod = pod_of(name)["spec"]
     assert pod["priorityClassName"] == "system-node-critical"
     assert {"operator": "Exists", "effect": "NoExecute"} in pod["tolerations"]
     assert pod["terminationGracePeriodSeconds"] >= 10
 
 
-def test_every_container_is_bounded_and_every_long_one_is_probed(pod: Object) -> None:
-    for item in containers(pod):
-        assert set(item["resources"]["requests"]) == {"cpu", "memory"}
-        assert set(item["resources"]["limits"]) == {"memory"}
-        assert not item["image"].endswith(":latest")
-        assert ":" in item["image"]
-    for item in pod["containers"]:
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            command = item[probe]["exec"]["command"]
-            assert command[0] == "sharepod-probe"
-            assert float(command[3]) < item[probe]["timeoutSeconds"], "the probe ends by itself"
-
-
-def test_the_agents_settings_are_ones_that_it_takes(install: list[Object], pod: Object, tmp_path: Path) -> None:
-    [settings] = [item for item in install if item["kind"] == "ConfigMap"]
+def test_agents_take_their_settings_keep_their_state_in_memory_and_report_to_the_controllers_service(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "agent.yaml"
-    file.write_text(settings["data"]["agent.yaml"])
-    agent = named(pod, "agent")
-    environment = {item["name"]: item.get("value", "node-1") for item in agent["env"]}
-    found = OPTIONS.load({}, environment, str(file))
-    mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
-    assert found.node_name == "node-1"
-    assert found.runtime_directory == mounts["runtime"]
-    assert found.hook_directory == mounts["state"]
+    file.write_text(one(OBJECTS["default"], "ConfigMap")["data"]["agent.yaml"])
+    found = AGENT.load({}, one(OBJECTS["gates"], "ConfigMap", "feed")["data"], str(file))
     assert found.state_directory == found.runtime_directory, "written every two seconds: not on a disk"
-    [volume] = [item for item in pod["volumes"] if item["name"] == "settings"]
-    assert volume["configMap"]["name"] == settings["metadata"]["name"]
-    probed = {probe["exec"]["command"][1] for probe in (agent["livenessProbe"], agent["readinessProbe"])}
-    assert probed == {found.socket_path}
+    service = one(OBJECTS["gates"], "Service")
+    name, port = service["metadata"], service["spec"]["ports"][0]["port"]
+    assert found.scheduler_address == f"{name['name']}.{name['namespace']}.svc:{port}"
+    assert service["spec"]["clusterIP"] == "None", "to each replica"
 
 
-def test_variables_of_services_do_not_become_settings(pod: Object) -> None:
-    assert pod["enableServiceLinks"] is False
+def settings_of(name: str, options: Options[Any]) -> Any:
+    """Return the settings that a Deployment gives its process."""
+    [container] = pod_of(name)["spec"]["containers"]
+    return options.parse(container["command"][3:], {item["name"]: item["value"] for item in container["env"]})
 
 
-def test_simulated_devices_have_a_directory_of_their_own() -> None:
-    [found] = [item for item in render(INSTALLS["simulated"]) if item["kind"] == "DaemonSet"]
-    pod = found["spec"]["template"]["spec"]
-    state = Path(next(item["value"] for item in named(pod, "agent")["env"] if item["name"] == "SIMGPU_STATE"))
-    assert named(pod, "install")["args"] == ["--simulated", str(state)]
-    for name in ("install", "agent"):
-        assert str(state.parent) in {mount["mountPath"] for mount in named(pod, name)["volumeMounts"]}
-    assert not state.is_relative_to("/run/sharepod"), "what is mounted into pods must not be the agent's own"
+@pytest.mark.parametrize(("name", "options"), [("gates", SCHEDULER), ("compatibility", WEBHOOK)])
+def test_a_deployment_gives_settings_that_its_process_takes_and_the_time_to_drain(
+    name: str, options: Options[Any]
+) -> None:
+    drain_seconds = settings_of(name, options).drain_seconds
+    assert drain_seconds + 10 <= pod_of(name)["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_images_have_the_version_of_the_package(pod: Object) -> None:
-    from importlib.metadata import version
+def test_the_controller_may_use_the_lease_and_the_rules_that_its_settings_name() -> None:
+    found = settings_of("gates", SCHEDULER)
+    named_rights = {right.split()[1] for _, right in RIGHTS if " " in right}
+    assert named_rights == {place.removeprefix("sharepod/") for place in (found.lease, found.queues)}
+    assert read_queues(one(OBJECTS["gates"], "ConfigMap", "queues")["data"]) == Queues()
+    assert found.listen.startswith("127.0.0.1:"), "its status is nobody else's"
+    assert (found.usage_audience, found.usage_account) == (AUDIENCE, AGENT_USER)
 
-    assert {item["image"] for item in containers(pod)} == {f"sharepod:{version('sharepod')}"}
+
+def test_the_manual_of_the_controllers_metrics_is_current() -> None:
+    assert (DAEMONSET.parent / "docs" / "scheduler-metrics.md").read_text() == manual()

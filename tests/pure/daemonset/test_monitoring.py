@@ -9,18 +9,17 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
-from kustomize import render
-from manifests import ADDITIONS, INSTALLS
+from manifests import ADDITIONS, OBJECTS, named, one, pod_of
 
 from rig import REPO_ROOT
+from sharepod.agent.settings import OPTIONS as AGENT
 from sharepod.process.options import Options
-from sharepod.scheduler.settings import OPTIONS as SCHEDULER_OPTIONS
-from sharepod.webhook.settings import OPTIONS as WEBHOOK_OPTIONS
+from sharepod.scheduler.settings import OPTIONS as SCHEDULER
+from sharepod.webhook.settings import OPTIONS as WEBHOOK
 
 FOLDER = ADDITIONS["monitoring"]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 ENDS = {"histogram": ("_bucket", "_sum", "_count")}
-Object = dict[str, Any]
 
 
 def documented() -> dict[str, set[str]]:
@@ -69,39 +68,19 @@ def selectors(node: object) -> Iterator[promql.VectorSelector]:
         yield from selectors(inner)
 
 
-def test_the_manual_is_read() -> None:
-    assert "sharepod_share_used_seconds_total" in SERIES
-    assert "gpu" in SERIES["sharepod_device_healthy"]
-
-
 @pytest.mark.parametrize(("title", "query", "text"), QUERIES)
 def test_every_query_is_one_over_series_and_labels_that_exist(title: str, query: str, text: str) -> None:
     for variable, duration in (("$__rate_interval", "5m"), ("$__range", "1h")):
         query = query.replace(variable, duration)
     found = list(selectors(promql.parse(query)))
     assert found, title
-    shared = set.intersection(*(SERIES[one.name] for one in found))
-    for one in found:
-        assert {matcher.name for matcher in one.matchers.matchers} <= SERIES[one.name]
+    shared = set.intersection(*(SERIES[selector.name] for selector in found))
+    for selector in found:
+        assert {matcher.name for matcher in selector.matchers.matchers} <= SERIES[selector.name]
     grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\b(?:by|on|ignoring|group_left) ?\(([^)]*)\)", query))))
     assert grouped <= shared
     shown = set(re.findall(r"{{ ?(?:\$labels\.)?(\w+) ?}}", text)) - {"value"}
     assert shown <= (grouped or shared)
-
-
-def test_no_two_panels_overlap_and_each_has_its_own_number() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
 def test_the_variables_of_the_dashboard_are_labels_of_series_that_exist() -> None:
@@ -114,66 +93,28 @@ def test_the_variables_of_the_dashboard_are_labels_of_series_that_exist() -> Non
     assert used <= names | {"__rate_interval", "__range"}
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_look_at() -> None:
-    assert len({rule["alert"] for rule in RULES}) == len(RULES)
-    for rule in RULES:
-        assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert set(rule["annotations"]) == {"summary", "description"}
-
-
-def of_monitoring(kind: str) -> list[Object]:
-    return [item for item in render(FOLDER) if item["kind"] == kind]
-
-
-def test_the_agents_port_is_scraped_under_the_labels_of_the_holder() -> None:
-    [monitor] = [item for item in of_monitoring("PodMonitor") if item["metadata"]["name"] == "sharepod"]
-    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["honorLabels"] is True
-    assert endpoint["scheme"] == "https"
-    assert endpoint["relabelings"] == [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
-    [daemonset] = [item for item in render(INSTALLS["default"]) if item["kind"] == "DaemonSet"]
-    template = daemonset["spec"]["template"]
-    selected = monitor["spec"]["selector"]["matchLabels"].items()
-    assert selected <= template["metadata"]["labels"].items()
-    [agent] = [item for item in template["spec"]["containers"] if item["name"] == "agent"]
-    [port] = agent["ports"]
-    assert port["name"] == endpoint["port"]
-    [settings] = [item for item in render(FOLDER) if item["metadata"]["name"] == "sharepod-metrics"]
-    assert settings["data"]["SHAREPOD_METRICS_LISTEN"].endswith(f":{port['containerPort']}")
-    maps = [source["configMapRef"] for source in agent["envFrom"]]
-    assert {"name": "sharepod-metrics", "optional": True} in maps
-    mounted = {Path(mount["mountPath"]) for mount in agent["volumeMounts"]}
-    for key in ("TLS_CERTIFICATE", "TLS_KEY", "TOKEN_FILE"):
-        assert Path(settings["data"][f"SHAREPOD_METRICS_{key}"]).parent in mounted
-
-
 @pytest.mark.parametrize(
-    ("name", "container", "folder", "options"),
-    [
-        ("scheduler", "scheduler", "gates", SCHEDULER_OPTIONS),
-        ("webhook", "webhook", "compatibility", WEBHOOK_OPTIONS),
-    ],
+    ("name", "folder", "options"),
+    [("agent", "default", AGENT), ("scheduler", "gates", SCHEDULER), ("webhook", "compatibility", WEBHOOK)],
 )
-def test_the_port_is_scraped_with_tls_and_a_token(
-    name: str, container: str, folder: str, options: Options[Any]
+def test_a_process_is_scraped_with_tls_and_a_token_at_the_port_where_its_settings_have_it_listen(
+    name: str, folder: str, options: Options[Any]
 ) -> None:
-    objects = {item["kind"]: item for item in render(FOLDER) if name in item["metadata"]["name"]}
-    [endpoint] = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    [deployment] = [item for item in render(FOLDER.parent / folder) if item["kind"] == "Deployment"]
-    template = deployment["spec"]["template"]
-    selected = objects["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
-    assert selected <= template["metadata"]["labels"].items()
-    [process] = [item for item in template["spec"]["containers"] if item["name"] == container]
-    [port] = [item for item in process["ports"] if item["name"] == endpoint["port"]]
+    """The labels and the answers of an agent's scrape are shown by a real Prometheus."""
+    ours = OBJECTS["monitoring"]
+    suffix = "" if name == "agent" else f"-{name}"
+    [monitor] = [
+        item for item in ours if item["kind"] == "PodMonitor" and item["metadata"]["name"] == f"sharepod{suffix}"
+    ]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    pod, settings = pod_of(folder), one(ours, "ConfigMap", f"sharepod{suffix}-metrics")
     assert endpoint["scheme"] == "https"
-    settings = objects["ConfigMap"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    process = named(pod["spec"]["containers"], name)
     assert {"configMapRef": {"name": settings["metadata"]["name"], "optional": True}} in process["envFrom"]
-    given = {item["name"]: item["value"] for item in process["env"]}
-    found = options.parse([], {**given, **settings["data"]})
-    assert found.metrics_listen.endswith(f":{port['containerPort']}")
-    [mount] = [item for item in process["volumeMounts"] if item["name"] == "metrics"]
-    [volume] = [item for item in template["spec"]["volumes"] if item["name"] == "metrics"]
-    assert volume["secret"]["optional"] is True
-    assert {Path(name).parent for name in (found.metrics_tls_certificate, found.metrics_token_file)} == {
-        Path(mount["mountPath"])
-    }
+    given = {item["name"]: item["value"] for item in process["env"] if "value" in item}
+    found = options.load({}, {**given, **settings["data"]})
+    assert found.metrics_listen.endswith(f":{named(process['ports'], endpoint['port'])['containerPort']}")
+    assert named(pod["spec"]["volumes"], "metrics")["secret"]["optional"] is True
+    folders = {Path(file).parent for file in (found.metrics_tls_certificate, found.metrics_token_file)}
+    assert folders == {Path(named(process["volumeMounts"], "metrics")["mountPath"])}

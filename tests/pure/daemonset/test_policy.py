@@ -1,19 +1,23 @@
-"""What the API server refuses: the policies' own expressions, evaluated with another implementation of CEL."""
+"""What the API server refuses: the policies' own expressions, evaluated with another implementation of CEL.
+
+The device plugin reads the same annotations: it understands what is admitted and refuses what is refused.
+"""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import cel
+import kubernetes_validate
 import pytest
-from kustomize import render
-from manifests import ADDITIONS
+import yaml
+from manifests import DAEMONSET, OBJECTS, VERSIONS, Object
 
-from sharepod.deviceplugin.terms import ELSEWHERE, KEYS, POD_KEYS
+from sharepod.deviceplugin.terms import ELSEWHERE, KEYS, POD_KEYS, PodTerms, TermsError, read_terms
 
-Object = dict[str, Any]
 POLICIES = {
     item["metadata"]["name"].removeprefix("sharepod-"): item["spec"]
-    for item in render(ADDITIONS["policy"])
+    for item in OBJECTS["policy"]
     if item["kind"] == "ValidatingAdmissionPolicy"
 }
 SCHEDULER = "system:serviceaccount:sharepod:sharepod-scheduler"
@@ -50,6 +54,14 @@ def refusals(
             message = validation.get("message")
             found.append(message or cel.evaluate(validation["messageExpression"], context))
     return found
+
+
+def understood(item: Object) -> list[PodTerms]:
+    """Return the terms of each container that holds a share, as the device plugin reads them. Raises TermsError."""
+    found = {one["name"]: one.get("resources", {}).get("limits", {}) for one in item["spec"]["containers"]}
+    units = {name: int(limits.get("sharepod.io/gpu", 0)) for name, limits in found.items()}
+    annotations = item["metadata"].get("annotations", {})
+    return [read_terms(annotations, name, count, containers=tuple(units)) for name, count in units.items() if count]
 
 
 RIGHT: list[tuple[tuple[object, ...], dict[str, str]]] = [
@@ -91,21 +103,37 @@ WRONG: list[tuple[tuple[object, ...], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("units", "annotations"), RIGHT)
-def test_what_can_be_is_admitted(units: tuple[object, ...], annotations: dict[str, str]) -> None:
-    assert refusals("annotations", pod(*units, annotations=annotations)) == []
+def test_what_can_be_is_admitted_and_understood(units: tuple[object, ...], annotations: dict[str, str]) -> None:
+    item = pod(*units, annotations=annotations)
+    assert refusals("annotations", item) == []
+    assert len(understood(item)) == sum(count is not None for count in units)
 
 
 @pytest.mark.parametrize(("units", "annotations", "message"), WRONG)
-def test_what_cannot_be_is_refused_with_one_message(
+def test_what_cannot_be_is_refused_with_one_message_and_by_the_plugin_too(
     units: tuple[object, ...], annotations: dict[str, str], message: str
 ) -> None:
-    [said] = refusals("annotations", pod(*units, annotations=annotations))
+    item = pod(*units, annotations=annotations)
+    [said] = refusals("annotations", item)
     assert message in said
+    with pytest.raises(TermsError):
+        understood(item)
 
 
-def test_a_pod_without_annotations_is_no_concern() -> None:
+@pytest.mark.parametrize("path", sorted(DAEMONSET.glob("examples/*/pods.yaml")), ids=lambda path: path.parent.name)
+def test_an_example_is_valid_admitted_and_understood(path: Path) -> None:
+    for item in filter(None, yaml.safe_load_all(path.read_text())):
+        for release in VERSIONS:
+            kubernetes_validate.validate(item, release, strict=True)
+        item["metadata"]["namespace"] = "default"
+        assert [refusals(policy, item) for policy in ("annotations", "devices")] == [[], []]
+        assert understood(item)
+
+
+def test_a_pod_without_annotations_is_no_concern_and_an_odd_quantity_is_left_to_the_plugin() -> None:
     assert refusals("annotations", pod("30")) == []
     assert refusals("chosen-device", pod("30")) == []
+    assert refusals("annotations", pod("1k")) == []
 
 
 def test_every_annotation_that_shares_or_the_scheduler_know_is_known() -> None:
@@ -117,10 +145,6 @@ def test_every_annotation_that_shares_or_the_scheduler_know_is_known() -> None:
             assert not any("unknown annotation" in text for text in said), name
 
 
-def test_a_quantity_that_is_no_plain_number_is_left_to_the_plugin() -> None:
-    assert refusals("annotations", pod("1k")) == []
-
-
 def test_an_update_is_judged_for_what_it_changes() -> None:
     old = pod("30", annotations={"limit": "60%", "memory": "10Gi"})
     new = copy.deepcopy(old)
@@ -130,21 +154,13 @@ def test_an_update_is_judged_for_what_it_changes() -> None:
     assert len(refusals("annotations", new, old)) == 1
 
 
-def test_the_scheduler_alone_writes_the_chosen_device() -> None:
-    plain, chosen = pod("30", annotations={}), pod("30", annotations={"device": "GPU-1"})
-    other = pod("30", annotations={"a.device": "GPU-2"})
-    assert refusals("chosen-device", chosen, plain, user=SCHEDULER) == []
-    for new, old in ((chosen, None), (chosen, plain), (other, None), (plain, chosen), (other, chosen)):
-        [said] = refusals("chosen-device", new, old)
-        assert "are written by the scheduler alone" in said
-    assert refusals("chosen-device", chosen, chosen, user="kubelet") == []
-
-
-@pytest.mark.parametrize("given", [{"yield": "pause"}, {"node": "n1"}])
-def test_the_scheduler_alone_writes_and_removes_what_it_decides(given: dict[str, str]) -> None:
-    plain, yields = pod("30", annotations={}), pod("30", annotations=given)
-    assert refusals("chosen-device", yields, plain, user=SCHEDULER) == []
-    for new, old in ((yields, None), (yields, plain), (plain, yields)):
+@pytest.mark.parametrize("given", [{"device": "GPU-1"}, {"a.device": "GPU-1"}, {"yield": "pause"}, {"node": "n1"}])
+def test_the_scheduler_alone_writes_changes_and_removes_what_it_decides(given: dict[str, str]) -> None:
+    plain, decided = pod("30", annotations={}), pod("30", annotations=given)
+    other = pod("30", annotations={"b.device": "GPU-2"})
+    assert refusals("chosen-device", decided, plain, user=SCHEDULER) == []
+    assert refusals("chosen-device", decided, decided, user="kubelet") == []
+    for new, old in ((decided, None), (decided, plain), (plain, decided), (other, decided)):
         [said] = refusals("chosen-device", new, old)
         assert "are written by the scheduler alone" in said
 
@@ -190,7 +206,7 @@ def test_an_operator_says_whose_pods_may_be_of_class_latency(data: dict[str, str
 
 def test_nothing_is_let_through_because_a_policy_fails() -> None:
     assert {spec["failurePolicy"] for spec in POLICIES.values()} == {"Fail"}
-    for item in render(ADDITIONS["policy"]):
+    for item in OBJECTS["policy"]:
         if item["kind"] == "ValidatingAdmissionPolicyBinding":
             assert item["spec"]["validationActions"] == ["Deny"]
             assert item["spec"]["policyName"] == item["metadata"]["name"]

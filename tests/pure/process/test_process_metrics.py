@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -13,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from sharepod.process.metrics import HistogramRow, InfoRow, Row, Table, manual
-from sharepod.process.metrics_page import Collector, Page
+from sharepod.process.metrics_page import Page
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -43,17 +42,6 @@ class Fixed:
         return [*families, histogram, info]
 
 
-class Slow:
-    """An encoder that counts how many series it was given."""
-
-    def __init__(self) -> None:
-        self.series = 0
-
-    def __call__(self, collector: Collector) -> bytes:
-        self.series += sum(len(family.samples) for family in collector.collect())
-        return generate_latest(collector)  # type: ignore[arg-type]
-
-
 @settings(deadline=None)
 @given(st.lists(SERIES, min_size=1, max_size=3), st.text(max_size=10))
 def test_a_page_is_what_the_library_writes_whatever_comes_and_goes(scrapes: list[list[Series]], doc: str) -> None:
@@ -62,19 +50,6 @@ def test_a_page_is_what_the_library_writes_whatever_comes_and_goes(scrapes: list
         for series in scrapes:
             collector = Fixed(series, doc)
             assert page.text(collector) == encode(collector)
-
-
-def test_a_series_is_written_by_the_library_once_for_as_long_as_it_is_there() -> None:
-    encode = Slow()
-    page = Page(encode)
-    page.text(Fixed([(("a", "0"), 1.0), (("b", "0"), 1.0)]))
-    first = encode.series
-    page.text(Fixed([(("a", "0"), 2.0), (("b", "0"), 3.0)]))
-    assert encode.series == first
-    page.text(Fixed([(("a", "0"), 2.0), (("c", "0"), 3.0)]))
-    assert encode.series == first * 3 / 2
-    page.text(Fixed([(("b", "0"), 2.0)]))
-    assert encode.series == first * 2
 
 
 def test_a_table_makes_the_families_that_its_rows_name() -> None:
@@ -101,9 +76,3 @@ def test_a_table_makes_the_families_that_its_rows_name() -> None:
     assert "Labels: `x` (one, two), `pod`." in text
     assert "| `a_seconds_total` | counter | A. |" in text
     assert "| `d_info` | info | D. Labels beside: `name`. |" in text
-
-
-def test_a_histogram_has_one_count_more_than_bounds() -> None:
-    row: HistogramRow[int] = HistogramRow("c_seconds", "C.", (0.5, 1.0), lambda n: ((n, 0), 0.0))
-    with pytest.raises(ValueError, match="zip"):
-        row.family([({}, 1)])

@@ -78,9 +78,7 @@ def test_what_is_shown_is_read_again() -> None:
         (["--drain-seconds", "-1"], {}, "--drain-seconds is '-1': give a whole number from 0 to 60"),
         (["--drain-seconds", "١"], {}, "--drain-seconds is '١': give a whole number from 0 to 60"),
         (["--state-directory", "x"], {}, "--state-directory is 'x': give an absolute path"),
-        (["--state-directory", ""], {}, "--state-directory is '': give an absolute path"),
         (["--key", "x"], {}, "--key is 'x': give an absolute path"),
-        (["--listen", "127.0.0.1"], {}, "--listen is '127.0.0.1': give HOST:PORT"),
         (["--listen", "127.0.0.1:65536"], {}, "--listen is '127.0.0.1:65536': give HOST:PORT"),
         (["--name", "A"], {}, "--name is 'A': give small letters"),
         ([], {"X_OVERCOMMIT": "maybe"}, "environment X_OVERCOMMIT is 'maybe': give true or false"),
@@ -165,12 +163,9 @@ def test_a_wrong_start_ends_with_its_line_and_code(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "x-process: unknown flag --bindin: did you mean --binding?\n"
 
 
-@pytest.mark.parametrize(
-    ("place", "own"),
-    [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("0.0.0.0:1", False), ("host:1", False)],
-)
-def test_loopback_is_told_from_what_others_reach(place: str, own: bool) -> None:
-    assert is_loopback(place) is own
+def test_loopback_is_told_from_what_others_reach() -> None:
+    assert all(map(is_loopback, ("127.0.0.1:1", "[::1]:1", "localhost:1")))
+    assert not any(map(is_loopback, ("0.0.0.0:1", "host:1")))
 
 
 @pytest.mark.parametrize(

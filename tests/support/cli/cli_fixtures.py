@@ -71,37 +71,31 @@ def train() -> pb.Share:
 
 @dataclass
 class Agent(rpc.NodeServiceServicer):
-    """Answers from `shares`; refuses with `refusal` when one is set; remembers what it was asked."""
+    """Answers from `shares`; remembers what it was asked. What changes a share, a real agent is asked for."""
 
     shares: list[pb.Share] = field(default_factory=lambda: [train()])
     turns: list[pb.Turn] = field(default_factory=list)
-    refusal: tuple[grpc.StatusCode, str] | None = None
     asked: list[object] = field(default_factory=list)
     version: str = "0.1.0"
-
-    def _note(self, request: object, context: grpc.ServicerContext) -> None:
-        self.asked.append(request)
-        if self.refusal:
-            context.abort(*self.refusal)
 
     def device(self) -> pb.Device:
         return pb.Device(uuid=UUID, name="NVIDIA H200", healthy=True, memory_total_bytes=141 * 2**30)
 
     def ListShares(self, request, context):
-        self._note(request, context)
+        self.asked.append(request)
         return pb.ListSharesResponse(shares=self.shares, now_ns=1)
 
     def WatchUsage(self, request, context):
-        self._note(request, context)
+        self.asked.append(request)
         yield pb.WatchUsageResponse(now_ns=1, shares=self.shares, devices=[self.device()])
 
     def ListTurns(self, request, context):
-        self._note(request, context)
+        self.asked.append(request)
         later = [turn for turn in self.turns if turn.sequence > request.after_sequence]
         return pb.ListTurnsResponse(turns=later[: request.max_turns], now_ns=1)
 
     def ExplainShare(self, request, context):
-        self._note(request, context)
+        self.asked.append(request)
         part = pb.Explanation(
             device_uuid=UUID,
             state=pb.SHARE_STATE_WAITING,
@@ -111,30 +105,8 @@ class Agent(rpc.NodeServiceServicer):
         )
         return pb.ExplainShareResponse(share=self.shares[0], devices=[part])
 
-    def PauseShare(self, request, context):
-        self._note(request, context)
-        return pb.PauseShareResponse(share=self.shares[0])
-
-    def ResumeShare(self, request, context):
-        self._note(request, context)
-        return pb.ResumeShareResponse(share=self.shares[0])
-
-    def UpdateShare(self, request, context):
-        self._note(request, context)
-        return pb.UpdateShareResponse(share=self.shares[0])
-
-    def ReleaseShare(self, request, context):
-        self._note(request, context)
-        return pb.ReleaseShareResponse(share=self.shares[0])
-
-    def RegisterShare(self, request, context):
-        self._note(request, context)
-        return pb.RegisterShareResponse(
-            share=self.shares[0], environment={"SHAREPOD_REGION": "/region"}, hook_path="/nowhere/libsharepod.so"
-        )
-
     def GetNode(self, request, context):
-        self._note(request, context)
+        self.asked.append(request)
         return pb.GetNodeResponse(
             node_name="host",
             version=self.version,

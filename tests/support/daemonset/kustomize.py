@@ -3,8 +3,6 @@
 A test compares it with the kubectl that is there; the e2e cluster applies with a real one.
 """
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ KNOWN = {"resources", "generatorOptions", "configMapGenerator", "patches"}
 
 
 def render(folder: Path) -> list[Object]:
-    """Return the objects of a folder with a kustomization.yaml."""
+    """Return the objects of a folder with a kustomization.yaml; generated ConfigMaps have no hash in their names."""
     content = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert set(content) <= KNOWN, f"{folder}: kustomize.py does not know {set(content) - KNOWN}"
     objects: list[Object] = []
@@ -25,7 +23,10 @@ def render(folder: Path) -> list[Object]:
         path = folder / name
         objects += render(path) if path.is_dir() else [item for item in yaml.safe_load_all(path.read_text()) if item]
     for generator in content.get("configMapGenerator", ()):
-        objects.append(_config_map(folder, generator, content.get("generatorOptions", {}), objects))
+        data = {Path(name).name: (folder / name).read_text() for name in generator["files"]}
+        labels = content.get("generatorOptions", {}).get("labels")
+        metadata = {key: generator[key] for key in ("name", "namespace")} | ({"labels": labels} if labels else {})
+        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
     for entry in content.get("patches", ()):
         patch = yaml.safe_load((folder / entry["path"]).read_text())
         [target] = [item for item in objects if identity(item) == identity(patch)]
@@ -36,21 +37,6 @@ def render(folder: Path) -> list[Object]:
 def identity(item: Object) -> tuple[str, str, str, str]:
     """Return what an object is known by."""
     return item["apiVersion"], item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
-
-
-def _config_map(folder: Path, generator: Object, options: Object, objects: list[Object]) -> Object:
-    data = {Path(name).name: (folder / name).read_text() for name in generator["files"]}
-    metadata = {"name": generator["name"], "namespace": generator["namespace"]}
-    if "labels" in options:
-        metadata["labels"] = options["labels"]
-    if options.get("disableNameSuffixHash"):
-        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-    name = f"{generator['name']}-{hashlib.sha256(json.dumps(data).encode()).hexdigest()[:10]}"
-    for item in objects:
-        for volume in item.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ()):
-            if volume.get("configMap", {}).get("name") == generator["name"]:
-                volume["configMap"]["name"] = name
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**metadata, "name": name}, "data": data}
 
 
 def _merge(into: Object, patch: Object) -> None:
@@ -64,9 +50,9 @@ def _merge(into: Object, patch: Object) -> None:
 
 
 def _merge_list(into: list[Object], patch: list[Object], key: str) -> None:
+    """Merge item by item; what is patched comes first, as kubectl has it."""
+    before = {item[key]: item for item in into}
     for value in patch:
-        same = next((item for item in into if item[key] == value[key]), None)
-        if same is None:
-            into.append(value)
-        else:
-            _merge(same, value)
+        _merge(before.setdefault(value[key], {}), value)
+    patched = [value[key] for value in patch]
+    into[:] = [before.pop(name) for name in patched] + list(before.values())

@@ -1,54 +1,41 @@
 """The manifests, rendered."""
 
-from pathlib import Path
+from __future__ import annotations
+
+from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from kustomize import render
 
 from rig import REPO_ROOT
 
+Object = dict[str, Any]
 VERSIONS = ("1.31", "1.34", "1.37")
 """The oldest Kubernetes that is served, and the two that `make e2e` starts."""
 DAEMONSET = REPO_ROOT / "daemonset"
 INSTALLS = {"default": DAEMONSET, **{path.name: path for path in sorted((DAEMONSET / "overlays").iterdir())}}
 """What `kubectl apply -k` may be given to install SharePod."""
-ADDITIONS = {
-    name: DAEMONSET / name
-    for name in (
-        "policy",
-        "monitoring",
-        "gates",
-        "gates/cert-manager",
-        "compatibility",
-        "compatibility/cert-manager",
-        "kueue",
-        "kueue/example",
-    )
-}
+CERTIFICATES = {name: DAEMONSET / name for name in ("gates/cert-manager", "compatibility/cert-manager")}
+PARTS = ("policy", "monitoring", "gates", "compatibility", "kueue", "kueue/example")
+ADDITIONS = {**{name: DAEMONSET / name for name in PARTS}, **CERTIFICATES}
 """What may be applied beside one of these."""
+OBJECTS = {name: render(path) for name, path in {**INSTALLS, **ADDITIONS}.items()}
+"""What each of them makes."""
 
 
-@pytest.fixture(params=sorted(INSTALLS))
-def install(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Return all objects of one way to install SharePod."""
-    return render(INSTALLS[request.param])
-
-
-@pytest.fixture
-def daemonset(install: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the DaemonSet of one way to install SharePod."""
-    [found] = [item for item in install if item["kind"] == "DaemonSet"]
+def one(objects: Iterable[Object], kind: str, name: str = "") -> Object:
+    """Return the only object of a kind whose name has this part."""
+    [found] = [item for item in objects if item["kind"] == kind and name in item["metadata"]["name"]]
     return found
 
 
-@pytest.fixture
-def pod(daemonset: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod of one way to install SharePod."""
-    return dict(daemonset["spec"]["template"]["spec"])
+def named(items: Iterable[Object], name: str) -> Object:
+    """Return the only item of that name."""
+    [found] = [item for item in items if item["name"] == name]
+    return found
 
 
-@pytest.fixture(scope="session")
-def manifests() -> Path:
-    """Return the folder of the manifests."""
-    return DAEMONSET
+def pod_of(name: str) -> Object:
+    """Return the pod that a folder's DaemonSet or Deployment makes: its metadata and its spec."""
+    [found] = [item for item in OBJECTS[name] if item["kind"] in ("DaemonSet", "Deployment")]
+    return dict(found["spec"]["template"])

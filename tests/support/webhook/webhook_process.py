@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -30,7 +31,6 @@ class Certificates:
 
     def __init__(self, directory: Path) -> None:
         self.certificate, self.key = directory / "tls.crt", directory / "tls.key"
-        self.directory = directory
         self.renew()
 
     def renew(self) -> None:
@@ -91,10 +91,21 @@ class Webhook:
         self._reader.join(WAIT_S)
         return [json.loads(line) for line in list(self._lines.queue)]
 
-    def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
+    def connect(self) -> http.client.HTTPSConnection:
         """Return a connection that is not made yet."""
-        context = context or self.certificates.trust()
+        context = self.certificates.trust()
         return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=WAIT_S, context=context)
+
+    def encrypted(self, authority: trustme.CA | None = None, name: str | None = NAME) -> ssl.SSLSocket:
+        """Return a connection after its handshake, by default of a peer that trusts the present authority."""
+        context = self.certificates.trust(authority)
+        context.check_hostname = name is not None
+        plain = socket.create_connection(("127.0.0.1", self.port), WAIT_S)
+        try:
+            return context.wrap_socket(plain, server_hostname=name)
+        except OSError:
+            plain.close()
+            raise
 
     def post(
         self, body: bytes, path: str = "/compatibility", method: str = "POST", **headers: str
@@ -107,9 +118,9 @@ class Webhook:
             answer = connection.getresponse()
             return answer.status, answer.read()
 
-    def admit(self, item: Object, **more: Any) -> Object:
+    def admit(self, item: Object, path: str = "/compatibility", **more: Any) -> Object:
         """Return what is said of a pod."""
-        status, body = self.post(json.dumps(review(item, **more)).encode())
+        status, body = self.post(json.dumps(review(item, **more)).encode(), path)
         assert status == 200, body
         return response(body)
 
