@@ -1,0 +1,83 @@
+"""How much a program may have in flight, and that no wait for less is for ever: by the device's own log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from metered import run_metered
+
+from sharepod.simgpu.truth import Truth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rig.gpu import MakeSimgpu
+    from sharepod.simgpu.truth import KernelTruth
+
+
+def most_in_flight(kernels: list[KernelTruth]) -> int:
+    """Return how many had been launched and had not ended, at most."""
+    return max(sum(k.submitted_ns <= at.submitted_ns < k.ended_ns for k in kernels) for at in kernels)
+
+
+def in_flight(make_simgpu: MakeSimgpu, directory: Path, body: str, prefix: str) -> tuple[int, int]:
+    """Run a program alone; return how many of its kernels were in flight at most, and its deliberate passes."""
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="1000")
+    account = run_metered(gpu, directory, body).usage[0]
+    with Truth(gpu.state) as truth:
+        kernels = [kernel for kernel in truth.kernels(0) if kernel.name.startswith(prefix)]
+    return most_in_flight(kernels), account.passed
+
+
+def test_a_program_alone_queues_50_ms_of_known_work_and_no_more(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    most, passed = in_flight(
+        make_simgpu,
+        tmp_path,
+        """
+        module, stream = start(), new_stream()
+        function = kernel(module, "known_5ms")
+        for count in (1, 1, 60):
+            for _ in range(count):
+                ok(launch(function, stream))
+            ok(cuda.cuStreamSynchronize(stream))
+        time.sleep(0.3)  # the idle turn is given back, and with it the last counts
+        """,
+        "known",
+    )
+    assert 4 < most <= 50 // 5 + 2 + passed, passed
+
+
+def test_of_kernels_that_are_not_known_two_are_in_flight(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    most, passed = in_flight(
+        make_simgpu,
+        tmp_path,
+        """
+        module, stream = start(), new_stream()
+        for number in range(10):
+            ok(launch(kernel(module, f"new{number}_40ms"), stream))
+        ok(cuda.cuStreamSynchronize(stream))
+        time.sleep(0.3)
+        """,
+        "new",
+    )
+    assert 2 <= most <= 2 + passed, passed
+
+
+def test_a_launch_for_which_work_in_flight_spins_passes_in_time_and_is_counted(
+    make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    account = run_metered(
+        make_simgpu(),
+        tmp_path,
+        """
+        module, spins, frees, word = start(), new_stream(), new_stream(), allocate(4)
+        ok(cuda.cuMemcpyHtoD_v2(c_uint64(word), bytes(4), c_size_t(4)))
+        ok(launch(kernel(module, "spin_until"), spins, word=word))
+        ok(launch(kernel(module, "behind_1ms"), spins))  # neither is known: more does not fit
+        ok(cuda.cuMemsetD32Async(c_uint64(word), 1, c_size_t(1), frees))
+        ok(cuda.cuStreamSynchronize(spins))
+        time.sleep(0.3)
+        """,
+    ).usage[0]
+    assert account.launches == 3
+    assert account.passed >= 1

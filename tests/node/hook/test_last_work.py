@@ -1,0 +1,93 @@
+"""Work that nobody waits for, processes that are killed, and a program's last moment: all of it is in the bill."""
+
+import subprocess
+from pathlib import Path
+
+from hooklab import C, compile_c
+from metered import run_metered
+
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu
+from rig.script import script
+from rig.until import until
+from sharepod.simgpu.truth import Truth
+
+BURSTS = 40
+# Too little to be marked at its launch, and long enough for many a linger.
+PROGRAM = f"""
+module, stream = start(), new_stream()
+function = kernel(module, "left_3ms")
+for _ in range(2):  # it is known from here on
+    ok(launch(function, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+for _ in range({BURSTS}):
+    ok(launch(function, stream))
+    time.sleep(0.012)
+"""
+
+WORKING = """
+import os, signal
+function = kernel(start(), "work_1ms")
+for _ in range(200):
+    ok(launch(function))
+    ok(cuda.cuCtxSynchronize())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+RUNS = 10
+
+
+def test_work_that_nobody_waits_for_is_billed_to_its_end(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    gpu = make_simgpu()
+    used_ns = run_metered(gpu, tmp_path, PROGRAM).usage[0].used_ns
+    with Truth(gpu.state) as truth:
+        busy_ns = truth.devices()[0].busy_ns
+    assert busy_ns >= BURSTS * 3_000_000
+    assert used_ns >= 0.9 * busy_ns
+
+
+def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    gpu, share = make_simgpu(), arbiter.share(tmp_path / "share")
+    text = f"{PROGRAM}\nprint('made', flush=True)\ninput()"
+    with subprocess.Popen(
+        script(text), env=gpu.env | share.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "made\n"
+            with Truth(gpu.state) as truth:
+                busy_ns = truth.devices()[0].busy_ns
+            # Alone it holds one turn throughout, and enters it for each burst.
+            until(lambda: share.usage().used_ns >= 0.9 * busy_ns, lambda: f"{share.usage()} of {busy_ns}", 10)
+            assert share.usage().turns <= 2
+        finally:
+            process.kill()
+
+
+def test_what_processes_used_that_were_killed_in_their_turns_stays_in_the_bill(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    gpu, share = make_simgpu(), arbiter.share(tmp_path / "share")
+    for _ in range(3):
+        assert subprocess.run(script(WORKING), env=gpu.env | share.env, check=False).returncode == -9
+        until(lambda: share.usage().processes == 0)
+    with Truth(gpu.state) as truth:
+        busy_ns = truth.devices()[0].busy_ns
+    assert busy_ns >= 600_000_000
+    assert share.usage().used_ns >= 0.97 * busy_ns
+
+
+def test_what_a_program_did_until_its_last_moment_is_counted_and_billed(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    program = compile_c(tmp_path / "brief", "-O2", "-w", C / "brief_program.c", "-ldl")
+    gpu, share = make_simgpu(), arbiter.share(tmp_path / "share")
+    for _ in range(RUNS):
+        subprocess.run([program], env=gpu.env | share.env, check=True)
+    until(lambda: share.usage().processes == 0)
+    with Truth(gpu.state) as truth:
+        busy_ns = truth.devices()[0].busy_ns
+    assert share.usage().launches == RUNS * 20
+    assert share.usage().used_ns >= 0.97 * busy_ns

@@ -1,0 +1,52 @@
+"""The two halves of a revocation, in the gate's and the keeper's own code: the order in which each does its steps.
+
+`tests/virtual/hook` proves that this order suffices; here the C is held to it.
+"""
+
+from pathlib import Path
+
+import pytest
+from hooklab import HOOK, STRICT, C, compile_c, run
+
+
+def facts(directory: Path, program: str) -> dict[str, dict[str, list[int]]]:
+    """Compile and run a program of c/; return its numbers by case and word."""
+    # What is never called has no definition here.
+    flags = [*STRICT, "-no-pie", "-Wno-unused-function", "-Wl,--unresolved-symbols=ignore-all", f"-I{HOOK}"]
+    built = compile_c(directory / program, *flags, C / f"{program}.c", HOOK / "region.c", "-lpthread")
+    found: dict[str, dict[str, list[int]]] = {}
+    for line in run([built]).stdout.splitlines():
+        case, *words = line.split()
+        found[case] = {}
+        for word, number in zip(words[::2], words[1::2], strict=True):
+            found[case].setdefault(word, []).append(int(number))
+    return found
+
+
+def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it_has_left(tmp_path: Path) -> None:
+    found = facts(tmp_path, "announce_program")
+    assert found["open"] == {"looks": [1], "announced": [1, 0], "waits": [0], "inside": [1], "left": [0]}
+    # At a closed gate it takes the announce back before it waits: the keeper would wait for it.
+    assert found["closed"] == {"looks": [2], "announced": [2, 0], "waits": [1], "inside": [1], "left": [0]}
+
+
+@pytest.fixture(scope="module")
+def leaving(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int]]]:
+    return facts(tmp_path_factory.mktemp("leaving"), "leaving_program")
+
+
+@pytest.mark.parametrize("case", ["drain", "drain-inside", "park"])
+def test_a_turn_is_said_to_be_drained_when_no_thread_is_inside_and_nothing_is_pending(
+    leaving: dict[str, dict[str, list[int]]], case: str
+) -> None:
+    found = leaving[case]
+    assert (found["drained"], found["early"], found["entered"]) == ([1], [0], [0])
+    assert found["marked"] == [case != "park"]  # what nobody has marked yet
+
+
+@pytest.mark.parametrize("case", ["drain-pending", "park-inside", "park-pending", "park-launched"])
+def test_a_turn_with_work_in_it_is_not_said_to_be_drained(leaving: dict[str, dict[str, list[int]]], case: str) -> None:
+    found = leaving[case]
+    assert found["drained"] == [0]
+    # One that was only about to be given back goes on; a closed one is looked at again.
+    assert found["entered"] == [5 if case.startswith("park") else 0]

@@ -1,0 +1,73 @@
+/*
+ * The gate's half of a revocation, step by step: what a launching thread has announced when it reads its grant's word,
+ * when it waits and when it has left. gate.c itself, on a process of one thread and one device; prints a word per fact.
+ */
+#define sp_grant_word looked_at
+#include "gate.c"
+#undef sp_grant_word
+
+#include <stdio.h>
+
+struct sp_guest sp_guest;
+static struct sp_thread thread;
+static struct sp_lane lane;
+static struct sp_unit unit = {.predicted_ns = 1000};
+static struct sp_slot_device slot;
+static struct sp_grant grant = {.word = 1, .budget_ns = 50000000, .pair_ns = 50000000};
+static int looks, announced_at_looks, waits, announced_at_waits;
+
+uint32_t looked_at(const struct sp_grant *of) {
+  looks++;
+  announced_at_looks += thread.inside == 1;
+  return of->word;
+}
+struct sp_thread *sp_thread_self(void) {
+  return &thread;
+}
+struct sp_device *sp_device_current(void) {
+  return &sp_guest.devices[0];
+}
+struct sp_unit *sp_unit_find(uint64_t key) {
+  (void)key;
+  return &unit;
+}
+struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *by, void *stream, bool per_thread) {
+  (void)by, (void)stream, (void)per_thread;
+  lane.device = device;
+  return &lane;
+}
+bool sp_wait_turn(struct sp_device *device, struct sp_lane *in, bool *entered) {
+  (void)in;
+  waits++;
+  announced_at_waits += thread.inside != 0;
+  grant.word |= 1u;
+  device->entered = grant.word;
+  *entered = false;
+  return false;
+}
+void sp_keeper_pause(struct sp_device *device) {
+  (void)device;
+}
+
+static void launch_once(const char *what) {
+  struct sp_pass pass;
+  looks = announced_at_looks = waits = announced_at_waits = 0;
+  sp_gate_enter(&pass, NULL, false, 1);
+  printf("%s looks %d announced %d waits %d announced %d inside %u", what, looks, announced_at_looks, waits,
+         announced_at_waits, thread.inside);
+  sp_gate_leave(&pass, CUDA_SUCCESS);
+  printf(" left %u\n", thread.inside);
+}
+
+int main(void) {
+  struct sp_device *device = &sp_guest.devices[0];
+  sp_guest.attached = sp_guest.single_device = sp_guest.device_count = 1;
+  device->grant = &grant;
+  device->slot = &slot;
+  device->bit = 1;
+  device->entered = grant.word;
+  launch_once("open");
+  grant.word = 2; /* closed, and another turn is granted while it waits */
+  launch_once("closed");
+  return 0;
+}

@@ -1,0 +1,111 @@
+/*
+ * The keeper's half of a revocation, step by step: what it does before it says that a turn is drained. keeper.c itself,
+ * on a process of one device whose launching thread and whose streams are played; prints a line per case.
+ */
+#define sp_barrier          passed_barrier
+#define sp_threads_inside   asked_inside
+#define sp_slot_publish     said
+#define sp_lanes_pending    asked_pending
+#define sp_lanes_mark_all   marked_all
+#define sp_marker_finish    finished
+#define sp_region_ring      rung
+#include "keeper.c"
+#undef sp_slot_publish
+
+#include <stdio.h>
+
+enum { TURN = 5 };
+struct sp_guest sp_guest;
+static struct sp_grant grant;
+static struct sp_slot_device slot;
+static int inside_for, pending_for; /* so many answers are yes */
+static bool cleared, behind_barrier, early, marked;
+static int barriers, asked, drained, rings;
+
+static struct sp_device *device_of(void) {
+  return &sp_guest.devices[0];
+}
+void passed_barrier(void) {
+  barriers++;
+  cleared = device_of()->entered == 0;
+}
+bool asked_inside(uint32_t index) {
+  (void)index;
+  asked++;
+  behind_barrier = barriers > 0;
+  return inside_for-- > 0;
+}
+bool asked_pending(const struct sp_device *device) {
+  (void)device;
+  return pending_for-- > 0;
+}
+void marked_all(struct sp_device *device, void *context) {
+  (void)device, (void)context;
+  marked = true;
+}
+void finished(struct sp_device *device, bool waited, bool blocked) {
+  (void)device, (void)waited, (void)blocked;
+}
+void said(struct sp_slot_device *to, const struct sp_report *report) {
+  (void)to;
+  if (report->drained_turn != TURN)
+    return;
+  drained++;
+  early = early || asked == 0 || inside_for > 0 || pending_for > 0 || !cleared || !behind_barrier;
+}
+void rung(struct sp_region *region) {
+  (void)region;
+  rings++;
+}
+uint64_t sp_threads_launches(uint32_t index) {
+  (void)index;
+  return 7;
+}
+const struct sp_driver *sp_driver(void) {
+  static struct sp_driver none;
+  return &none;
+}
+
+static void begin(int inside, int pending, uint32_t word) {
+  struct sp_device *device = device_of();
+  inside_for = inside, pending_for = pending;
+  cleared = behind_barrier = early = marked = false;
+  barriers = asked = drained = rings = 0;
+  grant.word = word;
+  device->grant = &grant;
+  device->slot = &slot;
+  device->entered = TURN;
+  device->report = (struct sp_report){.held_turn = TURN};
+}
+
+static void end(const char *what) {
+  printf("%s drained %d early %d marked %d rings %d entered %u\n", what, drained, early, marked, rings,
+         device_of()->entered);
+}
+
+int main(void) {
+  struct sp_device *device = device_of();
+  pthread_mutex_init(&device->turn_lock, NULL);
+  begin(0, 0, TURN + 1);
+  drain(device, TURN);
+  end("drain");
+  begin(3, 0, TURN + 1); /* a thread is in the driver, where it stays for a while */
+  drain(device, TURN);
+  end("drain-inside");
+  begin(0, 1, TURN + 1); /* of what cannot be marked now nobody knows when it ends */
+  drain(device, TURN);
+  end("drain-pending");
+  begin(0, 0, TURN);
+  park(device, TURN, 7, true);
+  end("park");
+  begin(1, 0, TURN);
+  park(device, TURN, 7, true);
+  end("park-inside");
+  begin(0, 1, TURN);
+  park(device, TURN, 7, true);
+  end("park-pending");
+  begin(0, 0, TURN);
+  park(device, TURN, 6, true); /* it has launched since */
+  end("park-launched");
+  return 0;
+}
