@@ -2,13 +2,13 @@
  * The keeper's half of a revocation, step by step: what it does before it says that a turn is drained. keeper.c itself,
  * on a process of one device whose launching thread and whose streams are played; prints a line per case.
  */
-#define sp_barrier          passed_barrier
-#define sp_threads_inside   asked_inside
-#define sp_slot_publish     said
-#define sp_lanes_pending    asked_pending
-#define sp_lanes_mark_all   marked_all
-#define sp_marker_finish    finished
-#define sp_region_ring      rung
+#define sp_barrier        passed_barrier
+#define sp_threads_inside asked_inside
+#define sp_slot_publish   said
+#define sp_lanes_pending  asked_pending
+#define sp_lanes_mark_all marked_all
+#define sp_marker_finish  finished
+#define sp_region_ring    rung
 #include "keeper.c"
 #undef sp_slot_publish
 
