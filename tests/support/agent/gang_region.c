@@ -2,6 +2,7 @@
  * What the arbiter reads of regions, without a region: slots are in the world itself. Grants are too, and the real
  * region.c writes them. The unused arguments are those of region_slots.c.
  */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 #include <stdlib.h>
 
 #include "gang_world.h"
