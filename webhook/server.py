@@ -105,6 +105,8 @@ class WebhookServer:
                 response = self._refuse(request, 413, f"the body is longer than {BODY_MAX} bytes")
             except web.HTTPUnsupportedMediaType:
                 response = self._refuse(request, 415, "the body is not application/json")
+            except ConnectionError:  # aiohttp would log it with a trace
+                response = self._refuse(request, 400, "the peer closed before its body had come")
             except TimeoutError:
                 response = self._refuse(request, 408, f"the body did not arrive within {PATIENCE_S:g} s")
             else:
