@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 CHECKPOINT = "kubelet_internal_checkpoint"
+PRE_START_TIMEOUT_S = 30.0
 RETRY_S = 0.2
 """Kubelet's own second try comes after 0.2–0.9 s, further ones after up to 15 s."""
 
@@ -63,7 +64,6 @@ class FakeKubelet:
         *,
         resource: str = "sharepod.io/gpu",
         seed: int = 0,
-        pre_start_timeout_s: float = 30.0,
         rate: float = 100.0,
         burst: int = 10,
     ) -> None:
@@ -74,8 +74,6 @@ class FakeKubelet:
         self.pods: dict[str, FakePod] = {}
         self.endpoint: Endpoint | None = None
         self.registrations: list[pb.RegisterRequest] = []
-        self.calls: list[tuple[str, str, str, tuple[str, ...]]] = []
-        """(rpc, pod, container, ids) of each call that came to an end well."""
         self.refusal = ""
         """What Register is answered with, if anything."""
         self.others: dict[str, list[str]] = {}
@@ -85,7 +83,6 @@ class FakeKubelet:
         self.lists = 0
         """How often pod-resources answered."""
         self.rate, self.burst = rate, burst
-        self._pre_start_timeout_s = pre_start_timeout_s
         self._random = random.Random(seed)
         self._choosing = asyncio.Lock()
         self._servers: list[grpc.aio.Server] = []
@@ -303,7 +300,6 @@ class FakeKubelet:
         except CallFailed as error:
             raise AdmissionFailed(self._unexpected(str(error))) from None
         assert len(response.container_responses) == 1
-        self.calls.append(("Allocate", pod.name, container.name, tuple(container.ids)))
         container.response = response.container_responses[0]
         self._write_checkpoint()
 
@@ -338,7 +334,6 @@ class FakeKubelet:
             except CallFailed as error:
                 raise AdmissionFailed(self._unexpected(str(error))) from None
             preferred = list(answer.container_responses[0].device_ids)
-            self.calls.append(("GetPreferredAllocation", pod.name, container.name, tuple(preferred)))
         advised = [name for name in preferred if name in available and name not in must]
         others = self._shuffled(available - set(advised))
         return self._shuffled({*must, *(advised + others)[:missing]})
@@ -358,10 +353,9 @@ class FakeKubelet:
             raise StartFailed(f"endpoint for {self.resource} has been stopped")
         request = pb.PreStartContainerRequest(devices_ids=self._shuffled(set(container.ids)))
         try:
-            await endpoint.call(endpoint.stub.PreStartContainer(request, timeout=self._pre_start_timeout_s))
+            await endpoint.call(endpoint.stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S))
         except CallFailed as error:
             raise StartFailed(str(error)) from None
-        self.calls.append(("PreStartContainer", pod.name, container.name, tuple(request.devices_ids)))
         container.pre_started = True
 
     def _live_endpoint(self) -> Endpoint:

@@ -1,4 +1,24 @@
-"""The fixtures of this room."""
+"""Sockets lie in directories with short names."""
 
-# ruff: noqa: F403
-from deviceplugin_fixtures import *
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc loads: its C core logs to stderr in its own way
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Return an empty directory whose path leaves room for a socket's name."""
+    made = Path(tempfile.mkdtemp(prefix="sp-"))
+    yield made
+    shutil.rmtree(made)

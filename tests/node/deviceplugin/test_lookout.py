@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import grpc
@@ -89,7 +88,6 @@ async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
 def test_an_agent_that_is_away_for_half_a_minute_is_told_once_and_its_return(tmp_path: Path) -> None:
     async def play() -> None:
         lag, notes = Lag(1), list[Note]()
-        lag.random = Random(1)
         api, agent = ModelApi(lag), ModelAgent(lag, lambda _: False)
         record = Record(Store(tmp_path))
         shares = Shares(record, agent, CdiDirectory(tmp_path / "cdi"))  # type: ignore[arg-type]

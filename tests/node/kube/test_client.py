@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,9 +17,6 @@ from rig.cluster.apiserver.keys import AUTHORITY, server_context
 from rig.until import eventually
 from sharepod.kube.access import in_cluster
 from sharepod.kube.client import ApiUnavailable, Client
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 POD = "/api/v1/namespaces/default/pods/a"
 
@@ -97,50 +95,42 @@ def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on() -> No
     with_server(test)
 
 
-def elsewhere(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], account: Path) -> str:
-    """Ask a server that is none of Kubernetes for a pod; return the error."""
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ({"text": "<html>", "status": 404}, "no JSON object: see what answers there"),
+        ({"text": "[" * 100_000}, "no JSON object: see what answers there"),
+        ({"status": 307, "headers": {"Location": "/elsewhere"}}, "sends us elsewhere (307)"),
+    ],
+    ids=["page", "deep", "redirect"],
+)
+def test_what_answers_in_place_of_the_api_server_is_not_believed(
+    tmp_path: Path, answer: dict[str, Any], text: str
+) -> None:
+    asked: list[str] = []
 
-    async def run() -> str:
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(**answer)
+
+    async def run() -> None:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", handler)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(clients=False)).start()
-        account.mkdir()
-        (account / "token").write_text("secret", encoding="ascii")
-        AUTHORITY.cert_pem.write_to_path(str(account / "ca.crt"))
+        (tmp_path / "token").write_text("secret", encoding="ascii")
+        AUTHORITY.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
         port = str(runner.addresses[0][1])
-        access = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, account)
+        access = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, tmp_path)
         try:
             async with Client(access, AGENT) as client:
-                with pytest.raises(ApiUnavailable) as caught:
+                with pytest.raises(ApiUnavailable, match=re.escape(text)):
                     await client.call("GET", POD, timeout_s=5.0)
         finally:
             await runner.cleanup()
-        return str(caught.value)
 
-    return asyncio.run(run())
-
-
-def test_what_answers_in_place_of_the_api_server_is_not_believed(tmp_path: Path) -> None:
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text="<html>", status=404)
-
-    async def deep(_: web.Request) -> web.Response:
-        return web.Response(text="[" * 100_000)
-
-    assert "no JSON object: see what answers there" in elsewhere(page, tmp_path / "a")
-    assert "no JSON object: see what answers there" in elsewhere(deep, tmp_path / "b")
-
-
-def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    async def away(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        return web.Response(status=307, headers={"Location": "/elsewhere"})
-
-    assert "sends us elsewhere (307)" in elsewhere(away, tmp_path / "account")
+    asyncio.run(run())
     assert asked == [POD]
 
 

@@ -37,22 +37,6 @@ def test_the_watch_yields_what_there_is_and_then_what_changes() -> None:
     with_server(test)
 
 
-def test_a_pod_that_has_the_name_of_one_that_is_gone_is_another_pod() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        server.put(pod("web-0", uid="first"))
-        async with watched(server, account) as (_, view):
-            await eventually(lambda: view.equals(server), "the list")
-            await server.stop()
-            server.delete("web-0")
-            server.put(pod("web-0", uid="second"))
-            server.compact()
-            await server.start()
-            await eventually(lambda: view.equals(server), "the list after")
-            assert view.changes == [("set", "web-0"), ("gone", "web-0"), ("set", "web-0")]
-
-    with_server(test)
-
-
 def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
@@ -107,7 +91,9 @@ def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
     with_server(test)
 
 
-def test_a_server_that_is_down_at_the_start_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_goes_and_comes_back_is_waited_for_said_once_and_not_overrun(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def test(server: ApiServer, account: Path) -> None:
         await server.stop()
         server.put(pod("a"))
@@ -120,27 +106,12 @@ def test_a_server_that_is_down_at_the_start_is_waited_for_and_said_once(caplog: 
                 await eventually(lambda: view.equals(server), "the list")
                 await asyncio.sleep(0)
                 server.put(pod("b"))
-                await eventually(lambda: view.equals(server), "the watch")
+                await eventually(lambda: view.equals(server) and server.watching == 1, "the watch")
+                before = server.requests.total()
+                await asyncio.sleep(0.5)
+                assert server.requests.total() == before, "a healthy watch asks for nothing"
         messages = [record.message for record in caplog.records if record.name == LOG.name]
         assert messages == ["pods are not watched", "API server is back"]
-
-    with_server(test)
-
-
-def test_a_server_that_goes_and_comes_back_is_not_lost_and_not_overrun() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        server.put(pod("a"))
-        async with watched(server, account) as (_, view):
-            await eventually(lambda: view.equals(server), "the list")
-            await server.stop()
-            await asyncio.sleep(0.5)
-            server.put(pod("a", phase="Failed"))
-            await server.start()
-            await eventually(lambda: view.equals(server), "the change made while it was away")
-            await eventually(lambda: server.watching == 1, "the watch")
-            before = server.requests.total()
-            await asyncio.sleep(0.5)
-            assert server.requests.total() == before, "a healthy watch asks for nothing"
 
     with_server(test)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
 from watching import AGENT
 
 from rig.cluster.apiserver import ApiServer
@@ -50,19 +51,12 @@ def with_replicas(directory: Path, test: Callable[[Replicas], Coroutine[None, No
     asyncio.run(run())
 
 
-def test_of_replicas_that_make_it_at_the_same_time_one_has_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_of_replicas_that_want_a_free_one_at_the_same_time_one_has_it(tmp_path: Path, is_there: bool) -> None:
     async def test(replicas: Replicas) -> None:
-        replicas.server.faults.delay(0.2, "post leases")  # all have seen that it is not there
-        await replicas.step()
-        assert sorted(replicas.held) == [False, False, True]
-
-    with_replicas(tmp_path, test)
-
-
-def test_of_replicas_that_take_a_free_one_at_the_same_time_one_has_it(tmp_path: Path) -> None:
-    async def test(replicas: Replicas) -> None:
-        replicas.write("", "2026-01-01T00:00:00.000000Z")
-        replicas.server.faults.delay(0.2, "put leases")  # all have read it as it was
+        if is_there:
+            replicas.write("", "2026-01-01T00:00:00.000000Z")
+        replicas.server.faults.delay(0.2, "put leases" if is_there else "post leases")  # all have seen it as it was
         for _ in range(5):
             await replicas.step()
             assert sorted(replicas.held) == [False, False, True]
@@ -90,7 +84,7 @@ def test_a_holder_is_believed_whatever_its_clock_says_for_as_long_as_it_writes(t
     with_replicas(tmp_path, test)
 
 
-def test_a_holder_that_could_not_write_decides_no_more_well_before_another_takes_it(tmp_path: Path) -> None:
+def test_a_holder_decides_no_more_well_before_another_takes_it_and_at_once_when_another_has_it(tmp_path: Path) -> None:
     async def test(replicas: Replicas) -> None:
         await replicas.step()
         holder = replicas.held.index(True)
@@ -99,16 +93,11 @@ def test_a_holder_that_could_not_write_decides_no_more_well_before_another_takes
         assert replicas.all[holder].is_held()
         replicas.now_s += 0.2
         assert replicas.held == [False] * 3
-
-    with_replicas(tmp_path, test)
-
-
-def test_a_holder_that_finds_anothers_name_decides_no_more_at_once(tmp_path: Path) -> None:
-    async def test(replicas: Replicas) -> None:
         await replicas.step()
+        assert replicas.all[holder].is_held(), "it can write again"
         replicas.write("stranger", "2026-01-01T00:00:00.000000Z")
         await replicas.step()
-        assert replicas.held == [False] * 3
+        assert replicas.held == [False] * 3, "a holder that finds another's name decides no more at once"
 
     with_replicas(tmp_path, test)
 

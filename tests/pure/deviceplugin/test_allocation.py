@@ -19,19 +19,6 @@ def binding(pod: str, container: str = "main") -> Binding:
     return Binding("default", pod, container, f"uid-{pod}", f"uid-{pod}")
 
 
-def test_init_and_main_container_of_one_pod_share_what_was_given_for_the_same_units() -> None:
-    allocations = Allocations()
-    init = allocations.issue(units(1, 2), AllocationId("a"), 1)
-    main = allocations.issue(units(1, 2), AllocationId("b"), 2)
-    assert init.id == main.id == "a"
-    started = allocations.claim(units(1, 2), binding("p", "init"))
-    assert started is not None
-    again = allocations.claim(units(1, 2), binding("p"))
-    assert again is not None
-    assert (started.id, again.id) == ("a", "a")
-    assert again.binding == binding("p")
-
-
 def test_units_that_come_back_while_their_container_lives_are_another_allocation() -> None:
     allocations = Allocations()
     allocations.issue(units(1), AllocationId("old"), 1)

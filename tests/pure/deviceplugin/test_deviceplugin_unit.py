@@ -15,6 +15,7 @@ def unit(number: int) -> UnitId:
     return UnitId(f"u{number:04d}")
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=16), spares)
 def test_ids_are_the_lowest_numbers_a_hundred_per_device_and_the_spare_ones(health: list[bool], spare: int) -> None:
     devices = [(f"GPU-{index:08x}", healthy) for index, healthy in enumerate(health)]
@@ -71,6 +72,7 @@ def test_a_share_on_a_lost_device_keeps_no_room_from_others_and_others_keep_thei
     assert set(one) - set(high) == {unit(number) for number in range(2, 72)}
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 12_000).map(unit)), st.data())
 def test_what_is_packed_is_available_and_has_all_that_it_must(available: set[UnitId], data: st.DataObject) -> None:
     must = set(data.draw(st.lists(st.sampled_from(sorted(available)), max_size=20))) if available else set()

@@ -76,7 +76,10 @@ def kind(field: FieldDescriptor) -> str:
     ("file", "messages"), [(deviceplugin_pb2.DESCRIPTOR, DEVICE_PLUGIN), (podresources_pb2.DESCRIPTOR, POD_RESOURCES)]
 )
 def test_fields_have_kubelets_numbers_and_types(file: FileDescriptor, messages: dict[str, list[str]]) -> None:
-    found = {name: {field.number: kind(field) for field in message.fields} for name, message in _messages(file)}
+    found = {
+        name: {field.number: kind(field) for field in message.fields}
+        for name, message in file.message_types_by_name.items()
+    }
     assert found == {name: dict(enumerate(kinds, 1)) for name, kinds in messages.items()}
 
 
@@ -92,13 +95,3 @@ def test_calls_have_kubelets_names() -> None:
         for call in service.methods
     }
     assert found == CALLS
-
-
-def test_a_device_and_its_memory_node_are_these_bytes() -> None:
-    device = deviceplugin_pb2.Device(id="u0007", health="Healthy")
-    device.topology.nodes.add(id=1)
-    assert device.SerializeToString() == b"\n\x05u0007\x12\x07Healthy\x1a\x04\n\x02\x08\x01"
-
-
-def _messages(file: FileDescriptor) -> list[tuple[str, object]]:
-    return list(file.message_types_by_name.items())

@@ -27,14 +27,6 @@ def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: s
     assert not seen.all_offered
 
 
-def test_everything_is_offered_unless_it_is_listed() -> None:
-    assert Offer().seen(NODE) == NODE
-    some = Offer(["GPU-c", "GPU-elsewhere"]).seen(NODE)
-    assert [device.uuid for device in some.devices] == ["GPU-c"]
-    assert not some.all_offered
-    assert Offer(["GPU-c"]).observe(NODE, ["GPU-a", "GPU-b"], 0.0) == set()
-
-
 def test_a_device_is_ours_again_when_kubelet_has_not_had_it_for_a_while() -> None:
     offer = Offer()
     offer.observe(NODE, ["GPU-a"], 0.0)

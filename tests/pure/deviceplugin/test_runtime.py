@@ -13,48 +13,35 @@ CDI = "no CDI by default: use containerd 2.0 or CRI-O 1.23 or later, or turn CDI
 
 
 @pytest.mark.parametrize(
-    ("kubelet", "container_runtime"),
+    ("kubelet", "container_runtime", "lack", "lack_with_cdi_on"),
     [
-        ("v1.36.2", "containerd://2.1.9+unknown"),
-        ("v1.31.0", "containerd://2.0.0-rc.3"),
-        ("v1.32.4-gke.1348000", "containerd://v2.1.1"),
-        ("v1.31.1", "cri-o://1.31.0"),
+        ("v1.36.2", "containerd://2.1.9+unknown", "", ""),
+        ("v1.31.0", "containerd://2.0.0-rc.3", "", ""),
+        ("v1.32.4-gke.1348000", "containerd://v2.1.1", "", ""),
+        ("v1.31.1", "cri-o://1.31.0", "", ""),
+        ("v1.34.4+k3s1", "containerd://1.7.28", CDI, ""),
+        ("v1.34.4+k3s1", "containerd://1.6.20~ds1", CDI, ""),
+        ("v1.34.4+k3s1", "docker://29.0.0", CDI, ""),
+        ("v1.34.4+k3s1", "containerd://Unknown", CDI, ""),
+        ("v1.34.4+k3s1", "", CDI, ""),
+        ("v1.30.14", "containerd://2.1.9", KUBELET, KUBELET),
+        ("v1.20.2", "containerd://2.1.9", KUBELET, KUBELET),
+        ("", "containerd://2.1.9", KUBELET, KUBELET),
+        ("unknown", "containerd://2.1.9", KUBELET, KUBELET),
     ],
 )
-def test_where_cdi_is_on_by_default_nothing_is_lacking(kubelet: str, container_runtime: str) -> None:
-    assert Runtime(kubelet, container_runtime).lack(cdi_is_on=False) is None
-
-
-@pytest.mark.parametrize(
-    "container_runtime",
-    ["containerd://1.7.28", "containerd://1.6.20~ds1", "docker://29.0.0", "containerd://Unknown", ""],
-)
-def test_a_runtime_without_cdi_by_default_is_not_served_unless_the_operator_says_that_it_is_on(
-    container_runtime: str,
+def test_a_node_is_served_where_kubelet_is_new_enough_and_cdi_is_on(
+    kubelet: str, container_runtime: str, lack: str, lack_with_cdi_on: str
 ) -> None:
-    runtime = Runtime("v1.34.4+k3s1", container_runtime)
-    cause = runtime.lack(cdi_is_on=False)
-    assert cause is not None
-    assert container_runtime in cause
-    assert CDI in cause
-    assert "runtime_cdi to on" in cause
-    assert runtime.lack(cdi_is_on=True) is None
+    runtime = Runtime(kubelet, container_runtime)
+    for cdi_is_on, expected in ((False, lack), (True, lack_with_cdi_on)):
+        cause = runtime.lack(cdi_is_on=cdi_is_on)
+        assert (cause is None) == (not expected)
+        assert expected in (cause or "")
+        assert cause is None or (kubelet if expected == KUBELET else container_runtime) in cause
+        assert expected != CDI or "runtime_cdi to on" in (cause or "")
 
 
-@pytest.mark.parametrize("kubelet", ["v1.30.14", "v1.20.2", "", "unknown"])
-def test_an_older_kubelet_is_not_served_whatever_its_runtime_has(kubelet: str) -> None:
-    cause = Runtime(kubelet, "containerd://2.1.9").lack(cdi_is_on=True)
-    assert cause is not None
-    assert kubelet in cause
-    assert KUBELET in cause
-
-
-@pytest.mark.parametrize("node", [{}, {"status": None}, {"status": []}, {"status": {"nodeInfo": "x"}}])
+@pytest.mark.parametrize("node", [{}, {"status": []}, {"status": {"nodeInfo": "x"}}])
 def test_a_node_that_tells_nothing_is_none(node: dict[str, Any]) -> None:
     assert read_runtime(node) is None
-
-
-def test_a_node_is_read() -> None:
-    info = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "containerd://2.1.9", "osImage": "x"}
-    assert read_runtime({"status": {"nodeInfo": info}}) == Runtime("v1.36.2", "containerd://2.1.9")
-    assert read_runtime({"status": {"nodeInfo": {}}}) == Runtime("", "")

@@ -22,7 +22,6 @@ def test_what_is_given_is_taken() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--limit-percent", "101"], NODE, r"--limit-percent is '101': give a percentage from 1 to 100"),
         (["--spare-percent", "401"], NODE, r"--spare-percent is '401': give a percentage from 0 to 400"),
         (["--state-directory", "state"], NODE, r"--state-directory is 'state': give an absolute path"),
         (["--devices", "mig"], NODE, r"--devices is 'mig': give nvidia-runtime or cdi"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharepod.deviceplugin.terms import (
@@ -17,9 +16,7 @@ from sharepod.deviceplugin.terms import (
     MEMORY_LEAST_BYTES,
     PodTerms,
     TermsError,
-    quantity_bytes,
     read_terms,
-    shown,
 )
 
 GPU = "GPU-53474750-0000-0000-8000-00000000000{}"
@@ -74,6 +71,10 @@ def test_a_containers_own_annotation_wins_over_the_pods() -> None:
     assert read_terms(annotations, "side", 30).limit_millipercent == 60_000
     with pytest.raises(TermsError):
         read_terms(annotations, "other", 30)
+    with pytest.raises(TermsError, match=r"is for no container of the pod: did you mean side\?"):
+        read_terms(
+            annotations | {"sharepod.io/sidecar.limit": "60"}, "train", 30, containers=("train", "side", "other")
+        )
 
 
 def test_the_nodes_limit_holds_for_those_who_give_none_and_never_goes_below_a_request() -> None:
@@ -86,18 +87,12 @@ def test_the_nodes_limit_holds_for_those_who_give_none_and_never_goes_below_a_re
     ("units", "devices", "text"),
     [
         (150, None, "ask for 100 or 200, or set sharepod.io/devices to 2 for 75 % of each"),
-        (101, None, "ask for 100 or 200"),
-        (1650, None, "more than 16 whole devices"),
         (1700, None, "more than 16 whole devices"),
         (0, None, "ask for 1 or more"),
         (100, "3", "ask for 99 or 102"),
         (1, "2", "ask for 2"),
         (300, "2", "ask for at most 200, or set sharepod.io/devices to at least 3"),
-        (9999, "2", "ask for at most 200"),
         (30, "0", "from 1 to 16"),
-        (30, "17", "from 1 to 16"),
-        (30, "2.0", "from 1 to 16"),
-        (30, " 2", "from 1 to 16"),
         (30, "٢", "from 1 to 16"),
     ],
 )
@@ -107,6 +102,7 @@ def test_units_that_do_not_divide_are_refused_with_the_numbers_that_do(
     assert text in refusal(units, **({} if devices is None else {"devices": devices}))
 
 
+@settings(deadline=None)
 @given(units=st.integers(1, 1700), devices=st.none() | st.integers(1, 16))
 def test_units_spread_evenly_or_the_remedy_works(units: int, devices: int | None) -> None:
     annotations = {} if devices is None else {"sharepod.io/devices": str(devices)}
@@ -129,13 +125,9 @@ def test_units_spread_evenly_or_the_remedy_works(units: int, devices: int | None
     ("value", "text"),
     [
         ("60%", "write 60"),
-        ("60 %", "write 60"),
         ("0", "1 to 100"),
-        ("101", "1 to 100"),
-        ("060", "1 to 100"),
         ("60.0", "1 to 100"),
         ("", "1 to 100"),
-        ("+60", "1 to 100"),
         ("٦٠", "1 to 100"),
         ("29", "below the request 30 %"),
     ],
@@ -144,83 +136,36 @@ def test_a_limit_is_a_whole_percentage_not_below_the_request(value: str, text: s
     assert text in refusal(limit=value)
 
 
-@pytest.mark.parametrize(
-    ("value", "size"),
-    [
-        ("10Gi", 10 * 2**30),
-        ("1.5Gi", 3 * 2**29),
-        (".5Gi", 2**29),
-        ("1G", 10**9),
-        ("1e9", 10**9),
-        ("1.5E3", 1500),
-        ("1E", 10**18),
-        ("1Ei", 2**60),
-        ("128974848000m", 128974848),
-        ("1000000u", 1),
-        ("+5", 5),
-        ("-5k", -5000),
-        ("0.000000001G", 1),
-    ],
-)
-def test_quantities_are_those_of_kubernetes(value: str, size: int) -> None:
-    assert quantity_bytes(value) == size
-
-
-@pytest.mark.parametrize("value", ["", ".", "Gi", "10 Gi", "10gi", "10GB", "0x10", "1e", "1e999", "1_000", "9" * 21])
-def test_what_is_no_quantity_is_refused(value: str) -> None:
-    with pytest.raises(TermsError, match="no quantity"):
-        quantity_bytes(value)
-
-
-SUFFIXES = {"": Fraction(1)}
-SUFFIXES |= {name: Fraction(1000) ** power for power, name in enumerate(("n", "u", "m"), start=-3)}
-SUFFIXES |= {name: Fraction(1000) ** power for power, name in enumerate("kMGTPE", start=1)}
-SUFFIXES |= {name + "i": Fraction(1024) ** power for power, name in enumerate("KMGTPE", start=1)}
-SUFFIXES |= {f"e{power}": Fraction(10) ** power for power in range(-30, 31)}
-
-
-@given(
-    whole=st.integers(0, 10**18),
-    part=st.none() | st.text("0123456789", max_size=20),
-    suffix=st.sampled_from(sorted(SUFFIXES)),
-)
-@example(whole=1, part=None, suffix="E")
-def test_quantities_are_exact(whole: int, part: str | None, suffix: str) -> None:
-    text = str(whole) + ("" if part is None else "." + part) + suffix
-    value = (whole + Fraction(int(part or "0"), 10 ** len(part or ""))) * SUFFIXES[suffix]
-    if value.denominator == 1:
-        assert quantity_bytes(text) == value
-    else:
-        with pytest.raises(TermsError, match="no whole number of bytes"):
-            quantity_bytes(text)
-
-
 def test_memory_is_what_the_container_gets_on_all_its_devices_together() -> None:
     assert terms(100, memory="10Gi").memory_limit_bytes == 10 * 2**30
+    assert terms(100, memory="1.5Gi").memory_limit_bytes == 3 * 2**29
     assert terms(99, devices="3", memory="10Gi").memory_limit_bytes == 10 * 2**30 // 3
-
-
-@pytest.mark.parametrize("value", ["10", "0", "-1Gi", "1023Ki", "2Pi", "1E", "9e99"])
-def test_memory_out_of_bounds_is_refused(value: str) -> None:
-    assert "outside 1Mi–1Pi: give a size such as 10Gi" in refusal(memory=value)
-
-
-def test_the_bounds_of_memory_are_those_of_one_device() -> None:
     assert terms(100, devices="2", memory="2Mi").memory_limit_bytes == MEMORY_LEAST_BYTES
-    assert "on each of 2 devices" in refusal(100, devices="2", memory="2047Ki")
+
+
+@pytest.mark.parametrize(
+    ("value", "devices", "text"),
+    [
+        ("10", "1", "10 bytes, outside 1Mi–1Pi: give a size such as 10Gi"),
+        ("-1Gi", "1", "outside 1Mi–1Pi"),
+        ("2Pi", "1", "outside 1Mi–1Pi"),
+        ("9e99", "1", "outside 1Mi–1Pi"),
+        ("2047Ki", "2", "on each of 2 devices, outside 1Mi–1Pi"),
+        ("10GB", "1", "no quantity: give a size such as 10Gi"),
+        ("0.5", "1", "no whole number of bytes"),
+    ],
+)
+def test_memory_that_no_device_can_give_is_refused(value: str, devices: str, text: str) -> None:
+    assert text in refusal(100, memory=value, devices=devices)
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("sharepod.io/limits", "did you mean limit?"),
-        ("sharepod.io/mem", "did you mean memory?"),
         ("sharepod.io/sameDevice", "did you mean same-device?"),
-        ("sharepod.io/Limit", "did you mean limit?"),
         ("sharepod.io/train.clas", "did you mean class?"),
         ("sharepod.io/train.gang", "known are"),
-        ("sharepod.io/gang-sized", "did you mean gang-size?"),
-        ("sharepod.io/xyzzy", "known are limit, memory"),
         ("sharepod.io/", "known are"),
         ("SharePod.io/limit", "write sharepod.io/ in lower case"),
         ("sharepod.io/gpu", "put it under limits"),
@@ -231,13 +176,6 @@ def test_an_unknown_key_is_refused_with_the_nearest(name: str, text: str) -> Non
     with pytest.raises(TermsError) as caught:
         read_terms({name: "1"}, "train", 30)
     assert text in str(caught.value)
-
-
-def test_an_annotation_for_a_container_that_is_not_there_is_refused_where_the_containers_are_known() -> None:
-    annotations = {"sharepod.io/training.limit": "60"}
-    assert read_terms(annotations, "train", 30).limit_millipercent == 100_000
-    with pytest.raises(TermsError, match=r"is for no container of the pod: did you mean train\?"):
-        read_terms(annotations, "train", 30, containers=("train", "side"))
 
 
 def test_other_annotations_and_those_of_other_parts_are_let_be() -> None:
@@ -263,16 +201,10 @@ def test_classes_and_switches_are_words() -> None:
     for value in ("yes", "True", "1", ""):
         assert 'give "true" or "false"' in refusal(paused=value)
         assert 'give "true" or "false"' in refusal(same_device=value)
-
-
-def test_one_device_for_all_is_for_shares_of_one_device() -> None:
     assert "same-device is for shares of one device" in refusal(200, same_device="true")
 
 
-def test_a_long_annotation_is_not_read() -> None:
-    assert "at most 2048 are read" in refusal(limit="1" * 100_000)
-
-
+@settings(deadline=None)
 @given(
     annotations=st.dictionaries(
         st.sampled_from([f"sharepod.io/{key}" for key in (*KEYS, *(f"c.{key}" for key in KEYS))])
@@ -288,18 +220,13 @@ def test_whatever_a_tenant_writes_gives_terms_or_one_printable_line(annotations:
     except TermsError as error:
         text = str(error)
         assert text.isprintable()
+        assert all(letter.isascii() or letter in "…–" for letter in text)
         assert 20 < len(text) < 700
         assert ": " in text
     else:
         assert 1_000 <= found.request_millipercent <= found.limit_millipercent <= 100_000
         assert found.chosen == () or len(found.chosen) == found.devices
         assert found.memory_limit_bytes is None or found.memory_limit_bytes >= MEMORY_LEAST_BYTES
-
-
-@given(st.text(max_size=200))
-def test_what_is_shown_of_a_tenants_text_is_short_and_ascii(text: str) -> None:
-    assert len(shown(text)) <= 48 * 10 + 4
-    assert shown(text).removesuffix("…").isascii()
 
 
 def test_a_pod_that_yields_by_limit_is_limited_to_its_request_whatever_its_own_limit_is() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rig.cluster.apiserver import pod
@@ -97,6 +97,7 @@ OBJECTS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(OBJECTS)
 def test_no_object_makes_the_reader_fail(item: object) -> None:
     read_pod(item)

@@ -159,7 +159,7 @@ class ModelNode:
         self.others.add(("default", "plugin"))
         self.api.put(Pod("uid-plugin", "default", "plugin", phase="Running"))
 
-    def create(self, size: int, init: int) -> None:
+    async def create(self, size: int, init: int) -> None:
         self.count += 1
         name = f"p{self.count}"
         containers = [Container("init", init, init=True)] * bool(init) + [Container("main", size, init=False)]
@@ -251,7 +251,7 @@ class ModelNode:
     def started(self) -> list[NodePod]:
         return [pod for pod in self.pods if pod.containers[-1].lives and not pod.doomed]
 
-    def crash(self, number: int) -> None:
+    async def crash(self, number: int) -> None:
         """A main container ends; kubelet starts it again."""
         if not (pods := self.started()):
             return
@@ -260,14 +260,14 @@ class ModelNode:
         main.created = main.lives = False
         pod.task = asyncio.create_task(self._start(pod, main))
 
-    def make_yield(self, number: int, how: str) -> None:
+    async def make_yield(self, number: int, how: str) -> None:
         """The scheduler has a pod make room: by `limit`, by `pause`, or no longer."""
         if not (pods := [pod for pod in self.pods if pod.pod.name in self.api.pods]):
             return
         shown = self.api.pods[pods[number % len(pods)].pod.name]
         self.api.put(replace(shown, annotations={"sharepod.io/yield": how} if how else {}))
 
-    def delete(self, number: int, how: str) -> None:
+    async def delete(self, number: int, how: str) -> None:
         """Delete a pod: `calm`, in the usual order; `forced`, from the API server first; `early`, units first."""
         if not (pods := [pod for pod in self.pods if not pod.doomed and pod.admitted]):
             return
@@ -301,6 +301,23 @@ class ModelNode:
                 await self._ready()
             step()
         self.leaving.remove(pod)
+
+    async def wait(self, for_s: float) -> None:
+        await asyncio.sleep(for_s)
+
+    async def put_up(self, name: str, up: bool) -> None:
+        """Have the API server or the agent answer, or not."""
+        side = self.api if name == "api" else self.agent
+        side.up = up
+
+    async def fill(self, full: bool) -> None:
+        """Have the agent say that its devices have no room, or some again."""
+        self.agent.full = full
+
+    async def restart_plugin(self) -> None:
+        await self.stop_plugin()
+        await asyncio.sleep(0.5)
+        await self.start_plugin()
 
     async def restart_kubelet(self, blind_s: float) -> None:
         """Kubelet starts anew, and hears of the API server's pods only after a while."""

@@ -30,9 +30,14 @@ class Lag:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
+        self.always_s: float | None = None
+        """How long everything takes, if a test says so."""
 
     async def __call__(self) -> None:
-        await asyncio.sleep(self.random.choice((0, 0, 0, 0.01, 0.2, 1.5, 6)))
+        if self.always_s is None:
+            await asyncio.sleep(self.random.choice((0, 0, 0, 0.01, 0.2, 1.5, 6)))
+        else:
+            await asyncio.sleep(self.always_s)
 
 
 class ModelApi:

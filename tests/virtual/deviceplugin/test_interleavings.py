@@ -16,47 +16,19 @@ from virtual_time import run_virtually
 
 from sharepod.deviceplugin.errors import PluginError
 
-EVENTS = st.one_of(
+EVENTS = st.one_of(  # methods of ModelNode
     st.tuples(st.just("create"), st.integers(1, 5), st.integers(0, 5)),
     st.tuples(st.just("create"), st.just(0), st.integers(1, 5)),
     st.tuples(st.just("delete"), st.integers(0, 5), st.sampled_from(["calm", "forced", "early"])),
     st.tuples(st.just("crash"), st.integers(0, 5)),
-    st.tuples(st.just("yield"), st.integers(0, 5), st.sampled_from(["limit", "pause", ""])),
+    st.tuples(st.just("make_yield"), st.integers(0, 5), st.sampled_from(["limit", "pause", ""])),
     st.tuples(st.just("wait"), st.sampled_from([0.01, 0.5, 5.0, 12.0, 70.0, 200.0])),
-    st.tuples(st.just("restart kubelet"), st.sampled_from([0.0, 8.0, 90.0])),
+    st.tuples(st.just("restart_kubelet"), st.sampled_from([0.0, 8.0, 90.0])),
     st.tuples(st.just("reboot"), st.sampled_from([0.0, 8.0, 90.0])),
-    st.tuples(st.just("restart plugin")),
-    st.tuples(st.just("stop"), st.sampled_from(["api", "agent"])),
-    st.tuples(st.just("up"), st.sampled_from(["api", "agent"])),
-    st.tuples(st.just("full"), st.booleans()),
+    st.tuples(st.just("restart_plugin")),
+    st.tuples(st.just("put_up"), st.sampled_from(["api", "agent"]), st.booleans()),
+    st.tuples(st.just("fill"), st.booleans()),
 )
-
-
-async def do(node: ModelNode, event: tuple[Any, ...]) -> None:
-    kind, *rest = event
-    if kind == "create":
-        node.create(*rest)
-    elif kind == "delete":
-        node.delete(*rest)
-    elif kind == "crash":
-        node.crash(*rest)
-    elif kind == "yield":
-        node.make_yield(*rest)
-    elif kind == "wait":
-        await asyncio.sleep(rest[0])
-    elif kind == "restart kubelet":
-        await node.restart_kubelet(rest[0])
-    elif kind == "reboot":
-        await node.reboot(rest[0])
-    elif kind == "restart plugin":
-        await node.stop_plugin()
-        await asyncio.sleep(0.5)
-        await node.start_plugin()
-    elif kind in ("stop", "up"):
-        side = node.api if rest[0] == "api" else node.agent
-        side.up = kind == "up"
-    elif kind == "full":
-        node.agent.full = rest[0]
 
 
 async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> None:
@@ -64,7 +36,8 @@ async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> Non
     try:
         await node.start_plugin()
         for event in events:
-            await do(node, event)
+            name, *arguments = event
+            await getattr(node, name)(*arguments)
             check(node)
         await node.settle()
         check(node)
@@ -76,7 +49,7 @@ async def play(directory: Path, seed: int, events: list[tuple[Any, ...]]) -> Non
             if main.lives and not main.units:
                 assert pod.containers[0].token not in node.agent.held, "the share of an init container outlives it"
         while any(not pod.doomed and pod.admitted for pod in node.pods):
-            node.delete(0, "calm")
+            await node.delete(0, "calm")
         for pod in node.pods:
             node.api.remove(pod.pod.name)
         node.add_other()
@@ -122,11 +95,10 @@ def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
 @example(  # the API server goes away right after a pod of an init container alone was admitted
     seed=717,
     events=[
-        ("create", 3, 0), ("wait", 0.5), ("create", 0, 2), ("restart kubelet", 8.0), ("delete", 0, "calm"),
-        ("wait", 0.5), ("create", 3, 3), ("full", False), ("crash", 0), ("crash", 0), ("create", 0, 2), ("wait", 0.01),
-        ("create", 0, 1),
-        ("create", 0, 5), ("full", True), ("stop", "api"), ("delete", 0, "calm"), ("create", 0, 1), ("full", False),
-        ("wait", 70.0), ("create", 0, 1), ("restart kubelet", 8.0),
+        ("create", 3, 0), ("wait", 0.5), ("create", 0, 2), ("restart_kubelet", 8.0), ("delete", 0, "calm"),
+        ("wait", 0.5), ("create", 3, 3), ("fill", False), ("crash", 0), ("crash", 0), ("create", 0, 2), ("wait", 0.01),
+        ("create", 0, 1), ("create", 0, 5), ("fill", True), ("put_up", "api", False), ("delete", 0, "calm"),
+        ("create", 0, 1), ("fill", False), ("wait", 70.0), ("create", 0, 1), ("restart_kubelet", 8.0),
     ],
 )  # fmt: skip
 def test_no_live_container_loses_its_share_and_none_leaks(seed: int, events: list[tuple[Any, ...]]) -> None:
@@ -137,11 +109,7 @@ def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(t
     """The API server and the agent each answer in time, and no room is found: together that is more than 30 s."""
 
     async def slow(node: ModelNode, delay_s: float) -> str:
-        async def lag() -> None:
-            await asyncio.sleep(delay_s)
-
-        for side in (node.api, node.agent, node.listing):
-            side._lag = lag  # type: ignore[assignment]
+        node.lag.always_s = delay_s
         (pod,) = node.pods
         assert node.plugin is not None
         begun = asyncio.get_running_loop().time()
@@ -154,7 +122,7 @@ def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(t
         node = ModelNode(tmp_path, 0)
         await node.start_plugin()
         node.agent.full = True
-        node.create(3, 0)
+        await node.create(3, 0)
         await asyncio.sleep(10)
         assert (await slow(node, 2)).startswith("no room")
         text = await slow(node, 4.5)
@@ -171,24 +139,20 @@ def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(t
 @pytest.mark.parametrize("order", ["calm", "forced", "early"])
 @pytest.mark.parametrize("gap_s", [0.0, 4.0])
 def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container(
-    directory: Path, order: str, gap_s: float
+    tmp_path: Path, order: str, gap_s: float
 ) -> None:
     """The next pod's device is picked among what shares hold: one that nobody has any more is packed round."""
 
-    async def at_once() -> None:
-        """Nothing."""
-
     async def test() -> None:
-        node = ModelNode(directory, 1)
+        node = ModelNode(tmp_path, 1)
         await node.start_plugin()
-        node.create(3, 0)
+        await node.create(3, 0)
         await asyncio.sleep(200)
-        for side in (node.api, node.agent, node.listing, node.processes):
-            side._lag = at_once  # type: ignore[attr-defined]
+        node.lag.always_s = 0
         await asyncio.sleep(20)
         (pod,) = node.pods
         node.random.choice = lambda _: gap_s  # type: ignore[method-assign, assignment]
-        node.delete(0, order)
+        await node.delete(0, order)
         assert pod.task is not None
         await pod.task
         assert node.agent.held
@@ -201,37 +165,33 @@ def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_owner_is_told(
-    directory: Path, seed: int
+    tmp_path: Path, seed: int
 ) -> None:
     async def test() -> None:
-        node = ModelNode(directory, seed)
+        node = ModelNode(tmp_path, seed)
 
         def events() -> list[tuple[str, str]]:
             return [(reason, text) for _, reason, text in node.api.events if not reason.endswith("Ready")]
 
         await node.start_plugin()
-        node.create(3, 0)
+        await node.create(3, 0)
         await asyncio.sleep(200)
         (pod,) = node.pods
         token = pod.containers[-1].token
-        node.make_yield(0, "pause")
+        await node.make_yield(0, "pause")
         await asyncio.sleep(30)
         assert node.agent.held[token].yielding
         node.agent.full = True
-        node.make_yield(0, "")
+        await node.make_yield(0, "")
         await asyncio.sleep(60)
         assert node.agent.held[token].yielding
         assert events() == [("ShareStaysPaused", "container main: no room to go on")]  # once
-        node.crash(0)  # its container may start meanwhile, and waits
+        await node.crash(0)  # its container may start meanwhile, and waits
         await asyncio.sleep(60)
         assert pod.containers[-1].lives
         assert node.agent.held[token].yielding
 
-        async def at_once() -> None:
-            """Nothing."""
-
-        for side in (node.api, node.agent, node.listing, node.processes):
-            side._lag = at_once  # type: ignore[attr-defined]
+        node.lag.always_s = 0
         await asyncio.sleep(20)
         node.agent.full = False
         await asyncio.sleep(1.5)

@@ -59,7 +59,7 @@ def test_a_refusal_is_for_all_who_share_it_and_the_next_asks_anew() -> None:
     run_virtually(refused())
 
 
-def test_who_gives_up_takes_nothing_from_the_others() -> None:
+def test_who_gives_up_takes_nothing_from_the_others_and_at_the_end_nobody_waits_on() -> None:
     async def impatient() -> None:
         clock = Clock()
         hasty, patient = (asyncio.create_task(clock.look.take()) for _ in range(2))
@@ -68,17 +68,10 @@ def test_who_gives_up_takes_nothing_from_the_others() -> None:
         assert await patient == 0
         assert hasty.cancelled()
         assert clock.calls == 1
-
-    run_virtually(impatient())
-
-
-def test_at_the_end_nobody_waits_on() -> None:
-    async def ended() -> None:
-        clock = Clock()
         asking = asyncio.create_task(clock.look.take())
         await asyncio.sleep(0.5)
         await clock.look.end()
         await asyncio.wait([asking])
         assert asking.cancelled()
 
-    run_virtually(ended())
+    run_virtually(impatient())

@@ -25,18 +25,12 @@ if TYPE_CHECKING:
 LONG_AGO, LATER = "2026-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
 
 
-async def at_once() -> None:
-    """Nothing."""
-
-
 def with_node(directory: Path, test: Callable[[ModelNode], Coroutine[None, None, None]]) -> None:
     """Run a test on a node where nobody keeps another waiting."""
 
     async def run() -> None:
         node = ModelNode(directory, 1)
-        for side in (node, node.api, node.agent, node.listing, node.processes):
-            name = "lag" if side is node else "_lag"
-            setattr(side, name, at_once)
+        node.lag.always_s = 0
         await node.start_plugin()
         try:
             await test(node)
@@ -47,7 +41,7 @@ def with_node(directory: Path, test: Callable[[ModelNode], Coroutine[None, None,
 
 
 async def made(node: ModelNode, size: int, init: int) -> NodePod:
-    node.create(size, init)
+    await node.create(size, init)
     await asyncio.sleep(200)
     (pod,) = node.pods
     return pod
@@ -73,7 +67,7 @@ def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_
         node.api.put(replace(shown, finished={"init": LATER}))
         await asyncio.sleep(15)
         assert node.agent.held == {}
-        node.delete(0, "calm")
+        await node.delete(0, "calm")
         await asyncio.sleep(200)
         assert node.plugin is not None
         assert node.plugin.record.all() == ()
@@ -86,7 +80,7 @@ def test_an_init_container_may_wait_long_for_its_image(tmp_path: Path) -> None:
 
     async def test(node: ModelNode) -> None:
         node.random.choice = lambda options: options[-1]  # type: ignore[method-assign]
-        node.create(0, 3)
+        await node.create(0, 3)
         await asyncio.sleep(500)
         (pod,) = node.pods
         assert pod.containers[-1].lives
@@ -130,7 +124,7 @@ def test_a_sidecar_before_an_init_container_of_as_many_units_has_its_own_name(tm
 def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: Path) -> None:
     async def test(node: ModelNode) -> None:
         pod = await made(node, 3, 0)
-        node.make_yield(0, "limit")
+        await node.make_yield(0, "limit")
         await asyncio.sleep(1)
         node.api.up = False
         begun = asyncio.get_running_loop().time()
