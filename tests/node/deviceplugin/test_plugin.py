@@ -302,6 +302,7 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
         try:
             await node.start_plugin()  # an upgrade: the new one takes over while the old one lives
             await eventually(lambda: "this one stands by" in node.log(), node.log)
+            await eventually(lambda: node.kubelet.healthy, node.log)  # the new one has told its units
             pod = await node.admit("pod", {"main": 30})
             await node.kubelet.start(pod, "main")
             waiting = await node.admit("waiting", {"main": 20})
