@@ -1,0 +1,68 @@
+"""How long a unit of work takes is learned by its key, and learned anew when it has changed."""
+
+import ctypes
+import random
+from pathlib import Path
+
+import pytest
+from hooklab import HOOK, HOOK_FLAGS, compile_c
+
+
+class Unit(ctypes.Structure):
+    """The begin of struct sp_unit."""
+
+    _fields_ = (("key", ctypes.c_uint64), ("predicted_ns", ctypes.c_uint32))
+
+
+class Predictions:
+    """predict.c, alone."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.sp_unit_find.restype = ctypes.POINTER(Unit)
+
+    def of(self, key: int) -> int:
+        return int(self._library.sp_unit_find(ctypes.c_uint64(key))[0].predicted_ns)
+
+    def learn(self, key: int, version: int, ns: int, *, exact: bool = True) -> int:
+        unit = self._library.sp_unit_find(ctypes.c_uint64(key))
+        launches, flag = ctypes.c_uint32(1), ctypes.c_bool(exact)
+        self._library.sp_unit_learn(unit, ctypes.c_uint8(version), launches, ctypes.c_uint64(ns), flag)
+        return self.of(key)
+
+    def changed(self, key: int, *, replaced: bool) -> None:
+        self._library.sp_unit_changed(ctypes.c_uint64(key), ctypes.c_bool(replaced))
+
+
+@pytest.fixture
+def predictions(tmp_path: Path) -> Predictions:
+    flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
+    source = tmp_path / "exported.c"
+    source.write_text('#include "predict.c"\n')
+    return Predictions(compile_c(tmp_path / "predict.so", *flags, "-shared", f"-I{HOOK}", source))
+
+
+def test_units_that_belong_in_one_row_keep_a_prediction_each(predictions: Predictions) -> None:
+    dice = random.Random(1)
+    truth = {dice.getrandbits(64) | 1: 1000 + number for number in range(1000)}  # some thirty meet another in a row
+    for key, ns in truth.items():
+        predictions.learn(key, 0, ns)
+    assert {key: predictions.of(key) for key in truth} == truth
+
+
+def test_what_was_in_flight_when_a_unit_changed_is_not_learned_as_the_new_one(predictions: Predictions) -> None:
+    predictions.learn(5, 0, 1000)
+    predictions.changed(5, replaced=False)
+    assert [predictions.learn(5, version, ns) for version, ns in ((0, 900), (2, 8000))] == [1000, 8000]
+    predictions.learn(7, 0, 1000)
+    predictions.changed(7, replaced=True)
+    assert [predictions.learn(7, version, ns) for version, ns in ((0, 900), (2, 500))] == [0, 500]
+
+
+def test_an_upper_bound_never_raises_what_is_known_and_the_first_exact_length_replaces_it(
+    predictions: Predictions,
+) -> None:
+    assert [predictions.learn(5, 0, ns, exact=exact) for ns, exact in ((1000, True), (1800, False))] == [1000, 1000]
+    predictions.changed(5, replaced=False)
+    assert [predictions.learn(5, 2, ns, exact=False) for ns in (3000, 5000)] == [3000, 3000]
+    assert [predictions.learn(5, 2, ns) for ns in (2000, 1800)] == [2000, 1900]
