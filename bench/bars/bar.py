@@ -5,7 +5,7 @@ row has its smallest value and the measurement gives the one of its run. How lon
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.table import Line
@@ -81,7 +81,7 @@ SHARE_ERROR = Bar("share error over {}", 0.5, "pp", 2, bound_digits=2)
 """Or (quantum + longest unit) / window, whatever is more."""
 SHARE_ERROR_OF_A_MINUTE = 0.1
 BILL = Bar("bill against the truth: {}", 0.5, "%", 2)
-BILL_ABOVE = Bar("bill against the truth, {}", 0.5, "%", 2, signed=True)
+BILL_ABOVE = replace(BILL, figure="bill against the truth, {}", signed=True)
 OUTSIDE = Bar("kernels outside turns: {}", 0, "", 0)
 """Or as many as were passed on purpose."""
 THROUGHPUT = Bar("throughput {}", 0.99, "", 3, bound_digits=2, least=True)
@@ -97,7 +97,7 @@ END_TO_END = Bar("added end to end, alone: {}", 0.5, "%", 2)
 HAND_OFF = Bar("drained → next launch released, p50 (bare chain {})", 1.5, "µs", 1, 1000, 1, excusable=True)
 """The bound is so many bare chains of the same run."""
 IDLE = Bar("device idle at {}", 0, "µs", 1, per=1000)
-"""Only shown."""
+"""It has no bound: each use is only shown."""
 DECISION = Bar("a decision with {}", 5000, "µs", 1, per=1000)
 AGENT = Bar("agent with {}", 2, "%", 2)
 ALLOCATION = Bar("added per allocation and free beside {} others", 100, "ns", 0)

@@ -62,7 +62,7 @@ def launch(rig: Rig) -> list[Line]:
         noop = programs.load_command("cost", {**options, "count": rig.scale.noop_batches})
         lines.append(_launch_line(NOTHING, *_pairs(rig, noop, noop=True)))
     except (subprocess.CalledProcessError, OSError) as error:
-        lines.append(Line(LAUNCH.figure.format(NOTHING), "", f"not built: {error}"))
+        lines.append(Line(LAUNCH.figure.format(NOTHING), f"≤ {LAUNCH.bound} ns", f"not built: {error}"))
     added, bare = _pairs(rig, own, noop=False)
     rig.facts["cuLaunchKernel_bare_ns"] = figures.median(bare)
     return [*lines, _launch_line(rig.driver, added, bare, judged=rig.real)]
@@ -94,7 +94,8 @@ def hand_off(rig: Rig) -> list[Line]:
     without = None
     if scale.baselines:
         bare = figures.hand_offs(run(rig, loads, scale.bare_steps, hook=False, log=True).kernels)
-        without = micro(figures.median([h.bubble_ns for h in bare if h.bubble_ns > 0] or [0]))
+        bare_ns = [h.bubble_ns for h in bare if h.bubble_ns > 0]
+        without = figures.median(bare_ns) if bare_ns else None  # the device's own slices may leave no gap
     released = [h.released_ns for h in passed]
     detail = {"hand_offs": len(passed), "p99": micro(figures.percentile(released, 99)), "chain_p50": micro(chain)}
     overlapped = {"hand_offs": len(bubbles), "p99": micro(figures.percentile(bubbles, 99))}

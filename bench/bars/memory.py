@@ -54,7 +54,7 @@ def beside_many(rig: Rig) -> list[Line]:
         ALLOCATION.line(what, pair, detail={"pairs_ns": added["pair"]}),
         Line(
             f"{ALLOCATION.figure.format(what)}: any of them freed",
-            "≤ 100 ns and two cache lines from afar",
+            f"≤ {ALLOCATION.bound} ns and two cache lines from afar",
             f"{anywhere:.0f} ns, of which the lines {cold:.0f} ns",
             ALLOCATION.met(anywhere - cold),
             detail={"pairs_ns": added["any"], "cold_ns": added["cold"]},

@@ -4,8 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from report import device_at, report
-from test_newcomer import Tenant, two_shares, until
+from tenant import Tenant, two_shares, until
 
 from rig.arbiter import Arbiter
 from sharepod.agent.share import ShareClass, Terms
@@ -18,8 +17,7 @@ def test_a_drain_is_bounded_whatever_length_of_a_unit_a_tenant_claims(arbiter: A
     _, tenants = two_shares(arbiter, tmp_path)
     first, second = tenants["first"], tenants["second"]
     turn = first.enter()
-    now_ns = time.monotonic_ns()
-    first._write(device_at(0) + 64, report(turn, 0, (0, now_ns, 0, 0), 1, TEN_S))
+    first.say(0, turn, 0, launches=1, last=TEN_S)
     second.claim(0)
     second.wait(0, 1)
     second.ring(0)

@@ -1,72 +1,10 @@
 """Work that the arbiter has not heard of, or has granted twice: it counts until it has ended."""
 
-import functools
-import os
-import struct
-import time
 from pathlib import Path
 
-from report import WORD_AT, device_at, report
+from tenant import two_shares, until
 
-import rig.until
 from rig.arbiter import Arbiter
-
-
-class Tenant:
-    """A share's processes, played by hand: what they write into the region, and when they ring."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._slots = (directory / "slots").open("r+b", buffering=0)
-
-    def word(self) -> int:
-        """Return the grant's word: odd is open."""
-        content = (self._directory / "terms").read_bytes()
-        word: int = struct.unpack_from("<I", content, WORD_AT)[0]
-        return word
-
-    def claim(self, slot: int) -> None:
-        self._write(slot, b"\1")
-
-    def wait(self, slot: int, waiting: int) -> None:
-        self._write(device_at(slot), struct.pack("<IIQ", waiting, 0, time.monotonic_ns()))
-
-    def say(self, slot: int, held: int, drained: int) -> int:
-        """Say which turn is held and which is drained; return when."""
-        now_ns = time.monotonic_ns()
-        self._write(device_at(slot) + 64, report(held, drained, (now_ns if drained else 0, now_ns, 0, 0)))
-        return now_ns
-
-    def enter(self) -> int:
-        """Come with slot 0 and get a turn; return its word."""
-        self.claim(0)
-        self.wait(0, 1)
-        self.ring(0)
-        until(lambda: self.word() % 2 == 1)
-        turn = self.word()
-        self.wait(0, 0)
-        return turn
-
-    def ring(self, slot: int) -> None:
-        bell = os.open(self._directory / "bell", os.O_WRONLY | os.O_NONBLOCK)
-        os.write(bell, bytes([slot]))
-        os.close(bell)
-
-    def close(self) -> None:
-        self._slots.close()
-
-    def _write(self, at: int, data: bytes) -> None:
-        self._slots.seek(at)
-        self._slots.write(data)
-
-
-until = functools.partial(rig.until.until, poll_s=0.0005)
-
-
-def two_shares(arbiter: Arbiter, directory: Path) -> tuple[dict[str, int], dict[str, Tenant]]:
-    """Add a device with two shares; return their handles and tenants, both by name."""
-    shares = {name: arbiter.share(directory / name) for name in ("first", "second")}
-    return {name: share.handle for name, share in shares.items()}, {name: Tenant(directory / name) for name in shares}
 
 
 def test_a_turn_is_not_drained_while_a_process_that_is_new_to_the_arbiter_has_work_in_it(

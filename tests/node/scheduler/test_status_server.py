@@ -1,4 +1,4 @@
-"""What a replica serves of its status over HTTP, and beyond the loopback to whom: files may be renewed meanwhile."""
+"""The status of a replica over HTTP: beyond the loopback only with certificates, which may be renewed meanwhile."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Code = grpc.StatusCode
 METHOD = "/sharepod.v1.UsageService/ReportUsage"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 BROKEN = grpc.aio.AioRpcError, asyncio.InvalidStateError
-"""What a write may end with whose stream the server has ended."""
+"""How a write may end after the server has ended its stream."""
 
 
 def whole(name: str = "n1", request: int = 30_000) -> bytes:

@@ -165,7 +165,7 @@ def test_who_may_not_be_evicted_is_asked_again_and_nobody_starts_beside_him() ->
 
 
 def seen_anew(*pods: Pod) -> Timeline:
-    """Return what another replica sees, which has not followed the cluster before; who is gated came at 100 s."""
+    """Return the view of another replica, which has not followed the cluster before. Gated pods came at 100 s."""
     fresh = Timeline(nodes(2, 4), DEFAULT)
     for pod in pods:
         fresh.memory.note(pod, since_s=0.0 if pod.running else 100.0, started_s=0.0 if pod.running else None)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of gates, queues and who yields: of real rounds, and of tenants who make many queues."""
+"""The metrics of gates, queues and yielding pods: from real rounds, and from tenants that make many queues."""
 
 from __future__ import annotations
 

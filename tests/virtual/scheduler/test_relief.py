@@ -48,7 +48,7 @@ def measure(line: Timeline, waited: int, used: int = 10_000) -> None:
 
 
 def yielded(line: Timeline, now_s: float) -> dict[str, str]:
-    """Decide, and have the API server show who yields then."""
+    """Decide, and let the API server show the pods that yield then."""
     yields = decided(line, now_s).yields
     for name, how in yields.items():
         pod_of(line, name, yields=how)

@@ -18,7 +18,7 @@ from sharepod.scheduler.timeline import Timeline
 ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
 """How many random orders are played; `make soak` plays thousands."""
 WHOLE = ask(1000, mib=None)
-"""With all of a device's memory, so that who holds it cannot be paused for another."""
+"""With all of a device's memory: a pod that holds it cannot be paused for another."""
 
 if TYPE_CHECKING:
     from sharepod.scheduler.ask import NodeSpec
