@@ -138,7 +138,8 @@ class Node:
         """Run the program in a share and compare it with the one without the hook; return what it wrote to stderr.
 
         One that is not `metered` goes past the hook: it does the same, and the share has nothing of it. One that runs
-        `elsewhere` is emulated, on a simulated device of that machine, which cannot be looked at from here.
+        `elsewhere` is emulated, on a simulated device of that machine, which cannot be looked at from here; and so slowly
+        that the gate may lose patience with it (2 ms without progress) and let more of its launches pass.
         """
         share = self.agent.register(50, name="every", device="0", memory=CAP)
         paths = {"LD_PRELOAD": ":".join(map(str, preload)), "LD_LIBRARY_PATH": str(LIBRARIES)}
@@ -151,7 +152,8 @@ class Node:
             until(lambda: usage(self.agent, "every").launches >= launches)
             account = usage(self.agent, "every")
             assert account.memory_used_bytes == (self.held if metered else 0)
-            assert (account.launches, account.passed, account.faults) == (launches, passed, 0)
+            assert (account.launches, account.faults) == (launches, 0)
+            assert account.passed == passed or (elsewhere and account.passed > passed)
             running.go_on()
             running.read_to("freed")
             assert usage(self.agent, "every").memory_used_bytes == 0
