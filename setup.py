@@ -157,11 +157,9 @@ class LintC(Command):
 
 def extensions() -> list[Extension]:
     """Return the shared objects whose sources are in the tree."""
-    simgpu_depends = sources("simgpu/*.h", "simgpu/*.def", "simgpu/*.inc", "simgpu/*.map")
-    hook_depends = sources("hook/*.h", "hook/*.def", "hook/*.map", "hook/*.inc")
+    simgpu_depends = sources("driver/*.h", "driver/*.def", "simgpu/*.h", "simgpu/*.def", "simgpu/*.inc")
+    hook_depends = sources("driver/*.h", "driver/*.def", "hook/*.h", "hook/*.def")
     hook_flags = [*HOOK_CFLAGS, "-Wl,-soname,libsharepod.so"]
-    if Path("hook/exports.map").exists():
-        hook_flags.append("-Wl,--version-script=hook/exports.map")
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
     nvml = sources("simgpu/nvml*.c")
     parts = [

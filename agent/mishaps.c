@@ -5,9 +5,8 @@
 #include "node.h"
 
 static const char *const functions[] = {
-#define SP_SYMBOL(name, since, per_thread, action) #name,
-#include "symbols.def"
-#undef SP_SYMBOL
+#define WRAPPED(name, since, class, action, subject, reason) #name,
+#include "../driver/wrapped.h"
 #define SP_FIELD(field, symbol, older, parameters) #field,
     SP_DRIVER_FUNCTIONS(SP_FIELD)
 #undef SP_FIELD

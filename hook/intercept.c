@@ -18,20 +18,17 @@
 #define SP_RTLD_NEXT   ((void *)-1l)
 #define SP_DRIVER_FILE "libcuda.so.1"
 
-#define SP_SYMBOL(name, since, per_thread, action)                                                                     \
+#define WRAPPED(name, since, class, action, subject, reason)                                                           \
   extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
-#include "symbols.def"
-#undef SP_SYMBOL
+#include "../driver/wrapped.h"
 
 static const struct {
   const char *name;
   void (*wrapper)(void);
   int since;
-  int per_thread;
 } symbols[SP_ROW_COUNT] = {
-#define SP_SYMBOL(name, since, per_thread, action) {#name, sp_wrap_##name, since, per_thread},
-#include "symbols.def"
-#undef SP_SYMBOL
+#define WRAPPED(name, since, class, action, subject, reason) {#name, sp_wrap_##name, since},
+#include "../driver/wrapped.h"
 };
 
 void *sp_real[SP_ROW_COUNT];
@@ -108,14 +105,24 @@ CUresult sp_unavailable(enum sp_row row) {
   return CUDA_ERROR_NOT_FOUND;
 }
 
+/* Whether in this function stream 0 is the calling thread's own: _ptsz, or _ptds for calls without a stream. */
+static bool is_per_thread(const char *name) {
+  while (*name != '\0' && (name[0] != '_' || name[1] != 'p')) {
+    name++;
+  }
+  return *name != '\0';
+}
+
 /* NVIDIA's driver has one address per name. A driver that gives an old name to a newer function (ours, simulated) means
  * the newer interface: the newest row wins, and a plain one over its per-thread twin. */
 void *sp_wrapper_of(void *address) {
   int best = -1;
   for (int row = 0; address != NULL && have_driver() && row < SP_ROW_COUNT; row++) {
-    if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) == address &&
-        (best < 0 || symbols[row].per_thread < symbols[best].per_thread ||
-         (symbols[row].per_thread == symbols[best].per_thread && symbols[row].since > symbols[best].since))) {
+    if (__atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) != address) {
+      continue;
+    }
+    bool own = is_per_thread(symbols[row].name), best_own = best >= 0 && is_per_thread(symbols[best].name);
+    if (best < 0 || own < best_own || (own == best_own && symbols[row].since > symbols[best].since)) {
       best = row;
     }
   }

@@ -20,9 +20,8 @@
 #pragma GCC visibility push(hidden)
 
 enum sp_row {
-#define SP_SYMBOL(name, since, per_thread, action) SP_ROW_##name,
-#include "symbols.def"
-#undef SP_SYMBOL
+#define WRAPPED(name, since, class, action, subject, reason) SP_ROW_##name,
+#include "../driver/wrapped.h"
   SP_ROW_COUNT
 };
 

@@ -141,7 +141,7 @@ enum sp_mishap_kind {
   SP_MISHAP_FULL = 6,     /* turned away: so many slots, and none is free. Of a process without one: in no slot */
   SP_MISHAP_KINDS = 12,
 };
-#define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in hook/coverage.def */
+#define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in driver/driver.def */
 
 struct sp_slot {
   uint32_t index;

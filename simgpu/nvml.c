@@ -1,11 +1,11 @@
 /* Life cycle of the library, and what it says about the whole system. */
 #include "nvml.h"
+#include "symbols.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#define CUDA_VERSION 13000 /* as cuDriverGetVersion says */
 /* A device's lost_error once it has fallen off the bus; an ECC error leaves it there. */
 #define CUDA_ERROR_DEVICE_UNAVAILABLE 46
 
@@ -136,7 +136,7 @@ NVML_EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int le
 NVML_EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
   if (!version)
     return NVML_ERROR_INVALID_ARGUMENT;
-  *version = CUDA_VERSION;
+  *version = DRIVER_VERSION;
   return NVML_SUCCESS;
 }
 

@@ -61,7 +61,7 @@ def _compile(output: Path, sources: Sequence[Path], flags: Sequence[str], librar
 
 
 def _headers(directory: Path) -> list[Path]:
-    return [path for pattern in ("*.h", "*.def", "*.map") for path in directory.glob(pattern)]
+    return [path for pattern in ("*.h", "*.def") for path in directory.glob(pattern)]
 
 
 def _sources(directory: str) -> list[Path]:
@@ -71,12 +71,11 @@ def _sources(directory: str) -> list[Path]:
 
 def _hook() -> Path:
     sources = [*_sources("hook"), ROOT / "hook" / f"trampoline_{MACHINE}.S"]
-    exports = ROOT / "hook" / "exports.map"
-    inputs = [*sources, *_headers(ROOT / "hook")]
+    inputs = [*sources, *_headers(ROOT / "hook"), *_headers(ROOT / "driver")]
     made = ROOT / "hook" / "libsharepod.so"  # what `make build` leaves, where it was run
     if made.exists() and made.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return made
-    flags = [*HOOK_FLAGS, *SHARED, "-Wl,-soname,libsharepod.so", f"-Wl,--version-script={exports}"]
+    flags = [*HOOK_FLAGS, *SHARED, "-Wl,-soname,libsharepod.so"]
     return _compile(CACHE / "libsharepod.so", sources, flags, ["-lpthread", "-ldl"])
 
 

@@ -16,7 +16,7 @@ from bench.gpu.node import Node
 from bench.table import Line
 from rig.loads import Terms
 from rig.programs import ProgramFailed
-from sharepod.hook.coverage import plain_name, read_actions, read_functions
+from sharepod.driver.coverage import plain_name, read_functions
 
 PROGRAM_TIMEOUT_S = 100.0
 COUNTED_S = 0.6
@@ -24,7 +24,7 @@ COUNTED_S = 0.6
 
 
 def _hooked(action: str) -> set[str]:
-    return {plain_name(name) for name, its_action in read_actions().items() if its_action == action}
+    return {plain_name(function.name) for function in read_functions() if function.action == action}
 
 
 def hooked_launches() -> set[str]:

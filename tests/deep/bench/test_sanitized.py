@@ -36,7 +36,7 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
         objects.append(output)
     library = directory / "libsharepod.so"
     trampoline = REPO_ROOT / "hook" / f"trampoline_{platform.machine()}.S"
-    link = ["-shared", "-Wl,-soname,libsharepod.so", "-Wl,--version-script=hook/exports.map"]
+    link = ["-shared", "-Wl,-soname,libsharepod.so"]
     gcc(*link, *SANITIZE, "-o", library, *objects, trampoline, "-lpthread", "-ldl")
     return library
 

@@ -43,7 +43,6 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             *HOOK_FLAGS,
             "-shared",
             "-Wl,-soname,libsharepod.so",
-            f"-Wl,--version-script={HOOK / 'exports.map'}",
             *sorted(HOOK.glob("*.c")),
             HOOK / f"trampoline_{machine}.S",
             "-lpthread",

@@ -15,8 +15,8 @@ import pytest
 from hooklab import STRICT, C, clean_environment, compile_c, read_nvml_symbols, read_symbols, run
 
 from rig import REPO_ROOT
+from sharepod.driver.coverage import read_functions
 from sharepod.hook import LIBRARY
-from sharepod.hook.coverage import read_functions
 
 HOOKED = {symbol.name for symbol in read_symbols()}
 VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
@@ -215,14 +215,11 @@ def test_the_management_librarys_own_refusals_come_through(real_nvml: Path) -> N
     assert answers(clean_environment() | {"LD_PRELOAD": str(LIBRARY)}) == answers(clean_environment())
 
 
-def test_the_simulated_libraries_export_nothing_that_the_real_ones_do_not(real_driver: Path, real_nvml: Path) -> None:
+def test_the_simulated_libraries_export_what_the_real_ones_do(real_driver: Path, real_nvml: Path) -> None:
     simgpu = REPO_ROOT / "simgpu"
-    rows = re.findall(r"^[XO]\(\w+, (\d+), ([\w, ]+)\)$", (simgpu / "symbols.def").read_text(), re.MULTILINE)
-    since = {name: int(version) for version, names in rows for name in names.split(", ")}
-    added = {name for name in exports(simgpu / "lib" / "libcuda.so.1") - exports(real_driver) if name.startswith("cu")}
+    since = {function.name: function.since for function in read_functions()}
+    real, simulated = exports(real_driver), exports(simgpu / "lib" / "libcuda.so.1")
     version = driver_version(real_driver)
-    assert [name for name in sorted(added) if since[name] <= version] == []
-    if version <= 12020:  # newer functions may be missing, older ones not: they say that they are not simulated
-        left_out = exports(real_driver) - exports(simgpu / "lib" / "libcuda.so.1")
-        assert {name for name in left_out if name.startswith("cu") and not name.startswith("cudbg")} <= {"cuEGLApiInit"}
+    assert [name for name in sorted(simulated - real) if name.startswith("cu") and since[name] <= version] == []
+    assert [name for name in sorted(real - simulated) if name.startswith("cu")] == []
     assert exports(simgpu / "lib" / "libnvidia-ml.so.1") - exports(real_nvml) <= NEWER_NVML

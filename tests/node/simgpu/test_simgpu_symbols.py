@@ -1,11 +1,16 @@
 """Names as cuGetProcAddress answers them, what is not simulated, handles that are no longer good, every launch."""
 
 import re
+import subprocess
 from pathlib import Path
 
 from simgpu_fixtures import NewGpu
 
 from rig import REPO_ROOT
+from rig.gpu import LIBRARIES
+from sharepod.driver.coverage import read_functions
+
+SIMULATED = LIBRARIES / "libcuda.so.1"
 
 
 def test_a_name_and_a_version_give_the_exported_symbol_of_that_abi(new_gpu: NewGpu) -> None:
@@ -86,12 +91,30 @@ def test_stale_and_foreign_handles_are_refused(new_gpu: NewGpu) -> None:
     assert lines == ["3", "201", "400 400 400 1"]
 
 
+def exported(kinds: str = "TW") -> set[str]:
+    """Return what the simulated driver exports: functions that are simulated (T) and those that are not (W)."""
+    done = subprocess.run(["nm", "-D", SIMULATED], capture_output=True, text=True, check=True)
+    symbols = (line.split()[-2:] for line in done.stdout.splitlines())
+    return {name for kind, name in symbols if kind in kinds and name.startswith("cu")}
+
+
+def test_it_exports_every_function_that_a_driver_for_linux_has() -> None:
+    assert exported() == {function.name for function in read_functions() if function.reason != "absent"}
+
+
+def test_a_function_that_has_a_model_is_the_one_that_is_exported() -> None:
+    sources = "".join(
+        path.read_text() for path in (REPO_ROOT / "simgpu").glob("*.c") if not path.name.startswith("nvml")
+    )
+    written = set(re.findall(r"^EXPORT CUresult (cu\w+)\(", sources, re.MULTILINE))
+    assert len(written) > 250
+    assert written & exported("W") == set()
+
+
 def test_every_function_that_is_not_simulated_says_so_is_logged_and_never_crashes(
     new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    rows = (REPO_ROOT / "simgpu" / "unsupported.def").read_text()
-    names = re.findall(r"^X\((\w+)\)$", rows, re.MULTILINE)
-    assert len(names) > 150
+    names = sorted(exported("W"))
     log = tmp_path / "log"
     text = "start(); print({cuda[name](*[c_uint64(64 + n) for n in range(8)]) for name in sys.argv[1:]})"
     assert new_gpu(SIMGPU_LOG=str(log)).play(text, *names) == ["{801}"]

@@ -5,12 +5,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from rig import REPO_ROOT
+from sharepod.driver.coverage import Function, read_functions
 
 HOOK = REPO_ROOT / "hook"
 C = Path(__file__).resolve().parent / "c"
@@ -18,20 +18,9 @@ STRICT = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-
 HOOK_FLAGS = [*STRICT, "-Werror", "-fno-builtin", "-ftls-model=initial-exec"]
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """One row of symbols.def."""
-
-    name: str
-    since: int
-    per_thread: bool
-    action: str
-
-
-def read_symbols() -> list[Symbol]:
-    """Return the rows of symbols.def."""
-    rows = re.findall(r"^SP_SYMBOL\((\w+), (\d+), ([01]), (\w+)\)$", (HOOK / "symbols.def").read_text(), re.MULTILINE)
-    return [Symbol(name, int(since), per_thread == "1", action) for name, since, per_thread, action in rows]
+def read_symbols() -> list[Function]:
+    """Return the functions of the driver that the hook wraps."""
+    return [function for function in read_functions() if function.action]
 
 
 def read_nvml_symbols() -> list[str]:

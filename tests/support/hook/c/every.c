@@ -5,7 +5,7 @@
  * obtained ("held"), and again when it has given it back ("freed").
  *
  * `runtime` asks as CUDA's own does: for everything at once, before the driver is started, of a cuGetProcAddress that
- * has been asked for itself; the per-thread forms by their flag. A symbol that the simulated driver lacks is "absent".
+ * has been asked for itself; the per-thread forms by their flag.
  *
  *   every linked|default|soname|path|soname-deepbind|path-deepbind|gpa1|gpa2|gpa2-legacy|runtime
  *
@@ -41,9 +41,8 @@ static const struct {
 };
 
 #ifdef LINKED
-#define SP_SYMBOL(name, since, per_thread, action) extern any_function name __attribute__((weak));
-#include "../../../../hook/symbols.def"
-#undef SP_SYMBOL
+#define WRAPPED(name, since, class, action, subject, reason) extern any_function name __attribute__((weak));
+#include "../../../../driver/wrapped.h"
 #define ADDRESS(name) name
 #else
 #define ADDRESS(name) NULL
@@ -51,38 +50,25 @@ static const struct {
 
 static const struct symbol {
   const char *name;
-  int since, per_thread;
+  int since;
   any_function *linked;
 } symbols[] = {
-#define SP_SYMBOL(name, since, per_thread, action) {#name, since, per_thread, ADDRESS(name)},
-#include "../../../../hook/symbols.def"
-#undef SP_SYMBOL
+#define WRAPPED(name, since, class, action, subject, reason) {#name, since, ADDRESS(name)},
+#include "../../../../driver/wrapped.h"
 };
 
 static any_function *asked[sizeof(symbols) / sizeof(*symbols)]; /* the table of the route "runtime" */
 
-static void base_name(char *base, const char *name) {
-  strcpy(base, name);
-  char *tail = strstr(base, "_pt");
-  if (tail != NULL) {
-    *tail = '\0';
-  }
-  tail = strstr(base, "_v");
-  if (tail != NULL) {
-    *tail = '\0';
-  }
-}
-
-static any_function *ask(const char *route, const struct symbol *symbol) {
+/* Ask `lookup`, a cuGetProcAddress, as a program asks that was built for this symbol: by its name without the suffixes
+ * of its version and of per-thread streams, which `flags` stand for instead (0, or 1 for "legacy"). */
+static any_function *ask(any_function *lookup, const struct symbol *symbol, unsigned long long flags) {
   char base[64];
-  base_name(base, symbol->name);
-  unsigned long long flags = symbol->per_thread ? 2 : strstr(route, "legacy") != NULL ? 1 : 0;
   void *found = NULL;
-  if (strcmp(route, "gpa1") == 0) {
-    driver("cuGetProcAddress")(base, &found, symbol->since, flags);
-  } else {
-    driver("cuGetProcAddress_v2")(base, &found, symbol->since, flags, &world.status);
+  strcpy(base, symbol->name);
+  for (char *tail; (tail = strstr(base, "_pt")) != NULL || (tail = strstr(base, "_v")) != NULL; *tail = '\0') {
+    flags = tail[1] == 'p' ? 2 : flags;
   }
+  lookup(base, &found, symbol->since, flags, &world.status);
   return (any_function *)found;
 }
 
@@ -91,11 +77,7 @@ static void ask_as_the_runtime(void) {
   void *own = NULL;
   must(first("cuGetProcAddress", &own, 12000, 0ull, &world.status), "cuGetProcAddress");
   for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
-    char base[64];
-    base_name(base, symbols[i].name);
-    void *found = NULL;
-    ((any_function *)own)(base, &found, symbols[i].since, symbols[i].per_thread ? 2ull : 0ull, &world.status);
-    asked[i] = (any_function *)found;
+    asked[i] = ask((any_function *)own, &symbols[i], 0);
   }
 }
 
@@ -109,7 +91,11 @@ static any_function *find(const char *route, const struct symbol *symbol) {
   if (strcmp(route, "default") == 0) {
     return (any_function *)dlsym(RTLD_DEFAULT, symbol->name);
   }
-  return strncmp(route, "gpa", 3) == 0 ? ask(route, symbol) : driver(symbol->name);
+  if (strncmp(route, "gpa", 3) == 0) {
+    const char *lookup = strcmp(route, "gpa1") == 0 ? "cuGetProcAddress" : "cuGetProcAddress_v2";
+    return ask(driver(lookup), symbol, strstr(route, "legacy") != NULL);
+  }
+  return driver(symbol->name);
 }
 
 static const struct symbol *symbol_of(const char *name) {
@@ -125,10 +111,6 @@ static void call_all(const char *route, int last) {
   for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
     const struct symbol *symbol = symbol_of(calls[i].name);
     if (symbol == NULL || calls[i].last != last) {
-      continue;
-    }
-    if (driver(symbol->name) == NULL) {
-      printf("%s absent 0\n", symbol->name);
       continue;
     }
     any_function *function = find(route, symbol);

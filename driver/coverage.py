@@ -1,7 +1,6 @@
-"""What the hook does about each function of the driver API: reads the two tables, writes ``docs/cuda-coverage.md``.
+"""What the hook does about each function of the driver API: reads ``driver.def``, writes ``docs/cuda-coverage.md``.
 
-``coverage.def`` has a class for every function that a driver exports; ``symbols.def`` says which of them are wrapped.
-This module checks that the two agree and renders them. It may not load a library, and nothing at run time needs it.
+It may not load a library, and nothing at run time needs it.
 """
 
 import re
@@ -12,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_ROW = re.compile(r'^SP_DRIVER\((\w+), (\d+), (\w+), "([^"]*)", "([^"]*)"\)$', re.MULTILINE)
-_SYMBOL = re.compile(r"^SP_SYMBOL\((\w+), (\d+), ([01]), (\w+)\)$", re.MULTILINE)
+_ROW = re.compile(
+    r'^(WRAPPED|DRIVER|ABSENT)\((\w+), (\d+), (\w+), (?:([A-Z]+), )?"([^"]*)", "([^"]*)"\)$', re.MULTILINE
+)
+_BEGINS = re.compile(r"^[A-Z]+\(", re.MULTILINE)
 _VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
 CLASSES = {
@@ -28,21 +29,26 @@ CLASSES = {
 }
 """The classes in the order of the document. A function is in exactly one."""
 
-WRAPPED = frozenset({"metered", "charged", "virtualised", "lifecycle"})
-"""The classes of functions that have a wrapper."""
-
-CLASSES_OF_ACTION = {
+ACTIONS = {
+    "LOOKUP": {"lifecycle"},
     "LAUNCH": {"metered"},
     "COPY": {"metered"},
+    "PASS": {"escape"},
     "SYNC": {"lifecycle"},
     "COUNT": {"lifecycle"},
     "LIFECYCLE": {"lifecycle"},
-    "LOOKUP": {"lifecycle"},
     "CHANGE": {"lifecycle"},
     "MEMORY": {"charged", "virtualised"},
-    "PASS": {"escape"},
 }
-"""What a row of symbols.def may be classed as."""
+"""What a wrapper does, with the classes that it may serve.
+
+``LOOKUP``: how a program asks for addresses; the driver answers first, then its own exports are replaced.
+``LAUNCH``: gated and billed. ``COPY``: a launch if both sides are device memory. ``PASS``: a launch that takes no turn;
+it is counted as passed. ``SYNC``: returns when work is done, and the gate learns that the thread's work has drained.
+``COUNT``: another copy between the host's memory and the device's. ``LIFECYCLE``: a birth or a death that the gate must
+know of. ``CHANGE``: of an executable graph, whose duration is learned anew. ``MEMORY``: charged to the share, or shown
+as the share sees it.
+"""
 
 REASONS = {
     "query": "answers a question",
@@ -93,6 +99,7 @@ class Function:
         kind: its class, a key of ``CLASSES``.
         subject: the heading that it stands under.
         reason: a key of ``REASONS`` or ``ESCAPES``; for a wrapped one empty or a key of ``NOTES``.
+        action: what its wrapper does, a key of ``ACTIONS``; empty where it has none.
     """
 
     name: str
@@ -100,9 +107,10 @@ class Function:
     kind: str
     subject: str
     reason: str
+    action: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a class or a reason that does not exist, and a subject that is empty."""
+        """Refuse a class, a reason or an action that does not exist or does not fit the others, and no subject."""
         if self.kind not in CLASSES:
             raise ValueError(f"{self.name}: no class {self.kind!r}: one of {', '.join(CLASSES)}")
         if not self.subject:
@@ -110,25 +118,26 @@ class Function:
         known: Iterable[str] = {"passed": REASONS, "escape": ESCAPES}.get(self.kind, {"": "", **NOTES})
         if self.reason not in known:
             raise ValueError(f"{self.name}: no reason {self.reason!r} of class {self.kind}: one of {', '.join(known)}")
+        if self.action and self.kind not in ACTIONS.get(self.action, ()):
+            raise ValueError(f"{self.name}: a wrapper that does {self.action} is none of class {self.kind}")
+        if not self.action and self.kind not in {"passed", "escape"}:
+            raise ValueError(f"{self.name}: class {self.kind} needs a wrapper: make the row WRAPPED")
 
 
 def read_functions() -> list[Function]:
-    """Return the rows of coverage.def, in its order.
+    """Return the rows of driver.def, in its order.
 
     Raises:
         ValueError: for a row that does not parse or says what does not exist.
     """
-    text = (_HERE / "coverage.def").read_text(encoding="utf-8")
-    rows = [Function(name, int(since), kind, subject, why) for name, since, kind, subject, why in _ROW.findall(text)]
-    if len(rows) != sum(line.startswith("SP_DRIVER(") for line in text.splitlines()):
-        raise ValueError('coverage.def: a row is not SP_DRIVER(name, version, class, "subject", "reason")')
-    return rows
-
-
-def read_actions() -> dict[str, str]:
-    """Return exported name -> action for the rows of symbols.def."""
-    text = (_HERE / "symbols.def").read_text(encoding="utf-8")
-    return {name: action for name, _, _, action in _SYMBOL.findall(text)}
+    text = (_HERE / "driver.def").read_text(encoding="utf-8")
+    rows = _ROW.findall(text)
+    if len(rows) != len(_BEGINS.findall(text)) or any((macro == "WRAPPED") != bool(row[3]) for macro, *row in rows):
+        raise ValueError("driver.def: a row is not of the form that its head describes")
+    return [
+        Function(name, int(since), kind, subject, reason, action)
+        for _, name, since, kind, action, subject, reason in rows
+    ]
 
 
 def plain_name(name: str) -> str:
@@ -136,43 +145,22 @@ def plain_name(name: str) -> str:
     return _VARIANT.sub("", name)
 
 
-def disagreements(functions: Sequence[Function], actions: dict[str, str]) -> list[str]:
-    """Return a line for each driver function that the two tables class differently; none if they agree."""
-    kinds = {function.name: function.kind for function in functions}
-    lines = []
-    for name, action in actions.items():
-        allowed = CLASSES_OF_ACTION.get(action)
-        if not name.startswith("cu"):
-            continue
-        if allowed is None:
-            lines.append(f"{name}: the action {action} has no class: add it to CLASSES_OF_ACTION")
-        elif kinds.get(name) not in allowed:
-            lines.append(f"{name}: {action} in symbols.def, {kinds.get(name, 'missing')} in coverage.def")
-    return lines
-
-
-def unwrapped(functions: Sequence[Function], actions: dict[str, str]) -> set[str]:
-    """Return the functions whose class needs a wrapper and that have none."""
-    return {function.name for function in functions if function.kind in WRAPPED} - actions.keys()
-
-
 def _version(since: int) -> str:
     return f"{since // 1000}.{since % 1000 // 10}" if since else "–"
 
 
-def _variants(group: Sequence[Function], missing: set[str]) -> str:
+def _variants(group: Sequence[Function]) -> str:
     """Return the exported names of a function, with the version of those that came later."""
     plain = plain_name(group[0].name)
     first = min(function.since for function in group)
     parts = []
     for function in sorted(group, key=lambda function: (function.since, function.name)):
         text = f"`{function.name.removeprefix(plain) or plain}`"
-        text += "" if function.since == first else f" {_version(function.since)}"
-        parts.append(text + (" (no wrapper yet)" if function.name in missing else ""))
+        parts.append(text if function.since == first else f"{text} {_version(function.since)}")
     return ", ".join(parts)
 
 
-def _table(functions: Sequence[Function], missing: set[str]) -> list[str]:
+def _table(functions: Sequence[Function]) -> list[str]:
     """Return the table of one subject: a line for each function, its variants together."""
     groups: dict[tuple[str, str], list[Function]] = {}
     for function in functions:
@@ -182,11 +170,11 @@ def _table(functions: Sequence[Function], missing: set[str]) -> list[str]:
     rows = [columns, ["---"] * len(columns)]
     for (plain, reason), group in sorted(groups.items()):
         since = _version(min(function.since for function in group))
-        rows.append([plain, since, _variants(group, missing), *([reason] if reasons else [])])
+        rows.append([plain, since, _variants(group), *([reason] if reasons else [])])
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def _counts(functions: Sequence[Function], missing: set[str]) -> list[str]:
+def _counts(functions: Sequence[Function]) -> list[str]:
     """Return the table of the classes."""
     names = Counter(function.kind for function in functions)
     plain = {kind: {plain_name(function.name) for function in functions if function.kind == kind} for kind in CLASSES}
@@ -195,8 +183,6 @@ def _counts(functions: Sequence[Function], missing: set[str]) -> list[str]:
         lines.append(f"| [{kind}](#{kind}) | {len(plain[kind])} | {names[kind]} | {meaning} |")
     everything = {plain_name(function.name) for function in functions}
     lines.append(f"| all | {len(everything)} | {len(functions)} | |")
-    if missing:
-        lines += ["", f"{len(missing)} names of the wrapped classes have no wrapper yet; each says so below."]
     return lines
 
 
@@ -207,37 +193,25 @@ def _legend(functions: Sequence[Function]) -> list[str]:
     return ["", "| reason | meaning |", "| --- | --- |", *rows] if rows else []
 
 
-def _outside(actions: dict[str, str]) -> list[str]:
-    """Return the section on wrapped functions of other libraries: NVML's, whose answers show the share."""
-    names = sorted(name for name in actions if not name.startswith("cu"))
-    if not names:
-        return []
-    return ["", "## Other libraries", "", "Wrapped as well, so that they show the share:", "",
-            *(f"* `{name}`" for name in names)]  # fmt: skip
-
-
 def manual() -> str:
     """Return docs/cuda-coverage.md.
 
     Raises:
-        ValueError: when the tables do not parse, or disagree.
+        ValueError: when the table does not parse.
     """
-    functions, actions = read_functions(), read_actions()
-    if lines := disagreements(functions, actions):
-        raise ValueError("\n".join(lines))
-    missing = unwrapped(functions, actions)
+    functions = read_functions()
     newest = max(function.since for function in functions)
     parts = [
         "# Coverage of the CUDA driver API",
         "",
-        "Generated from `hook/coverage.def` and `hook/symbols.def` by `python -m sharepod.hook.coverage`; a test",
-        "compares them, and another fails when a toolkit or a driver has a function that is not listed here.",
+        "Generated from `driver/driver.def` by `python -m sharepod.driver.coverage`; a test compares them, and",
+        "another fails when a toolkit or a driver has a function that is not listed here.",
         "",
         f"Every function of the driver API from CUDA 11.8 to {_version(newest)}, by every name that a driver exports,",
         "and what the hook does about it. The runtime API stands on these. A function counts once for each class that",
         "its variants are in. A version is that of the first toolkit with the function, – where none is documented.",
         "",
-        *_counts(functions, missing),
+        *_counts(functions),
     ]
     for kind in CLASSES:
         of_kind = [function for function in functions if function.kind == kind]
@@ -245,8 +219,8 @@ def manual() -> str:
         for subject in sorted({function.subject for function in of_kind}):
             title = subject[0].upper() + subject[1:]
             own = [function for function in of_kind if function.subject == subject]
-            parts += ["", f"### {title}", "", *_table(own, missing)]
-    return "\n".join([*parts, *_outside(actions)]) + "\n"
+            parts += ["", f"### {title}", "", *_table(own)]
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
