@@ -1,7 +1,6 @@
 /*
  * NVML inside a share: which of its answers are the share's, and how the wrappers get there.
  *
- *   nvml.def          the symbols
  *   nvml_intercept.c  which address the program gets, as intercept.c does for the driver
  *   nvml.c            the wrappers: ask the library, then cut the answer down
  *   nvml_view.c       the share, read from its region; the asking process need not have a slot in it
@@ -27,9 +26,8 @@ enum {
 };
 
 enum sp_nvml_row {
-#define SP_NVML(name, answer) SP_NVML_##name,
-#include "nvml.def"
-#undef SP_NVML
+#define NVML_WRAPPED(name) SP_NVML_##name,
+#include "../driver/nvml_wrapped.h"
   SP_NVML_COUNT
 };
 

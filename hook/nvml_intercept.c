@@ -13,17 +13,15 @@
 #define SP_RTLD_NEXT   ((void *)-1l)
 #define SP_NVML_FILE   "libnvidia-ml.so.1"
 
-#define SP_NVML(name, answer) extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
-#include "nvml.def"
-#undef SP_NVML
+#define NVML_WRAPPED(name) extern void sp_wrap_##name(void) __attribute__((visibility("hidden")));
+#include "../driver/nvml_wrapped.h"
 
 static const struct {
   const char *name;
   void (*wrapper)(void);
 } symbols[SP_NVML_COUNT] = {
-#define SP_NVML(name, answer) {#name, sp_wrap_##name},
-#include "nvml.def"
-#undef SP_NVML
+#define NVML_WRAPPED(name) {#name, sp_wrap_##name},
+#include "../driver/nvml_wrapped.h"
 };
 
 typedef int uuid_function(void *device, char *text, unsigned int length);

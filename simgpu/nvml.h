@@ -2,7 +2,7 @@
  * The simulated libnvidia-ml: what its files share.
  *
  * The library is a reader of the shared state with a handful of event sets of its own. Types and numbers are those of
- * NVML's public ABI; what is not simulated is not exported, and clients such as pynvml report a missing function.
+ * NVML's public ABI; what is not simulated says NVML_ERROR_NOT_SUPPORTED (nvml_symbols.c).
  */
 #ifndef SIMGPU_NVML_H
 #define SIMGPU_NVML_H

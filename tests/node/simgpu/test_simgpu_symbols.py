@@ -2,15 +2,16 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from simgpu_fixtures import NewGpu
 
 from rig import REPO_ROOT
-from rig.gpu import LIBRARIES
+from rig.gpu import LIBRARIES, MakeSimgpu
 from sharepod.driver.coverage import read_functions
 
-SIMULATED = LIBRARIES / "libcuda.so.1"
+CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 
 
 def test_a_name_and_a_version_give_the_exported_symbol_of_that_abi(new_gpu: NewGpu) -> None:
@@ -91,34 +92,50 @@ def test_stale_and_foreign_handles_are_refused(new_gpu: NewGpu) -> None:
     assert lines == ["3", "201", "400 400 400 1"]
 
 
-def exported(kinds: str = "TW") -> set[str]:
-    """Return what the simulated driver exports: functions that are simulated (T) and those that are not (W)."""
-    done = subprocess.run(["nm", "-D", SIMULATED], capture_output=True, text=True, check=True)
+def exported(library: str, kinds: str = "TW") -> set[str]:
+    """Return the functions that a simulated library exports: those with a model (T) and those without (W)."""
+    done = subprocess.run(["nm", "-D", LIBRARIES / library], capture_output=True, text=True, check=True)
     symbols = (line.split()[-2:] for line in done.stdout.splitlines())
-    return {name for kind, name in symbols if kind in kinds and name.startswith("cu")}
+    return {name for kind, name in symbols if kind in kinds and name.startswith(("cu", "nvml"))}
 
 
 def test_it_exports_every_function_that_a_driver_for_linux_has() -> None:
-    assert exported() == {function.name for function in read_functions() if function.reason != "absent"}
+    assert exported(CUDA) == {function.name for function in read_functions() if function.reason != "absent"}
+    rows = re.findall(r"^NVML\w*\((\w+)\)$", (REPO_ROOT / "driver" / "nvml.def").read_text(), re.MULTILINE)
+    assert rows == sorted(set(rows))
+    assert exported(NVML) == set(rows)
 
 
 def test_a_function_that_has_a_model_is_the_one_that_is_exported() -> None:
-    sources = "".join(
-        path.read_text() for path in (REPO_ROOT / "simgpu").glob("*.c") if not path.name.startswith("nvml")
-    )
-    written = set(re.findall(r"^EXPORT CUresult (cu\w+)\(", sources, re.MULTILINE))
-    assert len(written) > 250
-    assert written & exported("W") == set()
+    sources = "".join(path.read_text() for path in (REPO_ROOT / "simgpu").glob("*.c"))
+    written = set(re.findall(r"^(?:NVML_)?EXPORT \w+ (cu\w+|nvml\w+)\(", sources, re.MULTILINE))
+    assert len(written) > 300
+    assert written & (exported(CUDA, "W") | exported(NVML, "W")) == set()
 
 
 def test_every_function_that_is_not_simulated_says_so_is_logged_and_never_crashes(
     new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    names = sorted(exported("W"))
+    names = sorted(exported(CUDA, "W"))
     log = tmp_path / "log"
     text = "start(); print({cuda[name](*[c_uint64(64 + n) for n in range(8)]) for name in sys.argv[1:]})"
     assert new_gpu(SIMGPU_LOG=str(log)).play(text, *names) == ["{801}"]
     assert log.read_text().splitlines() == [f"simgpu: not simulated: {name}" for name in names]
+
+
+def test_what_nvml_has_no_model_of_is_not_supported(make_simgpu: MakeSimgpu) -> None:
+    names = sorted(exported(NVML, "W"))
+    assert len(names) > 300
+    text = f"""
+import ctypes, sys
+nvml = ctypes.CDLL({str(LIBRARIES / NVML)!r})
+def answers():
+    return {{nvml[name](*[ctypes.c_uint64(64 + n) for n in range(8)]) for name in sys.argv[1:]}}
+print(answers(), nvml.nvmlInit_v2(), answers())
+"""
+    command = [sys.executable, "-c", text, *names]
+    done = subprocess.run(command, env=make_simgpu().env, capture_output=True, text=True, check=True)
+    assert done.stdout == "{1} 0 {3}\n"
 
 
 def test_every_way_to_launch_takes_the_kernels_time(new_gpu: NewGpu) -> None:

@@ -24,8 +24,9 @@ def read_symbols() -> list[Function]:
 
 
 def read_nvml_symbols() -> list[str]:
-    """Return the names of nvml.def."""
-    return re.findall(r"^SP_NVML\((\w+), \w+\)$", (HOOK / "nvml.def").read_text(), re.MULTILINE)
+    """Return the functions of NVML that the hook wraps."""
+    table = REPO_ROOT / "driver" / "nvml.def"
+    return re.findall(r"^NVML_WRAPPED\((\w+)\)$", table.read_text(), re.MULTILINE)
 
 
 def clean_environment() -> dict[str, str]:
