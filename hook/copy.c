@@ -220,14 +220,14 @@ FLAT_BATCH(cuMemcpyBatchAsync_v2_ptsz, true)
 
 static bool operand_on_device(const CUmemcpy3DOperand *operand) {
   return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ||
-         (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, operand->ptr));
+         (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, operand->op.ptr.ptr));
 }
 
 /* In elements where an array is involved: as good a name for a class of sizes, and as near as the call tells. */
 static uint64_t boxes_bytes(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
-    bytes += (uint64_t)copies[i].width * copies[i].height * copies[i].depth;
+    bytes += (uint64_t)copies[i].extent.width * copies[i].extent.height * copies[i].extent.depth;
   }
   return bytes;
 }
@@ -269,7 +269,7 @@ BOX_WITH_ATTRIBUTES(cuMemcpy3DWithAttributesAsync_ptsz, true)
 /* The far side of a fabric is another device's memory. */
 static bool end_on_device(const CUfabricCpyOperand *end) {
   return end->type == CU_FABRIC_COPY_OPERAND_TYPE_LOGICAL_ENDPOINT ||
-         (end->type == CU_FABRIC_COPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, end->ptr));
+         (end->type == CU_FABRIC_COPY_OPERAND_TYPE_POINTER && on_device(CU_MEMORYTYPE_UNIFIED, end->op.ptr.ptr));
 }
 
 static uint64_t fabric_bytes(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count) {

@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#include "cuda_abi.h"
+#include "../driver/cuda.h"
 
 /* X(field, symbol, symbol of an older driver or the same one again, parameters) */
 #define SP_DRIVER_FUNCTIONS(X)                                                                                         \

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "cuda_abi.h"
+#include "../driver/cuda.h"
 
 #pragma GCC visibility push(hidden)
 

@@ -36,9 +36,9 @@ size_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels) 
   return sum;
 }
 
-size_t array_element(int format, unsigned channels) {
+size_t array_element(unsigned format, unsigned channels) {
   static const struct {
-    int format;
+    unsigned format;
     size_t bytes;
     unsigned channels; /* 0: the program says */
   } formats[] = {{0x01, 1, 0}, {0x02, 2, 0}, {0x03, 4, 0}, {0x08, 1, 0}, {0x09, 2, 0}, {0x0a, 4, 0}, {0x10, 2, 0},
@@ -82,7 +82,7 @@ static CUresult place(struct context *context, size_t bytes, unsigned flags, int
                           .lead = lead,
                           .context = context,
                           .device = context->device,
-                          .kind = MEMORY_ARRAY,
+                          .kind = CU_MEMORYTYPE_ARRAY,
                           .source = BLOCK_ARRAY,
                           .in_file = fd >= 0};
   if (mapped && add_block(*block) && find_block(block->address, block))

@@ -27,7 +27,7 @@ struct mipmap {
 };
 
 /* Bytes of one element, all channels; 0: not a format that is simulated. */
-size_t array_element(int format, unsigned channels);
+size_t array_element(unsigned format, unsigned channels);
 size_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
 /* A mipmap whose levels lie one after the other. With a descriptor of memory: mapped from there, at no charge. */
 CUresult mipmap_new(struct context *context, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels, int fd,

@@ -15,14 +15,14 @@ static CUresult copy(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t b
 }
 
 #define HOST(p)       ((CUdeviceptr)(uintptr_t)(p))
-#define PER_THREAD(s) ((s) ? (s) : STREAM_PER_THREAD)
+#define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
 #define COPY(name, parameters, dst, src)                                                                               \
   EXPORT CUresult name##_v2 parameters {                                                                               \
     return copy(NULL, dst, src, bytes, true);                                                                          \
   }                                                                                                                    \
   EXPORT CUresult name##_v2_ptds parameters {                                                                          \
-    return copy(STREAM_PER_THREAD, dst, src, bytes, true);                                                             \
+    return copy(CU_STREAM_PER_THREAD, dst, src, bytes, true);                                                          \
   }
 #define COPY_ASYNC(name, dst, src, ...)                                                                                \
   EXPORT CUresult name##_v2(__VA_ARGS__, CUstream stream) {                                                            \

@@ -4,20 +4,24 @@
 enum { FLAG_NO_BARRIER = 1, FLAG_FLUSH = 1 << 30 };
 
 static bool is_write(const CUstreamBatchMemOpParams *operation) {
-  return operation->operation == OP_WRITE_32 || operation->operation == OP_WRITE_64;
+  return operation->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 ||
+         operation->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
 }
 
 static uint32_t word_bytes(const CUstreamBatchMemOpParams *operation) {
-  return operation->operation == OP_WRITE_64 || operation->operation == OP_WAIT_64 ? 8 : 4;
+  return operation->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ||
+                 operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64
+             ? 8
+             : 4;
 }
 
 /* A wait on a word outside the driver's memory could find it gone. */
 static CUresult check(const CUstreamBatchMemOpParams *operation) {
-  CUdeviceptr address = operation->word.address;
-  unsigned flags = operation->word.flags;
+  CUdeviceptr address = operation->waitValue.address;
+  unsigned flags = operation->waitValue.flags;
   uint32_t bytes = word_bytes(operation);
   struct block block;
-  if (operation->operation == OP_FLUSH || operation->operation == OP_BARRIER)
+  if (operation->operation == CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES || operation->operation == CU_STREAM_MEM_OP_BARRIER)
     return CUDA_SUCCESS;
   if ((!is_write(operation) && !waits_for_word(operation)) || !address || address % bytes)
     return CUDA_ERROR_INVALID_VALUE;
@@ -36,8 +40,8 @@ CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned c
 
 CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams *operation) {
   uint32_t bytes = word_bytes(operation);
-  CUdeviceptr address = operation->word.address;
-  uint64_t value = bytes == 8 ? operation->word.value : (uint32_t)operation->word.value;
+  CUdeviceptr address = operation->waitValue.address;
+  uint64_t value = bytes == 8 ? operation->waitValue.value64 : (uint32_t)operation->waitValue.value64;
   struct sg_item item = {.kind = SG_WRITE, .watch = address, .watch_bytes = bytes, .seq = value};
   if (is_write(operation)) {
     struct effect effect = {.kind = EFFECT_WRITE, .element = bytes, .value = value, .dst = (void *)(uintptr_t)address};
@@ -47,7 +51,7 @@ CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams 
     return CUDA_SUCCESS;                          /* a barrier or a flush: the owner writes in order */
   struct effect watching = {.kind = EFFECT_LIST}; /* keeps the owner looking at the word until it is over */
   item.kind = SG_WATCH;
-  item.peer = operation->word.flags & ~(unsigned)FLAG_FLUSH;
+  item.peer = operation->waitValue.flags & ~(unsigned)FLAG_FLUSH;
   return submit(stream, item, &watching, NULL);
 }
 
@@ -66,8 +70,8 @@ static CUresult issue_operations(CUstream handle, CUstreamBatchMemOpParams *oper
     return result;
   if (is_capturing(stream)) {
     struct body body;
-    CUgraphNodeParams params = {.type = NODE_BATCH,
-                                .batch = {.ctx = stream->context, .count = count, .paramArray = operations}};
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                                .memOp = {.ctx = stream->context, .count = count, .paramArray = operations}};
     result = body_make(&params, &body);
     if (!result)
       result = capture_node(stream, &body);
@@ -94,14 +98,14 @@ EXPORT CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatc
 #define ONE(name, operation_, value_type)                                                                              \
   EXPORT CUresult name##_v2(CUstream stream, CUdeviceptr address, value_type value, unsigned flags) {                  \
     uint64_t entry_ns = sg_now();                                                                                      \
-    CUstreamBatchMemOpParams one = {.word = {.operation = operation_, .address = address, .flags = flags}};            \
-    one.word.value = value;                                                                                            \
+    CUstreamBatchMemOpParams one = {.waitValue = {.operation = operation_, .address = address, .flags = flags}};       \
+    one.waitValue.value64 = value;                                                                                     \
     return issue_operations(stream, &one, 1, entry_ns);                                                                \
   }                                                                                                                    \
   EXPORT CUresult name(CUstream stream, CUdeviceptr address, value_type value, unsigned flags) {                       \
     return name##_v2(stream, address, value, flags);                                                                   \
   }
-ONE(cuStreamWriteValue32, OP_WRITE_32, uint32_t)
-ONE(cuStreamWriteValue64, OP_WRITE_64, uint64_t)
-ONE(cuStreamWaitValue32, OP_WAIT_32, uint32_t)
-ONE(cuStreamWaitValue64, OP_WAIT_64, uint64_t)
+ONE(cuStreamWriteValue32, CU_STREAM_MEM_OP_WRITE_VALUE_32, uint32_t)
+ONE(cuStreamWriteValue64, CU_STREAM_MEM_OP_WRITE_VALUE_64, uint64_t)
+ONE(cuStreamWaitValue32, CU_STREAM_MEM_OP_WAIT_VALUE_32, uint32_t)
+ONE(cuStreamWaitValue64, CU_STREAM_MEM_OP_WAIT_VALUE_64, uint64_t)

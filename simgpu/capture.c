@@ -19,7 +19,7 @@ struct capture {
 };
 static struct capture *captures;
 
-static __thread int thread_mode = CAPTURE_GLOBAL;
+static __thread int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 static __thread char thread_mark; /* its address names the thread */
 
 bool is_capturing(const struct stream *stream) {
@@ -110,13 +110,13 @@ void capture_forget(struct stream *stream) {
 }
 
 CUresult unsafe_call(void) {
-  if (none_open() || thread_mode == CAPTURE_RELAXED)
+  if (none_open() || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&process.lock);
   for (struct capture *capture = captures; capture; capture = capture->next) {
-    bool mine = capture->thread == &thread_mark && capture->mode != CAPTURE_RELAXED;
-    bool others = thread_mode == CAPTURE_GLOBAL && capture->mode == CAPTURE_GLOBAL;
+    bool mine = capture->thread == &thread_mark && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool others = thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
     if (mine || others) {
       capture->invalid = true;
       result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -129,7 +129,7 @@ CUresult unsafe_call(void) {
 /* With process.lock: does the capture hold a stream of this context that the legacy stream would wait for? */
 static bool blocks_legacy(const struct capture *capture, const struct context *context) {
   for (uint32_t n = 0; n < capture->count; n++)
-    if (capture->streams[n]->context == context && !(capture->streams[n]->flags & STREAM_NON_BLOCKING))
+    if (capture->streams[n]->context == context && !(capture->streams[n]->flags & CU_STREAM_NON_BLOCKING))
       return true;
   return false;
 }
@@ -171,7 +171,7 @@ CUresult capture_node(struct stream *stream, const struct body *body) {
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
   CUresult result = !capture || capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-  if (!result && body->params.type == NODE_FREE)
+  if (!result && body->params.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     result = graph_memory_freed_by(body->memory, capture->graph);
   if (!result) {
     struct node *node = graph_add(capture->graph, body, stream->frontier, stream->frontier_count);
@@ -255,7 +255,8 @@ static bool nodes_of(const struct graph *graph, CUgraphNode const *nodes, size_t
 /* `into`: NULL makes a graph. */
 static CUresult begin(CUstream handle, struct graph *into, CUgraphNode const *on, size_t count, int mode) {
   FIND_STREAM(handle);
-  if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED || (count && !on) || (into && !nodes_of(into, on, count)))
+  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED || (count && !on) ||
+      (into && !nodes_of(into, on, count)))
     return CUDA_ERROR_INVALID_VALUE;
   if (!stream->lane)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -299,7 +300,7 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, CUgr
   return result ? result : begin(stream, graph, on, count, mode);
 }
 EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
-  return cuStreamBeginCapture_v2(stream, CAPTURE_GLOBAL);
+  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
 /* With process.lock: is the last work of every stream that joined the capture something that the origin waits for? */
@@ -332,7 +333,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
   struct capture *capture = stream->capture;
   if (!capture) {
     result = CUDA_ERROR_ILLEGAL_STATE;
-  } else if (capture->mode != CAPTURE_RELAXED && capture->thread != &thread_mark) {
+  } else if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != &thread_mark) {
     result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   } else if (capture->origin != stream) {
     capture->invalid = true;
@@ -359,7 +360,9 @@ EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
   if (result || !status)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&process.lock);
-  *status = !stream->capture ? CAPTURE_NONE : stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE;
+  *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   pthread_mutex_unlock(&process.lock);
   return CUDA_SUCCESS;
 }
@@ -372,7 +375,9 @@ EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
-  *status = !capture ? CAPTURE_NONE : capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE;
+  *status = !capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+            : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                               : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   if (id)
     *id = capture ? capture->id : 0;
   if (graph)
@@ -421,7 +426,7 @@ EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNod
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
   CUresult result = ready();
-  if (result || !mode || *mode < CAPTURE_GLOBAL || *mode > CAPTURE_RELAXED)
+  if (result || !mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   int before = thread_mode;
   thread_mode = *mode;

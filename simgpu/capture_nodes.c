@@ -16,7 +16,7 @@ CUresult capture_add(struct stream *stream, const struct sg_item *what, const st
 
 CUresult capture_kernel(struct stream *stream, const struct launch *launch, const struct sg_item *item) {
   struct body body = {.item = *item,
-                      .params = {.type = NODE_KERNEL,
+                      .params = {.type = CU_GRAPH_NODE_TYPE_KERNEL,
                                  .kernel = {.func = launch->function,
                                             .gridDimX = launch->grid[0],
                                             .gridDimY = launch->grid[1],
@@ -29,9 +29,10 @@ CUresult capture_kernel(struct stream *stream, const struct launch *launch, cons
 }
 
 CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
-  CUgraphNodeParams params = {.type = NODE_ALLOC,
-                              .alloc = {.poolProps = {.allocType = 1, .locationType = 1}, .bytesize = bytes}};
-  device_ordinal(stream->context->device, &params.alloc.poolProps.locationId);
+  CUgraphNodeParams params = {
+      .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+      .alloc = {.poolProps = {.allocType = 1, .location.type = CU_MEM_LOCATION_TYPE_DEVICE}, .bytesize = bytes}};
+  device_ordinal(stream->context->device, &params.alloc.poolProps.location.id);
   struct body body = {.params = params, .item.kind = SG_WRITE};
   CUresult result = graph_memory_new(stream->context->device, bytes, &body.memory);
   if (!result)
@@ -44,14 +45,15 @@ CUresult capture_alloc(struct stream *stream, size_t bytes, CUdeviceptr *out) {
 }
 
 CUresult capture_free(struct stream *stream, const struct block *block) {
-  CUgraphNodeParams params = {.type = NODE_FREE, .free = block->address};
+  CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free.dptr = block->address};
   struct body body;
   CUresult made = body_make(&params, &body);
   return add_body(stream, &body, made);
 }
 
 CUresult capture_external(struct stream *stream, struct event *event, bool record) {
-  CUgraphNodeParams params = {.type = record ? NODE_RECORD : NODE_WAIT, .event = event};
+  CUgraphNodeParams params = {.type = record ? CU_GRAPH_NODE_TYPE_EVENT_RECORD : CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+                              .eventWait.event = event};
   struct body body;
   CUresult made = body_make(&params, &body);
   return add_body(stream, &body, made);

@@ -7,7 +7,7 @@
 #define STAGED_BYTES 65536 /* pageable memory up to here is copied aside, so that the caller may go on at once */
 
 static bool on_device(const void *address, struct block *block) {
-  return find_block((uintptr_t)address, block) && block->kind != MEMORY_HOST;
+  return find_block((uintptr_t)address, block) && block->kind != CU_MEMORYTYPE_HOST;
 }
 
 /* Addresses without memory, and memory that no one may use yet, are not there for a copy. */
@@ -101,7 +101,7 @@ static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, s
 }
 
 #define HOST(p)       ((CUdeviceptr)(uintptr_t)(p))
-#define PER_THREAD(s) ((s) ? (s) : STREAM_PER_THREAD)
+#define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
 /* A copying call in its blocking form, its stream form, and the forms of both for the per-thread default stream. */
 #define COPY(name, parameters, what)                                                                                   \
@@ -109,7 +109,7 @@ static struct effect filled(CUdeviceptr dst, uint64_t value, uint32_t element, s
     return transfer(NULL, what, true);                                                                                 \
   }                                                                                                                    \
   EXPORT CUresult name##_ptds parameters {                                                                             \
-    return transfer(STREAM_PER_THREAD, what, true);                                                                    \
+    return transfer(CU_STREAM_PER_THREAD, what, true);                                                                 \
   }
 #define COPY_ASYNC(name, what, ...)                                                                                    \
   EXPORT CUresult name(__VA_ARGS__, CUstream stream) {                                                                 \
@@ -173,13 +173,13 @@ CUresult boxed(const CUDA_MEMCPY3D *box, struct effect *effect) {
   if (!box)
     return CUDA_ERROR_INVALID_VALUE;
   const size_t from[] = {box->srcXInBytes, box->srcY, box->srcZ}, to[] = {box->dstXInBytes, box->dstY, box->dstZ};
-  struct end src = {box->srcMemoryType == MEMORY_HOST ? (uintptr_t)box->srcHost : (uintptr_t)box->srcDevice,
+  struct end src = {box->srcMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)box->srcHost : (uintptr_t)box->srcDevice,
                     box->srcPitch, box->srcPitch * box->srcHeight};
-  struct end dst = {box->dstMemoryType == MEMORY_HOST ? (uintptr_t)box->dstHost : (uintptr_t)box->dstDevice,
+  struct end dst = {box->dstMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)box->dstHost : (uintptr_t)box->dstDevice,
                     box->dstPitch, box->dstPitch * box->dstHeight};
-  if (box->srcMemoryType == MEMORY_ARRAY && !in_array(box->srcArray, from, box, &src))
+  if (box->srcMemoryType == CU_MEMORYTYPE_ARRAY && !in_array(box->srcArray, from, box, &src))
     return CUDA_ERROR_INVALID_VALUE;
-  if (box->dstMemoryType == MEMORY_ARRAY && !in_array(box->dstArray, to, box, &dst))
+  if (box->dstMemoryType == CU_MEMORYTYPE_ARRAY && !in_array(box->dstArray, to, box, &dst))
     return CUDA_ERROR_INVALID_VALUE;
   if (!src.address || !dst.address)
     return CUDA_ERROR_INVALID_VALUE;
@@ -234,7 +234,7 @@ static CUresult copy_rectangle(const CUDA_MEMCPY2D *flat_box, CUstream stream, b
     return function(box, NULL, true);                                                                                  \
   }                                                                                                                    \
   EXPORT CUresult name##_v2_ptds(const type *box) {                                                                    \
-    return function(box, STREAM_PER_THREAD, true);                                                                     \
+    return function(box, CU_STREAM_PER_THREAD, true);                                                                  \
   }                                                                                                                    \
   EXPORT CUresult name##Async_v2(const type *box, CUstream stream) {                                                   \
     return function(box, stream, false);                                                                               \
@@ -248,7 +248,7 @@ EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *box) {
   return copy_rectangle(box, NULL, true);
 }
 EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *box) {
-  return copy_rectangle(box, STREAM_PER_THREAD, true);
+  return copy_rectangle(box, CU_STREAM_PER_THREAD, true);
 }
 
 /* A copy between devices has contexts where a plain one has nothing; addresses say the same. */
@@ -256,7 +256,7 @@ EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D *box) {
   return copy_box(box, NULL, true);
 }
 EXPORT CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D *box) {
-  return copy_box(box, STREAM_PER_THREAD, true);
+  return copy_box(box, CU_STREAM_PER_THREAD, true);
 }
 EXPORT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D *box, CUstream stream) {
   return copy_box(box, stream, false);

@@ -9,7 +9,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
   CUresult result = enter(&context);
   if (result)
     return result;
-  if (!out || flags & ~7u || (flags & 4 && !(flags & EVENT_DISABLE_TIMING)))
+  if (!out || flags & ~7u || (flags & 4 && !(flags & CU_EVENT_DISABLE_TIMING)))
     return CUDA_ERROR_INVALID_VALUE;
   if (flags & 4)
     return not_supported("interprocess events");
@@ -155,7 +155,7 @@ EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end)
     result = usable(end, &context);
   if (result)
     return result;
-  if (!out_ms || (start->flags | end->flags) & EVENT_DISABLE_TIMING || start->recorded == start->base ||
+  if (!out_ms || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || start->recorded == start->base ||
       end->recorded == end->base)
     return CUDA_ERROR_INVALID_HANDLE;
   sg_lock_advanced(&process.state);

@@ -45,7 +45,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, uns
   CUresult result = graph_valid(graph);
   if (result || !out || flags & ~(unsigned long long)INSTANTIATE_ALL || graph->capturing)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  if (flags & INSTANTIATE_DEVICE_LAUNCH)
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH)
     return not_supported("graphs launched from the device");
   struct exec *exec = handle_new(EXEC_HANDLE, sizeof *exec);
   if (!exec)
@@ -66,17 +66,17 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, CU
   if (!params)
     return CUDA_ERROR_INVALID_VALUE;
   CUresult result = cuGraphInstantiateWithFlags(out, graph, params->flags);
-  if (!result && params->flags & INSTANTIATE_UPLOAD)
-    if ((result = cuGraphUpload(*out, params->upload)))
+  if (!result && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+    if ((result = cuGraphUpload(*out, params->hUploadStream)))
       cuGraphExecDestroy(*out);
-  params->error_node = NULL;
-  params->result = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0; /* CUgraphInstantiateResult */
+  params->hErrNode_out = NULL;
+  params->result_out = result ? result == CUDA_ERROR_NOT_SUPPORTED ? 3 : 1 : 0; /* CUgraphInstantiateResult */
   return result;
 }
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
                                                   CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
-  if (params && !params->upload)
-    params->upload = STREAM_PER_THREAD;
+  if (params && !params->hUploadStream)
+    params->hUploadStream = CU_STREAM_PER_THREAD;
   return cuGraphInstantiateWithParams(out, graph, params);
 }
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t bytes) {
@@ -144,20 +144,20 @@ static CUresult launch_step(struct stream *stream, const struct step *step) {
   if (step->kind == STEP_WORK)
     return launch_work(stream, step);
   switch (body->params.type) {
-  case NODE_HOST:
+  case CU_GRAPH_NODE_TYPE_HOST:
     return submit(stream, (struct sg_item){.kind = SG_HOST}, body->effect, NULL);
-  case NODE_RECORD:
-    return submit_record(stream, body->params.event);
-  case NODE_WAIT:
-    return submit_wait(stream, body->params.event);
+  case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    return submit_record(stream, body->params.eventWait.event);
+  case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+    return submit_wait(stream, body->params.eventWait.event);
   default:
-    return launch_words(stream, &body->params.batch);
+    return launch_words(stream, &body->params.memOp);
   }
 }
 
 /* Into a capture a launch goes as a child graph. */
 static CUresult capture_launch(CUgraphExec exec, struct stream *stream) {
-  CUgraphNodeParams params = {.type = NODE_GRAPH, .graph.graph = exec->graph};
+  CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph.graph = exec->graph};
   struct body body;
   CUresult result = body_make(&params, &body);
   if (!result)
@@ -179,7 +179,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     return capture_launch(exec, stream);
   result = graph_memory_reserve(exec->graph, stream->context);
   if (!result)
-    result = graph_memory_launch(exec->graph, exec->flags & INSTANTIATE_AUTO_FREE);
+    result = graph_memory_launch(exec->graph, exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
   if (result)
     return result;
   burn(entry_ns, process.settings.launch_cost_ns);
@@ -188,7 +188,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
   return result;
 }
 EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-  return cuGraphLaunch(exec, stream ? stream : STREAM_PER_THREAD);
+  return cuGraphLaunch(exec, stream ? stream : CU_STREAM_PER_THREAD);
 }
 
 /* The memory is all that there is to upload. */
@@ -202,7 +202,7 @@ EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle) {
   return result ? result : graph_memory_reserve(exec->graph, stream->context);
 }
 EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
-  return cuGraphUpload(exec, stream ? stream : STREAM_PER_THREAD);
+  return cuGraphUpload(exec, stream ? stream : CU_STREAM_PER_THREAD);
 }
 
 /* --- changing ----------------------------------------------------------------------------------------------------- */
@@ -210,7 +210,7 @@ EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
 /* Only what has a cost and a result of its own can be left out. */
 static CUresult find_switchable(CUgraphExec exec, CUgraphNode original, struct node **node) {
   *node = exec_node(exec, original);
-  return *node && (*node)->body.params.type <= NODE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return *node && (*node)->body.params.type <= CU_GRAPH_NODE_TYPE_MEMSET ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode original, unsigned enabled) {
@@ -238,20 +238,20 @@ static CUgraphExecUpdateResultInfo refused(int why, struct node *node, struct no
 /* Nodes are paired in the order in which they were added. */
 static CUgraphExecUpdateResultInfo compare(struct graph *own, struct graph *with) {
   if (own->count != with->count)
-    return refused(UPDATE_TOPOLOGY_CHANGED, NULL, NULL);
+    return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, NULL, NULL);
   for (uint32_t n = 0; n < own->count; n++) {
     struct node *a = own->nodes[n], *b = with->nodes[n];
     if (a->body.params.type != b->body.params.type)
-      return refused(UPDATE_TYPE_CHANGED, b, NULL);
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, b, NULL);
     if (a->on_count != b->on_count)
-      return refused(UPDATE_TOPOLOGY_CHANGED, b, NULL);
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, NULL);
     for (uint32_t m = 0; m < a->on_count; m++)
       if (graph_index(own, a->on[m]) != graph_index(with, b->on[m]))
-        return refused(UPDATE_TOPOLOGY_CHANGED, b, b->on[m]);
+        return refused(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, b, b->on[m]);
     if (a->body.memory != b->body.memory)
-      return refused(UPDATE_NOT_SUPPORTED, b, NULL);
-    if (a->body.params.type == NODE_MEMCPY && a->body.item.kind != b->body.item.kind)
-      return refused(UPDATE_PARAMETERS_CHANGED, b, NULL);
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED, b, NULL);
+    if (a->body.params.type == CU_GRAPH_NODE_TYPE_MEMCPY && a->body.item.kind != b->body.item.kind)
+      return refused(CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, b, NULL);
     CUgraphExecUpdateResultInfo child = {0};
     if (a->body.child)
       child = compare(a->body.child, b->body.child);
@@ -279,7 +279,7 @@ static bool replace(struct graph *own, struct graph *with) {
 }
 
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
-  CUgraphExecUpdateResultInfo own = {.result = UPDATE_ERROR};
+  CUgraphExecUpdateResultInfo own = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
   CUresult result = graph_valid(graph);
   if (!result)
     result = is_handle(exec, EXEC_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -297,7 +297,7 @@ EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *
   CUgraphExecUpdateResultInfo info;
   CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
   if (error)
-    *error = info.error_node;
+    *error = info.errorNode;
   if (verdict)
     *verdict = info.result;
   return result;

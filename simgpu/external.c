@@ -77,7 +77,7 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemo
                         .lead = lead,
                         .context = context,
                         .device = external->device,
-                        .kind = MEMORY_DEVICE,
+                        .kind = CU_MEMORYTYPE_DEVICE,
                         .source = BLOCK_EXTERNAL,
                         .in_file = true};
   if (!at || !add_block(block)) {

@@ -340,7 +340,7 @@ static const char *label_of(const struct node *node) {
                                        "empty",     "event wait", "event record", "",     "",
                                        "mem alloc", "mem free",   "batch mem op"};
   const struct function *function = node->body.params.kernel.func;
-  if (node->body.params.type == NODE_KERNEL && find_function((CUfunction)function))
+  if (node->body.params.type == CU_GRAPH_NODE_TYPE_KERNEL && find_function((CUfunction)function))
     return function->name;
   return labels[node->body.params.type];
 }

@@ -2,7 +2,7 @@
 #ifndef SIMGPU_GRAPH_H
 #define SIMGPU_GRAPH_H
 
-#include "graph_abi.h"
+#include "abi.h"
 #include "process.h"
 
 /* What a node does. */
@@ -92,7 +92,8 @@ void graph_memory_over(void *memory);
 CUresult check_operations(const CUstreamBatchMemOpParams *operations, unsigned count);
 CUresult submit_operation(struct stream *stream, const CUstreamBatchMemOpParams *operation);
 static inline bool waits_for_word(const CUstreamBatchMemOpParams *operation) {
-  return operation->operation == OP_WAIT_32 || operation->operation == OP_WAIT_64;
+  return operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ||
+         operation->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64;
 }
 
 /* capture.c */

@@ -89,7 +89,7 @@ CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **o
   struct graph_memory *memory = calloc(1, sizeof *memory);
   void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   struct block block = {
-      .address = (uintptr_t)at, .bytes = bytes, .device = device, .kind = MEMORY_DEVICE, .graph = memory};
+      .address = (uintptr_t)at, .bytes = bytes, .device = device, .kind = CU_MEMORYTYPE_DEVICE, .graph = memory};
   if (!memory || at == MAP_FAILED || !add_block(block)) {
     if (at != MAP_FAILED)
       munmap(at, bytes);
@@ -124,7 +124,7 @@ void graph_memory_drop(struct graph_memory *memory) {
 
 static bool allocates(const struct graph *graph, const struct graph_memory *memory) {
   for (uint32_t n = 0; n < graph->count; n++)
-    if (graph->nodes[n]->body.memory == memory && graph->nodes[n]->body.params.type == NODE_ALLOC)
+    if (graph->nodes[n]->body.memory == memory && graph->nodes[n]->body.params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
       return true;
   return false;
 }
@@ -166,16 +166,16 @@ static bool all(struct graph *graph, visitor *visit, void *argument) {
 
 static bool is_free(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
-  return type != NODE_ALLOC || !memory->execs;
+  return type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || !memory->execs;
 }
 static bool instantiate(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
-  memory->execs += type == NODE_ALLOC;
+  memory->execs += type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   return true;
 }
 static bool retire(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
-  memory->execs -= type == NODE_ALLOC;
+  memory->execs -= type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   if (!memory->execs)
     give_back(memory);
   return true;
@@ -193,7 +193,7 @@ void graph_memory_retire(struct graph *graph) {
 }
 
 static bool reserve(struct graph_memory *memory, int type, void *context) {
-  if (type != NODE_ALLOC || memory->charged)
+  if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->charged)
     return true;
   if (lies_elsewhere(memory, context) ? charge_process(memory->device, SG_POOLS, memory->bytes)
                                       : charge(context, memory->bytes))
@@ -216,15 +216,15 @@ CUresult graph_memory_reserve(struct graph *graph, struct context *context) {
 }
 
 static bool may_launch(struct graph_memory *memory, int type, void *auto_free) {
-  if (type == NODE_FREE)
+  if (type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     return memory->owned || memory->freed_inside;
   return memory->freed_inside || !memory->owned || *(bool *)auto_free;
 }
 static bool launch(struct graph_memory *memory, int type, void *unused) {
   (void)unused;
-  if (type == NODE_FREE && !memory->freed_inside)
+  if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && !memory->freed_inside)
     memory->owned = false; /* it ends when the launch gets there */
-  if (type != NODE_ALLOC || memory->owned)
+  if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || memory->owned)
     return true; /* freed and allocated anew: the same as kept */
   allocated(memory);
   memory->owned = !memory->freed_inside;

@@ -7,7 +7,7 @@
 /* --- bodies ------------------------------------------------------------------------------------------------------ */
 
 static CUresult kernel_body(struct body *body) {
-  const CUDA_KERNEL_NODE_PARAMS *params = &body->params.kernel;
+  const CUDA_KERNEL_NODE_PARAMS_v2 *params = &body->params.kernel;
   struct context *context;
   CUresult result = enter(&context);
   CUfunction function = params->func ? params->func : params->kern;
@@ -38,7 +38,7 @@ static CUresult memcpy_body(struct body *body) {
 }
 
 static CUresult memset_body(struct body *body) {
-  const CUDA_MEMSET_NODE_PARAMS *params = &body->params.memset;
+  const CUDA_MEMSET_NODE_PARAMS_v2 *params = &body->params.memset;
   if (!params->dst || (params->elementSize != 1 && params->elementSize != 2 && params->elementSize != 4))
     return CUDA_ERROR_INVALID_VALUE;
   struct effect effect = {.kind = EFFECT_SET,
@@ -53,7 +53,7 @@ static CUresult memset_body(struct body *body) {
 }
 
 static CUresult host_body(struct body *body) {
-  const CUDA_HOST_NODE_PARAMS *params = &body->params.host;
+  const CUDA_HOST_NODE_PARAMS_v1 *params = &body->params.host;
   struct effect effect = {.kind = EFFECT_CALL, .call = params->fn, .data = params->userData};
   if (!params->fn)
     return CUDA_ERROR_INVALID_VALUE;
@@ -79,13 +79,13 @@ static CUresult child_body(struct body *body) {
 }
 
 static CUresult event_body(struct body *body) {
-  return is_handle(body->params.event, EVENT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return is_handle(body->params.eventWait.event, EVENT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult alloc_body(struct body *body) {
   CUDA_MEM_ALLOC_NODE_PARAMS *params = &body->params.alloc;
-  int device = params->poolProps.locationId;
-  if (params->poolProps.locationType != 1 || device < 0 || (uint32_t)device >= process.device_count ||
+  int device = params->poolProps.location.id;
+  if (params->poolProps.location.type != 1 || device < 0 || (uint32_t)device >= process.device_count ||
       !params->bytesize)
     return CUDA_ERROR_INVALID_VALUE;
   CUresult result = graph_memory_new(process.devices[device], params->bytesize, &body->memory);
@@ -96,7 +96,7 @@ static CUresult alloc_body(struct body *body) {
 
 static CUresult free_body(struct body *body) {
   struct block block;
-  CUdeviceptr address = body->params.free;
+  CUdeviceptr address = body->params.free.dptr;
   if (!find_block(address, &block) || block.address != address || !block.graph)
     return CUDA_ERROR_INVALID_VALUE;
   body->memory = block.graph;
@@ -105,7 +105,7 @@ static CUresult free_body(struct body *body) {
 }
 
 static bool own_operations(struct body *body) {
-  CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.batch;
+  CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.memOp;
   CUstreamBatchMemOpParams *own = calloc(params->count + 1, sizeof *own);
   if (own)
     memcpy(own, params->paramArray, params->count * sizeof *own);
@@ -114,7 +114,7 @@ static bool own_operations(struct body *body) {
 }
 
 static CUresult batch_body(struct body *body) {
-  CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.batch;
+  CUDA_BATCH_MEM_OP_NODE_PARAMS *params = &body->params.memOp;
   CUresult result = params->flags ? CUDA_ERROR_INVALID_VALUE : check_operations(params->paramArray, params->count);
   if (result)
     params->paramArray = NULL;
@@ -123,15 +123,17 @@ static CUresult batch_body(struct body *body) {
 
 CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
   static CUresult (*const makers[])(struct body *) = {
-      [NODE_KERNEL] = kernel_body, [NODE_MEMCPY] = memcpy_body, [NODE_MEMSET] = memset_body, [NODE_HOST] = host_body,
-      [NODE_GRAPH] = child_body,   [NODE_WAIT] = event_body,    [NODE_RECORD] = event_body,  [NODE_ALLOC] = alloc_body,
-      [NODE_FREE] = free_body,     [NODE_BATCH] = batch_body};
+      [CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,      [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
+      [CU_GRAPH_NODE_TYPE_MEMSET] = memset_body,      [CU_GRAPH_NODE_TYPE_HOST] = host_body,
+      [CU_GRAPH_NODE_TYPE_GRAPH] = child_body,        [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = event_body,
+      [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = event_body, [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = alloc_body,
+      [CU_GRAPH_NODE_TYPE_MEM_FREE] = free_body,      [CU_GRAPH_NODE_TYPE_BATCH_MEM_OP] = batch_body};
   CUresult result = ready();
   *body = (struct body){.item.kind = SG_WRITE};
   if (result)
     return result;
   body->params = *params;
-  if (params->type == NODE_EMPTY)
+  if (params->type == CU_GRAPH_NODE_TYPE_EMPTY)
     return CUDA_SUCCESS;
   if (params->type < 0 || (size_t)params->type >= sizeof makers / sizeof *makers || !makers[params->type])
     return not_supported("this type of graph node");
@@ -147,7 +149,7 @@ bool body_copy(const struct body *from, struct body *to) {
   if (to->memory)
     graph_memory_hold(to->memory);
   bool whole = (!from->effect || to->effect) && (!from->child || to->child);
-  if (from->params.type == NODE_BATCH)
+  if (from->params.type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
     whole &= own_operations(to);
   if (!whole)
     body_free(to);
@@ -160,32 +162,32 @@ void body_free(struct body *body) {
     graph_free(body->child);
   if (body->memory)
     graph_memory_drop(body->memory);
-  if (body->params.type == NODE_BATCH)
-    free(body->params.batch.paramArray);
+  if (body->params.type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
+    free(body->params.memOp.paramArray);
 }
 
 CUresult body_of_item(const struct sg_item *item, const struct effect *effect, struct body *body) {
   *body = (struct body){.item = *item};
   body->effect = effect ? effect_copy_of(effect) : NULL;
-  body->params.type = item->kind == SG_KERNEL ? NODE_KERNEL
-                      : item->kind == SG_HOST ? NODE_HOST
-                      : effect                ? (effect->kind == EFFECT_SET ? NODE_MEMSET : NODE_MEMCPY)
-                                              : NODE_EMPTY;
-  if (body->params.type == NODE_HOST)
-    body->params.host = (CUDA_HOST_NODE_PARAMS){effect->call, effect->data};
-  if (body->params.type == NODE_MEMSET)
-    body->params.memset = (CUDA_MEMSET_NODE_PARAMS){.dst = (uintptr_t)effect->dst,
-                                                    .pitch = effect->dst_pitch,
-                                                    .value = (unsigned)effect->value,
-                                                    .elementSize = effect->element,
-                                                    .width = effect->width / effect->element,
-                                                    .height = effect->height};
-  if (body->params.type == NODE_MEMCPY && effect->kind == EFFECT_COPY)
-    body->params.memcpy.copyParams = (CUDA_MEMCPY3D){.srcMemoryType = MEMORY_UNIFIED,
+  body->params.type = item->kind == SG_KERNEL ? CU_GRAPH_NODE_TYPE_KERNEL
+                      : item->kind == SG_HOST ? CU_GRAPH_NODE_TYPE_HOST
+                      : effect ? (effect->kind == EFFECT_SET ? CU_GRAPH_NODE_TYPE_MEMSET : CU_GRAPH_NODE_TYPE_MEMCPY)
+                               : CU_GRAPH_NODE_TYPE_EMPTY;
+  if (body->params.type == CU_GRAPH_NODE_TYPE_HOST)
+    body->params.host = (CUDA_HOST_NODE_PARAMS_v1){effect->call, effect->data};
+  if (body->params.type == CU_GRAPH_NODE_TYPE_MEMSET)
+    body->params.memset = (CUDA_MEMSET_NODE_PARAMS_v2){.dst = (uintptr_t)effect->dst,
+                                                       .pitch = effect->dst_pitch,
+                                                       .value = (unsigned)effect->value,
+                                                       .elementSize = effect->element,
+                                                       .width = effect->width / effect->element,
+                                                       .height = effect->height};
+  if (body->params.type == CU_GRAPH_NODE_TYPE_MEMCPY && effect->kind == EFFECT_COPY)
+    body->params.memcpy.copyParams = (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                                                      .srcDevice = (uintptr_t)effect->src,
                                                      .srcPitch = effect->src_pitch,
                                                      .srcHeight = effect->height,
-                                                     .dstMemoryType = MEMORY_UNIFIED,
+                                                     .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
                                                      .dstDevice = (uintptr_t)effect->dst,
                                                      .dstPitch = effect->dst_pitch,
                                                      .dstHeight = effect->height,
@@ -206,18 +208,18 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size
       return CUDA_ERROR_INVALID_VALUE;
   struct body body;
   result = body_make(params, &body);
-  if (!result && params->type == NODE_FREE)
+  if (!result && params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     result = graph_memory_freed_by(body.memory, graph);
   struct node *node = result ? NULL : graph_add(graph, &body, on, (uint32_t)count);
   if (!node) {
-    if (params->type == NODE_GRAPH && body.child == params->graph.graph)
+    if (params->type == CU_GRAPH_NODE_TYPE_GRAPH && body.child == params->graph.graph)
       body.child = NULL; /* not ours yet */
     body_free(&body);
     return result ? result : CUDA_ERROR_OUT_OF_MEMORY;
   }
-  if (params->type == NODE_ALLOC)
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
     params->alloc.dptr = node->body.params.alloc.dptr;
-  if (params->type == NODE_GRAPH)
+  if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
     params->graph.graph = node->body.child;
   *out = node;
   return CUDA_SUCCESS;
@@ -227,7 +229,7 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size
 static CUresult set(struct node *node, const CUgraphNodeParams *params) {
   if (!is_handle(node, NODE_HANDLE) || !params || node->body.params.type != params->type)
     return CUDA_ERROR_INVALID_VALUE;
-  if (params->type == NODE_ALLOC || params->type == NODE_FREE)
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     return CUDA_ERROR_NOT_SUPPORTED;
   struct body body;
   CUresult result = body_make(params, &body);
@@ -313,22 +315,23 @@ EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUg
   SET(node_name##SetParams##suffix, type, member, ctype, bytes)                                                        \
   EXEC_SET(exec_name##SetParams##suffix, type, member, ctype, bytes)
 
-#define KERNEL_V1 offsetof(CUDA_KERNEL_NODE_PARAMS, kern) /* of CUDA 10 */
-#define MEMSET_V1 offsetof(CUDA_MEMSET_NODE_PARAMS, ctx)
-ALL(cuGraphAddKernelNode, cuGraphKernelNode, cuGraphExecKernelNode, , NODE_KERNEL, kernel, CUDA_KERNEL_NODE_PARAMS,
-    KERNEL_V1)
-ALL(cuGraphAddKernelNode, cuGraphKernelNode, cuGraphExecKernelNode, _v2, NODE_KERNEL, kernel, CUDA_KERNEL_NODE_PARAMS,
+#define KERNEL_V1 offsetof(CUDA_KERNEL_NODE_PARAMS_v2, kern) /* of CUDA 10 */
+#define MEMSET_V1 offsetof(CUDA_MEMSET_NODE_PARAMS_v2, ctx)
+ALL(cuGraphAddKernelNode, cuGraphKernelNode, cuGraphExecKernelNode, , CU_GRAPH_NODE_TYPE_KERNEL, kernel,
+    CUDA_KERNEL_NODE_PARAMS_v2, KERNEL_V1)
+ALL(cuGraphAddKernelNode, cuGraphKernelNode, cuGraphExecKernelNode, _v2, CU_GRAPH_NODE_TYPE_KERNEL, kernel,
+    CUDA_KERNEL_NODE_PARAMS_v2, sizeof *params)
+ALL(cuGraphAddHostNode, cuGraphHostNode, cuGraphExecHostNode, , CU_GRAPH_NODE_TYPE_HOST, host, CUDA_HOST_NODE_PARAMS_v1,
     sizeof *params)
-ALL(cuGraphAddHostNode, cuGraphHostNode, cuGraphExecHostNode, , NODE_HOST, host, CUDA_HOST_NODE_PARAMS, sizeof *params)
-ALL(cuGraphAddBatchMemOpNode, cuGraphBatchMemOpNode, cuGraphExecBatchMemOpNode, , NODE_BATCH, batch,
-    CUDA_BATCH_MEM_OP_NODE_PARAMS, sizeof *params)
-GET(cuGraphMemcpyNodeGetParams, NODE_MEMCPY, memcpy.copyParams, CUDA_MEMCPY3D, sizeof *params)
-GET(cuGraphMemsetNodeGetParams, NODE_MEMSET, memset, CUDA_MEMSET_NODE_PARAMS, MEMSET_V1)
-SET(cuGraphMemcpyNodeSetParams, NODE_MEMCPY, memcpy.copyParams, CUDA_MEMCPY3D, sizeof *params)
-SET(cuGraphMemsetNodeSetParams, NODE_MEMSET, memset, CUDA_MEMSET_NODE_PARAMS, MEMSET_V1)
-GET(cuGraphMemAllocNodeGetParams, NODE_ALLOC, alloc, CUDA_MEM_ALLOC_NODE_PARAMS, sizeof *params)
-GET(cuGraphMemFreeNodeGetParams, NODE_FREE, free, CUdeviceptr, sizeof *params)
-GET(cuGraphChildGraphNodeGetGraph, NODE_GRAPH, graph.graph, CUgraph, sizeof *params)
+ALL(cuGraphAddBatchMemOpNode, cuGraphBatchMemOpNode, cuGraphExecBatchMemOpNode, , CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+    memOp, CUDA_BATCH_MEM_OP_NODE_PARAMS, sizeof *params)
+GET(cuGraphMemcpyNodeGetParams, CU_GRAPH_NODE_TYPE_MEMCPY, memcpy.copyParams, CUDA_MEMCPY3D, sizeof *params)
+GET(cuGraphMemsetNodeGetParams, CU_GRAPH_NODE_TYPE_MEMSET, memset, CUDA_MEMSET_NODE_PARAMS_v2, MEMSET_V1)
+SET(cuGraphMemcpyNodeSetParams, CU_GRAPH_NODE_TYPE_MEMCPY, memcpy.copyParams, CUDA_MEMCPY3D, sizeof *params)
+SET(cuGraphMemsetNodeSetParams, CU_GRAPH_NODE_TYPE_MEMSET, memset, CUDA_MEMSET_NODE_PARAMS_v2, MEMSET_V1)
+GET(cuGraphMemAllocNodeGetParams, CU_GRAPH_NODE_TYPE_MEM_ALLOC, alloc, CUDA_MEM_ALLOC_NODE_PARAMS, sizeof *params)
+GET(cuGraphMemFreeNodeGetParams, CU_GRAPH_NODE_TYPE_MEM_FREE, free.dptr, CUdeviceptr, sizeof *params)
+GET(cuGraphChildGraphNodeGetGraph, CU_GRAPH_NODE_TYPE_GRAPH, graph.graph, CUgraph, sizeof *params)
 
 /* Copies and sets are told their context apart. */
 #define IN_CONTEXT(add_name, exec_name, type_, member, context_member, ctype, bytes)                                   \
@@ -349,10 +352,10 @@ GET(cuGraphChildGraphNodeGetGraph, NODE_GRAPH, graph.graph, CUgraph, sizeof *par
     own.context_member = context;                                                                                      \
     return is_handle(context, CONTEXT_HANDLE) ? exec_set(exec, node, &own) : CUDA_ERROR_INVALID_CONTEXT;               \
   }
-IN_CONTEXT(cuGraphAddMemcpyNode, cuGraphExecMemcpyNodeSetParams, NODE_MEMCPY, memcpy.copyParams, memcpy.copyCtx,
-           CUDA_MEMCPY3D, sizeof *params)
-IN_CONTEXT(cuGraphAddMemsetNode, cuGraphExecMemsetNodeSetParams, NODE_MEMSET, memset, memset.ctx,
-           CUDA_MEMSET_NODE_PARAMS, MEMSET_V1)
+IN_CONTEXT(cuGraphAddMemcpyNode, cuGraphExecMemcpyNodeSetParams, CU_GRAPH_NODE_TYPE_MEMCPY, memcpy.copyParams,
+           memcpy.copyCtx, CUDA_MEMCPY3D, sizeof *params)
+IN_CONTEXT(cuGraphAddMemsetNode, cuGraphExecMemsetNodeSetParams, CU_GRAPH_NODE_TYPE_MEMSET, memset, memset.ctx,
+           CUDA_MEMSET_NODE_PARAMS_v2, MEMSET_V1)
 
 /* Events, child graphs and addresses are handed over as such. */
 #define BY_VALUE(add_name, type_, member, ctype)                                                                       \
@@ -366,21 +369,21 @@ IN_CONTEXT(cuGraphAddMemsetNode, cuGraphExecMemsetNodeSetParams, NODE_MEMSET, me
     return exec_set(exec, node, &own);                                                                                 \
   }
 #define EVENT(name, type_)                                                                                             \
-  BY_VALUE(cuGraphAdd##name##Node, type_, event, CUevent)                                                              \
-  GET(cuGraph##name##NodeGetEvent, type_, event, CUevent, sizeof *params)                                              \
+  BY_VALUE(cuGraphAdd##name##Node, type_, eventWait.event, CUevent)                                                    \
+  GET(cuGraph##name##NodeGetEvent, type_, eventWait.event, CUevent, sizeof *params)                                    \
   EXPORT CUresult cuGraph##name##NodeSetEvent(CUgraphNode node, CUevent event) {                                       \
-    return set(node, &(CUgraphNodeParams){.type = type_, .event = event});                                             \
+    return set(node, &(CUgraphNodeParams){.type = type_, .eventWait.event = event});                                   \
   }                                                                                                                    \
-  EXEC_BY_VALUE(cuGraphExec##name##NodeSetEvent, type_, event, CUevent)
-EVENT(EventRecord, NODE_RECORD)
-EVENT(EventWait, NODE_WAIT)
-BY_VALUE(cuGraphAddChildGraphNode, NODE_GRAPH, graph.graph, CUgraph)
-EXEC_BY_VALUE(cuGraphExecChildGraphNodeSetParams, NODE_GRAPH, graph.graph, CUgraph)
-BY_VALUE(cuGraphAddMemFreeNode, NODE_FREE, free, CUdeviceptr)
+  EXEC_BY_VALUE(cuGraphExec##name##NodeSetEvent, type_, eventWait.event, CUevent)
+EVENT(EventRecord, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
+EVENT(EventWait, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
+BY_VALUE(cuGraphAddChildGraphNode, CU_GRAPH_NODE_TYPE_GRAPH, graph.graph, CUgraph)
+EXEC_BY_VALUE(cuGraphExecChildGraphNodeSetParams, CU_GRAPH_NODE_TYPE_GRAPH, graph.graph, CUgraph)
+BY_VALUE(cuGraphAddMemFreeNode, CU_GRAPH_NODE_TYPE_MEM_FREE, free.dptr, CUdeviceptr)
 
 EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size_t count,
                                        CUDA_MEM_ALLOC_NODE_PARAMS *params) {
-  CUgraphNodeParams own = {.type = NODE_ALLOC};
+  CUgraphNodeParams own = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
   if (!params)
     return CUDA_ERROR_INVALID_VALUE;
   own.alloc = *params;
@@ -390,5 +393,5 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, CUgraphN
 }
 
 EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size_t count) {
-  return add(out, graph, on, count, &(CUgraphNodeParams){.type = NODE_EMPTY});
+  return add(out, graph, on, count, &(CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_EMPTY});
 }

@@ -74,14 +74,14 @@ static bool has_wait(const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch) {
 /* What a node is besides work of the device; STEP_WORK: nothing. */
 static int step_of(const struct node *node) {
   switch (node->body.params.type) {
-  case NODE_HOST:
+  case CU_GRAPH_NODE_TYPE_HOST:
     return STEP_HOST;
-  case NODE_RECORD:
+  case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     return STEP_RECORD;
-  case NODE_WAIT:
+  case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
     return STEP_WAIT;
-  case NODE_BATCH:
-    return has_wait(&node->body.params.batch) ? STEP_WAIT : STEP_WORDS;
+  case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+    return has_wait(&node->body.params.memOp) ? STEP_WAIT : STEP_WORDS;
   default:
     return STEP_WORK;
   }
@@ -102,7 +102,7 @@ static bool read_work(struct reading *reading, const struct node *node, struct p
     work->watch = body->item.watch;
   }
   struct effect over = {.kind = EFFECT_CALL, .call = graph_memory_over, .data = body->memory};
-  if (body->params.type == NODE_FREE)
+  if (body->params.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     return add_effect(work, &over);
   return !body->effect || add_effect(work, body->effect);
 }

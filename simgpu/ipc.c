@@ -73,7 +73,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
   hold_effects(true);
   pthread_mutex_lock(&lock);
   if (!out || !find_block(address, &block) || block.address != address || block.source != BLOCK_LINEAR || block.graph ||
-      block.kind != MEMORY_DEVICE)
+      block.kind != CU_MEMORYTYPE_DEVICE)
     result = CUDA_ERROR_INVALID_VALUE;
   else if ((!block.in_file && !move_to_file(&block)) || fstat(block.fd, &info))
     result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -133,7 +133,7 @@ static CUresult open_new(const struct place *place, struct context *context, CUd
                         .bytes = place->bytes,
                         .context = context,
                         .device = place->device,
-                        .kind = MEMORY_DEVICE,
+                        .kind = CU_MEMORYTYPE_DEVICE,
                         .source = BLOCK_IPC,
                         .in_file = true};
   if (!at || !add_block(block) || !find_block(block.address, &block)) {

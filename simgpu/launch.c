@@ -59,7 +59,7 @@ static CUresult launch_kernel(CUstream handle, const struct launch *launch) {
   return submit(stream, item, item.flags & SG_SPIN ? &watching : NULL, NULL);
 }
 
-#define PER_THREAD(s) ((s) ? (s) : STREAM_PER_THREAD)
+#define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                unsigned bz, unsigned shared, CUstream stream, void **params, void **extra) {

@@ -109,7 +109,7 @@ static CUresult map(uintptr_t address, uint64_t bytes, struct physical *physical
   struct block block = {.address = address,
                         .bytes = bytes,
                         .device = physical->device == SG_NONE ? 0 : physical->device,
-                        .kind = physical->device == SG_NONE ? MEMORY_HOST : MEMORY_DEVICE,
+                        .kind = physical->device == SG_NONE ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
                         .source = BLOCK_MAPPED,
                         .in_file = true,
                         .no_access = true,
@@ -179,7 +179,7 @@ static void allow(struct mapping *mapping, uint32_t place, int flags) {
   bool any = false;
   mapping->access[place] = flags;
   for (int n = 0; n <= SG_MAX_DEVICES; n++)
-    any |= mapping->access[n] != ACCESS_NONE;
+    any |= mapping->access[n] != CU_MEM_ACCESS_FLAGS_PROT_NONE;
   if (find_block(mapping->address, &block)) {
     block.no_access = !any;
     change_block(&block);

@@ -11,7 +11,7 @@
 static CUresult allocate(struct context *context, size_t bytes, uint32_t kind, uint32_t flags, void **out) {
   if (!out || !bytes)
     return CUDA_ERROR_INVALID_VALUE;
-  bool device = kind != MEMORY_HOST;
+  bool device = kind != CU_MEMORYTYPE_HOST;
   CUresult result = device ? charge(context, bytes) : CUDA_SUCCESS;
   if (result)
     return result;
@@ -71,24 +71,24 @@ static CUresult allocate_device(CUdeviceptr *out, size_t bytes, uint32_t kind, u
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
-  return allocate_device(out, bytes, MEMORY_DEVICE, 0);
+  return allocate_device(out, bytes, CU_MEMORYTYPE_DEVICE, 0);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
-  return allocate_device(out, bytes, MEMORY_UNIFIED, flags);
+  return allocate_device(out, bytes, CU_MEMORYTYPE_UNIFIED, flags);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
   if (!pitch || (element != 4 && element != 8 && element != 16))
     return CUDA_ERROR_INVALID_VALUE;
   *pitch = (width + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  return allocate_device(out, *pitch * height, MEMORY_DEVICE, 0);
+  return allocate_device(out, *pitch * height, CU_MEMORYTYPE_DEVICE, 0);
 }
 
 /* Not host memory, nor what has a call of its own to let go of it. */
 static bool is_freed_by_address(const struct block *block) {
   bool plain = block->source == BLOCK_LINEAR || block->source == BLOCK_EXTERNAL;
-  return block->source == BLOCK_POOL || (plain && block->kind != MEMORY_HOST);
+  return block->source == BLOCK_POOL || (plain && block->kind != CU_MEMORYTYPE_HOST);
 }
 
 /* As the real one, it waits for the device: work in flight may use the memory. */
@@ -115,7 +115,9 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
   struct context *context;
   CUresult result = enter_unsafe(&context);
-  return result ? result : flags & ~7u ? CUDA_ERROR_INVALID_VALUE : allocate(context, bytes, MEMORY_HOST, flags, out);
+  return result        ? result
+         : flags & ~7u ? CUDA_ERROR_INVALID_VALUE
+                       : allocate(context, bytes, CU_MEMORYTYPE_HOST, flags, out);
 }
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
   return cuMemHostAlloc(out, bytes, 0);
@@ -127,8 +129,8 @@ EXPORT CUresult cuMemFreeHost(void *address) {
   CUresult result = enter_unsafe(&context);
   if (result)
     return result;
-  if (!find_block((uintptr_t)address, &block) || block.address != (uintptr_t)address || block.kind != MEMORY_HOST ||
-      block.source != BLOCK_LINEAR)
+  if (!find_block((uintptr_t)address, &block) || block.address != (uintptr_t)address ||
+      block.kind != CU_MEMORYTYPE_HOST || block.source != BLOCK_LINEAR)
     return CUDA_ERROR_INVALID_VALUE;
   result = wait_context(context);
   if (!result && take_block((uintptr_t)address, &block))
@@ -147,7 +149,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
   block = (struct block){.address = (uintptr_t)address,
                          .bytes = bytes,
                          .device = context->device,
-                         .kind = MEMORY_HOST,
+                         .kind = CU_MEMORYTYPE_HOST,
                          .flags = flags,
                          .source = BLOCK_REGISTERED};
   return add_block(block) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -172,7 +174,7 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, un
   CUresult result = enter(&context);
   if (result || !out || flags)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  if (!find_block((uintptr_t)address, &block) || block.kind != MEMORY_HOST)
+  if (!find_block((uintptr_t)address, &block) || block.kind != CU_MEMORYTYPE_HOST)
     return CUDA_ERROR_INVALID_VALUE;
   *out = (uintptr_t)address;
   return CUDA_SUCCESS;
@@ -180,7 +182,7 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, un
 
 EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
   struct block block;
-  if (!out || !find_block((uintptr_t)address, &block) || block.kind != MEMORY_HOST)
+  if (!out || !find_block((uintptr_t)address, &block) || block.kind != CU_MEMORYTYPE_HOST)
     return CUDA_ERROR_INVALID_VALUE;
   *out = block.flags;
   return CUDA_SUCCESS;

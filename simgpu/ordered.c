@@ -55,7 +55,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   if (result)
     return result;
   bool known = find_block(address, &block) && block.address == address;
-  if (!known || (block.source != BLOCK_POOL && (block.source != BLOCK_LINEAR || block.kind == MEMORY_HOST)))
+  if (!known || (block.source != BLOCK_POOL && (block.source != BLOCK_LINEAR || block.kind == CU_MEMORYTYPE_HOST)))
     return CUDA_ERROR_INVALID_VALUE;
   if (is_capturing(stream))
     return capture_free(stream, &block);
@@ -67,7 +67,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   return issue(stream, (struct sg_item){.kind = SG_WRITE}, &effect, NULL);
 }
 
-#define PER_THREAD(s) ((s) ? (s) : STREAM_PER_THREAD)
+#define PER_THREAD(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
   return cuMemAllocAsync(out, bytes, PER_THREAD(stream));

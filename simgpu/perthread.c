@@ -1,7 +1,7 @@
 /* The stream calls of programs built for per-thread default streams: stream 0 is the calling thread's own. */
-#include "graph_abi.h"
+#include "abi.h"
 
-#define OWN(s) ((s) ? (s) : STREAM_PER_THREAD)
+#define OWN(s) ((s) ? (s) : CU_STREAM_PER_THREAD)
 
 #define WRAP(name, types, names)                                                                                       \
   CUresult name types;                                                                                                 \

@@ -28,13 +28,13 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
     *(CUcontext *)out = block->context;
     break;
   case 2:
-    *(unsigned *)out = block->kind == MEMORY_HOST ? MEMORY_HOST : MEMORY_DEVICE;
+    *(unsigned *)out = block->kind == CU_MEMORYTYPE_HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
     break;
   case 3:
     *(CUdeviceptr *)out = address;
     break;
   case 4:
-    *(void **)out = block->kind == MEMORY_DEVICE ? NULL : (void *)(uintptr_t)address;
+    *(void **)out = block->kind == CU_MEMORYTYPE_DEVICE ? NULL : (void *)(uintptr_t)address;
     break;
   case 6:
     *(unsigned *)out = 1;
@@ -43,14 +43,14 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
     *(unsigned long long *)out = block->id;
     break;
   case 8:
-    *(unsigned *)out = block->kind == MEMORY_UNIFIED;
+    *(unsigned *)out = block->kind == CU_MEMORYTYPE_UNIFIED;
     break;
   case 9:
     *(int *)out = 0;
     device_ordinal(block->device, out);
     break;
   case 10:
-    *(int *)out = block->source == BLOCK_LINEAR && block->kind == MEMORY_DEVICE;
+    *(int *)out = block->source == BLOCK_LINEAR && block->kind == CU_MEMORYTYPE_DEVICE;
     break; /* legacy IPC */
   case 11:
     *(CUdeviceptr *)out = block->address;
@@ -82,8 +82,8 @@ static CUresult attribute_of(const struct block *block, int attribute, CUdevicep
 EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
   struct block block;
   CUresult result = ready();
-  if (result || !out || !find_pointer(address, &block) || (attribute == 4 && block.kind == MEMORY_DEVICE) ||
-      (attribute == 1 && block.kind == MEMORY_HOST))
+  if (result || !out || !find_pointer(address, &block) || (attribute == 4 && block.kind == CU_MEMORYTYPE_DEVICE) ||
+      (attribute == 1 && block.kind == CU_MEMORYTYPE_HOST))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   return attribute_of(&block, attribute, address, out);
 }

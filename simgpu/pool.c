@@ -29,7 +29,7 @@ struct pool *pool_new(uint32_t device, int location, int handle_types, uint64_t 
   for (int n = 0; n < 3; n++)
     pool->reuse[n] = 1;
   if (device != SG_NONE)
-    pool->access[device] = ACCESS_READ_WRITE;
+    pool->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   struct exported exported = {.magic = EXPORTED_MAGIC,
                               .kind = EXPORTED_POOL,
                               .device = device == SG_NONE ? 0 : device,
@@ -277,7 +277,7 @@ CUresult pool_allocate(struct pool *pool, size_t bytes, const struct stream *str
     struct block block = {.address = chunk->address + offset,
                           .bytes = bytes,
                           .device = pool->device == SG_NONE ? stream->context->device : pool->device,
-                          .kind = pool->device == SG_NONE ? MEMORY_HOST : MEMORY_DEVICE,
+                          .kind = pool->device == SG_NONE ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
                           .source = BLOCK_POOL,
                           .in_file = pool->fd >= 0,
                           .owner = chunk};
@@ -298,7 +298,7 @@ bool pool_import(struct chunk *chunk, uint64_t offset, size_t bytes) {
   struct block block = {.address = chunk->address + offset,
                         .bytes = bytes,
                         .device = pool->device == SG_NONE ? 0 : pool->device,
-                        .kind = pool->device == SG_NONE ? MEMORY_HOST : MEMORY_DEVICE,
+                        .kind = pool->device == SG_NONE ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
                         .source = BLOCK_POOL,
                         .in_file = true,
                         .owner = chunk};

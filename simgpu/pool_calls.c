@@ -11,7 +11,8 @@ static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* of both tables
 static struct pool *standard_pool(uint32_t index) {
   bool host = index == SG_MAX_DEVICES;
   if (!standard[index]) {
-    standard[index] = pool_new(host ? SG_NONE : index, host ? LOCATION_HOST : LOCATION_DEVICE, 0, 0);
+    standard[index] =
+        pool_new(host ? SG_NONE : index, host ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE, 0, 0);
     if (standard[index])
       standard[index]->standard = true;
   }
@@ -42,7 +43,7 @@ static CUresult get_pool(CUmemoryPool *out, const CUmemLocation *location, int t
   CUresult result = index_of(location, &index);
   if (result || !out)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  if (type != ALLOCATION_PINNED)
+  if (type != CU_MEM_ALLOCATION_TYPE_PINNED)
     return not_supported("pools of managed memory");
   *out = pool_at(index, by_default);
   return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -62,13 +63,13 @@ static CUresult set_pool(const CUmemLocation *location, CUmemoryPool pool) {
   return CUDA_SUCCESS;
 }
 
-#define ON_DEVICE(ordinal) (&(CUmemLocation){LOCATION_DEVICE, ordinal})
+#define ON_DEVICE(ordinal) (&(CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, ordinal})
 
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice ordinal) {
-  return get_pool(out, ON_DEVICE(ordinal), ALLOCATION_PINNED, true);
+  return get_pool(out, ON_DEVICE(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, true);
 }
 EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice ordinal) {
-  return get_pool(out, ON_DEVICE(ordinal), ALLOCATION_PINNED, false);
+  return get_pool(out, ON_DEVICE(ordinal), CU_MEM_ALLOCATION_TYPE_PINNED, false);
 }
 EXPORT CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool) {
   return set_pool(ON_DEVICE(ordinal), pool);
@@ -80,7 +81,7 @@ EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int 
   return get_pool(out, location, type, false);
 }
 EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool) {
-  return type == ALLOCATION_PINNED ? set_pool(location, pool) : not_supported("pools of managed memory");
+  return type == CU_MEM_ALLOCATION_TYPE_PINNED ? set_pool(location, pool) : not_supported("pools of managed memory");
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) {
@@ -88,9 +89,10 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props) 
   CUresult result = index_of(props ? &props->location : NULL, &index);
   if (result || !out)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  if (props->allocType != ALLOCATION_PINNED)
-    return props->allocType == ALLOCATION_MANAGED ? not_supported("pools of managed memory") : CUDA_ERROR_INVALID_VALUE;
-  if (props->handleTypes & ~HANDLE_TYPE_FD)
+  if (props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+    return props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED ? not_supported("pools of managed memory")
+                                                              : CUDA_ERROR_INVALID_VALUE;
+  if (props->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return not_supported("pools whose handles are no file descriptors");
   *out = pool_new(index == SG_MAX_DEVICES ? SG_NONE : index, props->location.type, props->handleTypes, props->maxSize);
   return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -174,7 +176,7 @@ static bool narrow(const struct pool *pool, int attribute, int *out) {
   if (attribute >= POOL_REUSE_FIRST && attribute <= POOL_REUSE_LAST)
     *out = pool->reuse[attribute - POOL_REUSE_FIRST];
   else if (attribute == POOL_ALLOCATION_TYPE)
-    *out = ALLOCATION_PINNED;
+    *out = CU_MEM_ALLOCATION_TYPE_PINNED;
   else if (attribute == POOL_HANDLE_TYPES)
     *out = pool->handle_types;
   else if (attribute == POOL_LOCATION_ID)
@@ -236,7 +238,7 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *acc
     result = index_of(&accesses[n].location, &index);
     if (result || index == SG_MAX_DEVICES)
       continue;
-    if (index == pool->device && accesses[n].flags != ACCESS_READ_WRITE)
+    if (index == pool->device && accesses[n].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       return CUDA_ERROR_INVALID_DEVICE; /* a device always reaches its own */
     pool->access[index] = (unsigned)accesses[n].flags;
   }
@@ -248,7 +250,8 @@ EXPORT CUresult cuMemPoolGetAccess(int *out, CUmemoryPool pool, CUmemLocation *l
   CUresult result = index_of(location, &index);
   if (result || !out || !is_handle(pool, POOL_HANDLE))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  *out =
-      index == SG_MAX_DEVICES ? (pool->device == SG_NONE ? ACCESS_READ_WRITE : ACCESS_NONE) : (int)pool->access[index];
+  *out = index == SG_MAX_DEVICES
+             ? (pool->device == SG_NONE ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE)
+             : (int)pool->access[index];
   return CUDA_SUCCESS;
 }

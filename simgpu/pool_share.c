@@ -7,8 +7,9 @@
 
 EXPORT CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type, unsigned long long flags) {
   CUresult result = ready();
-  if (result || !out || flags || !is_handle(pool, POOL_HANDLE) || pool->imported || type != HANDLE_TYPE_FD ||
-      !(pool->handle_types & HANDLE_TYPE_FD))
+  if (result || !out || flags || !is_handle(pool, POOL_HANDLE) || pool->imported ||
+      type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+      !(pool->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   int fd = fcntl(pool->fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0)
@@ -22,10 +23,10 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *hand
                                                    unsigned long long flags) {
   CUresult result = ready();
   struct exported exported;
-  if (result || !out || flags || type != HANDLE_TYPE_FD ||
+  if (result || !out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
       !exported_read((int)(intptr_t)handle, EXPORTED_POOL, &exported))
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  bool host = exported.location != LOCATION_DEVICE;
+  bool host = exported.location != CU_MEM_LOCATION_TYPE_DEVICE;
   struct pool *pool = pool_new(host ? SG_NONE : exported.device, exported.location, 0, exported.max_bytes);
   if (!pool)
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -35,7 +36,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *hand
   return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr address) {
+EXPORT CUresult cuMemPoolExportPointer(export_data_t *out, CUdeviceptr address) {
   CUresult result = ready();
   struct block block;
   if (result || !out || !find_block(address, &block) || block.source != BLOCK_POOL || block.address != address)
@@ -43,22 +44,22 @@ EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr 
   const struct chunk *chunk = block.owner;
   if (chunk->pool->fd < 0 || chunk->pool->imported)
     return CUDA_ERROR_INVALID_VALUE;
-  *out = (CUmemPoolPtrExportData){.chunk = chunk->offset,
-                                  .chunk_bytes = chunk->bytes,
-                                  .offset = block.address - chunk->address,
-                                  .bytes = block.bytes};
+  *out = (export_data_t){.chunk = chunk->offset,
+                         .chunk_bytes = chunk->bytes,
+                         .offset = block.address - chunk->address,
+                         .bytes = block.bytes};
   return CUDA_SUCCESS;
 }
 
 /* With the lock: the exporter's chunk, mapped here as a whole when the first of its allocations is imported. */
-static struct chunk *chunk_at(struct pool *pool, const CUmemPoolPtrExportData *data) {
+static struct chunk *chunk_at(struct pool *pool, const export_data_t *data) {
   struct chunk *chunk = pool->chunks;
   while (chunk && chunk->offset != data->chunk)
     chunk = chunk->next;
   return chunk ? chunk : pool_chunk(pool, data->chunk, data->chunk_bytes);
 }
 
-EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data) {
+EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, export_data_t *data) {
   CUresult result = ready();
   if (result || !out || !data || !is_handle(pool, POOL_HANDLE) || !pool->imported || !data->bytes ||
       data->offset + data->bytes > data->chunk_bytes || data->bytes > data->chunk_bytes)

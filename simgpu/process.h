@@ -196,7 +196,7 @@ struct block {
   size_t lead;             /* mapped in front of the address, to begin with a page */
   struct context *context; /* with which it goes; NULL: the process's, or host memory */
   uint32_t device;
-  uint32_t kind; /* MEMORY_HOST, MEMORY_DEVICE, MEMORY_UNIFIED (managed), MEMORY_ARRAY */
+  uint32_t kind; /* CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_UNIFIED (managed), CU_MEMORYTYPE_ARRAY */
   uint32_t flags;
   enum block_source source;
   bool in_file;   /* of the arena or another: a copy of the page is not this process's alone */

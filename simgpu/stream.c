@@ -20,7 +20,7 @@ static CUresult stream_open(struct context *context, unsigned flags, int priorit
     lane++;
   if (lane < SG_MAX_LANES) {
     shared->lanes[lane].used = 1;
-    shared->lanes[lane].blocking = !(flags & STREAM_NON_BLOCKING);
+    shared->lanes[lane].blocking = !(flags & CU_STREAM_NON_BLOCKING);
     shared->lanes[lane].handle = (uintptr_t)stream;
   }
   sg_unlock(&process.state);
@@ -91,11 +91,11 @@ static CUresult thread_stream(struct context *context, struct stream **stream) {
 }
 
 CUresult find_stream(CUstream handle, struct context *context, struct stream **stream) {
-  if (!handle || handle == STREAM_LEGACY) {
+  if (!handle || handle == CU_STREAM_LEGACY) {
     *stream = &context->legacy;
     return CUDA_SUCCESS;
   }
-  if (handle == STREAM_PER_THREAD)
+  if (handle == CU_STREAM_PER_THREAD)
     return thread_stream(context, stream);
   if (!is_handle(handle, STREAM_HANDLE) || handle->context->slot == SG_NONE)
     return CUDA_ERROR_INVALID_HANDLE;
@@ -166,7 +166,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int pr
   CUresult result = enter(&context);
   if (result)
     return result;
-  if (!out || flags & ~STREAM_NON_BLOCKING)
+  if (!out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
     return CUDA_ERROR_INVALID_VALUE;
   return stream_open(context, flags, priority, out);
 }

@@ -127,9 +127,9 @@ CUresult device_ordinal(uint32_t device, CUdevice *ordinal) {
 
 CUresult location_place(const CUmemLocation *location, uint32_t *place) {
   *place = SG_MAX_DEVICES;
-  if (location->type >= LOCATION_HOST && location->type <= LOCATION_HOST_NUMA_CURRENT)
+  if (location->type >= CU_MEM_LOCATION_TYPE_HOST && location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
     return CUDA_SUCCESS;
-  if (location->type != LOCATION_DEVICE)
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE)
     return CUDA_ERROR_INVALID_VALUE;
   if (location->id < 0 || (uint32_t)location->id >= process.device_count)
     return CUDA_ERROR_INVALID_DEVICE;

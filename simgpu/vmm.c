@@ -15,7 +15,7 @@ struct physical *find_physical(CUmemGenericAllocationHandle handle) {
 
 static CUresult device_of(const CUmemAllocationProp *prop, uint32_t *device) {
   CUresult result = ready();
-  if (result || !prop || prop->type != ALLOCATION_PINNED)
+  if (result || !prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   result = location_place(&prop->location, device);
   if (*device == SG_MAX_DEVICES)
@@ -87,7 +87,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, con
   CUresult result = device_of(prop, &device);
   if (result || !out || !bytes || bytes % GRANULARITY || flags)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
-  if (prop->requestedHandleTypes & ~HANDLE_TYPE_FD)
+  if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return not_supported("physical memory whose handles are no file descriptors");
   if (device != SG_NONE)
     result = charge_process(device, SG_PHYSICAL, bytes);
@@ -162,7 +162,7 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
                                              unsigned long long flags) {
   CUresult result = ready();
-  if (result || !out || flags || type != HANDLE_TYPE_FD)
+  if (result || !out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&vmm_lock);
   struct physical *physical = find_physical(handle);
@@ -203,11 +203,12 @@ static CUresult import(int fd, struct physical **out) {
   struct exported exported;
   if (!exported_read(fd, EXPORTED_PHYSICAL, &exported))
     return CUDA_ERROR_INVALID_VALUE;
-  bool host = exported.location != LOCATION_DEVICE;
+  bool host = exported.location != CU_MEM_LOCATION_TYPE_DEVICE;
   if (!host && (*out = known(&exported)))
     return CUDA_SUCCESS;
-  CUmemAllocationProp prop = {
-      .type = ALLOCATION_PINNED, .requestedHandleTypes = HANDLE_TYPE_FD, .location = {.type = exported.location}};
+  CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                              .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                              .location = {.type = exported.location}};
   if (!host && device_ordinal(exported.device, &prop.location.id))
     return CUDA_ERROR_INVALID_DEVICE;
   CUresult result = host ? CUDA_SUCCESS : hold_shared(fd, &exported);
@@ -235,7 +236,7 @@ static CUresult import(int fd, struct physical **out) {
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle, int type) {
   CUresult result = ready();
   struct physical *physical;
-  if (result || !out || type != HANDLE_TYPE_FD)
+  if (result || !out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return result ? result : CUDA_ERROR_INVALID_VALUE;
   result = import((int)(intptr_t)handle, &physical);
   if (!result)

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../../../hook/cuda_abi.h"
+#include "../../../../driver/cuda.h"
 
 #define SIZE   ((size_t)4 << 20)
 #define LARGE  ((size_t)40 << 20) /* more than a pool grows by: each allocation is charged for */
@@ -259,7 +259,7 @@ static CUDA_EXTERNAL_MEMORY_HANDLE_DESC *external_memory(void) {
   static CUDA_EXTERNAL_MEMORY_HANDLE_DESC memory;
   int descriptor = memfd_create("external", MFD_CLOEXEC);
   must(descriptor < 0 || ftruncate(descriptor, (off_t)SIZE) != 0, "memfd_create");
-  memory = (CUDA_EXTERNAL_MEMORY_HANDLE_DESC){.type = 1, .handle = {(void *)(intptr_t)descriptor}, .size = SIZE};
+  memory = (CUDA_EXTERNAL_MEMORY_HANDLE_DESC){.type = 1, .handle.fd = descriptor, .size = SIZE};
   return &memory;
 }
 
