@@ -109,31 +109,30 @@ BOX_OF(CUDA_MEMCPY3D_v1, volume_v1, CUdeviceptr_v1, .Depth = 1, .srcHeight = 4, 
 /* Of this context: what the copies between devices read, and the others do not. */
 static CUDA_MEMCPY3D *volume(void) {
   CUDA_MEMCPY3D *copy = volume_of();
-  copy->srcContext = copy->dstContext = world.context;
+  copy->reserved0 = copy->reserved1 = world.context;
   return copy;
 }
 
 static CUDA_MEMCPY3D_BATCH_OP *box(void) {
   static CUDA_MEMCPY3D_BATCH_OP copy;
-  copy = (CUDA_MEMCPY3D_BATCH_OP){.src = {CU_MEMCPY_OPERAND_TYPE_POINTER, world.b, {0}},
-                                  .dst = {CU_MEMCPY_OPERAND_TYPE_POINTER, world.a, {0}},
-                                  .width = 512,
-                                  .height = 4,
-                                  .depth = 1,
-                                  .srcAccessOrder = 1};
+  copy = (CUDA_MEMCPY3D_BATCH_OP){.src = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = world.b},
+                                  .dst = {.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = world.a},
+                                  .extent = {512, 4, 1},
+                                  .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
   return &copy;
 }
 
 static CUDA_FABRIC_COPY_BATCH_OP *fabric(void) {
   static CUDA_FABRIC_COPY_BATCH_OP copy;
-  copy = (CUDA_FABRIC_COPY_BATCH_OP){
-      {CU_FABRIC_COPY_OPERAND_TYPE_POINTER, world.b, 0}, {CU_FABRIC_COPY_OPERAND_TYPE_POINTER, world.a, 0}, PIECE, 0};
+  copy = (CUDA_FABRIC_COPY_BATCH_OP){.src = {.type = CU_FABRIC_COPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = world.b},
+                                     .dst = {.type = CU_FABRIC_COPY_OPERAND_TYPE_POINTER, .op.ptr.ptr = world.a},
+                                     .size = PIECE};
   return &copy;
 }
 
 static CUmemDecompressParams *piece(void) {
   static CUmemDecompressParams one;
-  one = (CUmemDecompressParams){PIECE, PIECE, {NULL, (void *)world.b, (void *)world.a}};
+  one = (CUmemDecompressParams){PIECE, PIECE, NULL, (void *)world.b, (void *)world.a, 0, {0}};
   return &one;
 }
 
