@@ -93,10 +93,6 @@ class Cluster:
         """Start a component that was killed or has ended."""
         self.members[0].start(name)
 
-    def restart(self, name: str) -> None:
-        """End a component in order and start it anew."""
-        self.members[0].restart(name)
-
     def reboot(self) -> None:
         """End what runs on the node, forget what was in its memory, and start it anew; its control plane stays."""
         self.members[0].reboot()
@@ -109,6 +105,7 @@ class Cluster:
         self.member(found["spec"]["nodeName"]).kill_container(identity)
 
     def node_is_ready(self, name: str = components.NODE_NAME) -> bool:
+        """Tell whether the API server has a node as one that takes pods."""
         try:
             conditions = self.kubectl.get("node", name)["status"]["conditions"]
         except ClusterError:
@@ -145,7 +142,7 @@ class Cluster:
         self.import_image(Image(components.PAUSE_IMAGE, ["/pause"]), root)
         wait_until("the API server is ready", self._api_is_ready)
         name = "kube-controller-manager"
-        first.start_component(components.controller_manager(programs, authority, access[name], len(self.members)))
+        first.start_component(components.controller_manager(programs, authority, access[name]))
         first.start_component(components.scheduler(programs, access["kube-scheduler"]))
         name_server = shutil.copy(Path(__file__).with_name("name_server.py"), state)
         first.start_component(components.name_server(name_server, authority))

@@ -12,7 +12,6 @@ import yaml
 from build_tools import KUEUE
 from cluster import Cluster
 from image import Image
-from kubectl import ClusterError
 
 from rig import REPO_ROOT
 
@@ -59,12 +58,7 @@ def kueue_on(cluster: Cluster, folder: Path) -> Iterator[None]:
     try:
         # A kind of Kueue's is too large for the annotation that an apply by the client leaves.
         kubectl("apply", "--server-side", "-f", "-", stdin=listed, timeout_seconds=120)
-        rollout = ("rollout", "status", "deployment/kueue-controller-manager", f"--namespace={NAMESPACE}")
-        try:
-            kubectl(*rollout, "--timeout=150s", timeout_seconds=180)
-        except ClusterError as error:
-            error.add_note(kubectl("describe", "pods", f"--namespace={NAMESPACE}"))
-            raise
+        kubectl.rolled_out("deployment/kueue-controller-manager", NAMESPACE)
         yield
     finally:
         kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=listed, timeout_seconds=120)

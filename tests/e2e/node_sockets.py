@@ -1,13 +1,11 @@
-"""Sockets of a node's network, in this process: a test speaks HTTP with what is there.
-
-A socket stays in the network it was made in. The thread that goes there to make it ends with that.
-"""
+"""Sockets of a node's network, in this process: a test speaks HTTP with what is there."""
 
 import ctypes
 import os
 import socket
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from node import Node
 
@@ -15,30 +13,14 @@ _NEW_NET = 0x40000000
 
 
 def socket_in(node: Node, make: Callable[[], socket.socket]) -> socket.socket:
-    """Return a socket that is made in the node's network. Raises OSError."""
-    made: list[socket.socket] = []
-    failed: list[OSError] = []
+    """Return a socket that is made in the node's network, and stays there. Raises OSError."""
 
-    def go() -> None:
-        try:
-            _enter(node)
-            made.append(make())
-        except OSError as error:
-            failed.append(error)
+    def make_there() -> socket.socket:
+        with Path(f"/proc/{node.pid}/ns/net").open() as network:
+            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _NEW_NET):
+                error = ctypes.get_errno()
+                raise OSError(error, f"the network of {node.name} cannot be entered: {os.strerror(error)}")
+        return make()
 
-    thread = threading.Thread(target=go)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
-
-
-def _enter(node: Node) -> None:
-    """Take this thread, for good, to the node's network. Raises OSError."""
-    place = os.open(f"/proc/{node.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(place, _NEW_NET):
-            raise OSError(ctypes.get_errno(), f"the network of {node.name} cannot be entered")
-    finally:
-        os.close(place)
+    with ThreadPoolExecutor(1) as thread:  # it ends in the node's network, and this one never goes there
+        return thread.submit(make_there).result()

@@ -39,6 +39,13 @@ def gpu_pod(name: str, units: int, annotations: Mapping[str, str] | None = None,
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def gpu_deployment(name: str, units: int, **more: Any) -> dict[str, Any]:
+    """Return a Deployment of two such pods, with the label `app` of its name."""
+    template = {"metadata": {"labels": {"app": name}}, "spec": gpu_pod("unused", units)["spec"]}
+    spec = {"replicas": 2, "selector": {"matchLabels": {"app": name}}, "template": template, **more}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What the agent says of a share."""
@@ -59,8 +66,7 @@ class SharePod:
 
     def node(self) -> dict[str, Any]:
         """Return the node, or where none is named the first that offers devices. Raises StopIteration."""
-        nodes: list[dict[str, Any]] = json.loads(self.kubectl("get", "nodes", "--output=json"))["items"]
-        offering = [node for node in nodes if "sharepod.io/gpu" in node["status"]["allocatable"]]
+        offering = [node for node in self.kubectl.items("nodes") if "sharepod.io/gpu" in node["status"]["allocatable"]]
         return next(node for node in offering if self.name in (None, node["metadata"]["name"]))
 
     def offers(self, units: int) -> bool:
@@ -94,6 +100,10 @@ class SharePod:
         found: list[dict[str, Any]] = json.loads(self.agent("sharepod", "ps", "--output", "json"))["shares"]
         return found
 
+    def wait_until_empty(self) -> None:
+        """Wait until the node has no share of what was before."""
+        wait_until("no other share", lambda: self.listed() == [])
+
     def answers(self) -> bool:
         """Tell whether the agent does."""
         try:
@@ -120,17 +130,13 @@ class SharePod:
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
         """Kill every process of a container behind the kubelet's back, and return once a later one runs."""
         before = container_of(self.kubectl.get("pod", pod, namespace), container)
-        self.kill_processes(identity(before))
+        self._send(identity(before), signal.SIGKILL)
 
         def again() -> bool:
             now = container_of(self.kubectl.get("pod", pod, namespace), container)
             return bool(now["restartCount"] > before["restartCount"] and now["ready"])
 
         wait_until(f"{container} of {pod} started again", again)
-
-    def kill_processes(self, container: str) -> None:
-        """Kill every process of a container, given its id."""
-        self._send(container, signal.SIGKILL)
 
     @contextmanager
     def hung_agent(self) -> Iterator[None]:
@@ -173,11 +179,10 @@ class SharePod:
                         error.add_note(f"--- {container} {previous}\n{said}")
             raise
 
-    def events(self, pod: str, namespace: str = "default") -> list[str]:
+    def events(self, pod: str) -> list[str]:
         """Return the events of a pod as `reason: message`."""
-        chosen = f"--field-selector=involvedObject.name={pod}"
-        found = json.loads(self.kubectl("get", "events", chosen, f"--namespace={namespace}", "--output=json"))
-        return [f"{event['reason']}: {event['message']}" for event in found["items"]]
+        found = self.kubectl.items("events", f"--field-selector=involvedObject.name={pod}")
+        return [f"{event['reason']}: {event['message']}" for event in found]
 
 
 SEND = r"""
@@ -268,7 +273,7 @@ def install(kubectl: Kubectl, cluster: Cluster | None, nodes: Sequence[str | Non
     if cluster:
         cluster.import_archive(sharepod_image())
     kubectl.apply(OVERLAY)
-    kubectl("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
+    kubectl.rolled_out("daemonset/sharepod", OURS)
     installed = [SharePod(kubectl, node) for node in nodes]
     for one in installed:
         wait_until("a node offers devices", lambda one=one: one.offers(200))

@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from cluster import Cluster
-from kubectl import Kubectl, wait_until
 from sharepod_cluster import Share, SharePod, install
 
 
@@ -13,7 +12,7 @@ class SharePodNodes:
 
     def __init__(self, cluster: Cluster, nodes: list[SharePod]) -> None:
         self.cluster = cluster
-        self.kubectl: Kubectl = cluster.kubectl
+        self.kubectl = cluster.kubectl
         self.nodes = {str(node.name): node for node in nodes}
 
     def of(self, pod: dict[str, Any]) -> SharePod:
@@ -36,13 +35,10 @@ class SharePodNodes:
         """Return the shares of each node as `sharepod ps` has them."""
         return {name: node.listed() for name, node in self.nodes.items()}
 
-    def is_empty(self) -> bool:
-        """Tell whether no node has a share."""
-        return not any(self.listed().values())
-
     def wait_until_empty(self) -> None:
         """Wait until no node has a share of what was before."""
-        wait_until("no other share", self.is_empty)
+        for node in self.nodes.values():
+            node.wait_until_empty()
 
 
 def sharepod_nodes(cluster: Cluster) -> SharePodNodes:
