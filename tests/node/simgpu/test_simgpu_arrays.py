@@ -128,18 +128,18 @@ def test_rectangles_and_boxes_go_into_arrays_and_out_again(new_gpu: NewGpu) -> N
         ok(cuda.cuMemcpy2DAsync_v2(byref(Copy2D(middle, End2D(x=2, kind=1, host=there, pitch=4), 2, 2)), None))
         ok(cuda.cuCtxSynchronize())
         print(list(back[:8]))
-        whole = (c_size_t * 3)(4, 3, 2)
+        whole = 4, 3, 2
         near, far = (End3D(kind=1, host=at, pitch=4, height=3) for at in (here, there))
-        ok(cuda.cuMemcpy3D_v2(byref(Copy3D(near, End3D(kind=3, array=deep.value), whole))))
-        part = (c_size_t * 3)(3, 2, 1)
+        ok(cuda.cuMemcpy3D_v2(byref(Copy3D(near, End3D(kind=3, array=deep.value), *whole))))
+        part = 3, 2, 1
         source = End3D(at=(1, 1, 1, 0), kind=3, array=deep.value)
         for call in ("cuMemcpy3D_v2", "cuMemcpy3DPeer"):
             target = End3D(at=(0, 0, int("Peer" in call), 0), kind=3, array=other.value)
-            ok(cuda[call](byref(Copy3D(source, target, part))))
-        ok(cuda.cuMemcpy3DAsync_v2(byref(Copy3D(End3D(kind=3, array=other.value), far, whole)), None))
+            ok(cuda[call](byref(Copy3D(source, target, *part))))
+        ok(cuda.cuMemcpy3DAsync_v2(byref(Copy3D(End3D(kind=3, array=other.value), far, *whole)), None))
         ok(cuda.cuCtxSynchronize())
         print(list(back[:8]), list(back[12:20]))
-        print(cuda.cuMemcpy3D_v2(byref(Copy3D(source, target, whole))),
+        print(cuda.cuMemcpy3D_v2(byref(Copy3D(source, target, *whole))),
               cuda.cuMemcpy2D_v2(byref(Copy2D(middle, middle, 4, 1))))
         """)
     part = "[17, 18, 19, 0, 21, 22, 23, 0]"

@@ -3,33 +3,28 @@
 from simgpu_fixtures import NewGpu
 
 BATCHES = """
-class Attributes(ctypes.Structure):
-    _fields_ = [("order", c_int), ("hints", c_int * 4), ("flags", c_uint)]
-class Operand(ctypes.Structure):
-    _fields_ = [("type", c_uint), ("where", c_uint64), ("rest", c_uint64 * 3)]
-class Box(ctypes.Structure):
-    _fields_ = [("src", Operand), ("dst", Operand), ("size", c_uint64 * 3), ("order", c_int), ("flags", c_uint)]
+from rig.structs import BatchAttributes, BatchBox, BatchEnd
 
 POINTER, ARRAY, STREAM_ORDER, DURING_CALL = 1, 2, 1, 2
 def numbers(values): return (c_uint64 * len(values))(*values)
-def pointer(address, row=0, layer=0): return Operand(POINTER, address, numbers([row, layer, 0]))
-def array_at(array, x=0, y=0, z=0): return Operand(ARRAY, array.value, numbers([x, y, z]))
-def box(src, dst, *size, order=STREAM_ORDER): return Box(src, dst, numbers(size), order, 0)
+def pointer(address, row=0, layer=0): return BatchEnd(POINTER, address, numbers([row, layer, 0]))
+def array_at(array, x=0, y=0, z=0): return BatchEnd(ARRAY, array.value, numbers([x, y, z]))
+def box(src, dst, *size, order=STREAM_ORDER): return BatchBox(src, dst, numbers(size), order, 0)
 
 def flat(copies, orders=(STREAM_ORDER,), firsts=(0,), stream=None, name="cuMemcpyBatchAsync", fail=None):
     targets, sources, sizes = (numbers(column) for column in zip(*copies))
-    attributes = (Attributes * len(orders))(*(Attributes(order) for order in orders))
+    attributes = (BatchAttributes * len(orders))(*(BatchAttributes(order) for order in orders))
     more = [byref(fail)] if fail is not None else []
     return cuda[name](targets, sources, sizes, c_size_t(len(copies)), attributes, numbers(firsts),
                       c_size_t(len(orders)), *more, stream)
 def boxes(*copies, stream=None): return cuda.cuMemcpy3DBatchAsync_v2(
-    c_size_t(len(copies)), (Box * len(copies))(*copies), c_uint64(0), stream)
+    c_size_t(len(copies)), (BatchBox * len(copies))(*copies), c_uint64(0), stream)
 def read(address, size):
     ok(cuda.cuCtxSynchronize())
     return get(address, size)
 
 start()
-stream, a, b, fail, one = new_stream(), allocate(4096), allocate(4096), c_size_t(99), Attributes(STREAM_ORDER)
+stream, a, b, fail, one = new_stream(), allocate(4096), allocate(4096), c_size_t(99), BatchAttributes(STREAM_ORDER)
 put(b, bytes(range(64)))
 """
 
@@ -129,7 +124,7 @@ ok(cuda.cuMemcpy3DBatchAsync_v2_ptsz(c_size_t(1), byref(box(pointer(b), pointer(
 print(read(a, 64) == bytes(range(64)))
 print(boxes(box(array_at(array), array_at(other), 1, 1, 1), stream=stream),
       boxes(box(array_at(array, 3), pointer(a), 2, 1, 1), stream=stream),
-      boxes(box(Operand(3, a), pointer(a), 1, 1, 1), stream=stream))
+      boxes(box(BatchEnd(3, a), pointer(a), 1, 1, 1), stream=stream))
 """)
     rows = [*range(36, 44), *range(52, 60)]  # of the third and fourth, the second and third element
     assert lines == [f"{rows} {[0, 1, 8, 9, 16, 17]}", "True", "1 1 1"]

@@ -8,11 +8,11 @@ from simgpu_fixtures import NewGpu
 def prelude() -> str:
     return """
 from rig.graphs import *
+from rig.holdings import MIB, used
 module, stream = start(), new_stream()
-MIB = 1 << 20
-empty = free_memory()
+empty = used()
 def taken():
-    return (empty - free_memory()) // MIB
+    return (used() - empty) // MIB
 def amounts():
     return [graph_memory(which) // MIB for which in range(4)]
 def alloc_graph(size, free=False, work="k_1ms"):

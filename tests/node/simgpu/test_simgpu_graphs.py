@@ -8,6 +8,7 @@ from simgpu_fixtures import NewGpu
 def prelude() -> str:
     return """
 from rig.graphs import *
+from rig.structs import Copy3D, End3D
 module, stream, context = start(), new_stream(), c_void_p()
 ok(cuda.cuCtxGetCurrent(byref(context)))
 """
@@ -230,8 +231,8 @@ a = add_kernel(graph, module, "a_100us")
 memset, memcpy = c_void_p(), c_void_p()
 ok(cuda.cuGraphAddMemsetNode(byref(memset), graph, *on(a), byref(Memset(memory, 16, 7, 4, 4, 1)), context))
 def copy(width):
-    target = Side(type=1, host=ctypes.addressof(words), pitch=16, height=1)
-    return Memcpy(Side(type=2, device=memory, pitch=16, height=1), target, width, 1, 1)
+    target = End3D(kind=1, host=ctypes.addressof(words), pitch=16, height=1)
+    return Copy3D(End3D(kind=2, device=memory, pitch=16, height=1), target, width, 1, 1)
 ok(cuda.cuGraphAddMemcpyNode(byref(memcpy), graph, *on(memset), byref(copy(16)), context))
 host = add("cuGraphAddHostNode", graph, byref(Host(calls[0], None)), memcpy)
 executable = instantiate(graph)
