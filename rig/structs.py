@@ -109,15 +109,3 @@ class External(ctypes.Structure):
     """CUDA_EXTERNAL_MEMORY_HANDLE_DESC."""
 
     _fields_ = fields(type=c_int, fd=c_uint64, padding=c_void_p, bytes=c_uint64, flags=c_uint, reserved=c_uint * 16)
-
-
-class Buffer(ctypes.Structure):
-    """CUDA_EXTERNAL_MEMORY_BUFFER_DESC."""
-
-    _fields_ = fields(offset=c_uint64, bytes=c_uint64, flags=c_uint, reserved=c_uint * 16)
-
-
-class MappedMipmap(ctypes.Structure):
-    """CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC."""
-
-    _fields_ = fields(offset=c_uint64, array=Array3D, levels=c_uint, reserved=c_uint * 16)

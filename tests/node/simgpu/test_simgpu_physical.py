@@ -36,22 +36,6 @@ def test_physical_memory_counts_from_its_making_until_no_reference_and_no_mappin
     assert lines == ["b'twice'", "1", "0 6 6 6 6 0 True"]
 
 
-def test_physical_memory_of_the_host_is_not_device_memory(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        start()
-        address, size, kinds = reserve(8 * MIB), c_size_t(), []
-        for n, kind in enumerate((HOST, HOST_NUMA, HOST_NUMA_CURRENT)):
-            at, where = address + 2 * n * MIB, c_uint()
-            map_at(at, 2 * MIB, physical(2 * MIB, kind))
-            put(at, b"host")
-            ok(cuda.cuPointerGetAttribute(byref(where), 2, c_uint64(at)))
-            kinds.append((get(at, 4), where.value))
-        ok(cuda.cuMemGetAllocationGranularity(byref(size), byref(Prop(1, 0, Location(DEVICE, 0))), 0))
-        print(set(kinds), used(), account().memory_bytes, size.value // MIB)
-        """)
-    assert lines == ["{(b'host', 1)} 0 0 2"]
-
-
 def test_several_mappings_go_in_one_call_but_never_a_part_of_one(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         start()
