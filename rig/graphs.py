@@ -4,7 +4,10 @@ Layouts are those of CUDA 11.8 to 13; not a test module and never imported by on
 """
 
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import Structure, Union, byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from typing import Any
 
 from rig.driver import HOST_FUNCTION, cuda, kernel, ok
 from rig.structs import Location, PoolProps, fields
@@ -134,6 +137,14 @@ def instantiate(graph: c_void_p, flags: int = 0) -> c_void_p:
     executable = c_void_p()
     ok(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(flags)))
     return executable
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """Call in a thread of its own, with the context of this one; return the result."""
+    context = c_void_p()
+    ok(cuda.cuCtxGetCurrent(byref(context)))
+    with ThreadPoolExecutor(1, initializer=lambda: ok(cuda.cuCtxSetCurrent(context))) as thread:
+        return thread.submit(call).result()
 
 
 def run(executable: c_void_p, stream: c_void_p) -> None:

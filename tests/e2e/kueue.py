@@ -1,7 +1,6 @@
 """Kueue's own manager on a cluster of ours, from its own manifests, configured as daemonset/kueue says."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +38,7 @@ def make_image(cluster: Cluster, manager: Path) -> None:
     """Make Kueue's image known to the nodes: the program, and nothing else."""
     root = cluster.shared / "kueue"
     root.mkdir(exist_ok=True)
-    if not (root / manager.name).exists():
-        try:
-            os.link(manager, root / manager.name)
-        except OSError:  # on another file system
-            shutil.copy(manager, root / manager.name)
+    shutil.copy(manager, root)
     cluster.import_image(Image(IMAGE, (), user="65532", entrypoint=["/manager"]), root)
 
 

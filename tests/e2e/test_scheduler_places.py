@@ -23,10 +23,6 @@ def idle(name: str, units: int, **more: Any) -> Object:
     return gpu_pod(name, units, container=dict(IDLE), **more)
 
 
-def units_of(pod: Object) -> int:
-    return int(pod["spec"]["containers"][0]["resources"]["limits"]["sharepod.io/gpu"])
-
-
 @pytest.fixture(scope="module")
 def gates(two_nodes: SharePodNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
     with gates_on(two_nodes, tmp_path_factory.mktemp("gates")) as installed:
@@ -144,25 +140,6 @@ def test_pods_of_one_word_are_on_one_device_and_wait_for_it(two_nodes: SharePodN
                 assert devices_of(two_nodes)[fourth["metadata"]["uid"]] == [device]
 
 
-def test_pods_that_are_to_be_apart_are_on_a_device_each_and_wait_for_one(
-    two_nodes: SharePodNodes, gates: Gates
-) -> None:
-    word = {"sharepod.io/device-anti-affinity": "apart"}
-    with two_nodes.pods(*(idle(f"apart-{n}", 10 + n, annotations=word) for n in range(4))) as pods:
-        devices = [devices_of(two_nodes)[pod["metadata"]["uid"]] for pod in pods]
-        assert len({(pod["spec"]["nodeName"], *device) for pod, device in zip(pods, devices, strict=True)}) == 4
-        with waiting(two_nodes, gates, idle("one-more", 20, annotations=word)) as why:
-            assert why == "no room for 20 percent now"
-            assert "2 nodes: no healthy device is offered that device affinity allows" in gates.explained("one-more")
-            two_nodes.delete("apart-2")
-            two_nodes.kubectl.wait_for("condition=Ready", "pod/one-more")
-            pod = two_nodes.kubectl.get("pod", "one-more")
-            assert (pod["spec"]["nodeName"], devices_of(two_nodes)[pod["metadata"]["uid"]]) == (
-                pods[2]["spec"]["nodeName"],
-                devices[2],
-            )
-
-
 def test_a_node_whose_agent_hangs_gets_no_pods_until_it_reports_again(two_nodes: SharePodNodes, gates: Gates) -> None:
     elsewhere = [idle(f"elsewhere-{n}", 60 + n) for n in range(2)]
     there = idle("only-there", 30, nodeSelector={"kubernetes.io/hostname": "node2"})
@@ -252,17 +229,6 @@ def assert_all_run_as_chosen(two_nodes: SharePodNodes, names: list[str]) -> None
     two_nodes.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names), timeout_seconds=240)
     assert_as_chosen(two_nodes, two_nodes.kubectl.get_pods(*names))
     assert_none_too_full(two_nodes)
-
-
-def test_many_pods_at_once_all_run_on_the_devices_that_were_chosen(two_nodes: SharePodNodes, gates: Gates) -> None:
-    pods = many(30)
-    assert sum(units_of(pod) for pod in pods) == 375, "of 400"
-    names = [pod["metadata"]["name"] for pod in pods]
-    try:
-        two_nodes.kubectl.apply_objects(*pods)
-        assert_all_run_as_chosen(two_nodes, names)
-    finally:
-        two_nodes.delete(*names)
 
 
 @pytest.mark.parametrize("killed", ["leader and agent", "all replicas"])

@@ -80,16 +80,6 @@ class Elsewhere:
         self.thread.join()
         return sorted(self.results)
 
-def elsewhere(call):
-    results = []
-    def body():
-        ok(cuda.cuCtxSetCurrent(context))
-        results.append(call())
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    return results[0]
-
 def ready():
     # Work behind us, so that keepers and lanes are there. Behind a long kernel, so that the short one's length is known
     # however slow records are: the launching thread then leaves the marking to the keeper.

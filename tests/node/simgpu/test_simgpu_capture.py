@@ -7,7 +7,6 @@ from simgpu_fixtures import NewGpu
 @pytest.fixture
 def prelude() -> str:
     return """
-import threading
 from rig.graphs import *
 from rig.graphs import run as complete
 module = start()
@@ -15,20 +14,6 @@ f = kernel(module, "k_5us")
 stream, other, blocking, event = new_stream(), new_stream(), new_stream(0), new_event()
 outside, address, graph, status = new_event(), c_uint64(), c_void_p(), c_int()
 ok(cuda.cuEventRecord(outside, other))
-
-def elsewhere(call):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(call_with_context(call)))
-    thread.start()
-    thread.join()
-    return results[0]
-
-context = c_void_p()
-ok(cuda.cuCtxGetCurrent(byref(context)))
-
-def call_with_context(call):
-    ok(cuda.cuCtxSetCurrent(context))
-    return call()
 
 def exchange(mode):
     value = c_int(mode)
