@@ -56,11 +56,33 @@ class Share:
     memory_refusals: int
 
 
-class SharePod:
+class Pods:
+    """Pods of a cluster that are there for a while."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+
+    @contextmanager
+    def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+        """Start pods and yield them as they are once all run; at the end they are gone."""
+        names = [pod["metadata"]["name"] for pod in pods]
+        try:
+            self.kubectl.apply_objects(*pods)
+            self.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
+            yield self.kubectl.get_pods(*names)
+        finally:
+            self.delete(*names)
+
+    def delete(self, *names: str) -> None:
+        """Delete pods and wait until they are gone."""
+        self.kubectl("delete", "pod", *names, "--ignore-not-found", timeout_seconds=DELETE_S)
+
+
+class SharePod(Pods):
     """An installation, seen from one node: the one that is named, or the only one that counts."""
 
     def __init__(self, kubectl: Kubectl, node: str | None = None) -> None:
-        self.kubectl = kubectl
+        super().__init__(kubectl)
         self.name = node
         self.observer = Observer(kubectl, node)
 
@@ -111,21 +133,6 @@ class SharePod:
         except ClusterError:
             return False
         return True
-
-    @contextmanager
-    def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-        """Start pods and yield them as they are once all run; at the end they are gone."""
-        names = [pod["metadata"]["name"] for pod in pods]
-        try:
-            self.kubectl.apply_objects(*pods)
-            self.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
-            yield self.kubectl.get_pods(*names)
-        finally:
-            self.delete(*names)
-
-    def delete(self, *names: str) -> None:
-        """Delete pods and wait until they are gone."""
-        self.kubectl("delete", "pod", *names, "--ignore-not-found", timeout_seconds=DELETE_S)
 
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
         """Kill every process of a container behind the kubelet's back, and return once a later one runs."""

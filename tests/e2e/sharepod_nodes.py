@@ -1,31 +1,22 @@
 """SharePod on every node of a cluster of ours, as the tests see it: pods wherever they come to, and their shares."""
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from cluster import Cluster
-from sharepod_cluster import Share, SharePod, install
+from sharepod_cluster import Pods, Share, SharePod, install
 
 
-class SharePodNodes:
+class SharePodNodes(Pods):
     """An installation on several nodes; `nodes` has what each node's agent and observer say."""
 
     def __init__(self, cluster: Cluster, nodes: list[SharePod]) -> None:
+        super().__init__(cluster.kubectl)
         self.cluster = cluster
-        self.kubectl = cluster.kubectl
         self.nodes = {str(node.name): node for node in nodes}
 
     def of(self, pod: dict[str, Any]) -> SharePod:
         """Return the installation as the pod's node sees it."""
         return self.nodes[pod["spec"]["nodeName"]]
-
-    def pods(self, *pods: dict[str, Any]) -> AbstractContextManager[list[dict[str, Any]]]:
-        """Start pods and yield them as they are once all run; at the end they are gone."""
-        return next(iter(self.nodes.values())).pods(*pods)
-
-    def delete(self, *names: str) -> None:
-        """Delete pods and wait until they are gone."""
-        next(iter(self.nodes.values())).delete(*names)
 
     def shares(self, *pods: dict[str, Any]) -> list[Share]:
         """Return the shares of pods, each as its own node's agent has it."""

@@ -92,21 +92,12 @@ def small(api: Kubectl) -> Iterator[str]:
     """Make a queue of one device's units, and return the name of the LocalQueue that leads to it."""
     quota = {"name": "sharepod-any", "resources": [{"name": "sharepod.io/gpu", "nominalQuota": "100"}]}
     groups = [{"coveredResources": ["sharepod.io/gpu"], "flavors": [quota]}]
-    head = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
-    api.apply_objects(
-        {
-            **head,
-            "kind": "ClusterQueue",
-            "metadata": {"name": "small"},
-            "spec": {"namespaceSelector": {}, "resourceGroups": groups},
-        },
-        {
-            **head,
-            "kind": "LocalQueue",
-            "metadata": {"name": "small", "namespace": "default"},
-            "spec": {"clusterQueue": "small"},
-        },
-    )
+    specs = {
+        "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": groups},
+        "LocalQueue": {"clusterQueue": "small"},
+    }
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "metadata": {"name": "small"}}
+    api.apply_objects(*({**head, "kind": kind, "spec": spec} for kind, spec in specs.items()))
     yield "small"
     api("delete", "localqueue,clusterqueue", "small", timeout_seconds=90)
 

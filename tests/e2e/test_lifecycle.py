@@ -137,12 +137,12 @@ def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
         [share] = sharepod.shares(pod)
         first = identity(container_of(pod)).removeprefix("containerd://")
         log = own_cluster.node.root / f"var/log/pods/default_steady_{pod['metadata']['uid']}/main/1.log"
-        own_cluster.kill("kube-apiserver")
+        own_cluster.first.kill("kube-apiserver")
         try:
-            own_cluster.members[0].kill_container(first)
+            own_cluster.first.kill_container(first)
             wait_until("its container runs again", log.exists)
         finally:
-            own_cluster.start("kube-apiserver")
+            own_cluster.first.start("kube-apiserver")
         wait_until("the node is ready", own_cluster.node_is_ready)
         sharepod.kubectl.wait_for("condition=Ready", "pod/steady")
         assert [one.id for one in sharepod.shares(pod)] == [share.id]
@@ -188,13 +188,13 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
     with sharepod.pods(gpu_pod("lonely", 30, restartPolicy="Never")) as (pod,):
         [share] = sharepod.shares(pod)
         before = sharepod.registrations()
-        own_cluster.kill("kubelet")
+        own_cluster.first.kill("kubelet")
         try:
             own_cluster.kill_container("lonely", "main")
             time.sleep(12)  # longer than the plugin's sweep
             assert directory(own_cluster, share.id).exists(), "released before kubelet told that the container is over"
         finally:
-            own_cluster.start("kubelet")
+            own_cluster.first.start("kubelet")
         sharepod.kubectl.wait_for("jsonpath={.status.phase}=Failed", "pod/lonely")
         sharepod.wait_released(share.id)
     wait_until("the plugin registered again", lambda: sharepod.registrations() > before)
@@ -225,7 +225,7 @@ def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, 
     sharepod.kubectl.apply_objects(gpu_deployment("boot", 60))
     try:
         sharepod.kubectl.rolled_out("deployment/boot")
-        own_cluster.reboot()
+        own_cluster.first.reboot()
         wait_until("the node is down", lambda: not sharepod.answers())
         wait_until("the node is ready", own_cluster.node_is_ready)
         wait_until("two shares at work", lambda: sharepod.answers() and at_work(sharepod) == [0, 1])

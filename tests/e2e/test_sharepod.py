@@ -182,8 +182,8 @@ def test_an_upgrade_touches_no_running_pod(pair: Pair, same: list[str]) -> None:
 def test_shares_stay_exact_while_kubelet_is_killed(own_cluster: Cluster, pair: Pair, same: list[str]) -> None:
     began = time.monotonic()
     before = pair.sharepod.registrations()
-    own_cluster.kill("kubelet")
-    own_cluster.start("kubelet")
+    own_cluster.first.kill("kubelet")
+    own_cluster.first.start("kubelet")
     # The node says that it offers devices all the time, and a kubelet that knows no plugin yet fails pods for good.
     wait_until("the plugin registered again", lambda: pair.sharepod.registrations() > before)
     wait_until("the node is ready", own_cluster.node_is_ready)
