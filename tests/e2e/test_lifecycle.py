@@ -135,7 +135,7 @@ def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
 ) -> None:
     with sharepod.pods(gpu_pod("steady", 20, {"sharepod.io/limit": "30"})) as (pod,):
         [share] = sharepod.shares(pod)
-        first = identity(container_of(pod)).removeprefix("containerd://")
+        first = identity(container_of(pod))
         log = own_cluster.node.root / f"var/log/pods/default_steady_{pod['metadata']['uid']}/main/1.log"
         own_cluster.first.kill("kube-apiserver")
         try:

@@ -158,18 +158,6 @@ def test_a_pools_memory_outlives_the_context_that_allocated_it(new_gpu: NewGpu) 
     assert lines == [f"{512 + 5120} 512 32 b'kept'", "0"]
 
 
-def test_a_loop_that_never_waits_stays_within_one_chunk(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        f, stream, pool = kernel(start(), "k_1ms"), new_stream(), default_pool()
-        for _ in range(200):
-            address = from_pool(pool, 20 * MIB, stream)
-            ok(launch(f, stream))
-            free_in(address, stream)
-        print(attribute(pool, RESERVED_HIGH) // MIB, attribute(pool, USED_HIGH) // MIB)
-        """)
-    assert lines == ["32 20"]
-
-
 def test_threads_use_one_pool_at_the_same_time(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         import random, threading
