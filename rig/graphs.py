@@ -4,20 +4,18 @@ Layouts are those of CUDA 11.8 to 13; not a test module and never imported by on
 """
 
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import Structure, Union, byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from rig.driver import HOST_FUNCTION, cuda, kernel, ok
+from rig.structs import Location, PoolProps, fields
 
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY, WAIT, RECORD, ALLOC, FREE, BATCH = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12
 USED, USED_HIGH, RESERVED, RESERVED_HIGH = range(4)
 WAIT_32, WRITE_32, BARRIER, WAIT_64, WRITE_64 = 1, 2, 6, 4, 5
 AT_LEAST, EQUAL, ANY_BIT, NEITHER = range(4)
-
-
-def fields(**members: object) -> list[Any]:
-    """Return the members as ctypes wants them."""
-    return list(members.items())
 
 
 class Kernel(Structure):
@@ -35,21 +33,6 @@ class Memset(Structure):
     _fields_ = fields(
         dst=c_uint64, pitch=c_size_t, value=c_uint, element=c_uint, width=c_size_t, height=c_size_t, ctx=c_void_p
     )
-
-
-class Side(Structure):
-    """One side of CUDA_MEMCPY3D; the array and its neighbour are not used."""
-
-    _fields_ = fields(
-        x=c_size_t, y=c_size_t, z=c_size_t, level=c_size_t, type=c_uint, host=c_void_p, device=c_uint64, array=c_void_p,
-        reserved=c_void_p, pitch=c_size_t, height=c_size_t,
-    )  # fmt: skip
-
-
-class Memcpy(Structure):
-    """CUDA_MEMCPY3D."""
-
-    _fields_ = fields(src=Side, dst=Side, width=c_size_t, height=c_size_t, depth=c_size_t)
 
 
 class Host(Structure):
@@ -73,10 +56,7 @@ class Batch(Structure):
 class Allocation(Structure):
     """CUDA_MEM_ALLOC_NODE_PARAMS."""
 
-    _fields_ = fields(
-        type=c_int, handles=c_int, location=c_int, device=c_int, security=c_void_p, most=c_size_t, rest=c_ubyte * 56,
-        access=c_void_p, access_count=c_size_t, bytes=c_size_t, address=c_uint64,
-    )  # fmt: skip
+    _fields_ = fields(pool=PoolProps, access=c_void_p, access_count=c_size_t, bytes=c_size_t, address=c_uint64)
 
 
 class Anything(Union):
@@ -139,7 +119,7 @@ def add(name: str, graph: c_void_p, argument: object, *after: c_void_p) -> c_voi
 
 def allocation(size: int) -> Allocation:
     """Return the parameters of an allocation on device 0."""
-    return Allocation(type=1, location=1, device=0, bytes=size)
+    return Allocation(PoolProps(1, 0, Location(1, 0)), bytes=size)
 
 
 def operations(*words: tuple[int, int, int, int]) -> object:
@@ -159,6 +139,14 @@ def instantiate(graph: c_void_p, flags: int = 0) -> c_void_p:
     return executable
 
 
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """Call in a thread of its own, with the context of this one; return the result."""
+    context = c_void_p()
+    ok(cuda.cuCtxGetCurrent(byref(context)))
+    with ThreadPoolExecutor(1, initializer=lambda: ok(cuda.cuCtxSetCurrent(context))) as thread:
+        return thread.submit(call).result()
+
+
 def run(executable: c_void_p, stream: c_void_p) -> None:
     """Launch and wait."""
     ok(cuda.cuGraphLaunch(executable, stream))
@@ -170,13 +158,6 @@ def graph_memory(which: int, device: int = 0) -> int:
     value = c_uint64()
     ok(cuda.cuDeviceGetGraphMemAttribute(device, which, byref(value)))
     return value.value
-
-
-def free_memory() -> int:
-    """Return what is free on the current device."""
-    free, total = c_size_t(), c_size_t()
-    ok(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
-    return free.value
 
 
 def nodes_of(graph: c_void_p) -> list[int]:

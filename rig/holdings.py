@@ -16,7 +16,6 @@ from rig.structs import (
     Access,
     Array,
     Array3D,
-    Buffer,
     Copy2D,
     Copy3D,
     End2D,
@@ -24,15 +23,14 @@ from rig.structs import (
     External,
     IpcHandle,
     Location,
-    MappedMipmap,
     PoolProps,
     Prop,
 )
 from sharepod.simgpu.truth import ProcessTruth, Truth
 
 MIB = 1 << 20
-DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT = 1, 2, 3, 4
-REUSE, THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 1, 4, 5, 6, 7, 8
+DEVICE = 1
+THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = 4, 5, 6, 7, 8
 
 
 def used() -> int:
@@ -51,18 +49,17 @@ def account(pid: int | None = None) -> ProcessTruth:
     return next((p for p in processes if p.pid == wanted), ProcessTruth(wanted, 0, 0, 0, 0))
 
 
-def make_pool(max_bytes: int = 0, handle_types: int = 0, device: int = 0) -> c_void_p:
-    """Create a pool on a device."""
+def make_pool(handle_types: int = 0) -> c_void_p:
+    """Create a pool on device 0."""
     pool = c_void_p()
-    props = PoolProps(1, handle_types, Location(DEVICE, device), None, max_bytes)
-    ok(cuda.cuMemPoolCreate(byref(pool), byref(props)))
+    ok(cuda.cuMemPoolCreate(byref(pool), byref(PoolProps(1, handle_types, Location(DEVICE, 0)))))
     return pool
 
 
-def default_pool(device: int = 0) -> c_void_p:
-    """Return a device's default pool."""
+def default_pool() -> c_void_p:
+    """Return the default pool of device 0."""
     pool = c_void_p()
-    ok(cuda.cuDeviceGetDefaultMemPool(byref(pool), device))
+    ok(cuda.cuDeviceGetDefaultMemPool(byref(pool), 0))
     return pool
 
 
@@ -78,10 +75,10 @@ def set_attribute(pool: c_void_p, which: int, value: int) -> int:
     return int(cuda.cuMemPoolSetAttribute(pool, which, byref(c_uint64(value))))
 
 
-def from_pool(pool: c_void_p, size: int, stream: c_void_p | None = None, suffix: str = "") -> int:
+def from_pool(pool: c_void_p, size: int, stream: c_void_p | None = None) -> int:
     """Allocate from a pool."""
     address = c_uint64()
-    ok(cuda["cuMemAllocFromPoolAsync" + suffix](byref(address), c_size_t(size), pool, stream))
+    ok(cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(size), pool, stream))
     return address.value
 
 
@@ -90,10 +87,10 @@ def free_in(address: int, stream: c_void_p | None = None) -> None:
     ok(cuda.cuMemFreeAsync(c_uint64(address), stream))
 
 
-def physical(size: int, kind: int = DEVICE, handle_types: int = 0, where: int = 0) -> c_uint64:
-    """Create physical memory."""
+def physical(size: int, handle_types: int = 0) -> c_uint64:
+    """Create physical memory of device 0."""
     handle = c_uint64()
-    prop = Prop(1, handle_types, Location(kind, where))
+    prop = Prop(1, handle_types, Location(DEVICE, 0))
     ok(cuda.cuMemCreate(byref(handle), c_size_t(size), byref(prop), c_uint64(0)))
     return handle
 
@@ -105,10 +102,10 @@ def reserve(size: int) -> int:
     return address.value
 
 
-def map_at(address: int, size: int, handle: c_uint64, device: int = 0) -> None:
-    """Map physical memory and let a device use it."""
+def map_at(address: int, size: int, handle: c_uint64) -> None:
+    """Map physical memory and let device 0 use it."""
     ok(cuda.cuMemMap(c_uint64(address), c_size_t(size), c_size_t(0), handle, c_uint64(0)))
-    access = Access(Location(DEVICE, device), 3)
+    access = Access(Location(DEVICE, 0), 3)
     ok(cuda.cuMemSetAccess(c_uint64(address), c_size_t(size), byref(access), c_size_t(1)))
 
 
@@ -168,9 +165,8 @@ def receive(peer: socket.socket) -> tuple[bytes, int]:
 
 
 __all__ = [
-    "DEVICE", "HOST", "HOST_NUMA", "HOST_NUMA_CURRENT", "MIB", "RESERVED", "RESERVED_HIGH", "REUSE", "THRESHOLD",
-    "USED", "USED_HIGH", "Access", "Array", "Array3D", "Buffer", "Copy2D", "Copy3D", "End2D", "End3D", "External",
-    "IpcHandle", "Location", "MappedMipmap", "PoolProps", "Prop", "account", "attribute", "default_pool", "free_in",
-    "from_pool", "get", "give", "make_pool", "map_at", "new_array", "os", "physical", "put", "receive", "reserve",
-    "serve", "set_attribute", "unmap", "used", "visit",
+    "DEVICE", "MIB", "RESERVED", "RESERVED_HIGH", "THRESHOLD", "USED", "USED_HIGH", "Access", "Array", "Array3D",
+    "Copy2D", "Copy3D", "End2D", "End3D", "External", "IpcHandle", "Location", "Prop", "account", "attribute",
+    "default_pool", "free_in", "from_pool", "get", "give", "make_pool", "map_at", "new_array", "os", "physical", "put",
+    "receive", "reserve", "serve", "set_attribute", "unmap", "used", "visit",
 ]  # fmt: skip

@@ -118,7 +118,6 @@ RUNTIME = Module(
     cgo=True,  # runc alone needs it: without seccomp it refuses every pod, and seccomp is C
     tags="seccomp",
 )
-HELM = Module("helm", (("helm", "helm.sh/helm/v4/cmd/helm"),), "helm.sh/helm/v4")
 KUEUE = Module(
     "kueue",
     (("manager", "sigs.k8s.io/kueue/cmd/kueue"),),
@@ -126,7 +125,7 @@ KUEUE = Module(
     ("sigs.k8s.io/kueue/pkg/version.GitVersion=%s",),
     copied="config",
 )
-ALL = (NEWEST, RUNTIME, OLDEST, KUEUE, HELM)
+ALL = (NEWEST, RUNTIME, OLDEST, KUEUE)
 
 
 def say(text: str) -> None:

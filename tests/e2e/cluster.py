@@ -3,7 +3,7 @@
 Owns the order in which the components start and what it means that the cluster is ready. The control plane is on the
 first node. The nodes that carry it own what must not stay behind; the components' settings are ``components'``. What a
 test asks of any cluster is in ``kubectl``, so that the same tests run against another; here is what only a cluster of
-ours can do, to its first node where no other is named: to others, ask ``members``.
+ours can do; what is done to one of its nodes is in ``member``.
 """
 
 import shutil
@@ -62,9 +62,14 @@ class Cluster:
         self._nodes.close()
 
     @property
+    def first(self) -> Member:
+        """The first node, on which the control plane is."""
+        return self.members[0]
+
+    @property
     def node(self) -> Node:
         """The first node's machine."""
-        return self.members[0].node
+        return self.first.node
 
     def member(self, name: str) -> Member:
         """Return a node by its name."""
@@ -81,26 +86,6 @@ class Cluster:
         with ThreadPoolExecutor(len(self.members)) as at_once:
             list(at_once.map(lambda member: member.import_archive(archive), self.members))
 
-    def component_log(self, name: str) -> str:
-        """Return the last lines that a component wrote."""
-        return self.members[0].component_log(name)
-
-    def kill(self, name: str) -> None:
-        """Kill a component, as a crash would end it, and return once it is gone."""
-        self.members[0].kill(name)
-
-    def start(self, name: str) -> None:
-        """Start a component that was killed or has ended."""
-        self.members[0].start(name)
-
-    def restart(self, name: str) -> None:
-        """End a component in order and start it anew."""
-        self.members[0].restart(name)
-
-    def reboot(self) -> None:
-        """End what runs on the node, forget what was in its memory, and start it anew; its control plane stays."""
-        self.members[0].reboot()
-
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
         """Kill the first process of a container behind the kubelet's back, on whichever node it is."""
         found = self.kubectl.get("pod", pod, namespace)
@@ -109,6 +94,7 @@ class Cluster:
         self.member(found["spec"]["nodeName"]).kill_container(identity)
 
     def node_is_ready(self, name: str = components.NODE_NAME) -> bool:
+        """Tell whether the API server has a node as one that takes pods."""
         try:
             conditions = self.kubectl.get("node", name)["status"]["conditions"]
         except ClusterError:
@@ -122,7 +108,7 @@ class Cluster:
         return [*where, f"--kubeconfig={state / 'admin.kubeconfig'}", f"--cache-dir={state / 'kubectl'}"]
 
     def _start(self) -> None:
-        state, programs, first = self.node.state, self.programs, self.members[0]
+        state, programs, first = self.node.state, self.programs, self.first
         authority = Authority(self.shared / "keys")
         access = {
             name: components.kubeconfig(state / f"{name}.kubeconfig", authority, name, subject)
@@ -145,7 +131,7 @@ class Cluster:
         self.import_image(Image(components.PAUSE_IMAGE, ["/pause"]), root)
         wait_until("the API server is ready", self._api_is_ready)
         name = "kube-controller-manager"
-        first.start_component(components.controller_manager(programs, authority, access[name], len(self.members)))
+        first.start_component(components.controller_manager(programs, authority, access[name]))
         first.start_component(components.scheduler(programs, access["kube-scheduler"]))
         name_server = shutil.copy(Path(__file__).with_name("name_server.py"), state)
         first.start_component(components.name_server(name_server, authority))
@@ -168,8 +154,8 @@ class Cluster:
         return member.runs("kubelet") and self.node_is_ready(member.name)
 
     def _api_is_ready(self) -> bool:
-        self.members[0].runs("etcd")
-        self.members[0].runs("kube-apiserver")
+        self.first.runs("etcd")
+        self.first.runs("kube-apiserver")
         try:
             return self.kubectl("get", "--raw=/readyz") == "ok"
         except ClusterError:

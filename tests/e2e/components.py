@@ -112,13 +112,11 @@ def api_server(programs: Programs, authority: Authority) -> Component:
         "allow-privileged": "true",
         "event-ttl": "1h",
     }
-    return Component(
-        "kube-apiserver", (programs.kubernetes / "kube-apiserver", *(f"--{k}={v}" for k, v in flags.items()))
-    )
+    return of_kubernetes(programs, "kube-apiserver", flags)
 
 
-def controller_manager(programs: Programs, authority: Authority, access: Path, nodes: int) -> Component:
-    flags: dict[str, object] = {
+def controller_manager(programs: Programs, authority: Authority, access: Path) -> Component:
+    flags = {
         "kubeconfig": access,
         "leader-elect": "false",
         "bind-address": "127.0.0.1",
@@ -127,17 +125,12 @@ def controller_manager(programs: Programs, authority: Authority, access: Path, n
         "use-service-account-credentials": "true",
         "service-cluster-ip-range": SERVICE_RANGE,
     }
-    if nodes > 1:
-        # Half of the default: tests wait for it. Each kubelet here says every two seconds that it is there.
-        flags["node-monitor-grace-period"] = "20s"
     return of_kubernetes(programs, "kube-controller-manager", flags)
 
 
 def scheduler(programs: Programs, access: Path) -> Component:
     flags = {"kubeconfig": access, "leader-elect": "false", "bind-address": "127.0.0.1"}
-    return Component(
-        "kube-scheduler", (programs.kubernetes / "kube-scheduler", *(f"--{k}={v}" for k, v in flags.items()))
-    )
+    return of_kubernetes(programs, "kube-scheduler", flags)
 
 
 def name_server(program: Path, authority: Authority) -> Component:

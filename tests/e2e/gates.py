@@ -41,8 +41,8 @@ class Gates:
 
     def leader(self) -> str:
         """Return the pod that decides; empty while there is none."""
-        lease = json.loads(self._kubectl("get", "leases", f"--namespace={OURS}", "--output=json"))["items"]
-        holders = [item["spec"].get("holderIdentity", "") for item in lease if item["metadata"]["name"] == LEASE]
+        leases = self._kubectl.items("leases", namespace=OURS)
+        holders = [item["spec"].get("holderIdentity", "") for item in leases if item["metadata"]["name"] == LEASE]
         return next((pod for pod in self.pods() if any(holder.startswith(pod) for holder in holders)), "")
 
     def kill(self, pod: str) -> None:
@@ -73,17 +73,15 @@ class Gates:
 
     def reason(self, pod: str) -> str:
         """Return why a pod waits behind its gate, in the words of its Event; empty while nobody has said."""
-        chosen = f"--field-selector=involvedObject.name={pod}"
-        found = json.loads(self._kubectl("get", "events", chosen, "--output=json"))["items"]
+        found = self._kubectl.items("events", f"--field-selector=involvedObject.name={pod}")
         uid = self._kubectl.get("pod", pod)["metadata"]["uid"]
         told = [item for item in found if item["reason"] in REASONS and item["involvedObject"]["uid"] == uid]
         return str(told[-1]["message"]) if told else ""
 
     def wait_until_ready(self) -> None:
         """Wait until every replica is ready and one decides; otherwise what they say is in the error."""
-        rollout = ("rollout", "status", "deployment/sharepod-scheduler", f"--namespace={OURS}", "--timeout=150s")
         try:
-            self._kubectl(*rollout, timeout_seconds=180)
+            self._kubectl.rolled_out("deployment/sharepod-scheduler", OURS)
             wait_until("a replica decides", lambda: self.leader() != "")
         except ClusterError as error:
             add_logs(self._kubectl, error)

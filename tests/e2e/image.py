@@ -70,25 +70,22 @@ def write_image(image: Image, root: Path, archive: Path) -> Path:
     return archive
 
 
-def debian_root(packages: Sequence[str], variant: str = "extract") -> Path:
-    """Return the archive of a root file system with these packages and what they depend on, made where it is missing.
-
-    The variant is mmdebstrap's: ``extract`` unpacks and runs nothing, ``apt`` configures what it installs.
-    """
+def debian_root(packages: Sequence[str]) -> Path:
+    """Return the archive of a root file system of Debian's with these packages, made where it is missing."""
     targets = output(
         "apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"
     )
     places = sorted({line for line in targets.splitlines() if line.split()[2].startswith(SUITE)})
     if not places:
         raise BuildError(f"the package lists do not know Debian's {SUITE}: apt-get update")
-    key = hashlib.sha256("\n".join([variant, *sorted(packages)]).encode()).hexdigest()[:12]
+    key = hashlib.sha256("\n".join(["apt", *sorted(packages)]).encode()).hexdigest()[:12]
     folder = cache_root() / "roots"
     kept = folder / f"{key}.tar"
     with locked(folder):
         if not kept.exists():
             sources, partial = folder / "sources.list", folder / f"{key}.partial.tar"
             sources.write_text("\n".join(places) + "\n")
-            chosen = [f"--variant={variant}", f"--include={','.join(packages)}"]
+            chosen = ["--variant=apt", f"--include={','.join(packages)}"]
             output("mmdebstrap", "--quiet", *chosen, SUITE, partial, sources)
             partial.rename(kept)
     return kept

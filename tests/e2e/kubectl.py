@@ -79,57 +79,39 @@ class Kubectl:
         found: dict[str, Any] = json.loads(self("get", kind, name, f"--namespace={namespace}", "--output=json"))
         return found
 
+    def items(self, kind: str, *chosen: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """Return the objects of a kind, all of them or those that a selector chooses."""
+        listed: dict[str, Any] = json.loads(self("get", kind, f"--namespace={namespace}", *chosen, "--output=json"))
+        found: list[dict[str, Any]] = listed["items"]
+        return found
+
     def get_pods(self, *names: str) -> list[dict[str, Any]]:
         """Return pods by their names, in one request."""
         found: dict[str, Any] = json.loads(self("get", "pod", *names, "--output=json"))
         return found["items"] if len(names) > 1 else [found]
 
     def apply(self, place: Path) -> None:
-        """Apply a manifest file, a folder of them, or a folder with a kustomization, as it is."""
-        flag = "-k" if (place / "kustomization.yaml").exists() else "-f"
-        self("apply", flag, str(place))
+        """Apply a folder with a kustomization, as it is."""
+        self("apply", "-k", str(place))
 
     def apply_objects(self, *objects: Mapping[str, Any]) -> None:
         """Apply objects given as values."""
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
         self("apply", "-f", "-", stdin=json.dumps(listed).encode())
 
-    def delete(
-        self,
-        kind: str,
-        name: str,
-        namespace: str = "default",
-        *,
-        wait: bool = True,
-        timeout_seconds: float = READY_SECONDS,
-    ) -> None:
-        """Delete an object and return once it is gone, or at once."""
-        how = [f"--wait={str(wait).lower()}", f"--timeout={timeout_seconds:.0f}s"]
+    def rolled_out(self, workload: str, namespace: str = "default") -> None:
+        """Wait until the pods of a workload, ``deployment/a``, are those of its present template, and ready."""
+        wait = ["rollout", "status", workload, f"--namespace={namespace}", f"--timeout={READY_SECONDS:.0f}s"]
         with self._explained(namespace):
-            self("delete", kind, name, f"--namespace={namespace}", *how, timeout_seconds=timeout_seconds + 30)
+            self(*wait, timeout_seconds=READY_SECONDS + 30)
 
     def wait_for(
         self, condition: str, *names: str, namespace: str = "default", timeout_seconds: float = READY_SECONDS
     ) -> None:
-        """Wait until a condition, ``condition=Ready`` or ``delete``, holds of the named objects, ``pod/a``."""
+        """Wait until a condition, as ``kubectl wait --for`` has it, holds of the named objects, ``pod/a``."""
         wait = ["wait", f"--for={condition}", f"--namespace={namespace}", f"--timeout={timeout_seconds:.0f}s", *names]
         with self._explained(namespace):
             self(*wait, timeout_seconds=timeout_seconds + 30)
-
-    def wait_for_phase(
-        self, pod: str, *phases: str, namespace: str = "default", timeout_seconds: float = READY_SECONDS
-    ) -> str:
-        """Wait until a pod is in one of the phases and return which."""
-        seen = ""
-
-        def reached() -> bool:
-            nonlocal seen
-            seen = self.get("pod", pod, namespace)["status"].get("phase", "")
-            return seen in phases
-
-        with self._explained(namespace):
-            wait_until(f"pod {pod} {' or '.join(phases)}", reached, timeout_seconds)
-        return seen
 
     def logs(self, pod: str, *arguments: str, namespace: str = "default") -> str:
         return self("logs", f"--namespace={namespace}", pod, *arguments)

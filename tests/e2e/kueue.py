@@ -1,7 +1,6 @@
 """Kueue's own manager on a cluster of ours, from its own manifests, configured as daemonset/kueue says."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ import yaml
 from build_tools import KUEUE
 from cluster import Cluster
 from image import Image
-from kubectl import ClusterError
 
 from rig import REPO_ROOT
 
@@ -40,11 +38,7 @@ def make_image(cluster: Cluster, manager: Path) -> None:
     """Make Kueue's image known to the nodes: the program, and nothing else."""
     root = cluster.shared / "kueue"
     root.mkdir(exist_ok=True)
-    if not (root / manager.name).exists():
-        try:
-            os.link(manager, root / manager.name)
-        except OSError:  # on another file system
-            shutil.copy(manager, root / manager.name)
+    shutil.copy(manager, root)
     cluster.import_image(Image(IMAGE, (), user="65532", entrypoint=["/manager"]), root)
 
 
@@ -59,12 +53,7 @@ def kueue_on(cluster: Cluster, folder: Path) -> Iterator[None]:
     try:
         # A kind of Kueue's is too large for the annotation that an apply by the client leaves.
         kubectl("apply", "--server-side", "-f", "-", stdin=listed, timeout_seconds=120)
-        rollout = ("rollout", "status", "deployment/kueue-controller-manager", f"--namespace={NAMESPACE}")
-        try:
-            kubectl(*rollout, "--timeout=150s", timeout_seconds=180)
-        except ClusterError as error:
-            error.add_note(kubectl("describe", "pods", f"--namespace={NAMESPACE}"))
-            raise
+        kubectl.rolled_out("deployment/kueue-controller-manager", NAMESPACE)
         yield
     finally:
         kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=listed, timeout_seconds=120)

@@ -61,12 +61,6 @@ class Member:
             self.wait_for_runtime()
         self.node.start(name, self.components[name].command)
 
-    def restart(self, name: str) -> None:
-        """End a component in order and start it anew."""
-        self.node.send(name, signal.SIGTERM)
-        wait_until(f"{name} ended", lambda: self.node.look(name).pid is None)
-        self.start(name)
-
     def reboot(self) -> None:
         """End what runs on the node, forget what was in its memory, and start it anew; a control plane on it stays."""
         for name in ("kubelet", "containerd"):

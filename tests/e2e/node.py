@@ -27,7 +27,7 @@ from node_keeper import CGROUPS, NAMESPACES, own_groups
 STOP_SECONDS = 60.0
 REQUEST_SECONDS = 30.0
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
 
 
 class NodeError(Exception):
@@ -123,10 +123,9 @@ class Node:
             for kind in ("mnt", "net", "pid", "ipc", "uts", "cgroup")
         }
 
-    def start(self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None) -> int:
+    def start(self, name: str, command: Sequence[str | Path]) -> int:
         """Start a long-lived process under a name; its output goes to ``log(name)``. Returns its id in the node."""
-        environment = {"PATH": PATH, "HOME": "/root", **(environment or {})}
-        request = {"command": [str(word) for word in command], "environment": environment, "log": str(self.log(name))}
+        request = {"command": [str(word) for word in command], "environment": ENVIRONMENT, "log": str(self.log(name))}
         return int(self._ask("start", name, **request)["pid"])
 
     def send(self, name: str, number: signal.Signals) -> None:
@@ -141,22 +140,14 @@ class Node:
         return self.state / f"{name}.log"
 
     def run(
-        self,
-        command: Sequence[str | Path],
-        *,
-        namespaces: Sequence[str] = NAMESPACES,
-        stdin: bytes | None = None,
-        timeout_seconds: float = 60.0,
+        self, command: Sequence[str | Path], *, namespaces: Sequence[str] = NAMESPACES, timeout_seconds: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a command in the node to its end and return it, failed or not.
 
         In ``--net`` alone it sees the machine's files and the node's network.
         """
         command = ["nsenter", f"--target={self.pid}", *namespaces, "--", *map(str, command)]
-        environment = {"PATH": PATH, "HOME": "/root"}
-        return subprocess.run(
-            command, input=stdin, capture_output=True, env=environment, timeout=timeout_seconds, check=False
-        )
+        return subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=timeout_seconds, check=False)
 
     def join(self, other: Self) -> None:
         """Join two nodes' networks. Their ends of the cable go with them: no interface is ever the machine's."""

@@ -39,6 +39,13 @@ def gpu_pod(name: str, units: int, annotations: Mapping[str, str] | None = None,
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def gpu_deployment(name: str, units: int, **more: Any) -> dict[str, Any]:
+    """Return a Deployment of two such pods, with the label `app` of its name."""
+    template = {"metadata": {"labels": {"app": name}}, "spec": gpu_pod("unused", units)["spec"]}
+    spec = {"replicas": 2, "selector": {"matchLabels": {"app": name}}, "template": template, **more}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What the agent says of a share."""
@@ -49,18 +56,39 @@ class Share:
     memory_refusals: int
 
 
-class SharePod:
+class Pods:
+    """Pods of a cluster that are there for a while."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+
+    @contextmanager
+    def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+        """Start pods and yield them as they are once all run; at the end they are gone."""
+        names = [pod["metadata"]["name"] for pod in pods]
+        try:
+            self.kubectl.apply_objects(*pods)
+            self.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
+            yield self.kubectl.get_pods(*names)
+        finally:
+            self.delete(*names)
+
+    def delete(self, *names: str) -> None:
+        """Delete pods and wait until they are gone."""
+        self.kubectl("delete", "pod", *names, "--ignore-not-found", timeout_seconds=DELETE_S)
+
+
+class SharePod(Pods):
     """An installation, seen from one node: the one that is named, or the only one that counts."""
 
     def __init__(self, kubectl: Kubectl, node: str | None = None) -> None:
-        self.kubectl = kubectl
+        super().__init__(kubectl)
         self.name = node
         self.observer = Observer(kubectl, node)
 
     def node(self) -> dict[str, Any]:
         """Return the node, or where none is named the first that offers devices. Raises StopIteration."""
-        nodes: list[dict[str, Any]] = json.loads(self.kubectl("get", "nodes", "--output=json"))["items"]
-        offering = [node for node in nodes if "sharepod.io/gpu" in node["status"]["allocatable"]]
+        offering = [node for node in self.kubectl.items("nodes") if "sharepod.io/gpu" in node["status"]["allocatable"]]
         return next(node for node in offering if self.name in (None, node["metadata"]["name"]))
 
     def offers(self, units: int) -> bool:
@@ -94,6 +122,10 @@ class SharePod:
         found: list[dict[str, Any]] = json.loads(self.agent("sharepod", "ps", "--output", "json"))["shares"]
         return found
 
+    def wait_until_empty(self) -> None:
+        """Wait until the node has no share of what was before."""
+        wait_until("no other share", lambda: self.listed() == [])
+
     def answers(self) -> bool:
         """Tell whether the agent does."""
         try:
@@ -102,35 +134,16 @@ class SharePod:
             return False
         return True
 
-    @contextmanager
-    def pods(self, *pods: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-        """Start pods and yield them as they are once all run; at the end they are gone."""
-        names = [pod["metadata"]["name"] for pod in pods]
-        try:
-            self.kubectl.apply_objects(*pods)
-            self.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names))
-            yield self.kubectl.get_pods(*names)
-        finally:
-            self.delete(*names)
-
-    def delete(self, *names: str) -> None:
-        """Delete pods and wait until they are gone."""
-        self.kubectl("delete", "pod", *names, "--ignore-not-found", timeout_seconds=DELETE_S)
-
     def kill_container(self, pod: str, container: str, namespace: str = "default") -> None:
         """Kill every process of a container behind the kubelet's back, and return once a later one runs."""
         before = container_of(self.kubectl.get("pod", pod, namespace), container)
-        self.kill_processes(identity(before))
+        self._send(identity(before), signal.SIGKILL)
 
         def again() -> bool:
             now = container_of(self.kubectl.get("pod", pod, namespace), container)
             return bool(now["restartCount"] > before["restartCount"] and now["ready"])
 
         wait_until(f"{container} of {pod} started again", again)
-
-    def kill_processes(self, container: str) -> None:
-        """Kill every process of a container, given its id."""
-        self._send(container, signal.SIGKILL)
 
     @contextmanager
     def hung_agent(self) -> Iterator[None]:
@@ -173,11 +186,10 @@ class SharePod:
                         error.add_note(f"--- {container} {previous}\n{said}")
             raise
 
-    def events(self, pod: str, namespace: str = "default") -> list[str]:
+    def events(self, pod: str) -> list[str]:
         """Return the events of a pod as `reason: message`."""
-        chosen = f"--field-selector=involvedObject.name={pod}"
-        found = json.loads(self.kubectl("get", "events", chosen, f"--namespace={namespace}", "--output=json"))
-        return [f"{event['reason']}: {event['message']}" for event in found["items"]]
+        found = self.kubectl.items("events", f"--field-selector=involvedObject.name={pod}")
+        return [f"{event['reason']}: {event['message']}" for event in found]
 
 
 SEND = r"""
@@ -268,7 +280,7 @@ def install(kubectl: Kubectl, cluster: Cluster | None, nodes: Sequence[str | Non
     if cluster:
         cluster.import_archive(sharepod_image())
     kubectl.apply(OVERLAY)
-    kubectl("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
+    kubectl.rolled_out("daemonset/sharepod", OURS)
     installed = [SharePod(kubectl, node) for node in nodes]
     for one in installed:
         wait_until("a node offers devices", lambda one=one: one.offers(200))

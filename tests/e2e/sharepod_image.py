@@ -47,7 +47,7 @@ def by_age(folder: Path, pattern: str) -> list[Path]:
 
 def sharepod_image(context: Path = REPO_ROOT) -> Path:
     """Return the archive of the image, built first where it is missing. Raises ContainerfileError, BuildError."""
-    base = debian_root(BASE, "apt")
+    base = debian_root(BASE)
     folder = cache_root() / "images"
     kept = folder / f"sharepod-{context_digest(context, base)}.tar"
     if kept.exists():

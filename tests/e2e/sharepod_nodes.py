@@ -1,32 +1,22 @@
 """SharePod on every node of a cluster of ours, as the tests see it: pods wherever they come to, and their shares."""
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from cluster import Cluster
-from kubectl import Kubectl, wait_until
-from sharepod_cluster import Share, SharePod, install
+from sharepod_cluster import Pods, Share, SharePod, install
 
 
-class SharePodNodes:
+class SharePodNodes(Pods):
     """An installation on several nodes; `nodes` has what each node's agent and observer say."""
 
     def __init__(self, cluster: Cluster, nodes: list[SharePod]) -> None:
+        super().__init__(cluster.kubectl)
         self.cluster = cluster
-        self.kubectl: Kubectl = cluster.kubectl
         self.nodes = {str(node.name): node for node in nodes}
 
     def of(self, pod: dict[str, Any]) -> SharePod:
         """Return the installation as the pod's node sees it."""
         return self.nodes[pod["spec"]["nodeName"]]
-
-    def pods(self, *pods: dict[str, Any]) -> AbstractContextManager[list[dict[str, Any]]]:
-        """Start pods and yield them as they are once all run; at the end they are gone."""
-        return next(iter(self.nodes.values())).pods(*pods)
-
-    def delete(self, *names: str) -> None:
-        """Delete pods and wait until they are gone."""
-        next(iter(self.nodes.values())).delete(*names)
 
     def shares(self, *pods: dict[str, Any]) -> list[Share]:
         """Return the shares of pods, each as its own node's agent has it."""
@@ -36,13 +26,10 @@ class SharePodNodes:
         """Return the shares of each node as `sharepod ps` has them."""
         return {name: node.listed() for name, node in self.nodes.items()}
 
-    def is_empty(self) -> bool:
-        """Tell whether no node has a share."""
-        return not any(self.listed().values())
-
     def wait_until_empty(self) -> None:
         """Wait until no node has a share of what was before."""
-        wait_until("no other share", self.is_empty)
+        for node in self.nodes.values():
+            node.wait_until_empty()
 
 
 def sharepod_nodes(cluster: Cluster) -> SharePodNodes:

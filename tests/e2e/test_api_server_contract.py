@@ -5,9 +5,12 @@ A cluster that is given is not held to compaction: its store cannot be reached.
 
 import base64
 import contextlib
+import ctypes
 import json
 import os
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +28,7 @@ from contract.lists import TestLists
 from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
-from node_sockets import socket_in
+from node import Node
 
 from sharepod.kube.access import from_kubeconfig
 
@@ -34,18 +37,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.releases
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
+NEW_NET = 0x40000000
 
 __all__ = [
-    "TestDeletions",
-    "TestEvents",
-    "TestEvictions",
-    "TestGates",
-    "TestLeases",
-    "TestLists",
-    "TestPatches",
-    "TestPods",
-    "TestWatches",
-]
+    "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
+    "TestPatches", "TestPods", "TestWatches",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -55,6 +52,19 @@ def connected(request: pytest.FixtureRequest) -> "Connected":
     else:
         connection = connection_to(request.getfixturevalue("own_cluster"))
     return lambda: contextlib.nullcontext(connection)
+
+
+def socket_in(node: Node, make: Callable[[], socket.socket]) -> socket.socket:
+    """Return a socket that is made in the node's network, and stays there. Raises OSError."""
+
+    def make_there() -> socket.socket:
+        with Path(f"/proc/{node.pid}/ns/net").open() as network:
+            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), NEW_NET):
+                raise OSError(ctypes.get_errno(), f"the network of {node.name} cannot be entered")
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:  # it ends in the node's network, and this one never goes there
+        return thread.submit(make_there).result()
 
 
 def connection_to(cluster: OwnCluster) -> Connection:

@@ -24,7 +24,7 @@ def test_a_line_is_compared_by_kinds() -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_prints_what_its_readme_shows(sharepod: SharePod, folder: Path) -> None:
-    wait_until("no share of another test", lambda: sharepod.listed() == [])
+    sharepod.wait_until_empty()
     # All in one request: one by one the events of a long run take a minute.
     sharepod.kubectl("delete", "--raw", "/api/v1/namespaces/default/events")
     shown = shown_in(folder / "README.md")

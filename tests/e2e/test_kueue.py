@@ -1,7 +1,5 @@
 """The real Kueue counts quotas of shares by the manifests as shipped, and gates place what it lets in."""
 
-import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,16 +70,10 @@ def contains(kept: Any, given: Any) -> bool:
 def test_the_example_is_let_in_and_all_its_pods_run_where_gates_chose(api: Kubectl, two_nodes: SharePodNodes) -> None:
     api.apply(FOLDER / "example")
     try:
-        pods = f"--namespace={NAMESPACE}", "--selector=job-name=train"
-
-        def all_run() -> bool:
-            found = json.loads(api("get", "pods", *pods, "--output=json"))["items"]
-            return [pod["status"]["phase"] for pod in found] == ["Running"] * 8
-
-        wait_until("all eight run", all_run)
+        wait_until("all eight run", lambda: phases(api) == ["Running"] * 8)
         assert_none_too_full(two_nodes)
         assert sum(len(shares) for shares in two_nodes.listed().values()) == 8
-        [workload] = json.loads(api("get", "workloads", f"--namespace={NAMESPACE}", "--output=json"))["items"]
+        [workload] = api.items("workloads", namespace=NAMESPACE)
         [assigned] = workload["status"]["admission"]["podSetAssignments"]
         assert (assigned["count"], assigned["resourceUsage"]["sharepod.io/gpu"]) == (8, "400")
     finally:
@@ -89,26 +81,23 @@ def test_the_example_is_let_in_and_all_its_pods_run_where_gates_chose(api: Kubec
         two_nodes.wait_until_empty()
 
 
+def phases(api: Kubectl) -> list[str]:
+    """Return the phases of the example's pods."""
+    pods = api.items("pods", "--selector=job-name=train", namespace=NAMESPACE)
+    return [pod["status"]["phase"] for pod in pods]
+
+
 @pytest.fixture
 def small(api: Kubectl) -> Iterator[str]:
     """Make a queue of one device's units, and return the name of the LocalQueue that leads to it."""
     quota = {"name": "sharepod-any", "resources": [{"name": "sharepod.io/gpu", "nominalQuota": "100"}]}
     groups = [{"coveredResources": ["sharepod.io/gpu"], "flavors": [quota]}]
-    head = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
-    api.apply_objects(
-        {
-            **head,
-            "kind": "ClusterQueue",
-            "metadata": {"name": "small"},
-            "spec": {"namespaceSelector": {}, "resourceGroups": groups},
-        },
-        {
-            **head,
-            "kind": "LocalQueue",
-            "metadata": {"name": "small", "namespace": "default"},
-            "spec": {"clusterQueue": "small"},
-        },
-    )
+    specs = {
+        "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": groups},
+        "LocalQueue": {"clusterQueue": "small"},
+    }
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "metadata": {"name": "small"}}
+    api.apply_objects(*({**head, "kind": kind, "spec": spec} for kind, spec in specs.items()))
     yield "small"
     api("delete", "localqueue,clusterqueue", "small", timeout_seconds=90)
 
@@ -135,8 +124,7 @@ def test_a_job_beyond_the_quota_waits_and_goes_on_when_another_has_ended(
         assert api.get("job", "fifty")["spec"]["suspend"] is True
         api("delete", "job", "sixty", timeout_seconds=90)
         wait_until("the second runs", lambda: active(api, "fifty") == 1)
-        pods = json.loads(api("get", "pods", "--selector=job-name=fifty", "--output=json"))["items"]
-        assert_as_chosen(two_nodes, pods)
+        assert_as_chosen(two_nodes, api.items("pods", "--selector=job-name=fifty"))
     finally:
         api("delete", "job", "sixty", "fifty", "--ignore-not-found", timeout_seconds=90)
         two_nodes.wait_until_empty()
@@ -147,24 +135,5 @@ def active(api: Kubectl, name: str) -> int:
 
 
 def reasons(api: Kubectl, name: str) -> list[str]:
-    found = json.loads(api("get", "workloads", "--output=json"))["items"]
-    own = [item for item in found if item["metadata"]["ownerReferences"][0]["name"] == name]
+    own = [item for item in api.items("workloads") if item["metadata"]["ownerReferences"][0]["name"] == name]
     return [condition["message"] for item in own for condition in item["status"].get("conditions", [])]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "says"),
-    [
-        ("cohort", "sharepod", "unknown field"),
-        ("preemption", {"reclaimWithinCohort": "Always"}, "Unsupported value|supported values"),
-        ("resourceGroups", [{"coveredResources": ["sharepod.io/gpu"], "flavors": []}], "should have at least 1 items"),
-    ],
-)
-def test_what_kueue_does_not_have_is_refused(api: Kubectl, field: str, value: object, says: str) -> None:
-    item = copy.deepcopy(next(item for item in rendered(api) if item["kind"] == "ClusterQueue"))
-    item["metadata"]["name"] = "wrong"
-    item["spec"][field] = value
-    with pytest.raises(ClusterError, match=says):
-        api("apply", "--validate=true", "-f", "-", stdin=json.dumps(item).encode())
-    with pytest.raises(ClusterError, match="not found"):
-        api.get("clusterqueue", "wrong")

@@ -10,11 +10,7 @@ import pytest
 from cluster import Cluster
 from kubectl import wait_until
 from leftovers import paths_below
-from sharepod_cluster import OURS, SharePod, container_of, gpu_pod, identity
-
-
-def released(sharepod: SharePod, *ids: str) -> bool:
-    return not {share["id"] for share in sharepod.listed()} & set(ids)
+from sharepod_cluster import OURS, SharePod, container_of, gpu_deployment, gpu_pod, identity
 
 
 def directory(cluster: Cluster, share: str) -> Path:
@@ -46,7 +42,7 @@ def test_nothing_is_left_of_pods_that_are_gone(own_cluster: Cluster, sharepod: S
 
 
 def test_a_request_that_fits_in_pieces_alone_is_refused_with_a_reason(sharepod: SharePod) -> None:
-    wait_until("no other share", lambda: sharepod.listed() == [])
+    sharepod.wait_until_empty()
     with sharepod.pods(gpu_pod("a", 60), gpu_pod("b", 60)):
         sharepod.kubectl.apply_objects(gpu_pod("c", 70, restartPolicy="Never"))
         try:
@@ -131,7 +127,7 @@ def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_
         assert share in allocations.read_text()
         assert not any("ShareNotReady" in event for event in sharepod.events(name))
     wait_until("its units are the pod's no more", lambda: share not in allocations.read_text())
-    wait_until("no other share", lambda: sharepod.listed() == [])
+    sharepod.wait_until_empty()
 
 
 def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
@@ -139,14 +135,14 @@ def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
 ) -> None:
     with sharepod.pods(gpu_pod("steady", 20, {"sharepod.io/limit": "30"})) as (pod,):
         [share] = sharepod.shares(pod)
-        first = identity(container_of(pod)).removeprefix("containerd://")
+        first = identity(container_of(pod))
         log = own_cluster.node.root / f"var/log/pods/default_steady_{pod['metadata']['uid']}/main/1.log"
-        own_cluster.kill("kube-apiserver")
+        own_cluster.first.kill("kube-apiserver")
         try:
-            own_cluster.members[0].kill_container(first)
+            own_cluster.first.kill_container(first)
             wait_until("its container runs again", log.exists)
         finally:
-            own_cluster.start("kube-apiserver")
+            own_cluster.first.start("kube-apiserver")
         wait_until("the node is ready", own_cluster.node_is_ready)
         sharepod.kubectl.wait_for("condition=Ready", "pod/steady")
         assert [one.id for one in sharepod.shares(pod)] == [share.id]
@@ -158,22 +154,16 @@ def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
 
 
 def test_a_deployment_is_rolled_where_its_old_pod_fills_the_device(sharepod: SharePod) -> None:
-    wait_until("no other share", lambda: sharepod.listed() == [])
-    template = {"metadata": {"labels": {"app": "roll"}}, "spec": gpu_pod("unused", 80)["spec"]}
-    spec = {
-        "replicas": 2, "selector": {"matchLabels": {"app": "roll"}}, "template": template,
-        "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-    }  # fmt: skip
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "roll"}, "spec": spec}
-    sharepod.kubectl.apply_objects(deployment)
+    sharepod.wait_until_empty()
+    strategy = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    sharepod.kubectl.apply_objects(gpu_deployment("roll", 80, strategy=strategy))
     try:
         for _ in range(2):
-            rollout = ("rollout", "status", "deployment/roll", "--timeout=150s")
-            sharepod.kubectl(*rollout, timeout_seconds=180)
+            sharepod.kubectl.rolled_out("deployment/roll")
             wait_until("two shares", lambda: len(sharepod.listed()) == 2)
             assert sorted(share["devices"][0]["device_index"] for share in sharepod.listed()) == [0, 1]
             sharepod.kubectl("rollout", "restart", "deployment/roll")
-        sharepod.kubectl(*rollout, timeout_seconds=180)
+        sharepod.kubectl.rolled_out("deployment/roll")
     finally:
         sharepod.kubectl("delete", "deployment", "roll")
         sharepod.kubectl("wait", "--for=delete", "pod", "--selector=app=roll", "--timeout=60s", timeout_seconds=90)
@@ -198,14 +188,14 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
     with sharepod.pods(gpu_pod("lonely", 30, restartPolicy="Never")) as (pod,):
         [share] = sharepod.shares(pod)
         before = sharepod.registrations()
-        own_cluster.kill("kubelet")
+        own_cluster.first.kill("kubelet")
         try:
             own_cluster.kill_container("lonely", "main")
             time.sleep(12)  # longer than the plugin's sweep
             assert directory(own_cluster, share.id).exists(), "released before kubelet told that the container is over"
         finally:
-            own_cluster.start("kubelet")
-        sharepod.kubectl.wait_for_phase("lonely", "Failed")
+            own_cluster.first.start("kubelet")
+        sharepod.kubectl.wait_for("jsonpath={.status.phase}=Failed", "pod/lonely")
         sharepod.wait_released(share.id)
     wait_until("the plugin registered again", lambda: sharepod.registrations() > before)
     assert_no_trace(own_cluster, share.id)
@@ -220,7 +210,7 @@ def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> N
         sharepod.kubectl.wait_for("condition=Ready", f"pod/{name}")
         [share] = sharepod.shares(sharepod.kubectl.get("pod", name))
         time.sleep(12)  # longer than the plugin's sweep
-        assert not released(sharepod, share.id)
+        assert share.id in {one["id"] for one in sharepod.listed()}
         before = container_of(sharepod.kubectl.get("pod", name))
         sharepod.kill_container(name, "main")
         assert identity(container_of(sharepod.kubectl.get("pod", name))) != identity(before)
@@ -231,14 +221,11 @@ def test_a_static_pod_has_a_share(own_cluster: Cluster, sharepod: SharePod) -> N
 
 
 def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, sharepod: SharePod) -> None:
-    wait_until("no other share", lambda: sharepod.listed() == [])
-    template = {"metadata": {"labels": {"app": "boot"}}, "spec": gpu_pod("unused", 60)["spec"]}
-    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "boot"}}, "template": template}
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "boot"}, "spec": spec}
-    sharepod.kubectl.apply_objects(deployment)
+    sharepod.wait_until_empty()
+    sharepod.kubectl.apply_objects(gpu_deployment("boot", 60))
     try:
-        sharepod.kubectl("rollout", "status", "deployment/boot", "--timeout=150s", timeout_seconds=180)
-        own_cluster.reboot()
+        sharepod.kubectl.rolled_out("deployment/boot")
+        own_cluster.first.reboot()
         wait_until("the node is down", lambda: not sharepod.answers())
         wait_until("the node is ready", own_cluster.node_is_ready)
         wait_until("two shares at work", lambda: sharepod.answers() and at_work(sharepod) == [0, 1])
@@ -260,9 +247,9 @@ def at_work(sharepod: SharePod) -> list[int]:
     return sorted(device["device_index"] for device in devices if device["used_1s_millipercent"] > 50_000)
 
 
-@pytest.mark.parametrize("count", [20])
-def test_many_pods_at_once_all_get_theirs(sharepod: SharePod, count: int) -> None:
-    wait_until("no other share", lambda: sharepod.listed() == [])
+def test_many_pods_at_once_all_get_theirs(sharepod: SharePod) -> None:
+    count = 20
+    sharepod.wait_until_empty()
     with sharepod.pods(
         *(gpu_pod(f"many-{n}", 10, container={"command": ["/bin/sleep", "600"]}) for n in range(count))
     ) as pods:
@@ -270,4 +257,4 @@ def test_many_pods_at_once_all_get_theirs(sharepod: SharePod, count: int) -> Non
         assert len({share.id for share in shares}) == count
         for device in (0, 1):
             assert sum(share.devices == (device,) for share in shares) == count // 2
-    wait_until("the shares are released", lambda: sharepod.listed() == [])
+    sharepod.wait_until_empty()

@@ -49,19 +49,18 @@ def monitoring(own_cluster: Cluster, sharepod: SharePod, tmp_path_factory: pytes
     kubectl.wait_for("condition=Established", *names)
     try:
         follow(kubectl, folder, *commands(PAGE), *COMMANDS)
-        restarted(sharepod)
+        until_restarted(sharepod)
         yield folder
     finally:
         kubectl("delete", "-k", str(MANIFESTS), "--ignore-not-found")
         kubectl("delete", "secret", "sharepod-metrics", f"--namespace={OURS}", "--ignore-not-found")
         kubectl("delete", *names)
         kubectl("rollout", "restart", "daemonset/sharepod", f"--namespace={OURS}")
-        restarted(sharepod)
+        until_restarted(sharepod)
 
 
-def restarted(sharepod: SharePod) -> None:
-    wait = ("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s")
-    sharepod.kubectl(*wait, timeout_seconds=180)
+def until_restarted(sharepod: SharePod) -> None:
+    sharepod.kubectl.rolled_out("daemonset/sharepod", OURS)
     wait_until("the node offers devices", lambda: sharepod.offers(200))
 
 

@@ -49,11 +49,6 @@ def looks_since(pair: Pair, began: float) -> Looks:
     return pair.sharepod.looks(time.monotonic() - began)
 
 
-def test_the_node_offers_a_hundred_units_a_device(sharepod: SharePod) -> None:
-    offered = sharepod.node()["status"]
-    assert offered["capacity"]["sharepod.io/gpu"] == offered["allocatable"]["sharepod.io/gpu"] == "200"
-
-
 def test_two_pods_get_70_and_30_of_one_device(pair: Pair) -> None:
     seventy, thirty = pair.shares()
     assert seventy.devices == thirty.devices
@@ -179,17 +174,16 @@ def test_memory_ends_at_the_cap_and_the_others_do_not_notice(pair: Pair, same: l
 
 def test_an_upgrade_touches_no_running_pod(pair: Pair, same: list[str]) -> None:
     began = time.monotonic()
-    rollout = pair.sharepod.kubectl
-    rollout("rollout", "restart", "daemonset/sharepod", f"--namespace={OURS}")
-    rollout("rollout", "status", "daemonset/sharepod", f"--namespace={OURS}", "--timeout=150s", timeout_seconds=180)
+    pair.sharepod.kubectl("rollout", "restart", "daemonset/sharepod", f"--namespace={OURS}")
+    pair.sharepod.kubectl.rolled_out("daemonset/sharepod", OURS)
     assert_exact_since_the_agent_is_back(pair, began)
 
 
 def test_shares_stay_exact_while_kubelet_is_killed(own_cluster: Cluster, pair: Pair, same: list[str]) -> None:
     began = time.monotonic()
     before = pair.sharepod.registrations()
-    own_cluster.kill("kubelet")
-    own_cluster.start("kubelet")
+    own_cluster.first.kill("kubelet")
+    own_cluster.first.start("kubelet")
     # The node says that it offers devices all the time, and a kubelet that knows no plugin yet fails pods for good.
     wait_until("the plugin registered again", lambda: pair.sharepod.registrations() > before)
     wait_until("the node is ready", own_cluster.node_is_ready)

@@ -35,18 +35,18 @@ def unpack_from_debian(directory: Path, package: str, library: str) -> Path | No
     (directory / "lists" / "partial").mkdir(parents=True)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
     (directory / "sources.list").write_text(f"deb [signed-by={key}] {site} {codename} non-free\n")
-    apt = [
-        "apt-get",
-        "-q",
-        "-o",
-        f"Dir::Etc::sourcelist={directory}/sources.list",
-        "-o",
-        "Dir::Etc::sourceparts=/dev/null",
-    ]
-    apt += ["-o", f"Dir::State::lists={directory}/lists", "-o", "APT::Sandbox::User=root"]
+    options = {
+        "Dir::Etc::sourcelist": f"{directory}/sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::State::lists": f"{directory}/lists",
+        "APT::Sandbox::User": "root",
+    }
+    own = [f"--option={name}={value}" for name, value in options.items()]
     for command in (["update"], ["download", package]):
         try:
-            subprocess.run([*apt, *command], cwd=directory, check=True, capture_output=True, timeout=60)
+            subprocess.run(
+                ["apt-get", "-q", *own, *command], cwd=directory, check=True, capture_output=True, timeout=60
+            )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return None
     packages = list(directory.glob(f"{package}_*.deb"))

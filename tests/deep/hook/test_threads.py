@@ -11,53 +11,15 @@ import pytest
 
 from rig import REPO_ROOT
 
-ROOT = REPO_ROOT
+HOOK = (
+    "attach", "capture", "clock", "gate", "guard", "keeper", "lane", "marker", "mps", "predict", "region",
+    "region_attach", "spans", "thread", "wait",
+)  # fmt: skip
+"""The sources of the hook between a launch and the region."""
 SOURCES = [
-    "tests/support/hook/threads.c",
-    *[
-        f"hook/{name}.c"
-        for name in (
-            "gate",
-            "wait",
-            "lane",
-            "keeper",
-            "predict",
-            "thread",
-            "clock",
-            "attach",
-            "guard",
-            "region",
-            "region_attach",
-            "mps",
-            "capture",
-            "marker",
-            "spans",
-        )
-    ],
-    *[
-        f"agent/{name}.c"
-        for name in (
-            "arbiter",
-            "gang",
-            "join",
-            "holdings",
-            "mend",
-            "mishaps",
-            "slots",
-            "step",
-            "turn",
-            "lead",
-            "bill",
-            "copies",
-            "report",
-            "policy",
-            "policy_accounts",
-            "policy_rates",
-            "pressure",
-            "region_files",
-            "region_slots",
-        )
-    ],
+    REPO_ROOT / "tests" / "support" / "hook" / "threads.c",
+    *(REPO_ROOT / "hook" / f"{name}.c" for name in HOOK),
+    *sorted((REPO_ROOT / "agent").glob("[a-z]*.c")),  # none that is generated
 ]
 SANITIZERS = {
     "thread": ["-fsanitize=thread", "-Wno-tsan"],  # fences are not modelled; the words they order are atomics
@@ -78,7 +40,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("threads") / "threads"
     flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Ihook", "-Iagent", *SANITIZERS[request.param]]
     command = ["cc", *flags, *SOURCES, "-Wl,--wrap=sp_slot_owner", "-o", str(path), "-lpthread"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=REPO_ROOT, check=True)
     return path
 
 

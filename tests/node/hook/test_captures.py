@@ -80,16 +80,6 @@ class Elsewhere:
         self.thread.join()
         return sorted(self.results)
 
-def elsewhere(call):
-    results = []
-    def body():
-        ok(cuda.cuCtxSetCurrent(context))
-        results.append(call())
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    return results[0]
-
 def ready():
     # Work behind us, so that keepers and lanes are there. Behind a long kernel, so that the short one's length is known
     # however slow records are: the launching thread then leaves the marking to the keeper.
@@ -175,37 +165,12 @@ SCENARIOS = {
     "launches of other threads go on while captures open and close": """
         ready()
         seen = set()
-        for call in (lambda: launch(f, other), launch_own, lambda: launch(f, blocking)):
+        for call in (lambda: launch(f, other), launch_own, lambda: launch(f, blocking), lambda: launch(f)):
             threads = [Elsewhere(call), Elsewhere(call)]
             for _ in range(60):
                 ok(cuda.cuStreamBeginCapture_v2(stream, MODE))
                 seen.add((launch(f, stream), launch(f, stream), *captured()))
             print(seen, *[thread.stop() for thread in threads])
-        """,
-    "launches of other threads go on in the legacy stream": """
-        ready()
-        seen = set()
-        threads = [Elsewhere(lambda: launch(f)), Elsewhere(lambda: launch(f))]
-        for _ in range(60):
-            ok(cuda.cuStreamBeginCapture_v2(stream, MODE))
-            seen.add((launch(f, stream), *captured()))
-        print(seen, *[thread.stop() for thread in threads])
-        """,
-    "a blocking stream captures while the keeper marks work through the legacy stream": """
-        ready()
-        seen = set()
-        def now_and_then(call):
-            result = call()
-            time.sleep(0.002)
-            return result
-        threads = [Elsewhere(lambda: now_and_then(launch_own)), Elsewhere(lambda: now_and_then(launch_own))]
-        for _ in range(150):
-            ok(cuda.cuStreamBeginCapture_v2(blocking, MODE))
-            first = launch(f, blocking)
-            time.sleep(0.0007)
-            seen.add((first, launch(f, blocking), *captured(blocking)))
-            time.sleep(0.0007)
-        print(seen, *[thread.stop() for thread in threads])
         """,
     "a blocking stream captures right behind work in the legacy stream": """
         ready()
@@ -217,19 +182,6 @@ SCENARIOS = {
             seen.add((launch(f, blocking), launch_own()))
             time.sleep(0.0007)
             seen.add((launch(f, blocking), *captured(blocking)))
-        print(seen)
-        """,
-    "a blocking stream joins while the keeper marks work through the legacy stream": """
-        ready()
-        seen = set()
-        for n in range(150):
-            ok(cuda.cuStreamBeginCapture_v2(stream, MODE))
-            first = (launch_own(), launch(f), launch(f, stream), cuda.cuEventRecord(event, stream))
-            time.sleep(n % 8 * 0.0001)
-            then = (cuda.cuStreamWaitEvent(blocking, event, 0), launch(f, blocking))
-            time.sleep(0.0007)
-            last = cuda.cuEventRecord(event, blocking), cuda.cuStreamWaitEvent(stream, event, 0)
-            seen.add((first, then, last, launch(f, stream), *captured()))
         print(seen)
         """,
     "a stream joins while the keeper marks work in it": """

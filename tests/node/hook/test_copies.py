@@ -15,17 +15,7 @@ from sharepod.simgpu.truth import Truth
 BYTES = 64 << 20
 # Every call copies this much from one kind of memory to another: 1 the host's, 2 a device's, 4 the address tells.
 PROGRAM = f"""
-class Flat(ctypes.Structure):
-    _fields_ = [("x", c_size_t), ("y", c_size_t), ("kind", c_uint), ("host", c_void_p), ("device", c_uint64),
-                ("array", c_void_p), ("pitch", c_size_t)]
-class Deep(ctypes.Structure):
-    _fields_ = [("x", c_size_t), ("y", c_size_t), ("z", c_size_t), ("level", c_size_t), ("kind", c_uint),
-                ("host", c_void_p), ("device", c_uint64), ("array", c_void_p), ("context", c_void_p),
-                ("pitch", c_size_t), ("height", c_size_t)]
-class Copy2D(ctypes.Structure):
-    _fields_ = [("source", Flat), ("target", Flat), ("width", c_size_t), ("height", c_size_t)]
-class Copy3D(ctypes.Structure):
-    _fields_ = [("source", Deep), ("target", Deep), ("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)]
+from rig.structs import Copy2D, Copy3D, End2D, End3D
 start()
 BYTES, PITCH, context = {BYTES}, 1 << 20, c_void_p()
 ok(cuda.cuCtxGetCurrent(byref(context)))
@@ -43,7 +33,7 @@ def box(name, unified, *more):
     def side(which):
         kind = 4 if unified else 1 if which == "host" else 2
         place = dict(kind=kind, host=memory[which], device=memory[which], pitch=PITCH)
-        return Deep(**place, height=BYTES // PITCH) if "3D" in name else Flat(**place)
+        return End3D(**place, height=BYTES // PITCH) if "3D" in name else End2D(**place)
     def copy(target, source):
         sizes = (PITCH, BYTES // PITCH)
         what = (Copy3D if "3D" in name else Copy2D)(side(source), side(target), *sizes, *([1] if "3D" in name else []))
@@ -109,24 +99,19 @@ time.sleep(0.3)
 
 
 BATCHES = f"""{PROGRAM}
-class Attributes(ctypes.Structure):
-    _fields_ = [("order", c_int), ("hints", c_int * 4), ("flags", c_uint)]
-class Operand(ctypes.Structure):
-    _fields_ = [("type", c_uint), ("address", c_uint64), ("layout", c_uint64 * 3)]
-class Box(ctypes.Structure):
-    _fields_ = [("source", Operand), ("target", Operand), ("sizes", c_uint64 * 3), ("order", c_int), ("flags", c_uint)]
+from rig.structs import BatchAttributes, BatchBox, BatchEnd
 stream = new_stream()
 def numbers(values):
     return (c_uint64 * len(values))(*values)
 def flat_batch(target, source, sizes):
     count = len(sizes)
     targets, sources = (numbers([memory[which]] * count) for which in (target, source))
-    return cuda.cuMemcpyBatchAsync_v2(targets, sources, numbers(sizes), c_size_t(count), byref(Attributes(1)),
+    return cuda.cuMemcpyBatchAsync_v2(targets, sources, numbers(sizes), c_size_t(count), byref(BatchAttributes(1)),
                                       numbers([0]), c_size_t(1), stream)
 def one_box(target, source, *sizes):
-    return Box(Operand(1, memory[source]), Operand(1, memory[target]), numbers(sizes), 1, 0)
+    return BatchBox(BatchEnd(1, memory[source]), BatchEnd(1, memory[target]), numbers(sizes), 1, 0)
 def box_batch(*boxes):
-    return cuda.cuMemcpy3DBatchAsync_v2(c_size_t(len(boxes)), (Box * len(boxes))(*boxes), c_uint64(0), stream)
+    return cuda.cuMemcpy3DBatchAsync_v2(c_size_t(len(boxes)), (BatchBox * len(boxes))(*boxes), c_uint64(0), stream)
 """
 COUNTS = (1, 31, 32, 33, 1000)
 """Some copies of a long batch are asked for all."""

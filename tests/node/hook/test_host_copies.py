@@ -1,23 +1,22 @@
 """Copies between the host's memory and a device's pass no gate, and show in the usage: bytes and copies, each way."""
 
 import struct
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from metered import run_metered
+from report import device_at
+from simgpu_fixtures import ANSWER, NewGpu, Program
 from test_copies import BYTES, CALLS, PROGRAM
 
-from rig import REPO_ROOT
 from rig.arbiter import Arbiter, Share
 from rig.gpu import MakeSimgpu
-from rig.script import script
 from rig.until import until
 from sharepod.agent.share import NO_COPIES, Copies, Usage
 
-COPIES_AT = 64 + 64 + 16 * 128
-"""Where in `slots` the first slot's first line of copies is."""
+COPIES_AT = device_at(0) + 16 * 128
+"""Where in `slots` the first slot's first line of copies is: `tests/node/hook/test_abi.py` holds the header to it."""
 NAMED = """
 def to_device(name, *more):
     return lambda: cuda[name](c_uint64(memory["device"]), c_void_p(memory["host"]), c_size_t(BYTES), *more)
@@ -138,116 +137,80 @@ for thread in threads: thread.join()
     assert account.copies == copied("to_device", 8000, 64) + copied("to_host", 8000, 64)
 
 
-class Running:
-    """A program of one share, that runs a line of Python each time it is asked."""
-
-    def __init__(self, share: Share, env: dict[str, str]) -> None:
-        """Start it."""
-        text = """for line in sys.stdin:
-    exec(line)
-    print("done", flush=True)
-"""
-        self._process = subprocess.Popen(
-            script(text), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.share = share
-        self.do("start(); memory, data, back = allocate(1 << 26), bytes(1 << 26), (ctypes.c_char * (1 << 26))()")
-
-    def tell(self, line: str) -> None:
-        """Have it do something, and do not wait for that."""
-        assert self._process.stdin
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def done(self) -> None:
-        """Wait for what it was told."""
-        assert self._process.stdout
-        assert self._process.stdout.readline() == "done\n"
-
-    def do(self, line: str) -> None:
-        """Both."""
-        self.tell(line)
-        self.done()
-
-    def kill(self) -> None:
-        """End it in the middle of whatever it does."""
-        self._process.kill()
-        self._process.communicate()
-
-    def usage_when(self, true: Callable[[Usage], bool]) -> Usage:
-        """Return the account once it is as wanted."""
-        until(lambda: true(self.share.usage()), lambda: f"the account is {self.share.usage()}")
-        return self.share.usage()
+@pytest.fixture
+def share(arbiter: Arbiter, tmp_path: Path) -> Share:
+    """Make a share."""
+    return arbiter.share(tmp_path)
 
 
 @pytest.fixture
-def begin(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[Callable[[], Running]]:
-    """Return what starts programs in one share."""
-    gpu, running = make_simgpu(), list[Running]()
-    share = arbiter.share(tmp_path)
-
-    def start() -> Running:
-        running.append(Running(share, gpu.env | share.env))
-        return running[-1]
-
-    yield start
-    for program in running:
-        program.kill()
+def begin(share: Share, new_gpu: NewGpu) -> Callable[[], Program]:
+    """Return what starts programs in the share that copy when they are asked to."""
+    gpu = new_gpu()
+    text = f"""{ANSWER}
+start()
+memory, data, back = allocate({BYTES}), bytes({BYTES}), (ctypes.c_char * {BYTES})()
+answer()
+"""
+    return lambda: gpu.ready(text, **share.env)
 
 
-TO_DEVICE = "ok(cuda.cuMemcpyHtoD_v2(c_uint64(memory), data, c_size_t(1 << 26)))"
-TO_HOST = "ok(cuda.cuMemcpyDtoH_v2(back, c_uint64(memory), c_size_t(1 << 26)))"
+def usage_when(share: Share, true: Callable[[Usage], bool]) -> Usage:
+    """Return the account once it is as wanted."""
+    until(lambda: true(share.usage()), lambda: f"the account is {share.usage()}")
+    return share.usage()
 
 
-def asynchronous(line: str) -> str:
+TO_DEVICE = f"ok(cuda.cuMemcpyHtoD_v2(c_uint64(memory), data, c_size_t({BYTES})))"
+TO_HOST = f"ok(cuda.cuMemcpyDtoH_v2(back, c_uint64(memory), c_size_t({BYTES})))"
+
+
+def asynchronous(call: str) -> str:
     """Return the call's other form, into the default stream."""
-    return line.replace("_v2(", "Async_v2(").replace("c_size_t(1 << 26))", "c_size_t(1 << 26), None)")
+    return call.replace("_v2(", "Async_v2(").replace(f"({BYTES}))", f"({BYTES}), None)")
 
 
-def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(arbiter: Arbiter, begin: Callable[[], Running]) -> None:
+def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
+    arbiter: Arbiter, share: Share, begin: Callable[[], Program]
+) -> None:
     program = begin()
-    arbiter.native.pause_share(program.share.handle, True)
-    for line in (TO_DEVICE, TO_HOST):
-        program.do(line)
-        program.do(asynchronous(line))
-    usage = program.usage_when(lambda usage: True)
+    arbiter.native.pause_share(share.handle, True)
+    for call in (TO_DEVICE, TO_HOST):
+        program.ask(call)
+        program.ask(asynchronous(call))
+    usage = share.usage()
     assert usage.copies == copied("to_device", 2) + copied("to_host", 2)
     assert (usage.launches, usage.passed) == (0, 0)
     program.tell("ok(cuda.cuMemsetD8_v2(c_uint64(memory), 7, c_size_t(4096)))")  # the gate is closed indeed
-    assert program.usage_when(lambda usage: usage.waited_ns > 0).launches == 0
-    arbiter.native.pause_share(program.share.handle, False)
-    program.done()
+    assert usage_when(share, lambda usage: usage.waited_ns > 0).launches == 0
+    arbiter.native.pause_share(share.handle, False)
+    assert program.line() == "null"
 
 
-def test_what_dead_processes_copied_stays(begin: Callable[[], Running]) -> None:
+def test_what_dead_processes_copied_stays(share: Share, begin: Callable[[], Program]) -> None:
     for number in (1, 2):
         program = begin()
-        program.do(TO_DEVICE)
-        program.do(TO_HOST)
+        program.ask(TO_DEVICE)
+        program.ask(TO_HOST)
         program.kill()
-        usage = program.usage_when(lambda usage: usage.processes == 0)
+        usage = usage_when(share, lambda usage: usage.processes == 0)
         assert usage.copies == usage.gone_copies == copied("to_device", number) + copied("to_host", number)
     assert usage.faults == 0
 
 
-def test_a_count_that_falls_or_cannot_be_true_is_not_believed(begin: Callable[[], Running], tmp_path: Path) -> None:
+def test_a_count_that_falls_or_cannot_be_true_is_not_believed(share: Share, begin: Callable[[], Program]) -> None:
     program = begin()
-    program.do(TO_DEVICE)
+    program.ask(TO_DEVICE)
     believed = copied("to_device", 1)
-    assert program.usage_when(lambda usage: True).copies == believed
-    with (tmp_path / "slots").open("r+b", buffering=0) as slots:
+    assert share.usage().copies == believed
+    with (share.region / "slots").open("r+b", buffering=0) as slots:
         for lie in (0, 1 << 62, 2**64 - 1):
-            before = program.usage_when(lambda usage: True).faults
+            before = share.usage().faults
             slots.seek(COPIES_AT)
             slots.write(struct.pack("<4Q", *[lie] * 4))
-            usage = program.usage_when(lambda usage: True)
+            usage = share.usage()
             assert usage.copies == believed
             assert usage.faults > before
     program.kill()
-    usage = program.usage_when(lambda usage: usage.processes == 0)
+    usage = usage_when(share, lambda usage: usage.processes == 0)
     assert usage.copies == usage.gone_copies == believed
-
-
-def test_the_line_of_copies_is_where_this_test_writes() -> None:
-    header = (REPO_ROOT / "hook" / "region.h").read_text()
-    assert f"SP_ASSERT_OFFSET(sp_slot, copies, {COPIES_AT - 64});" in header

@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from report import HEADER_BYTES, SLOT_BYTES, WORD_AT, device_at, report
 
 from rig.arbiter import Arbiter
@@ -89,16 +88,6 @@ def test_the_tenant_can_write_its_slots_and_ring_and_nothing_else(arbiter: Arbit
     arbiter.share(tmp_path / "share")
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "share").iterdir()}
     assert modes == {"terms": 0o644, "slots": 0o666, "bell": 0o622}
-
-
-def test_a_region_of_another_abi_version_is_refused(arbiter: Arbiter, tmp_path: Path) -> None:
-    share = arbiter.share(tmp_path / "share")
-    arbiter.native.remove_share(share.handle)
-    with (tmp_path / "share" / "terms").open("r+b") as terms:
-        terms.seek(8)
-        terms.write(struct.pack("<I", 99))
-    with pytest.raises(OSError, match=r"[Pp]rotocol"):
-        arbiter.share(tmp_path / "share")
 
 
 FLOOD = """

@@ -1,23 +1,11 @@
 """How much a program may have in flight, and that no wait for less is for ever: by the device's own log."""
 
-from __future__ import annotations
+from pathlib import Path
 
-from typing import TYPE_CHECKING
+from metered import most_in_flight, run_metered
 
-from metered import run_metered
-
+from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rig.gpu import MakeSimgpu
-    from sharepod.simgpu.truth import KernelTruth
-
-
-def most_in_flight(kernels: list[KernelTruth]) -> int:
-    """Return how many had been launched and had not ended, at most."""
-    return max(sum(k.submitted_ns <= at.submitted_ns < k.ended_ns for k in kernels) for at in kernels)
 
 
 def in_flight(make_simgpu: MakeSimgpu, directory: Path, body: str, prefix: str) -> tuple[int, int]:

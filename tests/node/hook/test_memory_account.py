@@ -31,14 +31,12 @@ def memory():
 
 
 @pytest.fixture
-def run(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Run:
+def run(make_simgpu: MakeSimgpu, tmp_path: Path) -> Run:
     """Run a script of assertions in a share that has so much memory of each device."""
 
     def execute(body: str, cap: int = CAP, devices: str = "1xH200") -> None:
-        share = arbiter.share(tmp_path, range(int(devices[0])), memory_bytes=cap)
-        env = make_simgpu(devices).env | share.env
-        done = subprocess.run(script(PROGRAM + body), env=env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+        numbers = tuple(range(int(devices[0])))
+        run_metered(make_simgpu(devices), tmp_path, PROGRAM + body, numbers, memory_bytes=cap)
 
     return execute
 

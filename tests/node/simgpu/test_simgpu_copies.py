@@ -3,33 +3,22 @@
 from simgpu_fixtures import NewGpu
 
 BATCHES = """
-class Attributes(ctypes.Structure):
-    _fields_ = [("order", c_int), ("hints", c_int * 4), ("flags", c_uint)]
-class Operand(ctypes.Structure):
-    _fields_ = [("type", c_uint), ("where", c_uint64), ("rest", c_uint64 * 3)]
-class Box(ctypes.Structure):
-    _fields_ = [("src", Operand), ("dst", Operand), ("size", c_uint64 * 3), ("order", c_int), ("flags", c_uint)]
+from rig.structs import BatchAttributes, BatchBox, BatchEnd
 
-POINTER, ARRAY, STREAM_ORDER, DURING_CALL = 1, 2, 1, 2
+STREAM_ORDER, DURING_CALL = 1, 2
 def numbers(values): return (c_uint64 * len(values))(*values)
-def pointer(address, row=0, layer=0): return Operand(POINTER, address, numbers([row, layer, 0]))
-def array_at(array, x=0, y=0, z=0): return Operand(ARRAY, array.value, numbers([x, y, z]))
-def box(src, dst, *size, order=STREAM_ORDER): return Box(src, dst, numbers(size), order, 0)
-
 def flat(copies, orders=(STREAM_ORDER,), firsts=(0,), stream=None, name="cuMemcpyBatchAsync", fail=None):
     targets, sources, sizes = (numbers(column) for column in zip(*copies))
-    attributes = (Attributes * len(orders))(*(Attributes(order) for order in orders))
+    attributes = (BatchAttributes * len(orders))(*(BatchAttributes(order) for order in orders))
     more = [byref(fail)] if fail is not None else []
     return cuda[name](targets, sources, sizes, c_size_t(len(copies)), attributes, numbers(firsts),
                       c_size_t(len(orders)), *more, stream)
-def boxes(*copies, stream=None): return cuda.cuMemcpy3DBatchAsync_v2(
-    c_size_t(len(copies)), (Box * len(copies))(*copies), c_uint64(0), stream)
 def read(address, size):
     ok(cuda.cuCtxSynchronize())
     return get(address, size)
 
 start()
-stream, a, b, fail, one = new_stream(), allocate(4096), allocate(4096), c_size_t(99), Attributes(STREAM_ORDER)
+stream, a, b, fail, one = new_stream(), allocate(4096), allocate(4096), c_size_t(99), BatchAttributes(STREAM_ORDER)
 put(b, bytes(range(64)))
 """
 
@@ -116,47 +105,12 @@ print(list(read(a, 8)))
     assert all(kernel.busy_ns >= 1000 for kernel in work)
 
 
-def test_boxes_go_between_pointers_and_arrays_with_sizes_in_elements(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play(f"""{BATCHES}
-array, other = new_array(4, 4, texel=0x20), new_array(4, 4, texel=0x10)  # rows of 16 bytes, and of 8
-ok(boxes(box(pointer(b), array_at(array), 4, 4, 1), stream=stream))
-some = box(array_at(array, 1, 2), pointer(a), 2, 2, 1)
-ok(boxes(some, box(pointer(b, 8), pointer(a + 64), 2, 3, 1), stream=stream))
-print(list(read(a, 16)), list(read(a + 64, 6)))
-whole = box(array_at(array), pointer(a), 4, 4, 1)
-ok(cuda.cuMemcpy3DWithAttributesAsync(byref(whole), c_uint64(0), stream))
-ok(cuda.cuMemcpy3DBatchAsync_v2_ptsz(c_size_t(1), byref(box(pointer(b), pointer(a), 2, 1, 1)), c_uint64(0), None))
-print(read(a, 64) == bytes(range(64)))
-print(boxes(box(array_at(array), array_at(other), 1, 1, 1), stream=stream),
-      boxes(box(array_at(array, 3), pointer(a), 2, 1, 1), stream=stream),
-      boxes(box(Operand(3, a), pointer(a), 1, 1, 1), stream=stream))
-""")
-    rows = [*range(36, 44), *range(52, 60)]  # of the third and fourth, the second and third element
-    assert lines == [f"{rows} {[0, 1, 8, 9, 16, 17]}", "True", "1 1 1"]
-
-
-def test_a_batch_that_cannot_be_is_refused_with_the_copy_that_is_at_fault(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play(f"""{BATCHES}
-for copies, orders, firsts, where in (
-    ([(a, b, 8)], (1,), (0,), None),  # in the legacy stream
-    ([(a, b, 8)], (0,), (0,), stream),  # in no order
-    ([(a, b, 8), (a, b, 8)], (1, 4), (0, 1), stream),
-    ([(a, b, 8)] * 3, (1,), (1,), stream),  # the first copy has no attributes
-    ([(a, b, 8)] * 3, (1, 1), (0, 0), stream),
-    ([(a, b, 8)] * 3, (1, 1), (0, 3), stream),
-    ([(a, b, 8)], (1, 1), (0, 1), stream),  # more attributes than copies
-    ([(a, b, 8), (0, b, 8)], (1,), (0,), stream),  # to nowhere
-):
-    print(flat(copies, orders, firsts, where, fail=fail), ctypes.c_ssize_t(fail.value).value)
-""")
-    assert lines == [f"1 {failed}" for failed in (-1, 0, 1, -1, -1, -1, -1, 1)]
-
-
 def test_a_capture_takes_no_batch_and_is_lost_and_a_copy_with_attributes_is_a_node(new_gpu: NewGpu) -> None:
     lines = new_gpu().play(f"""{BATCHES}
 graph, count = c_void_p(), c_size_t()
+box = BatchBox(BatchEnd(1, b), BatchEnd(1, a), numbers([8, 1, 1]), STREAM_ORDER, 0)
 for call in (lambda: flat([(a, b, 8)], stream=stream, fail=fail),
-             lambda: boxes(box(pointer(b), pointer(a), 8, 1, 1), stream=stream),
+             lambda: cuda.cuMemcpy3DBatchAsync_v2(c_size_t(1), byref(box), c_uint64(0), stream),
              lambda: cuda.cuMemcpyWithAttributesAsync(c_uint64(a), c_uint64(b), c_size_t(8), byref(one), stream)):
     ok(cuda.cuStreamBeginCapture_v2(stream, RELAXED))
     print(call(), cuda.cuStreamEndCapture(stream, byref(graph)))

@@ -3,10 +3,8 @@
 import os
 import signal
 import time
-from pathlib import Path
 from random import Random
 
-import pytest
 from simgpu_fixtures import MIB, NewGpu
 
 from rig.until import until
@@ -109,79 +107,6 @@ def test_a_process_may_be_killed_in_any_call_and_the_next_has_the_whole_device(n
         assert sum(c.busy_ns for c in contexts) == busy_ns
         time.sleep(0.02)
         assert truth.devices()[0].busy_ns == busy_ns
-
-
-GIVER = """
-    start()
-    peer, kept = serve(sys.argv[1]), physical(6 * MIB)
-    print("ready", flush=True)
-    while True:
-        handle, fd = physical(4 * MIB, handle_types=1), c_int()
-        ok(cuda.cuMemExportToShareableHandle(byref(fd), handle, 1, c_uint64(0)))
-        try:
-            give(peer, fds=[fd.value])
-            receive(peer)
-        except (AssertionError, OSError):
-            time.sleep(60)
-        os.close(fd.value)
-        ok(cuda.cuMemRelease(handle))
-    """
-
-TAKER = """
-    start()
-    peer, kept = visit(sys.argv[1]), physical(8 * MIB)
-    print("ready", flush=True)
-    while True:
-        try:
-            fd = receive(peer)[1]
-        except (AssertionError, OSError):
-            time.sleep(60)
-        handle = c_uint64()
-        ok(cuda.cuMemImportFromShareableHandle(byref(handle), c_void_p(fd), 1))
-        os.close(fd)
-        ok(cuda.cuMemRelease(handle))
-        try:
-            give(peer)
-        except OSError:
-            time.sleep(60)
-    """
-
-
-@pytest.mark.parametrize("victim", ["giver", "taker"])
-def test_what_the_dead_shared_with_the_living_is_counted_for_the_living(
-    new_gpu: NewGpu, tmp_path: Path, victim: str
-) -> None:
-    gpu, random = new_gpu(), Random(11)
-    own = {"giver": 8 * MIB, "taker": 6 * MIB}[victim]
-    for n in range(6):
-        path = tmp_path / str(n)
-        pair = {"giver": gpu.start(GIVER, path), "taker": gpu.start(TAKER, path)}
-        for program in pair.values():
-            assert program.line() == "ready"
-        time.sleep(random.uniform(0.0, 0.03))
-        pair.pop(victim).kill()
-        (living,) = pair.values()
-        time.sleep(0.05)  # the other one comes to its end of the socket
-        with gpu.truth() as truth:
-            (told,) = truth.processes(0)
-            assert told.pid == living.pid
-            assert told.memory_bytes - own in {0, 4 * MIB}
-            assert truth.devices()[0].memory_used_bytes == told.memory_bytes
-            living.kill()
-            assert truth.devices()[0].memory_used_bytes == 0
-
-
-def test_capacity_is_shared_by_all_processes_and_comes_back_with_their_death(new_gpu: NewGpu) -> None:
-    gpu = new_gpu("1xA10", SIMGPU_MEMORY_MIB="1000")
-    holder = gpu.ready("start(); allocate(600 << 20); print('ready', flush=True); time.sleep(60)")
-    ask = """
-        start()
-        result = cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(500 << 20))
-        print(result, used() >> 20)
-        """
-    assert gpu.play(ask) == ["2 600"]
-    holder.kill()
-    assert gpu.play(ask) == ["0 500"]
 
 
 def test_a_forked_child_cannot_use_the_driver_and_its_parent_goes_on(new_gpu: NewGpu) -> None:

@@ -51,18 +51,6 @@ def test_modules_take_what_is_set_and_give_it_back(new_gpu: NewGpu, kind: str) -
     assert lines == [f"{one} {one + 300 * 1024} {one} {one}"]
 
 
-def test_a_context_that_its_maker_detaches_is_gone(new_gpu: NewGpu) -> None:
-    lines = new_gpu(SIMGPU_CONTEXT_MIB="100").play("""
-        ok(cuda.cuInit(0))
-        first, second = c_void_p(), c_void_p()
-        ok(cuda.cuCtxCreate_v2(byref(first), 0, 0))
-        ok(cuda.cuCtxCreate_v2(byref(second), 0, 0))
-        print(used() // MIB, cuda.cuCtxDetach(first), cuda.cuCtxDetach(second), used() // MIB)
-        print(cuda.cuCtxDetach(first), cuda.cuCtxDetach(first), cuda.cuCtxSynchronize())
-        """)
-    assert lines == ["200 201 0 100", "0 201 201"]
-
-
 def test_pointers_tell_what_they_are(new_gpu: NewGpu) -> None:
     lines = new_gpu("2xH200").play("""
         start(1)

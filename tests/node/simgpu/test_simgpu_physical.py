@@ -36,22 +36,6 @@ def test_physical_memory_counts_from_its_making_until_no_reference_and_no_mappin
     assert lines == ["b'twice'", "1", "0 6 6 6 6 0 True"]
 
 
-def test_physical_memory_of_the_host_is_not_device_memory(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        start()
-        address, size, kinds = reserve(8 * MIB), c_size_t(), []
-        for n, kind in enumerate((HOST, HOST_NUMA, HOST_NUMA_CURRENT)):
-            at, where = address + 2 * n * MIB, c_uint()
-            map_at(at, 2 * MIB, physical(2 * MIB, kind))
-            put(at, b"host")
-            ok(cuda.cuPointerGetAttribute(byref(where), 2, c_uint64(at)))
-            kinds.append((get(at, 4), where.value))
-        ok(cuda.cuMemGetAllocationGranularity(byref(size), byref(Prop(1, 0, Location(DEVICE, 0))), 0))
-        print(set(kinds), used(), account().memory_bytes, size.value // MIB)
-        """)
-    assert lines == ["{(b'host', 1)} 0 0 2"]
-
-
 def test_several_mappings_go_in_one_call_but_never_a_part_of_one(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         start()
@@ -69,38 +53,6 @@ def test_several_mappings_go_in_one_call_but_never_a_part_of_one(new_gpu: NewGpu
               cuda.cuMemAddressFree(c_uint64(address), c_size_t(16 * MIB)))
         """)
     assert lines == ["True 12", "1 1 1 12", "1", "0 4 0 0", "1 0"]
-
-
-def test_what_is_wrong_is_refused_and_memory_without_access_cannot_be_copied(new_gpu: NewGpu) -> None:
-    lines = new_gpu("2xH200").play("""
-        start()
-        handle, address, flags, data = physical(4 * MIB), reserve(8 * MIB), c_uint64(), bytes(4)
-
-        def created(size, *where):
-            prop = Prop(1, 0, Location(*where))
-            return cuda.cuMemCreate(byref(c_uint64()), c_size_t(size), byref(prop), c_uint64(0))
-
-        def mapped(at, size, offset=0):
-            return cuda.cuMemMap(c_uint64(at), c_size_t(size), c_size_t(offset), handle, c_uint64(0))
-
-        def allowed(size):
-            wanted = Access(Location(DEVICE, 1), 3)
-            return cuda.cuMemSetAccess(c_uint64(address), c_size_t(size), byref(wanted), c_size_t(1))
-
-        def access(device):
-            ok(cuda.cuMemGetAccess(byref(flags), byref(Location(DEVICE, device)), c_uint64(address)))
-            return flags.value
-
-        def copied():
-            return cuda.cuMemcpyHtoD_v2(c_uint64(address), data, c_size_t(4))
-
-        print(created(MIB, DEVICE, 0), created(2 * MIB, DEVICE, 2), created(2 * MIB, 0, 0))
-        print(mapped(address + 6 * MIB, 4 * MIB), mapped(address, 4 * MIB, 2 * MIB), mapped(address, 6 * MIB),
-              mapped(address, 4 * MIB), mapped(address + 2 * MIB, 4 * MIB))
-        print(copied(), access(0), access(1), allowed(8 * MIB))
-        print(allowed(4 * MIB), copied(), access(0), access(1), cuda.cuMemFree_v2(c_uint64(address)), used() // MIB)
-        """)
-    assert lines == ["1 101 1", "1 1 1 0 1", "1 0 0 1", "0 0 0 3 1 4"]
 
 
 def test_addresses_without_memory_cannot_be_copied_and_memory_may_go_under_work_in_flight(new_gpu: NewGpu) -> None:

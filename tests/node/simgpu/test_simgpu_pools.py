@@ -114,17 +114,6 @@ def test_a_pool_takes_less_than_a_chunk_where_no_more_fits_and_gives_way_before_
     assert lines == ["35 2 35", "63 2 63", "63", "True 64", "0 63"]
 
 
-def test_no_pool_grows_beyond_its_size(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        start()
-        pool, address, stream = make_pool(max_bytes=6 * MIB), c_uint64(), new_stream()
-        from_pool(pool, 3 * MIB, stream)
-        full = cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(2 * MIB + 1), pool, stream)
-        print(full, used() // MIB, from_pool(pool, 2 * MIB, stream) > 0, used() // MIB)
-        """)
-    assert lines == ["2 4 True 6"]
-
-
 def test_a_destroyed_pool_lives_until_its_last_allocation_is_freed(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         start()
@@ -167,74 +156,6 @@ def test_a_pools_memory_outlives_the_context_that_allocated_it(new_gpu: NewGpu) 
         print(used())
         """)
     assert lines == [f"{512 + 5120} 512 32 b'kept'", "0"]
-
-
-def test_reuse_and_access_are_kept_as_they_are_set(new_gpu: NewGpu) -> None:
-    lines = new_gpu("2xH200").play("""
-        start()
-        pool, flags = make_pool(), c_int()
-
-        def access(device):
-            ok(cuda.cuMemPoolGetAccess(byref(flags), pool, byref(Location(DEVICE, device))))
-            return flags.value
-
-        def give_access(device, how):
-            return cuda.cuMemPoolSetAccess(pool, byref(Access(Location(DEVICE, device), how)), c_size_t(1))
-
-        ok(cuda.cuMemPoolSetAttribute(pool, REUSE, byref(c_int(0))))
-        ok(cuda.cuMemPoolGetAttribute(pool, REUSE, byref(flags)))
-        print(flags.value, access(0), access(1), give_access(1, 3), access(1), give_access(0, 0))
-        """)
-    assert lines == ["0 3 0 0 3 101"]
-
-
-def test_pools_of_the_host_take_no_device_memory(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        start()
-        pool, same, stream, kind = c_void_p(), c_void_p(), new_stream(), c_uint()
-        ok(cuda.cuMemGetDefaultMemPool(byref(pool), byref(Location(HOST, 0)), 1))
-        ok(cuda.cuMemGetMemPool(byref(same), byref(Location(HOST, 0)), 1))
-        address = from_pool(pool, 100 * MIB, stream)
-        ok(cuda.cuPointerGetAttribute(byref(kind), 2, c_uint64(address)))
-        print(same.value == pool.value, kind.value, used(), attribute(pool, RESERVED) // MIB)
-        ctypes.memmove(address, b"host", 4)
-        free_in(address, stream)
-        ok(cuda.cuStreamSynchronize(stream))
-        mine = make_pool()
-        ok(cuda.cuMemSetMemPool(byref(Location(DEVICE, 0)), 1, mine))
-        ok(cuda.cuMemGetMemPool(byref(same), byref(Location(DEVICE, 0)), 1))
-        wrong = cuda.cuMemSetMemPool(byref(Location(HOST, 0)), 1, mine)
-        print(attribute(pool, RESERVED), same.value == mine.value, wrong)
-        """)
-    assert lines == ["True 1 0 100", "0 True 1"]
-
-
-def test_a_loop_that_never_waits_stays_within_one_chunk(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        f, stream, pool = kernel(start(), "k_1ms"), new_stream(), default_pool()
-        for _ in range(200):
-            address = from_pool(pool, 20 * MIB, stream)
-            ok(launch(f, stream))
-            free_in(address, stream)
-        print(attribute(pool, RESERVED_HIGH) // MIB, attribute(pool, USED_HIGH) // MIB)
-        """)
-    assert lines == ["32 20"]
-
-
-def test_nvml_sees_what_a_process_holds_beside_its_contexts(new_gpu: NewGpu) -> None:
-    lines = new_gpu(SIMGPU_CONTEXT_MIB="7", SIMGPU_MODULE_KIB="1024").play("""
-        import pynvml
-        start()
-        allocate(MIB)
-        from_pool(default_pool(), 1)
-        physical(4 * MIB)
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        (process,) = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        whole = pynvml.nvmlDeviceGetMemoryInfo(handle).used // MIB
-        print(process.pid == os.getpid(), process.usedGpuMemory // MIB, whole)
-        """)
-    assert lines == [f"True {7 + 1 + 1 + 32 + 4} {7 + 1 + 1 + 32 + 4}"]
 
 
 def test_threads_use_one_pool_at_the_same_time(new_gpu: NewGpu) -> None:

@@ -107,17 +107,6 @@ def test_a_batch_is_done_in_order(new_gpu: NewGpu, call: str) -> None:
     assert lines == ["[1, 0] False", "[2, 3] True"]
 
 
-def test_words_that_nobody_could_reach_are_refused(new_gpu: NewGpu) -> None:
-    lines = new_gpu().play("""
-        plain, call = (c_uint32 * 4)(), cuda.cuStreamWaitValue32_v2
-        print(call(stream, c_uint64(ctypes.addressof(plain)), 1, 0), call(stream, c_uint64(memory + 1), 1, 0),
-              call(stream, c_uint64(memory), 1, 4), call(stream, c_uint64(), 1, 0))
-        words = operations((WRITE_32, memory, 1, 0), (99, memory, 1, 0))
-        print(cuda.cuStreamBatchMemOp_v2(stream, 2, words, 0), cuda.cuStreamBatchMemOp_v2(stream, 0, words, 0), over())
-        """)
-    assert lines == ["1 1 1 1", "1 1 True"]
-
-
 def test_work_that_waits_for_a_word_ends_with_its_process(new_gpu: NewGpu) -> None:
     gpu = new_gpu()
     gpu.play("wait(1, EQUAL)\nok(launch(kernel(module, 'k_1ms'), stream))")

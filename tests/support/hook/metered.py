@@ -1,6 +1,7 @@
 """Programs under a share of simulated GPUs: what they were billed, beside what the devices really did."""
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from rig.arbiter import Arbiter
 from rig.gpu import SimulatedGpu
 from rig.script import script
 from sharepod.agent.share import Usage
+from sharepod.simgpu.truth import KernelTruth
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,17 @@ class Metered:
     stdout: str
 
 
-def run_metered(gpu: SimulatedGpu, directory: Path, body: str, devices: tuple[int, ...] = (0,)) -> Metered:
-    """Run one program alone, under a share whose terms name the devices in this order."""
+def most_in_flight(kernels: Sequence[KernelTruth]) -> int:
+    """Return how many of these had been launched and had not ended, at most."""
+    return max(sum(k.submitted_ns <= at.submitted_ns < k.ended_ns for k in kernels) for at in kernels)
+
+
+def run_metered(
+    gpu: SimulatedGpu, directory: Path, body: str, devices: tuple[int, ...] = (0,), memory_bytes: int = 0
+) -> Metered:
+    """Run one program alone, under a share whose terms name the devices in this order, with a cap on each if any."""
     with Arbiter() as arbiter:
-        share = arbiter.share(directory / "0", devices)
+        share = arbiter.share(directory / "0", devices, memory_bytes=memory_bytes)
         done = subprocess.run(script(body), env=gpu.env | share.env, capture_output=True, text=True, timeout=60)
         usage = [share.usage(device) for device in sorted(share.devices)]
     assert done.returncode == 0, done.stderr

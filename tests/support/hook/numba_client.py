@@ -6,9 +6,9 @@ and the libraries it stands on. It prints what it saw as one JSON object.
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
+from bindings_client import libraries
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
 from numba import cuda
 
@@ -61,12 +61,6 @@ def launches() -> float:
     end.record(theirs)
     end.synchronize()
     return float(cuda.event_elapsed_time(begin, end))
-
-
-def libraries() -> list[str]:
-    """Return which of the libraries that matter here are mapped into this process."""
-    mapped = {line.split("/")[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
-    return sorted(mapped & {"libcuda.so.1", "libsharepod.so"})
 
 
 def main() -> None:

@@ -66,11 +66,15 @@ class Program:
         assert line, self.process.communicate()
         return line.rstrip("\n")
 
-    def ask(self, expression: str) -> Any:
-        """Have a program that answers evaluate an expression."""
+    def tell(self, expression: str) -> None:
+        """Have a program that answers evaluate an expression; its `line` is the answer, when it comes."""
         assert self.process.stdin is not None
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
+
+    def ask(self, expression: str) -> Any:
+        """Tell it, and return the answer."""
+        self.tell(expression)
         return json.loads(self.line())
 
     def lines(self, returncode: int = 0) -> list[str]:
