@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sharepod.agent.errors import ShareError, WrongState
 from sharepod.agent.share import (
+    COUNTERS,
     Copies,
     DeviceTerms,
     DeviceUuid,
@@ -31,16 +32,12 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 NAME: Final = "checkpoint.json"
-_COUNTERS: Final = (
-    "used_ns", "charged_ns", "estimated_ns", "waited_ns", "overrun_ns", "turns", "launches", "passed", "cogrants",
-    "faults",
-)  # fmt: skip
 _COPIES: Final = tuple(field.name for field in fields(Copies))
 _COUNTERS_TEXT: Final = (
-    "{" + ", ".join(f'"{name}": %d' for name in _COUNTERS)
+    "{" + ", ".join(f'"{name}": %d' for name in COUNTERS)
     + ', "gone_copies": {' + ", ".join(f'"{name}": %d' for name in _COPIES) + "}}"
 )  # fmt: skip
-_read_counters = operator.attrgetter(*_COUNTERS, *(f"gone_copies.{name}" for name in _COPIES))
+_read_counters = operator.attrgetter(*COUNTERS, *(f"gone_copies.{name}" for name in _COPIES))
 _SHARE: Final = tuple(field.name for field in fields(Share))
 _TERMS: Final = tuple(field.name for field in fields(Terms))
 
@@ -151,7 +148,7 @@ def _record(item: Mapping[str, Any]) -> Record:
 
 def _usage(item: Mapping[str, Any]) -> Usage:
     known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
-    counters: dict[str, Any] = {name: int(known[name]) for name in _COUNTERS}
+    counters: dict[str, Any] = {name: int(known.get(name, 0)) for name in COUNTERS}
     copied = known.get("gone_copies", {})  # older agents did not count them
     return Usage(**counters, gone_copies=Copies(**{name: int(copied[name]) for name in _COPIES if name in copied}))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sharepod.agent.device import DeviceCounters
 from sharepod.agent.share import (
+    NUMBERS,
     Copies,
     Handle,
     Histogram,
@@ -181,23 +182,8 @@ class NativeArbiter:
         usage = self._usage
         _check(self._lib.sp_arbiter_read_usage(self._arbiter, share, term, usage), "read usage")
         return Usage(
-            used_ns=usage.used_ns,
-            charged_ns=usage.charged_ns,
-            estimated_ns=usage.estimated_ns,
-            waited_ns=usage.waited_ns,
-            overrun_ns=usage.overrun_ns,
-            turns=usage.turns,
-            launches=usage.launches,
-            passed=usage.passed,
-            cogrants=usage.cogrants,
-            faults=usage.faults,
-            memory_used_bytes=usage.memory_used_bytes,
-            memory_overhead_bytes=usage.memory_overhead_bytes,
-            memory_refused_bytes=usage.memory_refused_bytes,
-            memory_refusals=usage.memory_refusals,
-            copies=_copies(usage.copies),
+            **{name: getattr(usage, name) for name in NUMBERS},
             gone_copies=_copies(usage.gone_copies),
-            processes=usage.processes,
             state=ShareState(usage.state),
             gang_device=Handle(usage.gang_device),
         )

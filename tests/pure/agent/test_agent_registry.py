@@ -219,17 +219,27 @@ def test_a_turn_keeps_the_name_of_its_share_when_that_is_released_and_its_handle
     assert told == [("old", H200.uuid), ("new", H200.uuid)]
 
 
+def _copied(usage: Usage, copies: Copies) -> Usage:
+    return replace(
+        usage,
+        host_to_device_bytes=copies.to_device_bytes,
+        device_to_host_bytes=copies.to_host_bytes,
+        host_to_device_copies=copies.to_device_count,
+        device_to_host_copies=copies.to_host_count,
+    )
+
+
 def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoption(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(name="a"), unix_ns=1, now_ns=0)
     gone, live = Copies(1 << 40, 2, 3, 4), Copies(50, 60, 70, 80)
-    arbiter.usages[Handle(1)] = [Usage(launches=100, turns=7, copies=gone + live, gone_copies=gone)]
+    arbiter.usages[Handle(1)] = [_copied(Usage(launches=100, turns=7, gone_copies=gone), gone + live)]
     arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
     for agents in (1, 2):  # and again under the agent after that
         (record,) = records_of(registry)
         registry, arbiter = make(tmp_path)
         registry.adopt(record, 0)
-        arbiter.usages[Handle(1)] = [Usage(launches=65, turns=1, copies=live)]
+        arbiter.usages[Handle(1)] = [_copied(Usage(launches=65, turns=1), live)]
         arbiter.processes[Handle(1)] = (Process(5, 0, 65, 0),)
         usage = registry.statuses((), 0)[0].usages[0].usage
         assert (usage.launches, usage.turns) == (105, 7 + agents)
