@@ -52,7 +52,7 @@ def test_host_copies_are_told_wherever_usage_is(make_agent: MakeAgent) -> None:
         command = [sys.executable, "-m", "sharepod.cli", "ps", "-o", "json"]
         environment = os.environ | {"SHAREPOD_RUNTIME_DIRECTORY": str(agent.directory)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
-        shown = json.loads(done.stdout)["shares"][0]["devices"][0]
+        shown = json.loads(done.stdout)["shares"][0]["devices"][0]["usage"]
         assert shown["host_to_device_bytes"] == shown["device_to_host_bytes"] == EACH_WAY
         assert shown["host_to_device_copies"] == shown["device_to_host_copies"] == 2
 
