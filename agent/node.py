@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sharepod.agent.native import Arbiter
-    from sharepod.agent.plugin import PluginReport
+    from sharepod.agent.plugin import Report
     from sharepod.agent.registry import Registry, TermsChange
     from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
 
@@ -80,7 +80,7 @@ class Node:
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._save_failure = ""
-        self._plugin: tuple[int, PluginReport] | None = None
+        self._plugin: tuple[int, Report] | None = None
         """When the device plugin last told its counters, and them."""
         self.published = self.status()
         """The last status that went into the checkpoint: replaced whole, never changed."""
@@ -184,7 +184,7 @@ class Node:
             now_ns, self._registry.statuses((), now_ns), self.device_statuses(), fresh(self._plugin, now_ns)
         )
 
-    def take_report(self, report: PluginReport) -> None:
+    def take_report(self, report: Report) -> None:
         """Take the device plugin's counters, for the metrics."""
         self._plugin = (self.now_ns(), report)
 

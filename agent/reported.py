@@ -137,7 +137,8 @@ class Painter:
 
     def paint(self, status: NodeStatus) -> Picture:
         """Return the node as of `status`, of which each is later than the one before; every second or so."""
-        offer = status.plugin.offer if status.plugin else None
+        # A plugin that does not tell what it gives out gives out nothing.
+        offered = frozenset(status.plugin.offer.device_uuids) if status.plugin else frozenset()
         indices = {device.info.uuid: device.info.index for device in status.devices}
         shares: dict[ShareKey, HeldShare] = {}
         share_numbers: dict[ShareKey, ShareNumbers] = {}
@@ -155,7 +156,7 @@ class Painter:
         for device in status.devices:
             uuid, index = device.info.uuid, device.info.index
             self._accounts.setdefault(uuid, DeviceAccount()).add(status.now_ns, used_ns[uuid])
-            devices[index] = _device(device, offer)
+            devices[index] = _device(device, offered=uuid in offered)
             device_numbers[index] = self._numbers(device, status.now_ns, waited[uuid])
         self._last = Picture(devices, device_numbers, shares, share_numbers)
         return self._last
@@ -189,7 +190,7 @@ def settled(told: int, value: int, step: int) -> int:
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 
 
-def _device(device: DeviceStatus, offer: frozenset[DeviceUuid] | None) -> Device:
+def _device(device: DeviceStatus, *, offered: bool) -> Device:
     info = device.info
     return Device(
         info.index,
@@ -198,7 +199,7 @@ def _device(device: DeviceStatus, offer: frozenset[DeviceUuid] | None) -> Device
         info.memory_total_bytes,
         device.healthy,
         _text(device.health_reason),
-        offer is not None and info.uuid in offer,
+        offered,
         info.numa_node,
         info.nvlink_peers,
     )

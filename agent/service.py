@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
+from sharepod.agent import plugin
 from sharepod.agent.errors import InvalidInput, ShareError
 from sharepod.agent.explain import explain
-from sharepod.agent.plugin import PluginReport
 from sharepod.agent.registry import TermsChange
 from sharepod.agent.share import (
     NUMBERS,
@@ -23,7 +23,6 @@ from sharepod.agent.share import (
     DeviceAsk,
     DeviceUsage,
     DeviceUuid,
-    Histogram,
     Share,
     ShareAsk,
     ShareClass,
@@ -206,19 +205,8 @@ class NodeService(rpc.NodeServiceServicer):
     @_answered
     def ReportPlugin(self, request: pb.ReportPluginRequest) -> pb.ReportPluginResponse:  # noqa: N802
         """Take the device plugin's counters."""
-        report = PluginReport(
-            serving=request.serving,
-            allocations=request.allocations,
-            unbound=request.unbound_allocations,
-            rival_devices=request.rival_devices,
-            registrations=request.registrations,
-            starts=dict(request.starts),
-            errors=dict(request.errors),
-            allocate=Histogram(tuple(request.allocate.counts), request.allocate.sum_ns),
-            pre_start=Histogram(tuple(request.pre_start.counts), request.pre_start.sum_ns),
-            offer=_offer(request),
-        )
-        self._node.take_report(report)
+        plugin.check(request)
+        self._node.take_report(request)
         return pb.ReportPluginResponse()
 
     async def WatchUsage(  # noqa: N802
@@ -287,10 +275,6 @@ def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
     limit = item.limit_millipercent or WHOLE_MILLIPERCENT
     terms = Terms(item.request_millipercent, limit, item.memory_limit_bytes)
     return DeviceAsk(item.device, terms, item.memory_in_proportion)
-
-
-def _offer(request: pb.ReportPluginRequest) -> frozenset[DeviceUuid] | None:
-    return frozenset(map(DeviceUuid, request.offer.device_uuids)) if request.HasField("offer") else None
 
 
 def _change(item: pb.DeviceChange) -> TermsChange:

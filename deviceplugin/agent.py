@@ -21,8 +21,6 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sharepod.agent.plugin import PluginReport
-    from sharepod.agent.share import Histogram
     from sharepod.deviceplugin.terms import PodTerms
 
 Answer = TypeVar("Answer")
@@ -272,21 +270,9 @@ class Agent:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise self._said(error) from None
 
-    async def report(self, report: PluginReport) -> None:
+    async def report(self, report: pb.ReportPluginRequest) -> None:
         """Hand over the plugin's counters, for the agent's metrics."""
-        request = pb.ReportPluginRequest(
-            serving=report.serving,
-            allocations=report.allocations,
-            unbound_allocations=report.unbound,
-            rival_devices=report.rival_devices,
-            registrations=report.registrations,
-            starts=report.starts,
-            errors=report.errors,
-            allocate=_times(report.allocate),
-            pre_start=_times(report.pre_start),
-            offer=pb.PluginOffer(device_uuids=sorted(report.offer)) if report.offer is not None else None,
-        )
-        await self._call(self._stub.ReportPlugin(request, timeout=TIMEOUT_S))
+        await self._call(self._stub.ReportPlugin(report, timeout=TIMEOUT_S))
 
     async def _call(self, call: Awaitable[Answer]) -> Answer:
         try:
@@ -338,7 +324,3 @@ def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
     asked = ask.terms_on(device.memory_total_bytes if device else 0)
     # Where the device does not tell its memory, what was admitted stays.
     return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)
-
-
-def _times(times: Histogram) -> pb.CallTimes:
-    return pb.CallTimes(counts=times.counts, sum_ns=times.sum_ns)

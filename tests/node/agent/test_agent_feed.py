@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rig.agent import free_port, metered, program, scrape
 from rig.until import eventually
-from sharepod.agent.plugin import NO_CALLS, SIDES, STARTS
+from sharepod.agent.plugin import nothing_yet
 from sharepod.agent.share import ShareClass
 from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
@@ -194,10 +194,7 @@ async def test_what_the_device_plugin_offers_is_passed_on(make_agent: MakeAgent,
     async with Scheduler(tmp_path) as scheduler:
         agent = make_agent(*scheduler.flags).start()
         first, second = agent.stub.GetNode(pb.GetNodeRequest()).devices
-        times = pb.CallTimes(counts=NO_CALLS.counts)
-        report = pb.ReportPluginRequest(
-            starts=dict.fromkeys(STARTS, 0), errors=dict.fromkeys(SIDES, 0), allocate=times, pre_start=times
-        )
+        report = nothing_yet()
         for offered in ([first.uuid], [first.uuid, second.uuid]):
             report.offer.device_uuids[:] = offered
             agent.stub.ReportPlugin(report)

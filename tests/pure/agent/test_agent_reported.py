@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
 from sharepod.agent.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
-from sharepod.agent.plugin import PluginReport
+from sharepod.agent.plugin import Report
 from sharepod.agent.reported import MEMORY_STEP_BYTES, Painter, difference, settled
 from sharepod.agent.share import (
     DeviceTerms,
@@ -24,6 +24,7 @@ from sharepod.agent.share import (
     Terms,
     Usage,
 )
+from sharepod.proto import v1_pb2 as pb
 
 GIB = 2**30
 
@@ -36,7 +37,7 @@ def held(share: str = "a", device: DeviceInfo = H200, *, used_s: float = 0, **ra
     return ShareStatus(value, (usage,), ())
 
 
-def status(second: float, *shares: ShareStatus, memory: int = 0, plugin: PluginReport | None = None) -> NodeStatus:
+def status(second: float, *shares: ShareStatus, memory: int = 0, plugin: Report | None = None) -> NodeStatus:
     devices = (DeviceStatus(H200, memory_used_bytes=memory), DeviceStatus(H200_B))
     return NodeStatus(round(second * SECOND_NS), shares, devices, plugin)
 
@@ -63,7 +64,7 @@ def test_what_is_told_is_never_off_by_more_than_a_step(values: list[int]) -> Non
 
 
 def test_a_picture_has_what_there_is_of_devices_and_shares() -> None:
-    plugin = PluginReport(offer=frozenset({H200_B.uuid}))
+    plugin = Report(offer=pb.PluginOffer(device_uuids=[H200_B.uuid]))
     painter = Painter()
     share = held(used_1m_millipercent=20_300, waited_1m_millipercent=5000)
     second = held("b", used_1m_millipercent=0, waited_1m_millipercent=97_000)
