@@ -53,19 +53,9 @@ _INTERVAL_DEFAULT_NS: Final = 1_000_000_000
 _INTERVAL_MIN_NS: Final = 100_000_000
 _INTERVAL_MAX_NS: Final = 3_600_000_000_000
 
-_CLASSES: Final = {
-    pb.SHARE_CLASS_LATENCY: ShareClass.LATENCY,
-    pb.SHARE_CLASS_STANDARD: ShareClass.STANDARD,
-    pb.SHARE_CLASS_BATCH: ShareClass.BATCH,
-}
-_CLASSES_OUT: Final = {value: key for key, value in _CLASSES.items()}
-_STATES_OUT: Final = {
-    ShareState.IDLE: pb.SHARE_STATE_IDLE,
-    ShareState.WAITING: pb.SHARE_STATE_WAITING,
-    ShareState.HOLDING: pb.SHARE_STATE_HOLDING,
-    ShareState.DRAINING: pb.SHARE_STATE_DRAINING,
-    ShareState.PAUSED: pb.SHARE_STATE_PAUSED,
-}
+_CLASSES_OUT: Final = {one: pb.ShareClass.Value(f"SHARE_CLASS_{one.name}") for one in ShareClass}
+_CLASSES: Final = {value: one for one, value in _CLASSES_OUT.items()}
+_STATES_OUT: Final = {state: pb.ShareState.Value(f"SHARE_STATE_{state.name}") for state in ShareState}
 _ENDS_OUT: Final = (
     pb.TURN_END_IDLE,
     pb.TURN_END_QUANTUM,
