@@ -1,7 +1,7 @@
 """What the scheduler is told of the node: a picture of its devices and shares, and what differs between two of them.
 
-Pure. Both are the message that is sent: a picture is a complete one without the node's name. Numbers move only when they
-have moved by a step, so that noise is no change and an idle node has nothing to tell.
+Pure. Both are the message that is sent: a picture is a complete one without the node's name. Numbers move only when
+they have moved by a step, so that noise is no change and an idle node has nothing to tell.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Every method raises PluginError with the agent's own line: what, the limit, the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -32,8 +32,9 @@ _CLASSES: Final = {
     "standard": pb.SHARE_CLASS_STANDARD,
     "batch": pb.SHARE_CLASS_BATCH,
 }
-_CLASS_NAMES: Final = {value: name for name, value in _CLASSES.items()}
 _SHARES_NAME: Final = "shares"
+HeldShare = pb.Share
+"""A share as the agent has it: its own answer."""
 
 
 class NoRoom(PluginError):
@@ -51,19 +52,6 @@ class ForeignProgram:
     pid: int
     name: str
     memory_used_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAccount:
-    """What a share did on one of its devices."""
-
-    index: int
-    memory_limit_bytes: int
-    memory_refusals: int
-    """Since the agent started."""
-    memory_refused_bytes: int
-    """The last of them."""
-    launches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +85,6 @@ class NodeView:
     def device(self, uuid: str) -> NodeDevice | None:
         """Return the device with that UUID."""
         return next((device for device in self.devices if device.uuid == uuid), None)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldShare:
-    """A share as the agent has it."""
-
-    id: str
-    devices: tuple[tuple[str, int], ...]
-    """UUID and index of each device, the first asked for first."""
-    paused: bool
-    processes: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    share_class: str = "standard"
-    terms: tuple[Terms, ...] = ()
-    """On each of the devices."""
-    yielding: bool = False
-    """It is paused, and its device time is not promised to it."""
-    accounts: tuple[DeviceAccount, ...] = ()
-    gang: str = ""
 
 
 class Agent:
@@ -169,7 +138,7 @@ class Agent:
     async def shares(self) -> dict[str, HeldShare]:
         """Return all shares by id."""
         answer = await self._call(self._stub.ListShares(pb.ListSharesRequest(), timeout=TIMEOUT_S))
-        return {share.id: _held(share) for share in answer.shares}
+        return {share.id: share for share in answer.shares}
 
     async def share(self, share_id: str) -> HeldShare | None:
         """Return the share with that id; None: there is none."""
@@ -179,7 +148,7 @@ class Agent:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
             raise self._said(error) from None
-        return _held(answer.shares[0])
+        return answer.shares[0]
 
     async def register(
         self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
@@ -206,7 +175,7 @@ class Agent:
             labels=dict(labels),
             gang=terms.gang,
         )
-        return _held((await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share)
+        return (await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share
 
     async def update(
         self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
@@ -222,25 +191,26 @@ class Agent:
                 "container starts for the first time, set it back or delete the pod",
                 retriable=False,
             )
-        wanted = tuple(
-            _terms_on(node.device(uuid), terms, held)
-            for (uuid, _), held in zip(share.devices, share.terms, strict=True)
-        )
-        has = share.terms, share.share_class, share.labels, share.gang
-        if (wanted, terms.share_class, labels or share.labels, terms.gang) != has:
+        has = [Terms(one.request_millipercent, one.limit_millipercent, one.memory_limit_bytes) for one in share.devices]
+        wanted = [
+            _terms_on(node.device(on.device_uuid), terms, held) for on, held in zip(share.devices, has, strict=True)
+        ]
+        share_class, for_whom = _CLASSES[terms.share_class], dict(labels or share.labels)
+        there = has, share.share_class, dict(share.labels), share.gang
+        if (wanted, share_class, for_whom, terms.gang) != there:
             changes = [
                 pb.DeviceChange(
-                    device=uuid,
+                    device=on.device_uuid,
                     request_millipercent=one.request_millipercent,
                     limit_millipercent=one.limit_millipercent,
                     memory_limit_bytes=one.memory_limit_bytes,
                 )
-                for (uuid, _), one in zip(share.devices, wanted, strict=True)
+                for on, one in zip(share.devices, wanted, strict=True)
             ]
             request = pb.UpdateShareRequest(
                 share=share.id,
                 devices=changes,
-                share_class=_CLASSES[terms.share_class],
+                share_class=share_class,
                 labels=labels or {},
                 gang=terms.gang,
             )
@@ -289,32 +259,6 @@ class Agent:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")
         return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
-
-
-def _held(share: pb.Share) -> HeldShare:
-    return HeldShare(
-        id=share.id,
-        devices=tuple((held.device_uuid, held.device_index) for held in share.devices),
-        paused=share.paused,
-        processes=len(share.processes),
-        labels=dict(share.labels),
-        share_class=_CLASS_NAMES.get(share.share_class, ""),
-        terms=tuple(
-            Terms(held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes) for held in share.devices
-        ),
-        yielding=share.yielding,
-        gang=share.gang,
-        accounts=tuple(
-            DeviceAccount(
-                held.device_index,
-                held.memory_limit_bytes,
-                held.usage.memory_refusals,
-                held.usage.memory_refused_bytes,
-                held.usage.launches,
-            )
-            for held in share.devices
-        ),
-    )
 
 
 def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
