@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from sharepod.agent.native import Arbiter
+    from sharepod.agent.native import NativeArbiter
     from sharepod.agent.plugin import Report
     from sharepod.agent.registry import Registry, TermsChange
     from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
@@ -37,12 +37,12 @@ ANSWER_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What does not change while the agent runs."""
+    """What does not change while the agent runs: fields of `GetNodeResponse`."""
 
     node_name: str
     version: str
     region_abi_version: int
-    pid: int
+    agent_pid: int
     driver_version: str
     runtime_directory: str
     policy: str
@@ -61,7 +61,7 @@ class Node:
         self,
         identity: Identity,
         registry: Registry,
-        arbiter: Arbiter,
+        arbiter: NativeArbiter,
         state_directory: Path,
         monitoring: Sequence[str],
     ) -> None:

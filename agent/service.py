@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
@@ -174,22 +175,10 @@ class NodeService(rpc.NodeServiceServicer):
     @_answered
     def GetNode(self, request: pb.GetNodeRequest) -> pb.GetNodeResponse:  # noqa: N802
         """Describe the node."""
-        now_ns, identity = self._node.now_ns(), self._node.identity
         return pb.GetNodeResponse(
-            node_name=identity.node_name,
-            version=identity.version,
-            region_abi_version=identity.region_abi_version,
-            features=identity.features,
-            agent_pid=identity.pid,
+            **asdict(self._node.identity),
+            now_ns=self._node.now_ns(),
             devices=[_device(device) for device in self._node.device_statuses()],
-            driver_version=identity.driver_version,
-            runtime_directory=identity.runtime_directory,
-            policy=identity.policy,
-            now_ns=now_ns,
-            settings=identity.settings,
-            metrics_address=identity.metrics_address,
-            environment=identity.environment,
-            hook_path=identity.hook_path,
         )
 
     @_answered

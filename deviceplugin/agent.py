@@ -1,4 +1,4 @@
-"""The node's agent as the plugin needs it. The only module here that sees its protobuf messages.
+"""The node's agent as the plugin asks it: all requests are made here, and shares and devices are its own answers.
 
 Every method raises PluginError with the agent's own line: what, the limit, the remedy.
 """
@@ -46,33 +46,10 @@ class StaysPaused(NoRoom):
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignProgram:
-    """A process on a device that belongs to no share."""
-
-    pid: int
-    name: str
-    memory_used_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDevice:
-    """One device of the node."""
-
-    uuid: str
-    index: int
-    memory_total_bytes: int
-    healthy: bool
-    health_reason: str
-    free_millipercent: int = WHOLE_MILLIPERCENT
-    """What is not promised to shares."""
-    foreign: tuple[ForeignProgram, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class NodeView:
     """The node, as its agent describes it."""
 
-    devices: tuple[NodeDevice, ...]
+    devices: tuple[pb.Device, ...]
     hook_path: str
     shares_directory: str
     closed: bool
@@ -82,9 +59,14 @@ class NodeView:
     all_offered: bool = True
     """Pods may have all of the node's devices."""
 
-    def device(self, uuid: str) -> NodeDevice | None:
+    def device(self, uuid: str) -> pb.Device | None:
         """Return the device with that UUID."""
         return next((device for device in self.devices if device.uuid == uuid), None)
+
+
+def free_millipercent(device: pb.Device) -> int:
+    """Return what of the device's time is not promised to shares."""
+    return WHOLE_MILLIPERCENT - device.requested_millipercent
 
 
 class Agent:
@@ -115,20 +97,8 @@ class Agent:
 
     async def _node(self) -> NodeView:
         answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
-        devices = tuple(
-            NodeDevice(
-                item.uuid,
-                item.index,
-                item.memory_total_bytes,
-                item.healthy,
-                item.health_reason,
-                WHOLE_MILLIPERCENT - item.requested_millipercent,
-                tuple(ForeignProgram(one.pid, one.name, one.memory_used_bytes) for one in item.foreign_processes),
-            )
-            for item in answer.devices
-        )
         return NodeView(
-            devices=devices,
+            devices=tuple(answer.devices),
             hook_path=answer.hook_path,
             shares_directory=f"{answer.runtime_directory}/{_SHARES_NAME}",
             closed=answer.policy == "closed",
@@ -261,7 +231,7 @@ class Agent:
         return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
+def _terms_on(device: pb.Device | None, terms: PodTerms, held: Terms) -> Terms:
     """Return the terms on a device that a share has with the terms `held`."""
     given = Terms(terms.request_millipercent, terms.limit_now_millipercent, terms.memory_limit_bytes or 0)
     ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)

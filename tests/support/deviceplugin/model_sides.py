@@ -9,7 +9,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING
 
-from sharepod.deviceplugin.agent import NodeDevice, NodeView, NoRoom, StaysPaused
+from sharepod.deviceplugin.agent import NodeView, NoRoom, StaysPaused
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
 from sharepod.kube.client import ApiUnavailable
@@ -152,9 +152,12 @@ class ModelAgent:
 
     async def node(self) -> NodeView:
         await self._answer()
-        free = 0 if self.full else 100_000
-        devices = tuple(NodeDevice(uuid, index, 1 << 37, True, "", free) for index, uuid in enumerate(DEVICES))
-        return NodeView(devices, "/hook", "/run/shares", closed=False, environment={})
+        promised = 100_000 if self.full else 0
+        devices = [
+            pb.Device(uuid=uuid, index=index, memory_total_bytes=1 << 37, healthy=True, requested_millipercent=promised)
+            for index, uuid in enumerate(DEVICES)
+        ]
+        return NodeView(tuple(devices), "/hook", "/run/shares", closed=False, environment={})
 
     async def shares(self) -> dict[str, pb.Share]:
         await self._answer()
