@@ -1,6 +1,7 @@
 """What Prometheus sees of a node: tables of metrics, and the collector that fills them at the moment of a scrape.
 
-Adding a metric is one row here; `docs/metrics.md` is generated from the tables (`python -m sharepod.agent.metrics`).
+Adding a metric is one row here, or in `usage.def` if it is a number of a share's account; `docs/metrics.md` is
+generated from the tables (`python -m sharepod.agent.metrics`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
 """
 
@@ -240,7 +241,8 @@ class NodeMetrics:
 def manual() -> str:
     """Return docs/metrics.md."""
     introduction = (
-        "Generated from `agent/metrics.py` by `python -m sharepod.agent.metrics`; a test compares the two.",
+        "Generated from `agent/metrics.py`, and `agent/usage.def` for a share's account, by",
+        "`python -m sharepod.agent.metrics`; a test compares them.",
         "",
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
         "with TLS and a bearer token only (`docs/operations.md`), as OpenMetrics and with gzip if the scraper accepts",

@@ -57,16 +57,8 @@ _INTERVAL_MAX_NS: Final = 3_600_000_000_000
 _CLASSES_OUT: Final = {one: pb.ShareClass.Value(f"SHARE_CLASS_{one.name}") for one in ShareClass}
 _CLASSES: Final = {value: one for one, value in _CLASSES_OUT.items()}
 _STATES_OUT: Final = {state: pb.ShareState.Value(f"SHARE_STATE_{state.name}") for state in ShareState}
-_ENDS_OUT: Final = (
-    pb.TURN_END_IDLE,
-    pb.TURN_END_QUANTUM,
-    pb.TURN_END_LIMIT,
-    pb.TURN_END_PREEMPTED,
-    pb.TURN_END_DEAD,
-    pb.TURN_END_PAUSED,
-    pb.TURN_END_RELEASED,
-)
-"""By `sp_turn.reason`."""
+_ENDS_OUT: Final = pb.TurnEnd.values()[1:]
+"""By `sp_turn.reason`: both count them in the same order."""
 
 
 def _answered(
@@ -159,16 +151,7 @@ class NodeService(rpc.NodeServiceServicer):
         """Say why a share runs or waits."""
         share = self._node.share(request.share)
         status = self._node.status()
-        devices = [
-            pb.Explanation(
-                device_uuid=item.device,
-                state=_STATES_OUT[item.state],
-                reason=item.reason,
-                facts=item.facts,
-                holder_share_ids=item.holders,
-            )
-            for item in explain(status, share.id)
-        ]
+        devices = explain(status, share.id)
         current = next(held for held in status.shares if held.share.id == share.id)
         return pb.ExplainShareResponse(share=self._share(current), devices=devices)
 

@@ -27,11 +27,6 @@ Answer = TypeVar("Answer")
 
 
 TIMEOUT_S: Final = 10.0
-_CLASSES: Final = {
-    "latency": pb.SHARE_CLASS_LATENCY,
-    "standard": pb.SHARE_CLASS_STANDARD,
-    "batch": pb.SHARE_CLASS_BATCH,
-}
 _SHARES_NAME: Final = "shares"
 HeldShare = pb.Share
 """A share as the agent has it: its own answer."""
@@ -141,7 +136,7 @@ class Agent:
         request = pb.RegisterShareRequest(
             id=share_id,
             devices=asks,
-            share_class=_CLASSES[terms.share_class],
+            share_class=_class_of(terms),
             labels=dict(labels),
             gang=terms.gang,
         )
@@ -165,7 +160,7 @@ class Agent:
         wanted = [
             _terms_on(node.device(on.device_uuid), terms, held) for on, held in zip(share.devices, has, strict=True)
         ]
-        share_class, for_whom = _CLASSES[terms.share_class], dict(labels or share.labels)
+        share_class, for_whom = _class_of(terms), dict(labels or share.labels)
         there = has, share.share_class, dict(share.labels), share.gang
         if (wanted, share_class, for_whom, terms.gang) != there:
             changes = [
@@ -229,6 +224,10 @@ class Agent:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             return PluginError(f"the node's agent at {self._socket} does not answer ({text}): it is tried again")
         return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def _class_of(terms: PodTerms) -> pb.ShareClass.ValueType:
+    return pb.ShareClass.Value(f"SHARE_CLASS_{terms.share_class.upper()}")
 
 
 def _terms_on(device: pb.Device | None, terms: PodTerms, held: Terms) -> Terms:
