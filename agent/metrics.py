@@ -1,6 +1,6 @@
 """What Prometheus sees of a node: tables of metrics, and the collector that fills them at the moment of a scrape.
 
-Adding a metric is one row here, or in `usage.def` if it is a number of a share's account; `docs/metrics.md` is made from
+Adding a metric is one row here, or in `usage.def` if it is a number of an account; `docs/metrics.md` is made from
 the tables (`python -m sharepod.agent.metrics`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
 """
