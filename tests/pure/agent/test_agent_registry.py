@@ -17,7 +17,7 @@ from sharepod.agent import checkpoint
 from sharepod.agent.device import DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
-from sharepod.agent.share import Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
+from sharepod.agent.share import NO_COPIES, Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
 
 SECOND = 1_000_000_000
 ID = ShareId("abcdefghjk")
@@ -316,6 +316,22 @@ def test_a_checkpoint_without_what_is_new_is_as_older_agents_wrote_it_and_is_rea
     found = checkpoint.parse(older, "boot")
     assert found.driver_version == ""
     assert [(record.share, record.usages) for record in found.records] == [(registry.find("a"), (Usage(),))]
+
+
+def test_a_checkpoint_of_the_version_before_is_read_and_a_number_that_it_has_not_begins_at_zero() -> None:
+    text = """{"format": 1, "boot_id": "boot", "driver": "580.65", "shares": [{"share":
+        {"id": "abcdefghjk", "devices": [{"device": "GPU-aaaa", "terms": {"request_millipercent": 30000,
+        "limit_millipercent": 60000, "memory_limit_bytes": 1073741824}}], "share_class": 0, "directory": "/run/x",
+        "registered_unix_ns": 5, "name": "a", "owner_pid": 7, "owner_start_ticks": 8, "labels": {"pod": "p"},
+        "paused": true, "gang": "job"}, "live_launches": 60, "usages": [{"used_ns": 1, "charged_ns": 2,
+        "estimated_ns": 3, "waited_ns": 4, "overrun_ns": 5, "turns": 6, "launches": 70, "passed": 8, "cogrants": 9,
+        "faults": 10, "gone_copies": {"to_device_bytes": 11, "to_host_bytes": 12, "to_device_count": 13,
+        "to_host_count": 14}}]}]}"""
+    (record,) = checkpoint.parse(text, "boot").records
+    assert (record.share.name, record.share.share_class, record.share.gang) == ("a", ShareClass.LATENCY, "job")
+    (usage,) = record.usages
+    assert (usage.used_ns, usage.launches, usage.faults, record.live_launches) == (1, 70, 10, 60)
+    assert (usage.copies, usage.gone_copies) == (NO_COPIES, Copies(11, 12, 13, 14))
 
 
 def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_path: Path) -> None:
