@@ -79,7 +79,3 @@ def test_after_each_message_both_sides_have_the_same_picture(shown: list[Picture
         assert known(node) == picture
         # A stream that is opened anew begins with everything.
         sent = None if data.draw(st.booleans()) else picture
-
-
-def test_nothing_new_makes_an_empty_message() -> None:
-    assert message(NODE, Picture(), Picture()).SerializeToString() == b""
