@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST_ARGS ?=
 WORKERS ?= 4
 
-SOURCES := setup.py $(wildcard hook/*.[chS] hook/*.def simgpu/*.[ch] simgpu/*.def simgpu/*.inc driver/*.h driver/*.def agent/*.[ch] scheduler/*.[ch] \
+SOURCES := setup.py $(wildcard hook/*.[chS] simgpu/*.[ch] simgpu/*.def simgpu/*.inc driver/*.h driver/*.def agent/*.[ch] agent/*.def scheduler/*.[ch] \
 	agent/build_native.py scheduler/build_native.py proto/*.proto)
 # The set of sources: a file added or removed rebuilds too, although no remaining file is newer.
 SOURCE_LIST := $(sort $(SOURCES))

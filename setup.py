@@ -158,7 +158,7 @@ class LintC(Command):
 def extensions() -> list[Extension]:
     """Return the shared objects whose sources are in the tree."""
     simgpu_depends = sources("driver/*.h", "driver/*.def", "simgpu/*.h", "simgpu/*.def", "simgpu/*.inc")
-    hook_depends = sources("driver/*.h", "driver/*.def", "hook/*.h", "hook/*.def")
+    hook_depends = sources("driver/*.h", "driver/*.def", "hook/*.h")
     hook_flags = [*HOOK_CFLAGS, "-Wl,-soname,libsharepod.so"]
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
     nvml = sources("simgpu/nvml*.c")

@@ -29,27 +29,13 @@ struct sp_copies {
   uint64_t to_device_count, to_host_count;
 };
 
-/* The account of one share on one device, all counters since the share was registered. */
+/* The account of one share on one device. */
 struct sp_usage {
-  uint64_t used_ns;      /* device time used */
-  uint64_t charged_ns;   /* that, and the idle time of its turns that kept others out: what counts against the share */
-  uint64_t estimated_ns; /* the part of both while turns overlapped */
-  uint64_t waited_ns;    /* time with a launch waiting at the closed gate */
-  uint64_t overrun_ns;   /* time past the end of its quanta */
-  uint64_t turns;        /* turns held */
-  uint64_t launches;     /* launches that passed the gate (reported by the hook) */
-  uint64_t passed;       /* launches that passed a closed gate deliberately (deadlines, stale agent) or passes none */
-  uint64_t cogrants;     /* turns granted to others because this share's drain was late */
-  uint64_t faults;       /* values in the region that had to be clamped or put right */
-  uint64_t memory_used_bytes;    /* what its processes are charged with, and what NVML shows beyond */
-  int64_t memory_overhead_bytes; /* of that, the latter: contexts, modules, what the driver rounds up */
-  uint64_t memory_refused_bytes; /* the last allocation that did not fit under the cap */
-  uint64_t memory_refusals;      /* how many did not */
-  struct sp_copies copies;       /* its host copies, which pass no gate */
-  struct sp_copies gone_copies;  /* of them, those of processes that are gone */
-  uint32_t processes;            /* live slots */
-  uint32_t state;                /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
-  int32_t gang_device;           /* the device for which its gang waits before it may have this one; -1: none */
+#define SP_USAGE(type, name, metric, meaning) type name;
+#include "usage.def"
+  struct sp_copies gone_copies; /* of the host copies, those of processes that are gone */
+  uint32_t state;               /* 0 idle, 1 waiting, 2 holding, 3 draining, 4 paused */
+  int32_t gang_device;          /* the device for which its gang waits before it may have this one; -1: none */
 };
 
 /* How often something took how long, since this arbiter has the share or device. */

@@ -1,6 +1,7 @@
 """Builds `sharepod.agent._native`: arbiter, policy and region code for Python (cffi, API mode, abi3).
 
-Prototypes and structs are taken from the marked block of `arbiter.h`, so Python and C cannot drift.
+Prototypes and structs are taken from the marked block of `arbiter.h`, so Python and C cannot drift. The table of a
+share's account, `usage.def`, becomes part of a struct there, and a Python module beside: `_native_usage.py`.
 Paths are relative to the root of the repository, where setuptools runs.
 """
 
@@ -8,10 +9,58 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from cffi import FFI
 
 _BLOCK = re.compile(r"^/\* cdef begin.*?\n(.*?)^/\* cdef end \*/", re.DOTALL | re.MULTILINE)
+_ROW = re.compile(r'^SP_USAGE\((\w+), (\w+), "(\w*)",\s((?:\s*"[^"\\]*")+)\)$', re.MULTILINE)
+_INCLUDED = re.compile(r'#define SP_USAGE.*\n#include "usage.def"\n')
+_MODULE = '''"""Generated from usage.def by build_native.py."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of a share's account on one device."""
+
+{fields}
+
+METRICS = {metrics!r}
+"""Of each number, the metric that shows it (empty: none does) and its meaning."""
+'''
+
+
+class UsageRow(NamedTuple):
+    """A row of usage.def."""
+
+    c_type: str
+    name: str
+    metric: str
+    meaning: str
+
+
+def usage_rows(table: str) -> list[UsageRow]:
+    """Return the rows of usage.def. Raises ValueError when one is malformed."""
+    rows = [
+        UsageRow(c_type, name, metric, "".join(re.findall(r'"([^"]*)"', meaning)))
+        for c_type, name, metric, meaning in _ROW.findall(table)
+    ]
+    if len(rows) != len(re.findall(r"^SP_USAGE\(", table, re.MULTILINE)):
+        raise ValueError('agent/usage.def: a row is not SP_USAGE(C type, name, "metric or nothing", "meaning")')
+    return rows
+
+
+def usage_fields(rows: list[UsageRow]) -> str:
+    """Return the C fields that the rows stand for in `struct sp_usage`."""
+    return "".join(f"  {row.c_type} {row.name};\n" for row in rows)
+
+
+def usage_module(rows: list[UsageRow]) -> str:
+    """Return the text of the Python module that the rows stand for."""
+    fields = "".join(f'    {row.name}: int = 0\n    """{row.meaning}"""\n' for row in rows)
+    return _MODULE.format(fields=fields, metrics={row.name: (row.metric, row.meaning) for row in rows})
 
 
 def cdef_block(header: str) -> str:
@@ -31,14 +80,24 @@ def _found(pattern: str) -> list[str]:
     return sorted(str(path) for path in paths if not path.name.startswith("_native"))
 
 
+def _arbiter_block() -> str:
+    """Return the block of arbiter.h with the rows of usage.def in their place; the module beside becomes theirs."""
+    agent = _ROOT / "agent"
+    rows = usage_rows((agent / "usage.def").read_text(encoding="utf-8"))
+    module, text = agent / "_native_usage.py", usage_module(rows)
+    if not module.exists() or module.read_text(encoding="utf-8") != text:
+        module.write_text(text, encoding="utf-8")
+    return _INCLUDED.sub(usage_fields(rows), cdef_block((agent / "arbiter.h").read_text(encoding="utf-8")))
+
+
 ffi = FFI()
-ffi.cdef(cdef_block((_ROOT / "agent" / "arbiter.h").read_text(encoding="utf-8")))
+ffi.cdef(_arbiter_block())
 ffi.cdef("#define SP_ABI ...\n#define SP_DEVICES_MAX ...\n#define SP_SLOTS_MAX ...\nint sp_region_error(const char *);")
 ffi.set_source(
     "sharepod.agent._native",
     '#include "arbiter.h"\n#include "region.h"',
     sources=[*_found("agent/*.c"), "hook/guard.c", "hook/region.c"],
-    depends=[*_found("agent/*.h"), "hook/region.h"],
+    depends=[*_found("agent/*.h"), "agent/usage.def", "hook/region.h"],
     include_dirs=["agent", "hook"],
     extra_compile_args=["-std=gnu11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],

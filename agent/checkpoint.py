@@ -7,13 +7,13 @@ boot is recognised by its boot id and ignored.
 from __future__ import annotations
 
 import json
-import operator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sharepod.agent.errors import ShareError, WrongState
 from sharepod.agent.share import (
+    COUNTERS,
     Copies,
     DeviceTerms,
     DeviceUuid,
@@ -31,16 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 NAME: Final = "checkpoint.json"
-_COUNTERS: Final = (
-    "used_ns", "charged_ns", "estimated_ns", "waited_ns", "overrun_ns", "turns", "launches", "passed", "cogrants",
-    "faults",
-)  # fmt: skip
 _COPIES: Final = tuple(field.name for field in fields(Copies))
-_COUNTERS_TEXT: Final = (
-    "{" + ", ".join(f'"{name}": %d' for name in _COUNTERS)
-    + ', "gone_copies": {' + ", ".join(f'"{name}": %d' for name in _COPIES) + "}}"
-)  # fmt: skip
-_read_counters = operator.attrgetter(*_COUNTERS, *(f"gone_copies.{name}" for name in _COPIES))
 _SHARE: Final = tuple(field.name for field in fields(Share))
 _TERMS: Final = tuple(field.name for field in fields(Terms))
 
@@ -69,44 +60,34 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-class _Dumped(NamedTuple):
-    """A share as it was dumped last."""
-
-    status: ShareStatus
-    share: str
-    text: str
-    """All of it."""
-
-
 class Dumper:
-    """Makes the checkpoint's text; what stays of a share from one to the next is encoded once."""
+    """Makes the checkpoint's text. A share that has not been read anew since the last one is not encoded again."""
 
     def __init__(self, boot: str, driver_version: str = "") -> None:
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
-        self._dumped: dict[ShareId, _Dumped] = {}
+        self._dumped: dict[ShareId, tuple[ShareStatus, str]] = {}
 
     def dump(self, statuses: Sequence[ShareStatus]) -> str:
         """Return the text."""
-        self._dumped = {status.share.id: self._dump(status) for status in statuses}
-        shares = ", ".join([dumped.text for dumped in self._dumped.values()])
+        self._dumped = {status.share.id: (status, self._dump(status)) for status in statuses}
+        shares = ", ".join([text for _, text in self._dumped.values()])
         return f'{{{self._head}, "shares": [{shares}]}}'
 
-    def _dump(self, status: ShareStatus) -> _Dumped:
+    def _dump(self, status: ShareStatus) -> str:
         known = self._dumped.get(status.share.id)
-        if known is not None and known.status is status:
-            return known
-        if known is not None and known.status.share is status.share:
-            share = known.share
-        else:
-            share = json.dumps(_fields(status.share))
-        launches = sum(process.launches for process in status.processes)
-        usages = ", ".join(_counters(held.usage) for held in status.usages)
-        text = f'{{"share": {share}, "live_launches": {launches}, "usages": [{usages}]}}'
-        return _Dumped(status, share, text)
+        if known is not None and known[0] is status:
+            return known[1]
+        record = {
+            "share": _fields(status.share),
+            "live_launches": sum(process.launches for process in status.processes),
+            "usages": [_counters(held.usage) for held in status.usages],
+        }
+        return json.dumps(record)
 
 
-def _counters(usage: Usage) -> str:
-    return _COUNTERS_TEXT % _read_counters(usage)
+def _counters(usage: Usage) -> dict[str, Any]:
+    gone = {name: getattr(usage.gone_copies, name) for name in _COPIES}
+    return {**{name: getattr(usage, name) for name in COUNTERS}, "gone_copies": gone}
 
 
 def _fields(share: Share) -> dict[str, Any]:
@@ -151,7 +132,7 @@ def _record(item: Mapping[str, Any]) -> Record:
 
 def _usage(item: Mapping[str, Any]) -> Usage:
     known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
-    counters: dict[str, Any] = {name: int(known[name]) for name in _COUNTERS}
+    counters: dict[str, Any] = {name: int(known.get(name, 0)) for name in COUNTERS}
     copied = known.get("gone_copies", {})  # older agents did not count them
     return Usage(**counters, gone_copies=Copies(**{name: int(copied[name]) for name in _COPIES if name in copied}))
 

@@ -37,12 +37,17 @@ static void add(struct sp_copies *total, const struct sp_copies *more) {
 }
 
 void sp_copies_scan(struct sp_member *member) {
-  member->usage.copies = member->usage.gone_copies;
+  struct sp_usage *usage = &member->usage;
+  struct sp_copies all = usage->gone_copies;
   for (uint64_t rest = member->share->claimed; rest; rest &= rest - 1) {
     uint32_t slot = (uint32_t)__builtin_ctzll(rest);
     take_slot(member, slot);
-    add(&member->usage.copies, &member->said[slot].copies);
+    add(&all, &member->said[slot].copies);
   }
+  usage->host_to_device_bytes = all.to_device_bytes;
+  usage->device_to_host_bytes = all.to_host_bytes;
+  usage->host_to_device_copies = all.to_device_count;
+  usage->device_to_host_copies = all.to_host_count;
 }
 
 void sp_copies_retire(struct sp_member *member, uint32_t slot) {

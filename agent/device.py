@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sharepod.agent.share import NOTHING_YET, Histogram
 
 if TYPE_CHECKING:
-    from sharepod.agent.plugin import PluginReport
+    from sharepod.agent.plugin import Report
     from sharepod.agent.share import DeviceUuid, ShareStatus
 
 MPS_REASON: Final = (
@@ -109,5 +109,5 @@ class NodeStatus:
     now_ns: int
     shares: tuple[ShareStatus, ...]
     devices: tuple[DeviceStatus, ...]
-    plugin: PluginReport | None = None
+    plugin: Report | None = None
     """The device plugin's counters; None: it has not told them lately."""

@@ -1,8 +1,7 @@
-"""Says in words why a share runs or waits. Pure: a status in, sentences out."""
+"""Says in words why a share runs or waits. Pure: a status in, sentences out, in the message that the agent answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharepod.agent import trouble
@@ -11,30 +10,19 @@ from sharepod.agent.errors import UnknownShare
 from sharepod.agent.share import (
     DeviceTerms,
     DeviceUsage,
-    DeviceUuid,
     ShareClass,
-    ShareId,
     ShareState,
     ShareStatus,
     bytes_text,
     percent_text,
 )
+from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sharepod.agent.device import DeviceStatus, NodeStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a share runs or waits on one device: one sentence, the facts behind it, and who holds the device."""
-
-    device: DeviceUuid
-    state: ShareState
-    reason: str
-    facts: tuple[str, ...]
-    holders: tuple[ShareId, ...]
+    from sharepod.agent.share import DeviceUuid, ShareId
 
 
 def _holders(node: NodeStatus, device: DeviceUuid, but: ShareId) -> list[tuple[ShareStatus, DeviceUsage]]:
@@ -112,14 +100,14 @@ def _reason(
     return "idle: its processes have submitted no work"
 
 
-def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
+def explain(node: NodeStatus, share_id: ShareId) -> list[pb.Explanation]:
     """Return one explanation per device of the share. Raises UnknownShare."""
     status = next((s for s in node.shares if s.share.id == share_id), None)
     if status is None:
         raise UnknownShare(f"no share {share_id!r} on this node: `sharepod ps` lists those that are there")
     devices = {device.info.uuid: device for device in node.devices}
     mates = [other for other in node.shares if status.share.gang and other.share.gang == status.share.gang]
-    result: list[Explanation] = []
+    result: list[pb.Explanation] = []
     for terms, usage in zip(status.share.devices, status.usages, strict=True):
         device = devices[terms.device]
         gang = devices.get(usage.gang_device) if usage.gang_device else None
@@ -131,9 +119,9 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
         if names:
             names = f"{names} device {device.info.index}"
         result.append(
-            Explanation(
-                device=terms.device,
-                state=usage.usage.state,
+            pb.Explanation(
+                device_uuid=terms.device,
+                state=pb.ShareState.Value(f"SHARE_STATE_{usage.usage.state.name}"),
                 reason=_reason(status, terms, usage, device, names, gang.info.index if gang else None, mates),
                 facts=(
                     *_facts(status, terms, usage, device),
@@ -141,10 +129,10 @@ def explain(node: NodeStatus, share_id: ShareId) -> tuple[Explanation, ...]:
                     *trouble.facts(status),
                     *_strays(node, status),
                 ),
-                holders=tuple(other.share.id for other, _ in holders),
+                holder_share_ids=[other.share.id for other, _ in holders],
             )
         )
-    return tuple(result)
+    return result
 
 
 def _gang(status: ShareStatus, mates: Sequence[ShareStatus]) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """Tells the cluster's schedulers what the node uses: one stream to each address that their name stands for.
 
 Nothing in the agent waits for it. What cannot be told now is left out: each stream sends what differs from what it sent
-last, so that a scheduler that was away hears everything that counts. This and `service.py` are where protobuf messages
-are made.
+last, so that a scheduler that was away hears everything that counts.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
-from sharepod.agent.reported import Difference, Painter, Picture, difference
-from sharepod.agent.share import ShareClass
+from sharepod.agent.reported import Painter, Picture, message
 from sharepod.process.credentials import read_token
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
@@ -48,11 +46,6 @@ SETTLED_S: Final = 30.0
 """A stream that lived for so long was well: the next attempt comes soon."""
 BACKOFF_S: Final = (0.5, 30.0)
 ADDRESSES_MAX: Final = 16
-_CLASSES: Final = {
-    ShareClass.LATENCY: pb.SHARE_CLASS_LATENCY,
-    ShareClass.STANDARD: pb.SHARE_CLASS_STANDARD,
-    ShareClass.BATCH: pb.SHARE_CLASS_BATCH,
-}
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -257,10 +250,10 @@ class _Stream:
             while True:
                 picture = self._spread.picture
                 if picture is not None:
-                    told = difference(sent, picture)
-                    quiet = quiet + 1 if sent is not None and told is not None and not told else 0
+                    told = message(self._node, sent, picture)
+                    quiet = 0 if told.ListFields() else quiet + 1
                     if not quiet or quiet % HEARTBEAT_TELLS == 0:
-                        await call.write(message(self._node, picture, told))
+                        await call.write(told)
                         self._tally.messages += 1
                     sent = picture
                 await self._spread.wait()
@@ -269,67 +262,6 @@ class _Stream:
 
     def _forget(self) -> None:
         self._tally.answered_ns = {name: at for name, at in self._tally.answered_ns.items() if name != self._name}
-
-
-def message(node: pb.ReportingNode, picture: Picture, told: Difference | None) -> pb.ReportUsageRequest:
-    """Return the message that tells a difference, or everything when there is none to be told."""
-    request = pb.ReportUsageRequest()
-    if told is None:
-        request.node.CopyFrom(node)
-        told = Difference(picture.devices, picture.device_numbers, picture.shares, picture.share_numbers, ())
-    request.devices.extend(
-        pb.ReportedDevice(
-            index=device.index,
-            uuid=device.uuid,
-            model=device.model,
-            memory_total_bytes=device.memory_total_bytes,
-            healthy=device.healthy,
-            health_reason=device.health_reason,
-            offered=device.offered,
-            numa_node=device.numa_node,
-            nvlink_peers=device.nvlink_peers,
-        )
-        for device in told.devices.values()
-    )
-    request.device_numbers.extend(
-        pb.DeviceNumbers(
-            device_index=index,
-            memory_used_bytes=numbers.memory_used_bytes,
-            used_1s_millipercent=numbers.used_1s_millipercent,
-            used_1m_millipercent=numbers.used_1m_millipercent,
-            used_15m_millipercent=numbers.used_15m_millipercent,
-            waited_1m_millipercent=numbers.waited_1m_millipercent,
-        )
-        for index, numbers in told.device_numbers.items()
-    )
-    request.shares.extend(
-        pb.ReportedShare(
-            id=share,
-            device_index=index,
-            pod_uid=held.pod_uid,
-            namespace=held.namespace,
-            pod=held.pod,
-            container=held.container,
-            share_class=_CLASSES[held.share_class],
-            request_millipercent=held.request_millipercent,
-            limit_millipercent=held.limit_millipercent,
-            memory_limit_bytes=held.memory_limit_bytes,
-            paused=held.paused,
-            yielding=held.yielding,
-        )
-        for (share, index), held in told.shares.items()
-    )
-    request.share_numbers.extend(
-        pb.ShareNumbers(
-            share_id=share,
-            device_index=index,
-            used_1m_millipercent=numbers.used_1m_millipercent,
-            waited_1m_millipercent=numbers.waited_1m_millipercent,
-        )
-        for (share, index), numbers in told.share_numbers.items()
-    )
-    request.ended_share_ids.extend(told.ended)
-    return request
 
 
 def _addresses(host: str, port: int) -> frozenset[Address]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import WHOLE_MILLIPERCENT, Usage
+from sharepod.agent.share import COUNTERS, WHOLE_MILLIPERCENT, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,7 +148,10 @@ def carried(usages: Sequence[Usage], live_launches: int) -> tuple[Usage, ...]:
             used_ns=0,
             launches=usage.launches * gone // launches if launches else 0,
             passed=usage.passed * gone // launches if launches else 0,
-            copies=usage.gone_copies,
+            host_to_device_bytes=usage.gone_copies.to_device_bytes,
+            device_to_host_bytes=usage.gone_copies.to_host_bytes,
+            host_to_device_copies=usage.gone_copies.to_device_count,
+            device_to_host_copies=usage.gone_copies.to_host_count,
         )
         for usage in usages
     )
@@ -158,18 +161,5 @@ def total(earlier: Usage, usage: Usage) -> Usage:
     """Add the counters of earlier agents to those of this one; gauges are of now."""
     if earlier is NOTHING:
         return usage
-    return replace(
-        usage,
-        used_ns=earlier.used_ns + usage.used_ns,
-        charged_ns=earlier.charged_ns + usage.charged_ns,
-        estimated_ns=earlier.estimated_ns + usage.estimated_ns,
-        waited_ns=earlier.waited_ns + usage.waited_ns,
-        overrun_ns=earlier.overrun_ns + usage.overrun_ns,
-        turns=earlier.turns + usage.turns,
-        launches=earlier.launches + usage.launches,
-        passed=earlier.passed + usage.passed,
-        cogrants=earlier.cogrants + usage.cogrants,
-        faults=earlier.faults + usage.faults,
-        copies=earlier.copies + usage.copies,
-        gone_copies=earlier.gone_copies + usage.gone_copies,
-    )
+    counters = {name: getattr(earlier, name) + getattr(usage, name) for name in COUNTERS}
+    return replace(usage, **counters, gone_copies=earlier.gone_copies + usage.gone_copies)

@@ -178,7 +178,7 @@ class Agent:
             node_name=settings.node_name or socket.gethostname(),
             version=importlib.metadata.version("sharepod"),
             region_abi_version=region_abi_version,
-            pid=os.getpid(),
+            agent_pid=os.getpid(),
             driver_version=inventory.driver_version,
             runtime_directory=settings.runtime_directory,
             policy=settings.policy,

@@ -1,6 +1,7 @@
 """What Prometheus sees of a node: tables of metrics, and the collector that fills them at the moment of a scrape.
 
-Adding a metric is one row here; `docs/metrics.md` is generated from the tables (`python -m sharepod.agent.metrics`).
+Adding a metric is one row here, or in `usage.def` if it is a number of an account; `docs/metrics.md` is made from
+the tables (`python -m sharepod.agent.metrics`).
 Base units: seconds, bytes, ratios. Series exist from the start of a share or device and go when it ends.
 """
 
@@ -11,8 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sharepod.agent import feed_metrics, plugin_metrics
+from sharepod.agent._native_usage import METRICS
 from sharepod.agent.feed_metrics import Look, Tally
-from sharepod.agent.share import HAND_OFF_BOUNDS_NS, TURN_BOUNDS_NS, DeviceUsage, ShareState, ShareStatus, Terms
+from sharepod.agent.share import (
+    HAND_OFF_BOUNDS_NS,
+    TURN_BOUNDS_NS,
+    DeviceUsage,
+    ShareState,
+    ShareStatus,
+    Terms,
+)
 from sharepod.process import metrics
 from sharepod.process.metrics import AnyTable, HistogramRow, InfoRow, Row, Table, families
 
@@ -52,71 +61,15 @@ BUILD_LABELS: Final = ("version", "region_abi", "driver_version", "policy")
 TURN_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in TURN_BOUNDS_NS)
 HAND_OFF_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in HAND_OFF_BOUNDS_NS)
 
+
+def _number(name: str, metric: str, meaning: str) -> Row[Held]:
+    """Return the metric of a number of the account."""
+    scale = 1e9 if name.endswith("_ns") else 1
+    return Row(metric, meaning, lambda h: getattr(h.usage.usage, name) / scale)
+
+
 SHARE_ROWS: Final[tuple[Row[Held] | HistogramRow[Held] | InfoRow[Held], ...]] = (
-    Row("sharepod_share_used_seconds_total", "Device time used: the bill.", lambda h: h.usage.usage.used_ns / 1e9),
-    Row(
-        "sharepod_share_charged_seconds_total",
-        "What counts against the share: used time, and idle time of its turns that kept others out.",
-        lambda h: h.usage.usage.charged_ns / 1e9,
-    ),
-    Row(
-        "sharepod_share_estimated_seconds_total",
-        "The part of used time that was shared out while turns overlapped.",
-        lambda h: h.usage.usage.estimated_ns / 1e9,
-    ),
-    Row(
-        "sharepod_share_waited_seconds_total",
-        "Time with a launch waiting at the closed gate.",
-        lambda h: h.usage.usage.waited_ns / 1e9,
-    ),
-    Row(
-        "sharepod_share_overrun_seconds_total",
-        "Time past the end of its quanta.",
-        lambda h: h.usage.usage.overrun_ns / 1e9,
-    ),
-    Row("sharepod_share_turns_total", "Turns held.", lambda h: h.usage.usage.turns),
-    Row("sharepod_share_launches_total", "Launches that passed the gate.", lambda h: h.usage.usage.launches),
-    Row(
-        "sharepod_share_passed_launches_total",
-        "Launches that passed deliberately (no progress for 2 ms past the predicted end, no agent, or onto several "
-        "devices at once).",
-        lambda h: h.usage.usage.passed,
-    ),
-    Row(
-        "sharepod_share_cogrants_total",
-        "Turns granted to others because the share's drain was late.",
-        lambda h: h.usage.usage.cogrants,
-    ),
-    Row(
-        "sharepod_share_faults_total",
-        "Values in the share's region that had to be clamped or put right.",
-        lambda h: h.usage.usage.faults,
-    ),
-    Row(
-        "sharepod_share_memory_refusals",
-        "Allocations that did not fit under the memory cap.",
-        lambda h: h.usage.usage.memory_refusals,
-    ),
-    Row(
-        "sharepod_share_host_to_device_bytes_total",
-        "Copied from the host's memory to the device: not gated, not billed.",
-        lambda h: h.usage.usage.copies.to_device_bytes,
-    ),
-    Row(
-        "sharepod_share_device_to_host_bytes_total",
-        "Copied from the device to the host's memory: not gated, not billed.",
-        lambda h: h.usage.usage.copies.to_host_bytes,
-    ),
-    Row(
-        "sharepod_share_host_to_device_copies_total",
-        "Copies from the host's memory to the device.",
-        lambda h: h.usage.usage.copies.to_device_count,
-    ),
-    Row(
-        "sharepod_share_device_to_host_copies_total",
-        "Copies from the device to the host's memory.",
-        lambda h: h.usage.usage.copies.to_host_count,
-    ),
+    *(_number(name, metric, meaning) for name, (metric, meaning) in METRICS.items() if metric),
     Row(
         "sharepod_share_request_ratio",
         "Guaranteed part of the device's time.",
@@ -133,18 +86,7 @@ SHARE_ROWS: Final[tuple[Row[Held] | HistogramRow[Held] | InfoRow[Held], ...]] = 
         "Part of the device's time used over the last second.",
         lambda h: h.usage.used_1s_millipercent / 1e5,
     ),
-    Row(
-        "sharepod_share_memory_used_bytes",
-        "Device memory in use.",
-        lambda h: h.usage.usage.memory_used_bytes,
-    ),
     Row("sharepod_share_memory_limit_bytes", "Memory cap; 0 is none.", lambda h: h.terms.memory_limit_bytes),
-    Row(
-        "sharepod_share_memory_overhead_bytes",
-        "Of the memory in use, what NVML shows beyond the allocations: contexts, modules, rounding.",
-        lambda h: h.usage.usage.memory_overhead_bytes,
-    ),
-    Row("sharepod_share_processes", "Live processes.", lambda h: h.usage.usage.processes),
     Row(
         "sharepod_share_hook_attached",
         "1 while the hook of a live process has attached to the share.",
@@ -299,7 +241,8 @@ class NodeMetrics:
 def manual() -> str:
     """Return docs/metrics.md."""
     introduction = (
-        "Generated from `agent/metrics.py` by `python -m sharepod.agent.metrics`; a test compares the two.",
+        "Generated from `agent/metrics.py`, and `agent/usage.def` for a share's account, by",
+        "`python -m sharepod.agent.metrics`; a test compares them.",
         "",
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
         "with TLS and a bearer token only (`docs/operations.md`), as OpenMetrics and with gzip if the scraper accepts",

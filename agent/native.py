@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sharepod.agent.device import DeviceCounters
 from sharepod.agent.share import (
+    NUMBERS,
     Copies,
     Handle,
     Histogram,
@@ -28,66 +29,6 @@ from sharepod.agent.share import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-class Arbiter(Protocol):
-    """What the rest of the agent needs from the arbiter; tests of the registry use one in memory."""
-
-    def add_device(self, uuid: str) -> Handle:
-        """Add a device by its NVML UUID."""
-
-    def add_share(
-        self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
-    ) -> Handle:
-        """Create the region in `directory`, or adopt a live one; `used_ns` continues an earlier account."""
-
-    def region_error(self, directory: str) -> int:
-        """Return 0 when the files in `directory` are a region that can be used, else the errno."""
-
-    def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
-        """Change the terms of a live share."""
-
-    def pause_share(self, share: Handle, paused: bool) -> None:
-        """Close the share's gates, or let it run again."""
-
-    def join_gang(self, share: Handle, key: int) -> None:
-        """Make shares with the same key one gang, as far as they are on different devices; 0: one by itself."""
-
-    def remove_share(self, share: Handle) -> None:
-        """Forget a share; its gates open."""
-
-    def read_usage(self, share: Handle, term: int) -> Usage:
-        """Return the account of the share on its `term`-th device."""
-
-    def read_turn_times(self, share: Handle, term: int) -> tuple[Histogram, Histogram]:
-        """Return how long the share waited for its turns on its `term`-th device, and how long it had them."""
-
-    def read_processes(self, share: Handle) -> tuple[Process, ...]:
-        """Return the live processes of the share, as of the last `read_usage`."""
-
-    def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
-        """Return the last mishaps of the share's processes, oldest first."""
-
-    def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
-        """Return up to `capacity` finished turns with a sequence above `after`, oldest first."""
-
-    def read_device(self, device: Handle) -> DeviceCounters:
-        """Return the counters of a device."""
-
-    def read_holdings(self, share: Handle, term: int) -> tuple[Holding, ...]:
-        """Return what each live process of the share is charged with on its `term`-th device."""
-
-    def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
-        """Say how much more (negative: less) of the device the process takes than it is charged with."""
-
-    def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
-        """Set what a context takes of the device, if not 0; return what is set."""
-
-    def forget_contexts(self) -> None:
-        """Forget what contexts take: it was learned from another driver."""
-
-    def close(self) -> None:
-        """Stop as planned: gates that are not paused open within 50 ms."""
 
 
 def _check(result: int, what: str) -> int:
@@ -106,7 +47,10 @@ def _copies(said: Any) -> Copies:
 
 
 class NativeArbiter:
-    """The arbiter of arbiter.c, running on its own thread from construction to `close`."""
+    """The arbiter of arbiter.c, running on its own thread from construction to `close`.
+
+    Tests of the registry have one in memory in its place.
+    """
 
     def __init__(self) -> None:
         native: Any = importlib.import_module("sharepod.agent._native")  # only where a real arbiter runs
@@ -128,7 +72,7 @@ class NativeArbiter:
             _check(started, "arbiter")
 
     def add_device(self, uuid: str) -> Handle:
-        """See Arbiter."""
+        """Add a device by its NVML UUID."""
         return Handle(_check(self._lib.sp_arbiter_add_device(self._arbiter, uuid.encode()), f"device {uuid}"))
 
     def _terms(self, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> Any:
@@ -149,93 +93,78 @@ class NativeArbiter:
     def add_share(
         self, directory: str, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass, used_ns: Sequence[int]
     ) -> Handle:
-        """See Arbiter."""
+        """Create the region in `directory`, or adopt a live one; `used_ns` continues an earlier account."""
         used = self._ffi.new("uint64_t[]", list(used_ns)) if used_ns else self._ffi.NULL
         packed = self._terms(terms, share_class)
         result = self._lib.sp_arbiter_add_share(self._arbiter, os.fsencode(directory), packed, len(terms), used)
         return Handle(_check(result, f"region {directory}"))
 
     def region_error(self, directory: str) -> int:
-        """See Arbiter."""
+        """Return 0 when the files in `directory` are a region that can be used, else the errno."""
         return -int(self._lib.sp_region_error(os.fsencode(directory)))
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
-        """See Arbiter."""
+        """Change the terms of a live share."""
         packed = self._terms(terms, share_class)
         _check(self._lib.sp_arbiter_update_share(self._arbiter, share, packed, len(terms)), "update share")
 
     def pause_share(self, share: Handle, paused: bool) -> None:
-        """See Arbiter."""
+        """Close the share's gates, or let it run again."""
         _check(self._lib.sp_arbiter_pause_share(self._arbiter, share, int(paused)), "pause share")
 
     def join_gang(self, share: Handle, key: int) -> None:
-        """See Arbiter."""
+        """Make shares with the same key one gang, as far as they are on different devices; 0: one by itself."""
         _check(self._lib.sp_arbiter_join_gang(self._arbiter, share, key), "join gang")
 
     def remove_share(self, share: Handle) -> None:
-        """See Arbiter."""
+        """Forget a share; its gates open."""
         _check(self._lib.sp_arbiter_remove_share(self._arbiter, share), "remove share")
 
     def read_usage(self, share: Handle, term: int) -> Usage:
-        """See Arbiter."""
+        """Return the account of the share on its `term`-th device."""
         usage = self._usage
         _check(self._lib.sp_arbiter_read_usage(self._arbiter, share, term, usage), "read usage")
         return Usage(
-            used_ns=usage.used_ns,
-            charged_ns=usage.charged_ns,
-            estimated_ns=usage.estimated_ns,
-            waited_ns=usage.waited_ns,
-            overrun_ns=usage.overrun_ns,
-            turns=usage.turns,
-            launches=usage.launches,
-            passed=usage.passed,
-            cogrants=usage.cogrants,
-            faults=usage.faults,
-            memory_used_bytes=usage.memory_used_bytes,
-            memory_overhead_bytes=usage.memory_overhead_bytes,
-            memory_refused_bytes=usage.memory_refused_bytes,
-            memory_refusals=usage.memory_refusals,
-            copies=_copies(usage.copies),
+            **{name: getattr(usage, name) for name in NUMBERS},
             gone_copies=_copies(usage.gone_copies),
-            processes=usage.processes,
             state=ShareState(usage.state),
             gang_device=Handle(usage.gang_device),
         )
 
     def read_turn_times(self, share: Handle, term: int) -> tuple[Histogram, Histogram]:
-        """See Arbiter."""
+        """Return how long the share waited for its turns on its `term`-th device, and how long it had them."""
         waits, turns = self._waits, self._turns
         _check(self._lib.sp_arbiter_read_turn_times(self._arbiter, share, term, waits, turns), "read turn times")
         return _histogram(waits), _histogram(turns)
 
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
-        """See Arbiter."""
+        """Return the live processes of the share, as of the last `read_usage`."""
         found, capacity = self._processes, self._lib.SP_SLOTS_MAX
         count = _check(self._lib.sp_arbiter_read_processes(self._arbiter, share, found, capacity), "read processes")
         return tuple(Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in found[0:count])
 
     def read_holdings(self, share: Handle, term: int) -> tuple[Holding, ...]:
-        """See Arbiter."""
+        """Return what each live process of the share is charged with on its `term`-th device."""
         found, capacity = self._holdings, self._lib.SP_SLOTS_MAX
         count = _check(self._lib.sp_arbiter_read_holdings(self._arbiter, share, term, found, capacity), "read holdings")
         return tuple(Holding(h.pid, h.slot, h.memory_used_bytes, h.context_bytes) for h in found[0:count])
 
     def set_overhead(self, share: Handle, term: int, holding: Holding, overhead_bytes: int) -> None:
-        """See Arbiter."""
+        """Say how much more (negative: less) of the device the process takes than it is charged with."""
         slot, pid = holding.slot, holding.pid
         result = self._lib.sp_arbiter_set_overhead(self._arbiter, share, term, slot, pid, overhead_bytes)
         _check(result, "set overhead")
 
     def context_bytes(self, device: Handle, context_bytes: int = 0) -> int:
-        """See Arbiter."""
+        """Set what a context takes of the device, if not 0; return what is set."""
         return int(self._lib.sp_arbiter_context_bytes(self._arbiter, device, context_bytes))
 
     def forget_contexts(self) -> None:
-        """See Arbiter."""
+        """Forget what contexts take: it was learned from another driver."""
         self._lib.sp_arbiter_forget_contexts(self._arbiter)
 
     def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
-        """See Arbiter."""
+        """Return the last mishaps of the share's processes, oldest first."""
         found, capacity = self._mishaps, len(self._mishaps)
         count = _check(self._lib.sp_arbiter_read_mishaps(self._arbiter, share, 0, found, capacity), "read mishaps")
         return tuple(
@@ -244,7 +173,7 @@ class NativeArbiter:
         )
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
-        """See Arbiter."""
+        """Return up to `capacity` finished turns with a sequence above `after`, oldest first."""
         found = self._ffi.new("struct sp_turn[]", capacity)
         count = _check(self._lib.sp_arbiter_read_turns(self._arbiter, after, found, capacity), "read turns")
         return tuple(
@@ -264,7 +193,7 @@ class NativeArbiter:
         )
 
     def read_device(self, device: Handle) -> DeviceCounters:
-        """See Arbiter."""
+        """Return the counters of a device."""
         charged, decisions, decision = (self._ffi.new("uint64_t *") for _ in range(3))
         _check(self._lib.sp_arbiter_read_device(self._arbiter, device, charged, decisions, decision), "read device")
         hand_offs = self._waits
@@ -272,7 +201,7 @@ class NativeArbiter:
         return DeviceCounters(charged[0], decisions[0], decision[0], _histogram(hand_offs))
 
     def close(self) -> None:
-        """See Arbiter."""
+        """Stop as planned: gates that are not paused open within 50 ms."""
         if self._arbiter != self._ffi.NULL:
             self._lib.sp_arbiter_free(self._arbiter)
             self._arbiter = self._ffi.NULL

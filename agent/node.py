@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from sharepod.agent.native import Arbiter
-    from sharepod.agent.plugin import PluginReport
+    from sharepod.agent.native import NativeArbiter
+    from sharepod.agent.plugin import Report
     from sharepod.agent.registry import Registry, TermsChange
     from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
 
@@ -37,12 +37,12 @@ ANSWER_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What does not change while the agent runs."""
+    """What does not change while the agent runs: fields of `GetNodeResponse`."""
 
     node_name: str
     version: str
     region_abi_version: int
-    pid: int
+    agent_pid: int
     driver_version: str
     runtime_directory: str
     policy: str
@@ -61,7 +61,7 @@ class Node:
         self,
         identity: Identity,
         registry: Registry,
-        arbiter: Arbiter,
+        arbiter: NativeArbiter,
         state_directory: Path,
         monitoring: Sequence[str],
     ) -> None:
@@ -80,7 +80,7 @@ class Node:
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._save_failure = ""
-        self._plugin: tuple[int, PluginReport] | None = None
+        self._plugin: tuple[int, Report] | None = None
         """When the device plugin last told its counters, and them."""
         self.published = self.status()
         """The last status that went into the checkpoint: replaced whole, never changed."""
@@ -184,7 +184,7 @@ class Node:
             now_ns, self._registry.statuses((), now_ns), self.device_statuses(), fresh(self._plugin, now_ns)
         )
 
-    def take_report(self, report: PluginReport) -> None:
+    def take_report(self, report: Report) -> None:
         """Take the device plugin's counters, for the metrics."""
         self._plugin = (self.now_ns(), report)
 

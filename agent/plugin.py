@@ -1,4 +1,4 @@
-"""What the node's device plugin tells of itself: its counters, as it hands them over every few seconds. Pure values.
+"""What the node's device plugin tells of itself: its counters, as it hands them over every few seconds. Pure.
 
 The plugin opens no port. A second one would need its own certificate, token, network policy and entry in the
 PodMonitor; the agent has all of these, runs in the same pod, and is one gRPC call away. The counters live in the
@@ -8,11 +8,15 @@ gone must not look well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.errors import InvalidInput
-from sharepod.agent.share import DeviceUuid, Histogram
+from sharepod.proto import v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Report = pb.ReportPluginRequest
 
 STALE_NS: Final = 30_000_000_000
 CALL_BOUNDS_NS: Final = tuple(
@@ -24,44 +28,33 @@ STARTS: Final = ("ready", "no_room", "waiting", "refused", "failed")
 again; its pod asks for what cannot be; a fault of the plugin."""
 SIDES: Final = ("api_server", "kubelet", "agent")
 """Those whom the plugin asks."""
-NO_CALLS: Final = Histogram((0,) * (len(CALL_BOUNDS_NS) + 1))
 
 
-def _none_of(names: tuple[str, ...]) -> dict[str, int]:
-    return dict.fromkeys(names, 0)
+def nothing_yet() -> Report:
+    """Return the report of a plugin that has counted nothing."""
+    return Report(
+        starts=dict.fromkeys(STARTS, 0),
+        errors=dict.fromkeys(SIDES, 0),
+        allocate=pb.CallTimes(counts=[0] * (len(CALL_BOUNDS_NS) + 1)),
+        pre_start=pb.CallTimes(counts=[0] * (len(CALL_BOUNDS_NS) + 1)),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class PluginReport:
-    """The plugin's counters since it started, and what it holds now."""
-
-    serving: bool = False
-    """Kubelet has it."""
-    allocations: int = 0
-    unbound: int = 0
-    """Of them, those that no container has begun to use."""
-    rival_devices: int = 0
-    """Devices that NVIDIA's device plugin gives out as well."""
-    registrations: int = 0
-    starts: dict[str, int] = field(default_factory=lambda: _none_of(STARTS))
-    """By STARTS."""
-    errors: dict[str, int] = field(default_factory=lambda: _none_of(SIDES))
-    """By SIDES."""
-    allocate: Histogram = NO_CALLS
-    pre_start: Histogram = NO_CALLS
-    offer: frozenset[DeviceUuid] | None = None
-    """The devices that pods may have shares of; None: a plugin that does not tell."""
-
-    def __post_init__(self) -> None:
-        """Raise InvalidInput when it is of another version."""
-        for what, given, known in (("starts", self.starts, STARTS), ("errors", self.errors, SIDES)):
-            if set(given) != set(known):
-                raise InvalidInput(f"{what} of the plugin are {', '.join(sorted(given))}: they are {', '.join(known)}")
-        for times in (self.allocate, self.pre_start):
-            if len(times.counts) != len(NO_CALLS.counts):
-                raise InvalidInput(f"{len(times.counts)} counts of the plugin's calls: give {len(NO_CALLS.counts)}")
+def check(report: Report) -> None:
+    """Raise InvalidInput when it is of another version."""
+    for what, given, known in (("starts", report.starts, STARTS), ("errors", report.errors, SIDES)):
+        if set(given) != set(known):
+            raise InvalidInput(f"{what} of the plugin are {', '.join(sorted(given))}: they are {', '.join(known)}")
+    for times in (report.allocate, report.pre_start):
+        if len(times.counts) != len(CALL_BOUNDS_NS) + 1:
+            raise InvalidInput(f"{len(times.counts)} counts of the plugin's calls: give {len(CALL_BOUNDS_NS) + 1}")
 
 
-def fresh(told: tuple[int, PluginReport] | None, now_ns: int) -> PluginReport | None:
+def seconds(times: pb.CallTimes) -> tuple[Sequence[int], float]:
+    """Return the counts, and the sum in seconds."""
+    return times.counts, times.sum_ns / 1e9
+
+
+def fresh(told: tuple[int, Report] | None, now_ns: int) -> Report | None:
     """Return the report of (when, what) unless it is stale."""
     return told[1] if told is not None and now_ns - told[0] <= STALE_NS else None

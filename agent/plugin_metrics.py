@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STARTS, PluginReport
+from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STARTS, Report, seconds
 from sharepod.process.metrics import HistogramRow, Row, Table
 
 if TYPE_CHECKING:
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
     from sharepod.process.metrics import AnyTable
 
-Told = tuple[str, PluginReport | None]
+Told = tuple[str, Report | None]
 """The node's name and what its plugin reports; None: it does not."""
 CALL_BOUNDS_S: Final = tuple(bound_ns / 1e9 for bound_ns in CALL_BOUNDS_NS)
 
-REPORTING: Final[Row[PluginReport | None]] = Row(
+REPORTING: Final[Row[Report | None]] = Row(
     "sharepod_plugin_reporting",
     "1 while the node's device plugin hands over its counters, 0 when it has not for 30 s, and on nodes without one. "
     "The other metrics of the plugin have series only while this is 1.",
     lambda report: float(report is not None),
 )
-ROWS: Final[tuple[Row[PluginReport] | HistogramRow[PluginReport], ...]] = (
+ROWS: Final[tuple[Row[Report] | HistogramRow[Report], ...]] = (
     Row("sharepod_plugin_serving", "1 while kubelet has the plugin.", lambda r: float(r.serving)),
     Row("sharepod_plugin_registrations_total", "Registrations with kubelet.", lambda r: r.registrations),
     Row("sharepod_plugin_allocations", "Allocations: units given out for a container each.", lambda r: r.allocations),
     Row(
         "sharepod_plugin_unbound_allocations",
         "Those of them that no container has begun to use.",
-        lambda r: r.unbound,
+        lambda r: r.unbound_allocations,
     ),
     Row(
         "sharepod_plugin_rival_devices",
@@ -40,13 +40,13 @@ ROWS: Final[tuple[Row[PluginReport] | HistogramRow[PluginReport], ...]] = (
         "sharepod_plugin_allocate_seconds",
         "How long kubelet's Allocate took.",
         CALL_BOUNDS_S,
-        lambda r: r.allocate.seconds,
+        lambda r: seconds(r.allocate),
     ),
     HistogramRow(
         "sharepod_plugin_pre_start_seconds",
         "How long kubelet's PreStartContainer took, the wait for room included.",
         CALL_BOUNDS_S,
-        lambda r: r.pre_start.seconds,
+        lambda r: seconds(r.pre_start),
     ),
 )
 START_ROWS: Final[tuple[Row[int], ...]] = (
@@ -66,13 +66,13 @@ ERROR_ROWS: Final[tuple[Row[int], ...]] = (
 )
 
 
-def _of_report(told: Told) -> list[tuple[tuple[str], PluginReport]]:
+def _of_report(told: Told) -> list[tuple[tuple[str], Report]]:
     node, report = told
     return [] if report is None else [((node,), report)]
 
 
 def _counts(
-    of: Callable[[PluginReport], Mapping[str, int]],
+    of: Callable[[Report], Mapping[str, int]],
 ) -> Callable[[Told], list[tuple[tuple[str, str], int]]]:
     return lambda told: [
         ((node, key), count) for (node,), report in _of_report(told) for key, count in of(report).items()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from sharepod.agent.checkpoint import Record
     from sharepod.agent.device import DeviceInfo, DeviceProcess
-    from sharepod.agent.native import Arbiter
+    from sharepod.agent.native import NativeArbiter
 
 _SLOTS_NAME: Final = "slots"
 """SP_SLOTS_FILE of hook/region.h."""
@@ -81,7 +81,7 @@ class Registry:
     """
 
     def __init__(
-        self, arbiter: Arbiter, directory: Path, devices: Sequence[DeviceInfo], *, overcommit: bool = False
+        self, arbiter: NativeArbiter, directory: Path, devices: Sequence[DeviceInfo], *, overcommit: bool = False
     ) -> None:
         self._arbiter = arbiter
         self._directory = directory

@@ -1,18 +1,21 @@
 """What the scheduler is told of the node: a picture of its devices and shares, and what differs between two of them.
 
-Pure. Numbers move only when they have moved by a step, so that noise is no change and an idle node has nothing to tell.
+Pure. Both are the message that is sent: a picture is a complete one without the node's name. Numbers move only when
+they have moved by a step, so that noise is no change and an idle node has nothing to tell.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sharepod.agent.ledger import MINUTE_NS, QUARTER_NS, SECOND_NS, DeviceAccount
-from sharepod.agent.share import WHOLE_MILLIPERCENT, ShareClass
+from sharepod.agent.share import WHOLE_MILLIPERCENT
+from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
+
+    from google.protobuf.message import Message
 
     from sharepod.agent.device import DeviceStatus, NodeStatus
     from sharepod.agent.share import DeviceUsage, DeviceUuid, Share
@@ -26,106 +29,33 @@ WAITED_MAX: Final = 1000 * WHOLE_MILLIPERCENT
 TEXT_MAX: Final = 253
 """Letters of any text that is told."""
 
-ShareKey = tuple[str, int]
-"""Id of the share, index of the device."""
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+Picture = pb.ReportUsageRequest
+Part = TypeVar("Part", bound="Message")
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What seldom changes about a device."""
-
-    index: int
-    uuid: str
-    model: str
-    memory_total_bytes: int
-    healthy: bool
-    health_reason: str
-    offered: bool
-    numa_node: int
-    nvlink_peers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNumbers:
-    """What changes all the time about a device."""
-
-    memory_used_bytes: int = 0
-    used_1s_millipercent: int = 0
-    used_1m_millipercent: int = 0
-    used_15m_millipercent: int = 0
-    waited_1m_millipercent: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HeldShare:
-    """What seldom changes about a share on one device."""
-
-    pod_uid: str
-    namespace: str
-    pod: str
-    container: str
-    share_class: ShareClass
-    request_millipercent: int
-    limit_millipercent: int
-    memory_limit_bytes: int
-    paused: bool
-    yielding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShareNumbers:
-    """What changes all the time about a share on one device."""
-
-    used_1m_millipercent: int = 0
-    waited_1m_millipercent: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """The node as it is told."""
-
-    devices: Mapping[int, Device] = field(default_factory=dict)
-    device_numbers: Mapping[int, DeviceNumbers] = field(default_factory=dict)
-    shares: Mapping[ShareKey, HeldShare] = field(default_factory=dict)
-    share_numbers: Mapping[ShareKey, ShareNumbers] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What is new in a picture; `ended` are the ids of shares that have left a device, or the node."""
-
-    devices: Mapping[int, Device]
-    device_numbers: Mapping[int, DeviceNumbers]
-    shares: Mapping[ShareKey, HeldShare]
-    share_numbers: Mapping[ShareKey, ShareNumbers]
-    ended: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        """Tell whether there is anything to tell."""
-        return bool(self.devices or self.device_numbers or self.shares or self.share_numbers or self.ended)
-
-
-def difference(before: Picture | None, after: Picture) -> Difference | None:
-    """Return what has changed; None: all is to be told anew."""
-    if before is None or before.devices.keys() - after.devices.keys():
-        return None
+def message(node: pb.ReportingNode, before: Picture | None, after: Picture) -> Picture:
+    """Return what has changed, or everything, with the node's name, where all is to be told anew."""
+    indices = {device.index for device in after.devices}
+    if before is None or any(device.index not in indices for device in before.devices):
+        everything = Picture(node=node)
+        everything.MergeFrom(after)
+        return everything
     # A share that is released and registered again with its id may be on another device: it ends, and is told anew.
-    ended = {share for share, _ in before.shares.keys() - after.shares.keys()}
-    shares = {key: value for key, value in before.shares.items() if key[0] not in ended}
-    share_numbers = {key: value for key, value in before.share_numbers.items() if key[0] not in ended}
-    return Difference(
-        _new(before.devices, after.devices),
-        _new(before.device_numbers, after.device_numbers),
-        _new(shares, after.shares),
-        _new(share_numbers, after.share_numbers),
-        tuple(sorted(ended)),
+    places = {(share.id, share.device_index) for share in after.shares}
+    ended = {share.id for share in before.shares if (share.id, share.device_index) not in places}
+    return Picture(
+        devices=_new(before.devices, after.devices),
+        device_numbers=_new(before.device_numbers, after.device_numbers),
+        shares=_new((share for share in before.shares if share.id not in ended), after.shares),
+        share_numbers=_new((one for one in before.share_numbers if one.share_id not in ended), after.share_numbers),
+        ended_share_ids=sorted(ended),
     )
 
 
-def _new(before: Mapping[Key, Value], after: Mapping[Key, Value]) -> dict[Key, Value]:
-    return {key: value for key, value in after.items() if before.get(key) != value}
+def _new(before: Iterable[Part], after: Iterable[Part]) -> list[Part]:
+    """Return the parts that were not there before, or not like that."""
+    known = {part.SerializeToString() for part in before}
+    return [part for part in after if part.SerializeToString() not in known]
 
 
 class Painter:
@@ -133,54 +63,66 @@ class Painter:
 
     def __init__(self) -> None:
         self._accounts: dict[DeviceUuid, DeviceAccount] = {}
-        self._last = Picture()
+        self._devices: dict[int, pb.DeviceNumbers] = {}
+        """As they were told last, by index of the device."""
+        self._shares: dict[tuple[str, int], pb.ShareNumbers] = {}
+        """As they were told last, by id of the share and index of the device."""
 
     def paint(self, status: NodeStatus) -> Picture:
         """Return the node as of `status`, of which each is later than the one before; every second or so."""
-        offer = status.plugin.offer if status.plugin else None
+        # A plugin that does not tell what it gives out gives out nothing.
+        offered = frozenset(status.plugin.offer.device_uuids) if status.plugin else frozenset()
         indices = {device.info.uuid: device.info.index for device in status.devices}
-        shares: dict[ShareKey, HeldShare] = {}
-        share_numbers: dict[ShareKey, ShareNumbers] = {}
         used_ns: dict[DeviceUuid, dict[str, int]] = {uuid: {} for uuid in indices}
         waited: dict[DeviceUuid, int] = dict.fromkeys(indices, 0)
+        shares: list[pb.ReportedShare] = []
+        share_numbers: dict[tuple[str, int], pb.ShareNumbers] = {}
         for held in status.shares:
             for place, usage in enumerate(held.usages):
-                key = (held.share.id, indices[usage.device])
-                shares[key] = _held(held.share, place)
-                share_numbers[key] = self._share(key, usage)
+                index = indices[usage.device]
+                shares.append(_share(held.share, place, index))
+                share_numbers[held.share.id, index] = self._share_numbers(held.share.id, index, usage)
                 used_ns[usage.device][held.share.id] = usage.usage.used_ns
                 waited[usage.device] += usage.waited_1m_millipercent
-        devices: dict[int, Device] = {}
-        device_numbers: dict[int, DeviceNumbers] = {}
+        device_numbers: dict[int, pb.DeviceNumbers] = {}
         for device in status.devices:
-            uuid, index = device.info.uuid, device.info.index
+            uuid = device.info.uuid
             self._accounts.setdefault(uuid, DeviceAccount()).add(status.now_ns, used_ns[uuid])
-            devices[index] = _device(device, offer)
-            device_numbers[index] = self._numbers(device, status.now_ns, waited[uuid])
-        self._last = Picture(devices, device_numbers, shares, share_numbers)
-        return self._last
-
-    def _share(self, key: ShareKey, usage: DeviceUsage) -> ShareNumbers:
-        last = self._last.share_numbers.get(key, ShareNumbers())
-        return ShareNumbers(
-            settled(last.used_1m_millipercent, usage.used_1m_millipercent, STEP_MILLIPERCENT),
-            settled(last.waited_1m_millipercent, usage.waited_1m_millipercent, STEP_MILLIPERCENT),
+            device_numbers[device.info.index] = self._device_numbers(device, status.now_ns, waited[uuid])
+        self._devices, self._shares = device_numbers, share_numbers
+        return Picture(
+            devices=[_device(device, offered=device.info.uuid in offered) for device in status.devices],
+            device_numbers=device_numbers.values(),
+            shares=shares,
+            share_numbers=share_numbers.values(),
         )
 
-    def _numbers(self, device: DeviceStatus, now_ns: int, waited: int) -> DeviceNumbers:
-        last = self._last.device_numbers.get(device.info.index, DeviceNumbers())
+    def _share_numbers(self, share: str, index: int, usage: DeviceUsage) -> pb.ShareNumbers:
+        last = self._shares.get((share, index), pb.ShareNumbers())
+        return pb.ShareNumbers(
+            share_id=share,
+            device_index=index,
+            used_1m_millipercent=settled(last.used_1m_millipercent, usage.used_1m_millipercent, STEP_MILLIPERCENT),
+            waited_1m_millipercent=settled(
+                last.waited_1m_millipercent, usage.waited_1m_millipercent, STEP_MILLIPERCENT
+            ),
+        )
+
+    def _device_numbers(self, device: DeviceStatus, now_ns: int, waited: int) -> pb.DeviceNumbers:
+        last = self._devices.get(device.info.index, pb.DeviceNumbers())
         account = self._accounts[device.info.uuid]
         memory_step = device.info.memory_total_bytes // MEMORY_STEPS or MEMORY_STEP_BYTES
 
         def rate(before: int, window_ns: int) -> int:
             return settled(before, account.rate_millipercent(now_ns, window_ns), STEP_MILLIPERCENT)
 
-        return DeviceNumbers(
-            settled(last.memory_used_bytes, device.memory_used_bytes, memory_step),
-            rate(last.used_1s_millipercent, SECOND_NS),
-            rate(last.used_1m_millipercent, MINUTE_NS),
-            rate(last.used_15m_millipercent, QUARTER_NS),
-            settled(last.waited_1m_millipercent, min(waited, WAITED_MAX), STEP_MILLIPERCENT),
+        return pb.DeviceNumbers(
+            device_index=device.info.index,
+            memory_used_bytes=settled(last.memory_used_bytes, device.memory_used_bytes, memory_step),
+            used_1s_millipercent=rate(last.used_1s_millipercent, SECOND_NS),
+            used_1m_millipercent=rate(last.used_1m_millipercent, MINUTE_NS),
+            used_15m_millipercent=rate(last.used_15m_millipercent, QUARTER_NS),
+            waited_1m_millipercent=settled(last.waited_1m_millipercent, min(waited, WAITED_MAX), STEP_MILLIPERCENT),
         )
 
 
@@ -189,37 +131,36 @@ def settled(told: int, value: int, step: int) -> int:
     return told if value and abs(value - told) < step else (value + step // 2) // step * step
 
 
-def _device(device: DeviceStatus, offer: frozenset[DeviceUuid] | None) -> Device:
+def _device(device: DeviceStatus, *, offered: bool) -> pb.ReportedDevice:
     info = device.info
-    return Device(
-        info.index,
-        _text(info.uuid),
-        _text(info.name),
-        info.memory_total_bytes,
-        device.healthy,
-        _text(device.health_reason),
-        offer is not None and info.uuid in offer,
-        info.numa_node,
-        info.nvlink_peers,
+    return pb.ReportedDevice(
+        index=info.index,
+        uuid=_text(info.uuid),
+        model=_text(info.name),
+        memory_total_bytes=info.memory_total_bytes,
+        healthy=device.healthy,
+        health_reason=_text(device.health_reason),
+        offered=offered,
+        numa_node=info.numa_node,
+        nvlink_peers=info.nvlink_peers,
     )
 
 
-def _held(share: Share, place: int) -> HeldShare:
+def _share(share: Share, place: int, index: int) -> pb.ReportedShare:
     terms = share.devices[place].terms
-    pod_uid, namespace, pod, container = (
-        _text(share.labels.get(label, "")) for label in ("pod_uid", "namespace", "pod", "container")
-    )
-    return HeldShare(
-        pod_uid,
-        namespace,
-        pod,
-        container,
-        share.share_class,
-        terms.request_millipercent,
-        terms.limit_millipercent,
-        terms.memory_limit_bytes,
-        share.paused,
-        share.yielding,
+    return pb.ReportedShare(
+        id=share.id,
+        device_index=index,
+        pod_uid=_text(share.labels.get("pod_uid", "")),
+        namespace=_text(share.labels.get("namespace", "")),
+        pod=_text(share.labels.get("pod", "")),
+        container=_text(share.labels.get("container", "")),
+        share_class=pb.ShareClass.Value(f"SHARE_CLASS_{share.share_class.name}"),
+        request_millipercent=terms.request_millipercent,
+        limit_millipercent=terms.limit_millipercent,
+        memory_limit_bytes=terms.memory_limit_bytes,
+        paused=share.paused,
+        yielding=share.yielding,
     )
 
 

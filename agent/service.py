@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 
+from sharepod.agent import plugin
 from sharepod.agent.errors import InvalidInput, ShareError
 from sharepod.agent.explain import explain
-from sharepod.agent.plugin import PluginReport
 from sharepod.agent.registry import TermsChange
 from sharepod.agent.share import (
+    NUMBERS,
     WHOLE_MILLIPERCENT,
     DeviceAsk,
     DeviceUsage,
     DeviceUuid,
-    Histogram,
     Share,
     ShareAsk,
     ShareClass,
@@ -53,29 +54,11 @@ _INTERVAL_DEFAULT_NS: Final = 1_000_000_000
 _INTERVAL_MIN_NS: Final = 100_000_000
 _INTERVAL_MAX_NS: Final = 3_600_000_000_000
 
-_CLASSES: Final = {
-    pb.SHARE_CLASS_LATENCY: ShareClass.LATENCY,
-    pb.SHARE_CLASS_STANDARD: ShareClass.STANDARD,
-    pb.SHARE_CLASS_BATCH: ShareClass.BATCH,
-}
-_CLASSES_OUT: Final = {value: key for key, value in _CLASSES.items()}
-_STATES_OUT: Final = {
-    ShareState.IDLE: pb.SHARE_STATE_IDLE,
-    ShareState.WAITING: pb.SHARE_STATE_WAITING,
-    ShareState.HOLDING: pb.SHARE_STATE_HOLDING,
-    ShareState.DRAINING: pb.SHARE_STATE_DRAINING,
-    ShareState.PAUSED: pb.SHARE_STATE_PAUSED,
-}
-_ENDS_OUT: Final = (
-    pb.TURN_END_IDLE,
-    pb.TURN_END_QUANTUM,
-    pb.TURN_END_LIMIT,
-    pb.TURN_END_PREEMPTED,
-    pb.TURN_END_DEAD,
-    pb.TURN_END_PAUSED,
-    pb.TURN_END_RELEASED,
-)
-"""By `sp_turn.reason`."""
+_CLASSES_OUT: Final = {one: pb.ShareClass.Value(f"SHARE_CLASS_{one.name}") for one in ShareClass}
+_CLASSES: Final = {value: one for one, value in _CLASSES_OUT.items()}
+_STATES_OUT: Final = {state: pb.ShareState.Value(f"SHARE_STATE_{state.name}") for state in ShareState}
+_ENDS_OUT: Final = pb.TurnEnd.values()[1:]
+"""By `sp_turn.reason`: both count them in the same order."""
 
 
 def _answered(
@@ -168,56 +151,24 @@ class NodeService(rpc.NodeServiceServicer):
         """Say why a share runs or waits."""
         share = self._node.share(request.share)
         status = self._node.status()
-        devices = [
-            pb.Explanation(
-                device_uuid=item.device,
-                state=_STATES_OUT[item.state],
-                reason=item.reason,
-                facts=item.facts,
-                holder_share_ids=item.holders,
-            )
-            for item in explain(status, share.id)
-        ]
+        devices = explain(status, share.id)
         current = next(held for held in status.shares if held.share.id == share.id)
         return pb.ExplainShareResponse(share=self._share(current), devices=devices)
 
     @_answered
     def GetNode(self, request: pb.GetNodeRequest) -> pb.GetNodeResponse:  # noqa: N802
         """Describe the node."""
-        now_ns, identity = self._node.now_ns(), self._node.identity
         return pb.GetNodeResponse(
-            node_name=identity.node_name,
-            version=identity.version,
-            region_abi_version=identity.region_abi_version,
-            features=identity.features,
-            agent_pid=identity.pid,
+            **asdict(self._node.identity),
+            now_ns=self._node.now_ns(),
             devices=[_device(device) for device in self._node.device_statuses()],
-            driver_version=identity.driver_version,
-            runtime_directory=identity.runtime_directory,
-            policy=identity.policy,
-            now_ns=now_ns,
-            settings=identity.settings,
-            metrics_address=identity.metrics_address,
-            environment=identity.environment,
-            hook_path=identity.hook_path,
         )
 
     @_answered
     def ReportPlugin(self, request: pb.ReportPluginRequest) -> pb.ReportPluginResponse:  # noqa: N802
         """Take the device plugin's counters."""
-        report = PluginReport(
-            serving=request.serving,
-            allocations=request.allocations,
-            unbound=request.unbound_allocations,
-            rival_devices=request.rival_devices,
-            registrations=request.registrations,
-            starts=dict(request.starts),
-            errors=dict(request.errors),
-            allocate=Histogram(tuple(request.allocate.counts), request.allocate.sum_ns),
-            pre_start=Histogram(tuple(request.pre_start.counts), request.pre_start.sum_ns),
-            offer=_offer(request),
-        )
-        self._node.take_report(report)
+        plugin.check(request)
+        self._node.take_report(request)
         return pb.ReportPluginResponse()
 
     async def WatchUsage(  # noqa: N802
@@ -288,10 +239,6 @@ def _device_ask(item: pb.DeviceAsk) -> DeviceAsk:
     return DeviceAsk(item.device, terms, item.memory_in_proportion)
 
 
-def _offer(request: pb.ReportPluginRequest) -> frozenset[DeviceUuid] | None:
-    return frozenset(map(DeviceUuid, request.offer.device_uuids)) if request.HasField("offer") else None
-
-
 def _change(item: pb.DeviceChange) -> TermsChange:
     return TermsChange(
         device=item.device,
@@ -320,25 +267,7 @@ def _device_share(held: DeviceUsage, terms: Terms, index: int) -> pb.DeviceShare
         memory_limit_bytes=terms.memory_limit_bytes,
         state=_STATES_OUT[usage.state],
         usage=pb.Usage(
-            used_ns=usage.used_ns,
-            charged_ns=usage.charged_ns,
-            estimated_ns=usage.estimated_ns,
-            waited_ns=usage.waited_ns,
-            overrun_ns=usage.overrun_ns,
-            turns=usage.turns,
-            launches=usage.launches,
-            passed=usage.passed,
-            cogrants=usage.cogrants,
-            faults=usage.faults,
-            memory_used_bytes=usage.memory_used_bytes,
-            memory_overhead_bytes=usage.memory_overhead_bytes,
-            memory_refusals=usage.memory_refusals,
-            memory_refused_bytes=usage.memory_refused_bytes,
-            host_to_device_bytes=usage.copies.to_device_bytes,
-            device_to_host_bytes=usage.copies.to_host_bytes,
-            host_to_device_copies=usage.copies.to_device_count,
-            device_to_host_copies=usage.copies.to_host_count,
-            processes=usage.processes,
+            **{name: getattr(usage, name) for name in NUMBERS},
             used_1s_millipercent=held.used_1s_millipercent,
             used_1m_millipercent=held.used_1m_millipercent,
             used_15m_millipercent=held.used_15m_millipercent,

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NewType
 
+from sharepod.agent._native_usage import METRICS, Numbers
 from sharepod.agent.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -243,34 +244,30 @@ NO_COPIES: Final = Copies()
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """The account of a share on one device: `struct sp_usage`, field for field."""
+class Usage(Numbers):
+    """The account of a share on one device: `struct sp_usage`. Its numbers are rows of usage.def."""
 
-    used_ns: int = 0
-    charged_ns: int = 0
-    estimated_ns: int = 0
-    waited_ns: int = 0
-    overrun_ns: int = 0
-    turns: int = 0
-    launches: int = 0
-    passed: int = 0
-    cogrants: int = 0
-    faults: int = 0
-    memory_used_bytes: int = 0
-    memory_overhead_bytes: int = 0
-    """Of that, what NVML shows beyond the allocations: contexts, modules, what the driver rounds up."""
-    memory_refused_bytes: int = 0
-    """The last allocation that did not fit under the cap."""
-    memory_refusals: int = 0
-    copies: Copies = NO_COPIES
-    """Host copies: they pass no gate and are not billed."""
     gone_copies: Copies = NO_COPIES
-    """Of them, those of processes that are gone: the slots do not tell these again."""
-    processes: int = 0
+    """Of the host copies, those of processes that are gone: the slots do not tell these again."""
     state: ShareState = ShareState.IDLE
     gang_device: Handle = Handle(-1)
     """The device for which the share's gang waits before it may have this one; -1: none."""
 
+    @property
+    def copies(self) -> Copies:
+        """Return the host copies, which pass no gate and are not billed."""
+        return Copies(
+            self.host_to_device_bytes,
+            self.device_to_host_bytes,
+            self.host_to_device_copies,
+            self.device_to_host_copies,
+        )
+
+
+NUMBERS: Final = tuple(METRICS)
+"""The names of the numbers of an account."""
+COUNTERS: Final = tuple(name for name, (metric, _) in METRICS.items() if metric.endswith("_total"))
+"""Those of them that have counted since the share was registered."""
 
 TURN_BOUNDS_NS: Final = tuple(
     round(bound_ms * 1_000_000) for bound_ms in (0.1, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

@@ -188,7 +188,7 @@ class Round:
             if not self._left_behind(kernel):
                 outside.setdefault(kernel.owner, []).append(kernel)
         for owner, found in outside.items():
-            deliberate = sum(device.passed for device in usage[owner].devices)
+            deliberate = sum(device.usage.passed for device in usage[owner].devices)
             verdict += Verdict(passed=min(deliberate, len(found)))
             if len(found) > deliberate:
                 first = found[0]

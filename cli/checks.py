@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sharepod import __version__, hook
+from sharepod.cli.messages import is_simulated
 
 if TYPE_CHECKING:
     from sharepod.cli.errors import CliError
-    from sharepod.cli.model import Node
+    from sharepod.proto import v1_pb2 as pb
 
 OK: Final = "OK"
 WARN: Final = "WARN"
@@ -61,7 +62,7 @@ class Check:
     remedy: str = ""
 
 
-def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
+def run_checks(node: pb.GetNodeResponse | None, refusal: CliError | None, hook_path: Path) -> Iterator[Check]:
     """Yield every check; `node` is the agent's answer, or None with the `refusal` that came instead.
 
     `hook_path` is the hook of this installation, looked at where no agent says which one programs get.
@@ -74,7 +75,7 @@ def run_checks(node: Node | None, refusal: CliError | None, hook_path: Path) -> 
     if node is not None:
         yield from check_served_hook(node)
     yield check_mps(Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_DIRECTORY))
-    yield check_driver(node.environment if node else {}, simulated=node.simulated if node else False)
+    yield check_driver(node.environment if node else {}, simulated=node is not None and is_simulated(node))
     yield check_tmpfs(Path(node.runtime_directory) if node else Path("/dev/shm"), Path("/proc/mounts").read_text())  # noqa: S108
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     if node is not None:
@@ -115,12 +116,12 @@ def check_membarrier() -> Check:
     return Check("membarrier", OK, "private expedited")
 
 
-def check_agent(node: Node | None, refusal: CliError | None) -> Check:
+def check_agent(node: pb.GetNodeResponse | None, refusal: CliError | None) -> Check:
     """Check that the agent answers and is of this version."""
     if node is None:
         cause, _, remedy = str(refusal or "not asked").partition(": start ")
         return Check("agent", FAIL, cause, f"start {remedy}" if remedy else "look at the agent's log")
-    kind = "simulated devices" if node.simulated else f"driver {node.driver_version}"
+    kind = "simulated devices" if is_simulated(node) else f"driver {node.driver_version}"
     text = f"{node.version}, pid {node.agent_pid}, {kind}, region ABI {node.region_abi_version}"
     if node.version != __version__:
         remedy = "upgrade the older of the two; running programs go on"
@@ -140,7 +141,7 @@ def check_hook(path: Path) -> Check:
     return Check("hook", OK, f"{path} loads")
 
 
-def check_served_hook(node: Node) -> Iterator[Check]:
+def check_served_hook(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Warn of a hook that an upgrade would replace under the programs that have it mapped."""
     if Path(node.hook_path).name == hook.LIBRARY.name:  # a copy that is served carries its version in its name
         text = "served from the package: the agent's hook directory is mounted noexec"
@@ -201,7 +202,7 @@ def check_open_files(hard: int) -> Check:
     return Check("open files", OK, "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
 
 
-def check_devices(node: Node) -> Iterator[Check]:
+def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
     """Check each device's health, and that nothing runs on it outside a share."""
     for device in node.devices:
         name = f"device {device.index}"

@@ -1,4 +1,4 @@
-"""Speaks gRPC to the node's agent. The only module that sees protobuf messages; everything it returns is from `model`.
+"""Speaks gRPC to the node's agent, in the messages of proto/v1.proto.
 
 grpc is imported here and nowhere else in the command, and this module is imported late: `sharepod --help` and a
 mistyped flag do not pay for it.
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
+from typing import Final, Self, TypeVar, cast
 
 import grpc
 
-from sharepod.cli import errors, model
+from sharepod.cli import errors
+from sharepod.cli.messages import word
 from sharepod.cli.turns import Turn
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import EnumDescriptor
 
 Response = TypeVar("Response")
 
@@ -31,11 +29,6 @@ _EXIT_CODES: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.EXIT_REFUSED,
     grpc.StatusCode.UNAVAILABLE: errors.EXIT_NO_AGENT,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.EXIT_NO_AGENT,
-}
-_CLASSES: Final = {
-    "latency": pb.SHARE_CLASS_LATENCY,
-    "standard": pb.SHARE_CLASS_STANDARD,
-    "batch": pb.SHARE_CLASS_BATCH,
 }
 
 
@@ -86,76 +79,39 @@ class Client:
         """Close the connection."""
         self._channel.close()
 
-    def register(self, ask: model.Ask) -> model.Registration:
+    def register(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:
         """Create a share."""
-        devices = [
-            pb.DeviceAsk(
-                device=device,
-                request_millipercent=ask.request_millipercent,
-                limit_millipercent=ask.limit_millipercent,
-                memory_limit_bytes=ask.memory_limit_bytes,
-            )
-            for device in ask.devices
-        ]
-        request = pb.RegisterShareRequest(
-            name=ask.name,
-            devices=devices,
-            share_class=_CLASSES[ask.share_class],
-            owner_pid=ask.owner_pid,
-            gang=ask.gang,
-        )
-        answer = self._call(self._stub.RegisterShare, request)
-        return model.Registration(_share(answer.share), dict(answer.environment), answer.hook_path)
+        return self._call(self._stub.RegisterShare, request)
 
-    def update(
-        self,
-        share: str,
-        *,
-        device: str,
-        request_millipercent: int | None,
-        limit_millipercent: int | None,
-        memory_limit_bytes: int | None,
-        share_class: str | None,
-    ) -> model.Share:
-        """Change what is not None; the share's programs go on."""
-        change = pb.DeviceChange(
-            device=device,
-            request_millipercent=request_millipercent,
-            limit_millipercent=limit_millipercent,
-            memory_limit_bytes=memory_limit_bytes,
-        )
-        wanted = pb.SHARE_CLASS_UNSPECIFIED if share_class is None else _CLASSES[share_class]
-        request = pb.UpdateShareRequest(share=share, devices=[change], share_class=wanted)
-        return _share(self._call(self._stub.UpdateShare, request).share)
+    def update(self, request: pb.UpdateShareRequest) -> pb.Share:
+        """Change what the request gives; the share's programs go on."""
+        return self._call(self._stub.UpdateShare, request).share
 
-    def release(self, share: str) -> model.Share:
+    def release(self, share: str) -> pb.Share:
         """End a share; return its last account."""
-        return _share(self._call(self._stub.ReleaseShare, pb.ReleaseShareRequest(share=share)).share)
+        return self._call(self._stub.ReleaseShare, pb.ReleaseShareRequest(share=share)).share
 
-    def pause(self, share: str) -> model.Share:
+    def pause(self, share: str) -> pb.Share:
         """Close a share's gates until it is resumed."""
-        return _share(self._call(self._stub.PauseShare, pb.PauseShareRequest(share=share)).share)
+        return self._call(self._stub.PauseShare, pb.PauseShareRequest(share=share)).share
 
-    def resume(self, share: str) -> model.Share:
+    def resume(self, share: str) -> pb.Share:
         """Let a paused share run again."""
-        return _share(self._call(self._stub.ResumeShare, pb.ResumeShareRequest(share=share)).share)
+        return self._call(self._stub.ResumeShare, pb.ResumeShareRequest(share=share)).share
 
-    def list_shares(self, shares: Sequence[str] = ()) -> model.Snapshot:
-        """Return the shares of these ids or names; all when none is given."""
-        answer = self._call(self._stub.ListShares, pb.ListSharesRequest(shares=shares))
-        return model.Snapshot(answer.now_ns, tuple(map(_share, answer.shares)))
+    def list_shares(self) -> pb.ListSharesResponse:
+        """Return all shares."""
+        return self._call(self._stub.ListShares, pb.ListSharesRequest())
 
-    def snapshot(self) -> model.Snapshot:
+    def snapshot(self) -> pb.WatchUsageResponse:
         """Return all shares and devices, read at one instant."""
         stream = self._stub.WatchUsage(pb.WatchUsageRequest(), timeout=_TIMEOUT_S)
         try:
-            answer = next(stream)
+            return next(stream)
         except grpc.RpcError as error:
             raise self._refusal(error) from None
         finally:
             stream.cancel()
-        shares, devices = map(_share, answer.shares), map(_device, answer.devices)
-        return model.Snapshot(answer.now_ns, tuple(shares), tuple(devices))
 
     def turns_after(self, sequence: int) -> list[Turn]:
         """Return every finished turn that the agent still keeps with a higher sequence, oldest first."""
@@ -168,31 +124,13 @@ class Client:
                 return turns
             sequence = answer.turns[-1].sequence
 
-    def explain(self, share: str) -> tuple[model.Share, tuple[model.Explanation, ...]]:
+    def explain(self, share: str) -> pb.ExplainShareResponse:
         """Return the share and, per device, why it runs or waits."""
-        answer = self._call(self._stub.ExplainShare, pb.ExplainShareRequest(share=share))
-        explanations = (
-            model.Explanation(e.device_uuid, _state(e.state), e.reason, tuple(e.facts), tuple(e.holder_share_ids))
-            for e in answer.devices
-        )
-        return _share(answer.share), tuple(explanations)
+        return self._call(self._stub.ExplainShare, pb.ExplainShareRequest(share=share))
 
-    def node(self) -> model.Node:
+    def node(self) -> pb.GetNodeResponse:
         """Return the node: devices, versions, features."""
-        answer = self._call(self._stub.GetNode, pb.GetNodeRequest())
-        return model.Node(
-            node_name=answer.node_name,
-            version=answer.version,
-            region_abi_version=answer.region_abi_version,
-            features=tuple(answer.features),
-            agent_pid=answer.agent_pid,
-            devices=tuple(map(_device, answer.devices)),
-            driver_version=answer.driver_version,
-            runtime_directory=answer.runtime_directory,
-            policy=answer.policy,
-            environment=dict(answer.environment),
-            hook_path=answer.hook_path,
-        )
+        return self._call(self._stub.GetNode, pb.GetNodeRequest())
 
     def _call(self, method: Callable[..., Response], request: object) -> Response:
         try:
@@ -215,81 +153,6 @@ class Client:
         return errors.CliError(" ".join(text.split()), _EXIT_CODES.get(code, errors.EXIT_FAILURE))
 
 
-def _word(enum: EnumDescriptor, number: int, prefix: str) -> str:
-    value = enum.values_by_number.get(number)  # a newer agent knows more words
-    return value.name.removeprefix(prefix).lower() if value else f"unknown ({number})"
-
-
-def _state(state: int) -> str:
-    return _word(pb.ShareState.DESCRIPTOR, state, "SHARE_STATE_")
-
-
-def _device_share(term: pb.DeviceShare) -> model.DeviceShare:
-    usage = term.usage
-    return model.DeviceShare(
-        device_uuid=term.device_uuid,
-        device_index=term.device_index,
-        request_millipercent=term.request_millipercent,
-        limit_millipercent=term.limit_millipercent,
-        memory_limit_bytes=term.memory_limit_bytes,
-        state=_state(term.state),
-        used_ns=usage.used_ns,
-        charged_ns=usage.charged_ns,
-        estimated_ns=usage.estimated_ns,
-        waited_ns=usage.waited_ns,
-        overrun_ns=usage.overrun_ns,
-        turns=usage.turns,
-        launches=usage.launches,
-        passed=usage.passed,
-        cogrants=usage.cogrants,
-        faults=usage.faults,
-        memory_used_bytes=usage.memory_used_bytes,
-        memory_overhead_bytes=usage.memory_overhead_bytes,
-        memory_refusals=usage.memory_refusals,
-        memory_refused_bytes=usage.memory_refused_bytes,
-        host_to_device_bytes=usage.host_to_device_bytes,
-        device_to_host_bytes=usage.device_to_host_bytes,
-        host_to_device_copies=usage.host_to_device_copies,
-        device_to_host_copies=usage.device_to_host_copies,
-        processes=usage.processes,
-        used_1s_millipercent=usage.used_1s_millipercent,
-        used_1m_millipercent=usage.used_1m_millipercent,
-    )
-
-
-def _share(share: pb.Share) -> model.Share:
-    return model.Share(
-        id=share.id,
-        name=share.name,
-        share_class=_word(pb.ShareClass.DESCRIPTOR, share.share_class, "SHARE_CLASS_"),
-        devices=tuple(map(_device_share, share.devices)),
-        processes=tuple(model.Process(p.pid, p.slot, p.launches, p.memory_used_bytes) for p in share.processes),
-        owner_pid=share.owner_pid,
-        labels=dict(share.labels),
-        paused=share.paused,
-        directory=share.directory,
-        yielding=share.yielding,
-        gang=share.gang,
-    )
-
-
-def _device(device: pb.Device) -> model.Device:
-    return model.Device(
-        uuid=device.uuid,
-        index=device.index,
-        name=device.name,
-        memory_total_bytes=device.memory_total_bytes,
-        memory_used_bytes=device.memory_used_bytes,
-        healthy=device.healthy,
-        health_reason=device.health_reason,
-        requested_millipercent=device.requested_millipercent,
-        charged_ns=device.charged_ns,
-        foreign_processes=tuple(
-            model.ForeignProcess(p.pid, p.name, p.memory_used_bytes) for p in device.foreign_processes
-        ),
-    )
-
-
 def _turn(turn: pb.Turn) -> Turn:
     return Turn(
         sequence=turn.sequence,
@@ -300,6 +163,6 @@ def _turn(turn: pb.Turn) -> Turn:
         closed_ns=turn.closed_ns,
         drained_ns=turn.drained_ns,
         charged_ns=turn.charged_ns,
-        reason=_word(pb.TurnEnd.DESCRIPTOR, turn.end, "TURN_END_"),
+        reason=word(turn, "end"),
         cogranted=turn.cogranted,
     )

@@ -19,7 +19,7 @@ from sharepod.process.errors import SettingsError
 
 if TYPE_CHECKING:
     from sharepod.cli.client import Client
-    from sharepod.cli.model import Node
+    from sharepod.proto import v1_pb2 as pb
 
 _START_TIMEOUT_S: Final = 20.0
 _OTHER_STARTS_S: Final = 0.5
@@ -73,7 +73,7 @@ def check_simulate(devices: str) -> None:
         raise UsageError(str(error)) from None
 
 
-def check_devices(node: Node, path: str, simulate: str) -> None:
+def check_devices(node: pb.GetNodeResponse, path: str, simulate: str) -> None:
     """Raise UsageError unless the agent at `path`, which may have been there before, simulates these devices."""
     has = node.environment.get("SIMGPU_DEVICES", "real devices")
     if has != simulate:

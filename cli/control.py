@@ -10,6 +10,7 @@ from sharepod.cli import quantities
 from sharepod.cli.connect import connect, socket_path
 from sharepod.cli.console import note, show
 from sharepod.cli.errors import UsageError
+from sharepod.cli.messages import class_of, label
 from sharepod.cli.options import Limit, Memory, ShareClass, ShareName, Socket  # noqa: TC001 - typer reads it
 
 
@@ -19,7 +20,7 @@ def pause(share: ShareName, socket: Socket = None) -> None:
     Example: sharepod pause train
     """
     with connect(socket_path(socket)) as client:
-        note(f"{client.pause(share).label} is paused; `sharepod resume {share}` lets it run again")
+        note(f"{label(client.pause(share))} is paused; `sharepod resume {share}` lets it run again")
 
 
 def resume(share: ShareName, socket: Socket = None) -> None:
@@ -28,7 +29,7 @@ def resume(share: ShareName, socket: Socket = None) -> None:
     Example: sharepod resume train
     """
     with connect(socket_path(socket)) as client:
-        note(f"{client.resume(share).label} runs again")
+        note(f"{label(client.resume(share))} runs again")
 
 
 def change(
@@ -47,15 +48,17 @@ def change(
     if gpu is None and limit is None and memory is None and share_class is None:
         raise UsageError("nothing to change: give --gpu, --limit, --memory or --class")
     request, most = quantities.parse_terms(gpu, limit)
+    memory_bytes = None if memory is None else quantities.parse_memory(memory)
     with connect(socket_path(socket)) as client:
-        after = client.update(
-            share,
+        from sharepod.proto import v1_pb2 as pb
+
+        terms = pb.DeviceChange(
             device=device,
             request_millipercent=request,
             limit_millipercent=most,
-            memory_limit_bytes=None if memory is None else quantities.parse_memory(memory),
-            share_class=None if share_class is None else share_class.value,
+            memory_limit_bytes=memory_bytes,
         )
+        after = client.update(pb.UpdateShareRequest(share=share, devices=[terms], share_class=class_of(share_class)))
     from sharepod.cli import tables
 
     show(tables.share_table([after]))
@@ -68,5 +71,5 @@ def release(share: ShareName, socket: Socket = None) -> None:
     """
     with connect(socket_path(socket)) as client:
         ended = client.release(share)
-    used_ns = sum(term.used_ns for term in ended.devices)
-    note(f"{ended.label} is released; it used {quantities.format_duration(used_ns)} of device time")
+    used_ns = sum(term.usage.used_ns for term in ended.devices)
+    note(f"{label(ended)} is released; it used {quantities.format_duration(used_ns)} of device time")

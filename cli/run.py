@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from sharepod.cli import launch, quantities
 from sharepod.cli.connect import check_devices, check_simulate, connect, ensure_agent, socket_path
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
-from sharepod.cli.model import Ask
+from sharepod.cli.messages import class_of
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
+
+if TYPE_CHECKING:
+    from sharepod.proto import v1_pb2 as pb
 
 
 def run(
@@ -73,13 +76,20 @@ def run(
     memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
     before = dict(os.environ)
     program = launch.find_program(command[0], before.get("PATH"))
-    ask = Ask(
+    from sharepod.proto import v1_pb2 as pb  # not before: a mistyped flag does not pay for it
+
+    ask = pb.RegisterShareRequest(
         name=name,
-        devices=tuple(device or [""]),
-        request_millipercent=request or 0,
-        limit_millipercent=most or 0,
-        memory_limit_bytes=memory_bytes,
-        share_class=share_class.value,
+        devices=[
+            pb.DeviceAsk(
+                device=one,
+                request_millipercent=request or 0,
+                limit_millipercent=most or 0,
+                memory_limit_bytes=memory_bytes,
+            )
+            for one in device or [""]
+        ],
+        share_class=class_of(share_class),
         owner_pid=os.getpid(),
         gang=gang or "",
     )
@@ -97,7 +107,12 @@ def run(
 
 
 def _become(
-    path: str, ask: Ask, program: str, command: list[str], before: dict[str, str], simulate: str | None
+    path: str,
+    ask: pb.RegisterShareRequest,
+    program: str,
+    command: list[str],
+    before: dict[str, str],
+    simulate: str | None,
 ) -> NoReturn:
     with connect(path) as client:
         if simulate is not None:

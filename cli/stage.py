@@ -19,11 +19,12 @@ from sharepod.cli.account import Reading
 from sharepod.cli.connect import connect, ensure_agent
 from sharepod.cli.ending import command_that_ends_with_us
 from sharepod.cli.errors import CliError
+from sharepod.cli.messages import is_simulated
 from sharepod.cli.scratch import Scratch
 
 if TYPE_CHECKING:
     from sharepod.cli.client import Client
-    from sharepod.cli.model import Node
+    from sharepod.proto import v1_pb2 as pb
 
 PROGRAM: Final = Path(__file__).with_name("demo_program.py")
 _STOP_S: Final = 5.0
@@ -45,7 +46,7 @@ class Stage:
     def __init__(self, directory: Path, client: Client) -> None:
         self._directory = directory
         self.client = client
-        self.node: Node = client.node()
+        self.node: pb.GetNodeResponse = client.node()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, part: Part, seconds: float) -> None:
@@ -63,7 +64,7 @@ class Stage:
             )
         self._running[part.name] = child
         deadline = time.monotonic() + _FIRST_LAUNCH_S
-        while not any(s.name == part.name and s.devices[0].used_ns for s in self.client.list_shares().shares):
+        while not any(s.name == part.name and s.devices[0].usage.used_ns for s in self.client.list_shares().shares):
             self.check()
             if time.monotonic() > deadline:
                 raise CliError(f"{part.name} has launched nothing for {_FIRST_LAUNCH_S:.0f} s: try `sharepod doctor`")
@@ -80,9 +81,9 @@ class Stage:
     def read(self) -> Reading:
         """Return the device time used so far: from the simulator's ground truth, on a real GPU from the ledger."""
         state = self.node.environment.get("SIMGPU_STATE")
-        if not self.node.simulated or state is None:
+        if not is_simulated(self.node) or state is None:
             snapshot = self.client.list_shares()
-            return Reading(snapshot.now_ns, {share.name: share.devices[0].used_ns for share in snapshot.shares})
+            return Reading(snapshot.now_ns, {share.name: share.devices[0].usage.used_ns for share in snapshot.shares})
         from sharepod.simgpu.truth import Truth
 
         busy_ns = dict.fromkeys(self._running, 0)

@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sharepod.cli.checks import FAIL, OK, WARN, Check
+from sharepod.cli.messages import label, word
 from sharepod.cli.quantities import MILLIPERCENT, format_bytes, format_duration, format_percent
 
 if TYPE_CHECKING:
     from sharepod.cli.account import Result
-    from sharepod.cli.model import Device, DeviceShare, Explanation, Share, Snapshot
+    from sharepod.proto import v1_pb2 as pb
 
 _STATE_STYLES: Final = {
     "holding": "green", "draining": "cyan", "waiting": "yellow", "paused": "magenta", "yielding": "magenta",
@@ -95,33 +96,33 @@ def measured(millipercent: int) -> str:
     return f"{millipercent / MILLIPERCENT:.1f} %"
 
 
-def _memory(term: DeviceShare) -> str:
-    used = format_bytes(term.memory_used_bytes)
+def _memory(term: pb.DeviceShare) -> str:
+    used = format_bytes(term.usage.memory_used_bytes)
     return f"{used} / {format_bytes(term.memory_limit_bytes)}" if term.memory_limit_bytes else used
 
 
-def _holder(share: Share) -> str:
+def _holder(share: pb.Share) -> str:
     """Return the container that a share was made for, where its labels tell."""
     return "/".join(share.labels[key] for key in ("namespace", "pod", "container") if share.labels.get(key))
 
 
-def share_table(shares: Sequence[Share]) -> Fitting:
+def share_table(shares: Sequence[pb.Share]) -> Fitting:
     """Return one row per share and device. Where there are shares of pods, a column says whose."""
     pods = any(share.labels.get("pod") for share in shares)
     rows = [
         (
-            share.label,
+            label(share),
             *((_holder(share),) if pods else ()),
-            share.share_class,
+            word(share, "share_class"),
             str(term.device_index),
             format_percent(term.request_millipercent),
             format_percent(term.limit_millipercent),
-            measured(term.used_1s_millipercent),
-            measured(term.used_1m_millipercent),
+            measured(term.usage.used_1s_millipercent),
+            measured(term.usage.used_1m_millipercent),
             _memory(term),
-            str(term.processes),
-            state_text("yielding" if share.yielding else "paused" if share.paused else term.state),
-            format_duration(term.waited_ns),
+            str(term.usage.processes),
+            state_text("yielding" if share.yielding else "paused" if share.paused else word(term, "state")),
+            format_duration(term.usage.waited_ns),
         )
         for share in shares
         for term in share.devices
@@ -130,13 +131,13 @@ def share_table(shares: Sequence[Share]) -> Fitting:
     return Fitting(columns, _SHARE_DISPENSABLE, rows)
 
 
-def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Fitting:
+def device_table(devices: Sequence[pb.Device], shares: Sequence[pb.Share]) -> Fitting:
     """Return one row per device, with what is promised and used of it."""
     rows: list[tuple[str | Text, ...]] = []
     for device in devices:
         terms = [term for share in shares for term in share.devices if term.device_uuid == device.uuid]
         # A share younger than a second is measured since it was registered, so the sum may be above the whole.
-        got = min(100 * MILLIPERCENT, sum(term.used_1s_millipercent for term in terms))
+        got = min(100 * MILLIPERCENT, sum(term.usage.used_1s_millipercent for term in terms))
         health = Text("healthy", style="green") if device.healthy else Text(device.health_reason, style="bold red")
         for process in device.foreign_processes:
             health.append(f"; {process.name} ({process.pid}) runs without a share", style="yellow")
@@ -153,7 +154,7 @@ def device_table(devices: Sequence[Device], shares: Sequence[Share]) -> Fitting:
     return Fitting(_DEVICE_COLUMNS, _DEVICE_DISPENSABLE, rows)
 
 
-def overview(snapshot: Snapshot) -> RenderableType:
+def overview(snapshot: pb.WatchUsageResponse) -> RenderableType:
     """Return the devices and, below them, their shares."""
     shares: RenderableType = Text("no shares: start one with `sharepod run --gpu 30 -- PROGRAM`", style="dim")
     if snapshot.shares:
@@ -161,14 +162,17 @@ def overview(snapshot: Snapshot) -> RenderableType:
     return Group(device_table(snapshot.devices, snapshot.shares), Text(), shares)
 
 
-def explanation(share: Share, devices: Sequence[Explanation], labels: Mapping[str, str]) -> RenderableType:
+def explanation(answer: pb.ExplainShareResponse, labels: Mapping[str, str]) -> RenderableType:
     """Return why the share runs or waits on each device; `labels` gives the names of other shares by id."""
+    share = answer.share
     indices = {term.device_uuid: str(term.device_index) for term in share.devices}
     lines: list[RenderableType] = []
-    for part in devices:
+    for part in answer.devices:
         where = f" on device {indices.get(part.device_uuid, part.device_uuid)}: "
         # The agent's sentence begins with the state.
-        lines.append(Text.assemble((share.label, "bold"), where, (part.reason, _STATE_STYLES.get(part.state, ""))))
+        lines.append(
+            Text.assemble((label(share), "bold"), where, (part.reason, _STATE_STYLES.get(word(part, "state"), "")))
+        )
         lines.extend(Text(f"  {fact}") for fact in part.facts)
         others = [labels.get(share_id, share_id) for share_id in part.holder_share_ids if share_id != share.id]
         if others:

@@ -12,6 +12,7 @@ import typer
 
 from sharepod.cli.connect import connect, socket_path
 from sharepod.cli.console import check_writable, console, note, show, show_json, write_file
+from sharepod.cli.messages import label, plain
 from sharepod.cli.options import Output, OutputOption, Socket
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def ps(output: OutputOption = Output.table, socket: Socket = None) -> None:
     with connect(socket_path(socket)) as client:
         snapshot = client.snapshot()
     if output is Output.json:
-        show_json(snapshot)
+        show_json(plain(snapshot))
         return
     from sharepod.cli import tables
 
@@ -76,14 +77,14 @@ def explain(
             typer.echo(line)
         return
     with connect(socket_path(socket)) as client:
-        about, devices = client.explain(share)
-        labels = {other.id: other.label for other in client.list_shares().shares}
+        answer = client.explain(share)
+        labels = {other.id: label(other) for other in client.list_shares().shares}
     if output is Output.json:
-        show_json({"share": about, "devices": devices})
+        show_json(plain(answer))
         return
     from sharepod.cli import tables
 
-    show(tables.explanation(about, devices, labels))
+    show(tables.explanation(answer, labels))
 
 
 def trace(

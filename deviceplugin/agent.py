@@ -1,4 +1,4 @@
-"""The node's agent as the plugin needs it. The only module here that sees its protobuf messages.
+"""The node's agent as the plugin asks it: all requests are made here, and shares and devices are its own answers.
 
 Every method raises PluginError with the agent's own line: what, the limit, the remedy.
 """
@@ -6,7 +6,7 @@ Every method raises PluginError with the agent's own line: what, the limit, the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -21,21 +21,15 @@ from sharepod.proto import v1_pb2_grpc as rpc
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from sharepod.agent.plugin import PluginReport
-    from sharepod.agent.share import Histogram
     from sharepod.deviceplugin.terms import PodTerms
 
 Answer = TypeVar("Answer")
 
 
 TIMEOUT_S: Final = 10.0
-_CLASSES: Final = {
-    "latency": pb.SHARE_CLASS_LATENCY,
-    "standard": pb.SHARE_CLASS_STANDARD,
-    "batch": pb.SHARE_CLASS_BATCH,
-}
-_CLASS_NAMES: Final = {value: name for name, value in _CLASSES.items()}
 _SHARES_NAME: Final = "shares"
+HeldShare = pb.Share
+"""A share as the agent has it: its own answer."""
 
 
 class NoRoom(PluginError):
@@ -47,46 +41,10 @@ class StaysPaused(NoRoom):
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignProgram:
-    """A process on a device that belongs to no share."""
-
-    pid: int
-    name: str
-    memory_used_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAccount:
-    """What a share did on one of its devices."""
-
-    index: int
-    memory_limit_bytes: int
-    memory_refusals: int
-    """Since the agent started."""
-    memory_refused_bytes: int
-    """The last of them."""
-    launches: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDevice:
-    """One device of the node."""
-
-    uuid: str
-    index: int
-    memory_total_bytes: int
-    healthy: bool
-    health_reason: str
-    free_millipercent: int = WHOLE_MILLIPERCENT
-    """What is not promised to shares."""
-    foreign: tuple[ForeignProgram, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class NodeView:
     """The node, as its agent describes it."""
 
-    devices: tuple[NodeDevice, ...]
+    devices: tuple[pb.Device, ...]
     hook_path: str
     shares_directory: str
     closed: bool
@@ -96,28 +54,14 @@ class NodeView:
     all_offered: bool = True
     """Pods may have all of the node's devices."""
 
-    def device(self, uuid: str) -> NodeDevice | None:
+    def device(self, uuid: str) -> pb.Device | None:
         """Return the device with that UUID."""
         return next((device for device in self.devices if device.uuid == uuid), None)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldShare:
-    """A share as the agent has it."""
-
-    id: str
-    devices: tuple[tuple[str, int], ...]
-    """UUID and index of each device, the first asked for first."""
-    paused: bool
-    processes: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    share_class: str = "standard"
-    terms: tuple[Terms, ...] = ()
-    """On each of the devices."""
-    yielding: bool = False
-    """It is paused, and its device time is not promised to it."""
-    accounts: tuple[DeviceAccount, ...] = ()
-    gang: str = ""
+def free_millipercent(device: pb.Device) -> int:
+    """Return what of the device's time is not promised to shares."""
+    return WHOLE_MILLIPERCENT - device.requested_millipercent
 
 
 class Agent:
@@ -148,20 +92,8 @@ class Agent:
 
     async def _node(self) -> NodeView:
         answer = await self._call(self._stub.GetNode(pb.GetNodeRequest(), timeout=TIMEOUT_S))
-        devices = tuple(
-            NodeDevice(
-                item.uuid,
-                item.index,
-                item.memory_total_bytes,
-                item.healthy,
-                item.health_reason,
-                WHOLE_MILLIPERCENT - item.requested_millipercent,
-                tuple(ForeignProgram(one.pid, one.name, one.memory_used_bytes) for one in item.foreign_processes),
-            )
-            for item in answer.devices
-        )
         return NodeView(
-            devices=devices,
+            devices=tuple(answer.devices),
             hook_path=answer.hook_path,
             shares_directory=f"{answer.runtime_directory}/{_SHARES_NAME}",
             closed=answer.policy == "closed",
@@ -171,7 +103,7 @@ class Agent:
     async def shares(self) -> dict[str, HeldShare]:
         """Return all shares by id."""
         answer = await self._call(self._stub.ListShares(pb.ListSharesRequest(), timeout=TIMEOUT_S))
-        return {share.id: _held(share) for share in answer.shares}
+        return {share.id: share for share in answer.shares}
 
     async def share(self, share_id: str) -> HeldShare | None:
         """Return the share with that id; None: there is none."""
@@ -181,7 +113,7 @@ class Agent:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
             raise self._said(error) from None
-        return _held(answer.shares[0])
+        return answer.shares[0]
 
     async def register(
         self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
@@ -204,11 +136,11 @@ class Agent:
         request = pb.RegisterShareRequest(
             id=share_id,
             devices=asks,
-            share_class=_CLASSES[terms.share_class],
+            share_class=_class_of(terms),
             labels=dict(labels),
             gang=terms.gang,
         )
-        return _held((await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share)
+        return (await self._call(self._stub.RegisterShare(request, timeout=TIMEOUT_S))).share
 
     async def update(
         self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
@@ -224,25 +156,26 @@ class Agent:
                 "container starts for the first time, set it back or delete the pod",
                 retriable=False,
             )
-        wanted = tuple(
-            _terms_on(node.device(uuid), terms, held)
-            for (uuid, _), held in zip(share.devices, share.terms, strict=True)
-        )
-        has = share.terms, share.share_class, share.labels, share.gang
-        if (wanted, terms.share_class, labels or share.labels, terms.gang) != has:
+        has = [Terms(one.request_millipercent, one.limit_millipercent, one.memory_limit_bytes) for one in share.devices]
+        wanted = [
+            _terms_on(node.device(on.device_uuid), terms, held) for on, held in zip(share.devices, has, strict=True)
+        ]
+        share_class, for_whom = _class_of(terms), dict(labels or share.labels)
+        there = has, share.share_class, dict(share.labels), share.gang
+        if (wanted, share_class, for_whom, terms.gang) != there:
             changes = [
                 pb.DeviceChange(
-                    device=uuid,
+                    device=on.device_uuid,
                     request_millipercent=one.request_millipercent,
                     limit_millipercent=one.limit_millipercent,
                     memory_limit_bytes=one.memory_limit_bytes,
                 )
-                for (uuid, _), one in zip(share.devices, wanted, strict=True)
+                for on, one in zip(share.devices, wanted, strict=True)
             ]
             request = pb.UpdateShareRequest(
                 share=share.id,
                 devices=changes,
-                share_class=_CLASSES[terms.share_class],
+                share_class=share_class,
                 labels=labels or {},
                 gang=terms.gang,
             )
@@ -272,21 +205,9 @@ class Agent:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise self._said(error) from None
 
-    async def report(self, report: PluginReport) -> None:
+    async def report(self, report: pb.ReportPluginRequest) -> None:
         """Hand over the plugin's counters, for the agent's metrics."""
-        request = pb.ReportPluginRequest(
-            serving=report.serving,
-            allocations=report.allocations,
-            unbound_allocations=report.unbound,
-            rival_devices=report.rival_devices,
-            registrations=report.registrations,
-            starts=report.starts,
-            errors=report.errors,
-            allocate=_times(report.allocate),
-            pre_start=_times(report.pre_start),
-            offer=pb.PluginOffer(device_uuids=sorted(report.offer)) if report.offer is not None else None,
-        )
-        await self._call(self._stub.ReportPlugin(request, timeout=TIMEOUT_S))
+        await self._call(self._stub.ReportPlugin(report, timeout=TIMEOUT_S))
 
     async def _call(self, call: Awaitable[Answer]) -> Answer:
         try:
@@ -305,40 +226,14 @@ class Agent:
         return PluginError(text, retriable=error.code() is not grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def _held(share: pb.Share) -> HeldShare:
-    return HeldShare(
-        id=share.id,
-        devices=tuple((held.device_uuid, held.device_index) for held in share.devices),
-        paused=share.paused,
-        processes=len(share.processes),
-        labels=dict(share.labels),
-        share_class=_CLASS_NAMES.get(share.share_class, ""),
-        terms=tuple(
-            Terms(held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes) for held in share.devices
-        ),
-        yielding=share.yielding,
-        gang=share.gang,
-        accounts=tuple(
-            DeviceAccount(
-                held.device_index,
-                held.memory_limit_bytes,
-                held.usage.memory_refusals,
-                held.usage.memory_refused_bytes,
-                held.usage.launches,
-            )
-            for held in share.devices
-        ),
-    )
+def _class_of(terms: PodTerms) -> pb.ShareClass.ValueType:
+    return pb.ShareClass.Value(f"SHARE_CLASS_{terms.share_class.upper()}")
 
 
-def _terms_on(device: NodeDevice | None, terms: PodTerms, held: Terms) -> Terms:
+def _terms_on(device: pb.Device | None, terms: PodTerms, held: Terms) -> Terms:
     """Return the terms on a device that a share has with the terms `held`."""
     given = Terms(terms.request_millipercent, terms.limit_now_millipercent, terms.memory_limit_bytes or 0)
     ask = DeviceAsk("", given, memory_in_proportion=terms.memory_limit_bytes is None)
     asked = ask.terms_on(device.memory_total_bytes if device else 0)
     # Where the device does not tell its memory, what was admitted stays.
     return asked if asked.memory_limit_bytes else replace(asked, memory_limit_bytes=held.memory_limit_bytes)
-
-
-def _times(times: Histogram) -> pb.CallTimes:
-    return pb.CallTimes(counts=times.counts, sum_ns=times.sum_ns)

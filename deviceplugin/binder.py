@@ -166,7 +166,7 @@ class Binder:
                 self._follower.owe(allocation)
             else:
                 self._follower.gave(allocation, terms, views.get(pod.uid))
-        indices = ", ".join(str(index) for _, index in share.devices)
+        indices = ", ".join(str(held.device_index) for held in share.devices)
         await self._api.event(pod, "ShareReady", f"container {binding.container}: share {share.id} on device {indices}")
 
     async def _make(self, claim: Claim, binding: Binding, terms: PodTerms, pod: Pod, start: _Start) -> HeldShare:
@@ -188,9 +188,10 @@ class Binder:
             await self._agent.update(share, terms, node, labels if is_anothers else None)
         except StaysPaused:
             start.stays_paused = True
-        devices = tuple(uuid for uuid, _ in share.devices)
+        chosen = [(held.device_uuid, held.device_index) for held in share.devices]
+        devices = tuple(uuid for uuid, _ in chosen)
         self._record.settle(allocation.id, devices)
-        others = nvidia_edits(share.devices) if self._policy.nvidia_cdi and not node.environment else []
+        others = nvidia_edits(chosen) if self._policy.nvidia_cdi and not node.environment else []
         named = () if others else devices
         self._cdi.write(allocation.id, edits_of(self._place(node), allocation.id, named), others)
         log.info(
@@ -198,7 +199,7 @@ class Binder:
             extra={
                 "share": share.id,
                 "container": binding.title,
-                "devices": ",".join(str(i) for _, i in share.devices),
+                "devices": ",".join(str(index) for _, index in chosen),
             },
         )
         return share
@@ -299,7 +300,7 @@ class Binder:
         return bool(names & (pod.running | started))
 
     def _is_sick(self, share: HeldShare, node: NodeView) -> bool:
-        devices = (node.device(uuid) for uuid, _ in share.devices)
+        devices = (node.device(held.device_uuid) for held in share.devices)
         return any(device is None or not device.healthy for device in devices)
 
     def _fresh_id(self) -> AllocationId:

@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.deviceplugin.agent import StaysPaused
+from sharepod.deviceplugin.agent import StaysPaused, free_millipercent
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.terms import PodTerms, TermsError, read_terms
 from sharepod.kube.pod import FINISHED
@@ -113,7 +113,7 @@ class Follower:
             except PluginError:  # `settle` tells
                 continue
             devices = [node.device(uuid) for uuid in item.devices]
-            if all(device is not None and device.free_millipercent >= request for device in devices):
+            if all(device is not None and free_millipercent(device) >= request for device in devices):
                 await self._apply(pod)
 
     def owe(self, item: Allocation) -> None:

@@ -95,7 +95,7 @@ class Lookout:
                 device.index, one.pid, one.name, one.memory_used_bytes, self._processes.pod_of_process(one.pid) or ""
             )
             for device in node.devices
-            for one in device.foreign
+            for one in device.foreign_processes
         ]
 
     def _away(self, now_s: float, error: PluginError) -> None:

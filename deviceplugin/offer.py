@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from sharepod.proto import v1_pb2 as pb
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -50,11 +52,18 @@ class Offer:
     def seen(self, node: NodeView) -> NodeView:
         """Return the node as pods may have it: only what is offered, and unhealthy where it is a rival's too."""
         devices = tuple(
-            replace(device, healthy=False, health_reason=RIVAL_REASON) if device.uuid in self._seen_s else device
+            _unhealthy(device) if device.uuid in self._seen_s else device
             for device in node.devices
             if not self._listed or device.uuid in self._listed
         )
         return replace(node, devices=devices, all_offered=devices == node.devices)
+
+
+def _unhealthy(device: pb.Device) -> pb.Device:
+    seen = pb.Device()
+    seen.CopyFrom(device)
+    seen.healthy, seen.health_reason = False, RIVAL_REASON
+    return seen
 
 
 def _device(text: str) -> str:

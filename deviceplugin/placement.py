@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharepod.deviceplugin.agent import NoRoom
+from sharepod.deviceplugin.agent import NoRoom, free_millipercent
 from sharepod.deviceplugin.errors import PluginError
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Placement:
     def _offered(self, terms: PodTerms, node: NodeView) -> Sequence[Sequence[str]]:
         """Return what the agent would pick if it knew only the devices that are offered: the fullest that fits."""
         request = terms.request_millipercent
-        fitting = [device for device in node.devices if device.healthy and device.free_millipercent >= request]
-        fitting.sort(key=lambda device: (device.free_millipercent, device.index))
+        fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= request]
+        fitting.sort(key=lambda device: (free_millipercent(device), device.index))
         if len(fitting) < terms.devices:
             raise NoRoom(
                 f"request {request // 1000} % of {terms.devices} devices fits on {len(fitting)} of the "
@@ -66,10 +66,10 @@ class Placement:
                 return item.devices[:1]
         together = [name for name, units in pod.units if self._follower.read_terms(pod, name, units).same_device]
         needed = max(sum(units for name, units in pod.units if name in together) * 1000, terms.request_millipercent)
-        fitting = [device for device in node.devices if device.healthy and device.free_millipercent >= needed]
+        fitting = [device for device in node.devices if device.healthy and free_millipercent(device) >= needed]
         if not fitting:
             raise NoRoom(
                 f"{needed // 1000} % for containers {', '.join(together)} of one pod fit on no device of this node: "
                 "ask for less, or without same-device"
             )
-        return (min(fitting, key=lambda device: (device.free_millipercent, device.index)).uuid,)
+        return (min(fitting, key=lambda device: (free_millipercent(device), device.index)).uuid,)

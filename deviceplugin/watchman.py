@@ -146,10 +146,10 @@ class Watchman:
         if count <= known.told_refusals or not is_due:
             return []
         new, known.told_refusals, known.denied_told_s = count - known.told_refusals, count, now_s
-        last = next(held for held in share.accounts if held.memory_refusals)
+        last = next(held for held in share.devices if held.usage.memory_refusals)
         text = (
             f"container {seat.container}: {new} allocation{'s' * (new > 1)} of device memory denied, the last of "
-            f"{bytes_text(last.memory_refused_bytes)}: its cap on device {last.index} is "
+            f"{bytes_text(last.usage.memory_refused_bytes)}: its cap on device {last.device_index} is "
             f"{bytes_text(last.memory_limit_bytes)}: raise sharepod.io/memory, also while it runs, or use less"
         )
         return [Note(seat.pod, "MemoryDenied", text)]
@@ -168,7 +168,9 @@ class Watchman:
         if known.runs_since_s is None:
             known.runs_since_s = now_s
         share = seat.share
-        known.has_attached |= share is not None and bool(share.processes or any(one.launches for one in share.accounts))
+        known.has_attached |= share is not None and bool(
+            share.processes or any(held.usage.launches for held in share.devices)
+        )
         if now_s - known.runs_since_s < ATTACH_S:
             return None
         notes = [
@@ -186,7 +188,7 @@ class Watchman:
 
 
 def _refusals(share: HeldShare) -> int:
-    return sum(held.memory_refusals for held in share.accounts)
+    return sum(held.usage.memory_refusals for held in share.devices)
 
 
 def _first_known(seat: Seat) -> _Known:

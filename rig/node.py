@@ -14,11 +14,12 @@ from rig.gpu import SimulatedGpu
 from rig.loads import Load, Terms
 from rig.programs import Program, load_command
 from rig.truth import Held, Kernel, Sample
-from sharepod.cli import model
 from sharepod.cli.client import Client
 from sharepod.cli.launch import program_environment
+from sharepod.cli.messages import class_of
 from sharepod.cli.scratch import Scratch
 from sharepod.cli.turns import Turn
+from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 START_DELAY_NS = 100_000_000
@@ -108,16 +109,17 @@ class Node(Closing):
         """Register a share and return the environment of its programs; without the hook, the bare one."""
         if not self._hook:
             return self.environment
-        ask = model.Ask(
-            name=name,
-            devices=terms.devices,
-            request_millipercent=round(terms.request * 1000),
-            limit_millipercent=round(terms.limit * 1000),
-            memory_limit_bytes=terms.memory_bytes,
-            share_class=terms.share_class,
-            owner_pid=0,
-            gang=terms.gang,
-        )
+        devices = [
+            pb.DeviceAsk(
+                device=device,
+                request_millipercent=round(terms.request * 1000),
+                limit_millipercent=round(terms.limit * 1000),
+                memory_limit_bytes=terms.memory_bytes,
+            )
+            for device in terms.devices
+        ]
+        share_class = class_of(terms.share_class)
+        ask = pb.RegisterShareRequest(name=name, devices=devices, share_class=share_class, gang=terms.gang)
         registration = self.client.register(ask)
         hook = self._preload or registration.hook_path
         return program_environment(self.environment, registration.environment, hook)
@@ -200,6 +202,6 @@ class Node(Closing):
         chosen: Sequence[Turn] = self.turns() if turns is None else list(turns)
         return [Held(turn.share, turn.granted_ns, turn.drained_ns, index[turn.device]) for turn in chosen]
 
-    def usage(self) -> dict[str, model.Share]:
+    def usage(self) -> dict[str, pb.Share]:
         """Return the agent's account of every share, by name."""
         return {share.name: share for share in self.client.list_shares().shares}

@@ -71,7 +71,7 @@ class SimulatedNode(Closing):
 
     def accounts(self) -> dict[str, Account]:
         """Return what the agent counts now, by share."""
-        found = {name: share.devices[0] for name, share in self._node.usage().items()}
+        found = {name: share.devices[0].usage for name, share in self._node.usage().items()}
         return {name: Account(use.used_ns, use.turns, use.memory_used_bytes) for name, use in found.items()}
 
 

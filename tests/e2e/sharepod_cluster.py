@@ -169,7 +169,7 @@ class SharePod(Pods):
             own = [share for share in self.listed() if share["labels"].get("pod_uid") == pod["metadata"]["uid"]]
             for share in sorted(own, key=lambda share: str(share["labels"]["container"])):
                 devices = tuple(device["device_index"] for device in share["devices"])
-                refusals = sum(device["memory_refusals"] for device in share["devices"])
+                refusals = sum(device["usage"]["memory_refusals"] for device in share["devices"])
                 found.append(Share(share["id"], share["labels"]["container"], devices, refusals))
         return found
 

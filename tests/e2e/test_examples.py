@@ -52,4 +52,4 @@ def ready(sharepod: SharePod) -> None:
 
 
 def programs(share: dict[str, list[dict[str, int]]]) -> bool:
-    return any(device["used_1s_millipercent"] > 1000 for device in share["devices"])
+    return any(device["usage"]["used_1s_millipercent"] > 1000 for device in share["devices"])

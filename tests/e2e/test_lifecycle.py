@@ -76,7 +76,7 @@ def test_a_pod_without_root_capabilities_and_a_writable_root_has_its_share(share
 
         def used() -> float:
             own = [share for share in sharepod.listed() if share["labels"].get("pod_uid") == pod["metadata"]["uid"]]
-            return sum(float(share["devices"][0]["used_1s_millipercent"]) / 1000 for share in own)
+            return sum(float(share["devices"][0]["usage"]["used_1s_millipercent"]) / 1000 for share in own)
 
         wait_until("20 % of a device", lambda: 18 < used() < 22)
 
@@ -148,7 +148,7 @@ def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
         assert [one.id for one in sharepod.shares(pod)] == [share.id]
 
         def used() -> float:
-            return float(sharepod.listed()[0]["devices"][0]["used_1s_millipercent"]) / 1000
+            return float(sharepod.listed()[0]["devices"][0]["usage"]["used_1s_millipercent"]) / 1000
 
         wait_until("30 % of a device", lambda: 28 < used() < 32)
 
@@ -244,7 +244,7 @@ def test_a_deployment_has_its_shares_again_after_a_reboot(own_cluster: Cluster, 
 def at_work(sharepod: SharePod) -> list[int]:
     """Return the devices on which a share is at work."""
     devices = [device for share in sharepod.listed() for device in share["devices"]]
-    return sorted(device["device_index"] for device in devices if device["used_1s_millipercent"] > 50_000)
+    return sorted(device["device_index"] for device in devices if device["usage"]["used_1s_millipercent"] > 50_000)
 
 
 def test_many_pods_at_once_all_get_theirs(sharepod: SharePod) -> None:

@@ -232,9 +232,6 @@ def test_memory_is_given_in_proportion_to_the_request(agent: RunningAgent) -> No
     item = pb.DeviceAsk(request_millipercent=30_000, memory_in_proportion=True)
     share = agent.stub.RegisterShare(pb.RegisterShareRequest(devices=[item])).share
     assert share.devices[0].memory_limit_bytes == device.memory_total_bytes * 3 // 10 >> 20 << 20
-    item.memory_limit_bytes = GIB
-    code, _ = refused(agent.stub.RegisterShare, pb.RegisterShareRequest(devices=[item]))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_overcommit_is_the_operators_choice(make_agent: MakeAgent) -> None:
@@ -285,12 +282,6 @@ def test_watching_sends_usage_at_once_and_then_every_interval_until_the_share_en
     assert len(times) == 4
     assert 0.6 <= (times[-1] - times[0]) / 1e9 <= 1.5
     assert time.monotonic() - began < 5
-
-
-def test_a_share_that_finds_no_place_for_its_directory_is_refused_in_words(agent: RunningAgent) -> None:
-    (agent.directory / "shares").rmdir()
-    _, text = refused(agent.register, 30)
-    assert "region of the share cannot be created: No such file or directory" in text
 
 
 def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: RunningAgent) -> None:

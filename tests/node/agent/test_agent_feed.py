@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rig.agent import free_port, metered, program, scrape
 from rig.until import eventually
-from sharepod.agent.plugin import NO_CALLS, SIDES, STARTS
 from sharepod.agent.share import ShareClass
 from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
@@ -188,23 +187,6 @@ async def test_an_idle_node_tells_next_to_nothing(make_agent: MakeAgent, tmp_pat
         assert silent_s is not None
         assert silent_s < 11
         assert numbers(metrics)["lag_seconds"] < 12
-
-
-async def test_what_the_device_plugin_offers_is_passed_on(make_agent: MakeAgent, tmp_path: Path) -> None:
-    async with Scheduler(tmp_path) as scheduler:
-        agent = make_agent(*scheduler.flags).start()
-        first, second = agent.stub.GetNode(pb.GetNodeRequest()).devices
-        times = pb.CallTimes(counts=NO_CALLS.counts)
-        report = pb.ReportPluginRequest(
-            starts=dict.fromkeys(STARTS, 0), errors=dict.fromkeys(SIDES, 0), allocate=times, pre_start=times
-        )
-        for offered in ([first.uuid], [first.uuid, second.uuid]):
-            report.offer.device_uuids[:] = offered
-            agent.stub.ReportPlugin(report)
-            expected = [True, len(offered) == 2]
-            await scheduler.wait(
-                lambda node, expected=expected: [d.facts.offered for d in node.devices] == expected  # type: ignore[misc]
-            )
 
 
 async def test_a_scheduler_that_comes_late_or_comes_back_hears_everything(

@@ -22,6 +22,7 @@ from rig.until import until
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import Handle, ShareClass
 from sharepod.agent.share import Terms as ShareTerms
+from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,8 +112,8 @@ def test_a_gang_of_which_one_share_is_paused_leaves_all_of_its_devices(tmp_path:
             before = node.sample().busy_ns
             _until_they_have_all(node, "other0", "other1")
             told = node.usage()[mate]
-            assert (told.paused, told.devices[0].state) == (False, "paused")
-            [explained] = node.client.explain(mate)[1]
+            assert (told.paused, told.devices[0].state) == (False, pb.SHARE_STATE_PAUSED)
+            [explained] = node.client.explain(mate).devices
             assert explained.reason == f"paused with its gang: nothing of it runs while {paused} is paused"
             assert f"of gang job, with {paused}: they get their devices together" in explained.facts
             after = node.sample().busy_ns
@@ -129,7 +130,7 @@ def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
         go(programs)
         _until_used(node, *programs)
         programs["gang"].kill()
-        until(lambda: node.usage()["gang"].processes == ())
+        until(lambda: node.usage()["gang"].processes == [])
         for name in ("one", "two"):
             until(lambda name=name: node.parts(0.5)[name] > 0.45)  # 30 of the 50 that are left
         _until_used(node, "other")
@@ -142,7 +143,7 @@ def test_who_is_left_of_a_gang_is_held_up_by_nobody(tmp_path: Path) -> None:
         node.client.pause("rank0")
         programs["rank0"].kill()
         node.client.release("rank0")  # paused as it is: with it goes the pause
-        until(lambda: node.usage()["rank1"].devices[0].state != "paused")
+        until(lambda: node.usage()["rank1"].devices[0].state != pb.SHARE_STATE_PAUSED)
         _until_they_have_all(node, "other0")
         programs["rank1"].kill()  # it spins for one that is gone, as it would on bare metal
 
@@ -174,7 +175,7 @@ def test_a_new_agent_knows_which_shares_are_a_gang(tmp_path: Path) -> None:
         node.restart_agent(signal.SIGKILL)
         until(lambda: node.usage()["rank1"].processes)
         node.client.pause("rank1")
-        until(lambda: node.usage()["rank0"].devices[0].state == "paused")
+        until(lambda: node.usage()["rank0"].devices[0].state == pb.SHARE_STATE_PAUSED)
         assert node.usage()["rank0"].gang == "job"
         node.client.resume("rank1")
         _until_used(node, "rank0")

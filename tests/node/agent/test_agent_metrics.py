@@ -39,7 +39,6 @@ from sharepod.agent.registry import Registry
 from sharepod.agent.share import (
     HAND_OFF_BOUNDS_NS,
     TURN_BOUNDS_NS,
-    Copies,
     Handle,
     Histogram,
     ShareState,
@@ -258,7 +257,8 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
             used_ns=1_500_000_000, charged_ns=2_500_000_000, estimated_ns=500_000_000, waited_ns=4_500_000_000,
             overrun_ns=250_000_000, turns=7, launches=8, passed=9, cogrants=10, faults=11, memory_used_bytes=12,
             memory_overhead_bytes=-13, memory_refused_bytes=14, memory_refusals=15, processes=16,
-            state=ShareState.WAITING, copies=Copies(17, 18, 19, 20),
+            state=ShareState.WAITING, host_to_device_bytes=17, device_to_host_bytes=18, host_to_device_copies=19,
+            device_to_host_copies=20,
         )
     ]  # fmt: skip
     counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)

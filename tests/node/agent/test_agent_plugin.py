@@ -10,9 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rig.agent import free_port, scrape
 from sharepod.agent.errors import InvalidInput
-from sharepod.agent.plugin import CALL_BOUNDS_NS, NO_CALLS, SIDES, STALE_NS, STARTS, PluginReport, fresh
+from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STALE_NS, STARTS, Report, check, fresh, nothing_yet
 from sharepod.agent.plugin_metrics import TABLES
-from sharepod.agent.share import Histogram
 from sharepod.process.metrics import families
 from sharepod.proto import v1_pb2 as pb
 
@@ -39,7 +38,7 @@ def test_what_the_plugin_tells_is_shown(make_agent: MakeAgent) -> None:
     request = pb.ReportPluginRequest(
         serving=True, allocations=5, unbound_allocations=2, rival_devices=1, registrations=4,
         starts=dict(zip(STARTS, (6, 7, 8, 9, 10), strict=True)), errors=dict(zip(SIDES, (11, 12, 13), strict=True)),
-        allocate=pb.CallTimes(counts=CALLS, sum_ns=1_500_000_000), pre_start=pb.CallTimes(counts=NO_CALLS.counts),
+        allocate=pb.CallTimes(counts=CALLS, sum_ns=1_500_000_000), pre_start=nothing_yet().pre_start,
     )  # fmt: skip
     agent.stub.ReportPlugin(request)
     assert numbers(scrape(address)) == {
@@ -56,7 +55,7 @@ def test_what_the_plugin_tells_is_shown(make_agent: MakeAgent) -> None:
 
 
 def test_a_report_is_shown_until_it_is_stale_and_a_plugin_that_is_silent_does_not_look_well() -> None:
-    report = PluginReport(serving=True)
+    report = Report(serving=True)
     told = (1000, report)
     assert fresh(told, 1000 + STALE_NS) is report
     assert fresh(told, 1001 + STALE_NS) is None
@@ -66,5 +65,8 @@ def test_a_report_is_shown_until_it_is_stale_and_a_plugin_that_is_silent_does_no
 
 
 def test_counts_by_other_bounds_are_refused() -> None:
+    report = nothing_yet()
+    check(report)
+    report.allocate.counts[:] = [1, 2, 3]
     with pytest.raises(InvalidInput, match="3 counts of the plugin"):
-        PluginReport(allocate=Histogram((1, 2, 3)))
+        check(report)

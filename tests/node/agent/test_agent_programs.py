@@ -106,19 +106,6 @@ def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agen
         until(lambda: usage(agent, "a").used_ns > adopted.used_ns + 200_000_000)
 
 
-def test_a_paused_program_stands_still_and_goes_on_when_resumed(agent: RunningAgent) -> None:
-    with program(metered(agent.register(50, name="a"))):
-        until(lambda: usage(agent, "a").used_ns > 100_000_000)
-        agent.stub.PauseShare(pb.PauseShareRequest(share="a"))
-        time.sleep(0.5)
-        paused = usage(agent, "a")
-        time.sleep(0.5)
-        assert usage(agent, "a").launches == paused.launches
-        assert usage(agent, "a").used_ns == paused.used_ns
-        agent.stub.ResumeShare(pb.ResumeShareRequest(share="a"))
-        until(lambda: usage(agent, "a").used_ns > paused.used_ns + 100_000_000)
-
-
 def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: RunningAgent) -> None:
     with (
         program(metered(agent.register(50, name="a", device="0"))),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import pytest
 
 from sharepod.agent.device import MPS_REASON
 from sharepod.cli import checks
-from sharepod.cli.model import Device, ForeignProcess, Node
+from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from cli_fixtures import Agent, Sharepod
@@ -61,17 +60,16 @@ def test_a_driver_that_is_missing_names_the_simulated_one(tmp_path: Path) -> Non
         assert "--simulate" in check.remedy
 
 
-def node(*devices: Device, hook_path: str = "/run/sharepod/hook/libsharepod-0.1.0-0123456789ab.so") -> Node:
-    return Node("host", "0.1.0", 1, (), 7, devices, "580.1", "/run/sharepod", "open", {}, hook_path)
-
-
-def device(*, healthy: bool = True, foreign: tuple[ForeignProcess, ...] = ()) -> Device:
-    return Device("GPU-1", 0, "H200", 1, 0, healthy, "" if healthy else "XID 79", 0, 0, foreign)
+def node(
+    *devices: pb.Device, hook_path: str = "/run/sharepod/hook/libsharepod-0.1.0-0123456789ab.so"
+) -> pb.GetNodeResponse:
+    return pb.GetNodeResponse(devices=devices, hook_path=hook_path)
 
 
 def test_each_device_is_checked_for_health_and_strangers() -> None:
-    stranger = ForeignProcess(99, "miner", 0)
-    found = checks.check_devices(node(device(), device(healthy=False), device(foreign=(stranger,))))
+    well = pb.Device(healthy=True)
+    strange = pb.Device(healthy=True, foreign_processes=[pb.ForeignProcess(pid=99, name="miner")])
+    found = checks.check_devices(node(well, pb.Device(health_reason="XID 79"), strange))
     assert [check.status for check in found] == ["OK", "FAIL", "WARN"]
     assert [check.status for check in checks.check_devices(node())] == ["FAIL"]
 
@@ -85,8 +83,7 @@ def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: 
     assert checks.check_mps(tmp_path).status == checks.OK
     file.write_text("?")
     assert checks.check_mps(tmp_path).status == checks.FAIL
-    served = replace(device(healthy=False), health_reason=MPS_REASON)
-    (check,) = checks.check_devices(node(served))
+    (check,) = checks.check_devices(node(pb.Device(health_reason=MPS_REASON)))
     assert (check.status, "quit" in check.remedy) == (checks.FAIL, True)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from sharepod.deviceplugin.agent import Agent, NodeDevice, NodeView, StaysPaused
+from sharepod.deviceplugin.agent import Agent, NodeView, StaysPaused
 from sharepod.deviceplugin.terms import PodTerms
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
@@ -25,7 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def node(memory_total_bytes: int) -> NodeView:
-    device = NodeDevice("GPU-0", 0, memory_total_bytes, True, "")
+    device = pb.Device(uuid="GPU-0", memory_total_bytes=memory_total_bytes, healthy=True)
     return NodeView((device,), "/hook", "/run/shares", closed=False, environment={})
 
 

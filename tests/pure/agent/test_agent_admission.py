@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from agent_doubles import A10, GIB, H200, H200_B
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharepod.agent import admission
@@ -114,6 +114,7 @@ def test_what_shrinks_always_fits() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 24)), max_size=40))
+@settings(deadline=None)
 def test_no_sequence_of_admissions_promises_more_than_there_is(asks: list[tuple[int, int]]) -> None:
     shares: list[Share] = []
     for number, (request, gib) in enumerate(asks):
@@ -170,6 +171,7 @@ def test_memory_in_proportion_goes_not_together_with_a_cap() -> None:
 
 
 @given(st.integers(1, 300 * GIB), st.lists(st.integers(1000, 100_000), min_size=1, max_size=100))
+@settings(deadline=None)
 def test_what_fits_by_time_fits_by_memory_in_proportion(total: int, requests: list[int]) -> None:
     device = DeviceInfo(DeviceUuid("GPU-x"), 0, "X", total)
     shares: list[Share] = []

@@ -17,7 +17,7 @@ from sharepod.agent import checkpoint
 from sharepod.agent.device import DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
-from sharepod.agent.share import Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
+from sharepod.agent.share import NO_COPIES, Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
 
 SECOND = 1_000_000_000
 ID = ShareId("abcdefghjk")
@@ -219,17 +219,27 @@ def test_a_turn_keeps_the_name_of_its_share_when_that_is_released_and_its_handle
     assert told == [("old", H200.uuid), ("new", H200.uuid)]
 
 
+def _copied(usage: Usage, copies: Copies) -> Usage:
+    return replace(
+        usage,
+        host_to_device_bytes=copies.to_device_bytes,
+        device_to_host_bytes=copies.to_host_bytes,
+        host_to_device_copies=copies.to_device_count,
+        device_to_host_copies=copies.to_host_count,
+    )
+
+
 def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoption(tmp_path: Path) -> None:
     registry, arbiter = make(tmp_path)
     registry.register(ask(name="a"), unix_ns=1, now_ns=0)
     gone, live = Copies(1 << 40, 2, 3, 4), Copies(50, 60, 70, 80)
-    arbiter.usages[Handle(1)] = [Usage(launches=100, turns=7, copies=gone + live, gone_copies=gone)]
+    arbiter.usages[Handle(1)] = [_copied(Usage(launches=100, turns=7, gone_copies=gone), gone + live)]
     arbiter.processes[Handle(1)] = (Process(5, 0, 60, 0),)
     for agents in (1, 2):  # and again under the agent after that
         (record,) = records_of(registry)
         registry, arbiter = make(tmp_path)
         registry.adopt(record, 0)
-        arbiter.usages[Handle(1)] = [Usage(launches=65, turns=1, copies=live)]
+        arbiter.usages[Handle(1)] = [_copied(Usage(launches=65, turns=1), live)]
         arbiter.processes[Handle(1)] = (Process(5, 0, 65, 0),)
         usage = registry.statuses((), 0)[0].usages[0].usage
         assert (usage.launches, usage.turns) == (105, 7 + agents)
@@ -306,6 +316,22 @@ def test_a_checkpoint_without_what_is_new_is_as_older_agents_wrote_it_and_is_rea
     found = checkpoint.parse(older, "boot")
     assert found.driver_version == ""
     assert [(record.share, record.usages) for record in found.records] == [(registry.find("a"), (Usage(),))]
+
+
+def test_a_checkpoint_of_the_version_before_is_read_and_a_number_that_it_has_not_begins_at_zero() -> None:
+    text = """{"format": 1, "boot_id": "boot", "driver": "580.65", "shares": [{"share":
+        {"id": "abcdefghjk", "devices": [{"device": "GPU-aaaa", "terms": {"request_millipercent": 30000,
+        "limit_millipercent": 60000, "memory_limit_bytes": 1073741824}}], "share_class": 0, "directory": "/run/x",
+        "registered_unix_ns": 5, "name": "a", "owner_pid": 7, "owner_start_ticks": 8, "labels": {"pod": "p"},
+        "paused": true, "gang": "job"}, "live_launches": 60, "usages": [{"used_ns": 1, "charged_ns": 2,
+        "estimated_ns": 3, "waited_ns": 4, "overrun_ns": 5, "turns": 6, "launches": 70, "passed": 8, "cogrants": 9,
+        "faults": 10, "gone_copies": {"to_device_bytes": 11, "to_host_bytes": 12, "to_device_count": 13,
+        "to_host_count": 14}}]}]}"""
+    (record,) = checkpoint.parse(text, "boot").records
+    assert (record.share.name, record.share.share_class, record.share.gang) == ("a", ShareClass.LATENCY, "job")
+    (usage,) = record.usages
+    assert (usage.used_ns, usage.launches, usage.faults, record.live_launches) == (1, 70, 10, 60)
+    assert (usage.copies, usage.gone_copies) == (NO_COPIES, Copies(11, 12, 13, 14))
 
 
 def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_path: Path) -> None:

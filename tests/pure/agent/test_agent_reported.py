@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
 from sharepod.agent.ledger import MINUTE_NS, OLD_NS, QUARTER_NS, SECOND_NS, Account, DeviceAccount
-from sharepod.agent.plugin import PluginReport
-from sharepod.agent.reported import MEMORY_STEP_BYTES, Painter, difference, settled
+from sharepod.agent.plugin import Report
+from sharepod.agent.reported import MEMORY_STEP_BYTES, Painter, Picture, message, settled
 from sharepod.agent.share import (
     DeviceTerms,
     DeviceUsage,
@@ -24,8 +24,10 @@ from sharepod.agent.share import (
     Terms,
     Usage,
 )
+from sharepod.proto import v1_pb2 as pb
 
 GIB = 2**30
+NODE = pb.ReportingNode(name="n1", version="0.1.0")
 
 
 def held(share: str = "a", device: DeviceInfo = H200, *, used_s: float = 0, **rates: int) -> ShareStatus:
@@ -36,7 +38,7 @@ def held(share: str = "a", device: DeviceInfo = H200, *, used_s: float = 0, **ra
     return ShareStatus(value, (usage,), ())
 
 
-def status(second: float, *shares: ShareStatus, memory: int = 0, plugin: PluginReport | None = None) -> NodeStatus:
+def status(second: float, *shares: ShareStatus, memory: int = 0, plugin: Report | None = None) -> NodeStatus:
     devices = (DeviceStatus(H200, memory_used_bytes=memory), DeviceStatus(H200_B))
     return NodeStatus(round(second * SECOND_NS), shares, devices, plugin)
 
@@ -63,38 +65,36 @@ def test_what_is_told_is_never_off_by_more_than_a_step(values: list[int]) -> Non
 
 
 def test_a_picture_has_what_there_is_of_devices_and_shares() -> None:
-    plugin = PluginReport(offer=frozenset({H200_B.uuid}))
+    plugin = Report(offer=pb.PluginOffer(device_uuids=[H200_B.uuid]))
     painter = Painter()
     share = held(used_1m_millipercent=20_300, waited_1m_millipercent=5000)
     second = held("b", used_1m_millipercent=0, waited_1m_millipercent=97_000)
     picture = painter.paint(status(1, share, second, memory=3 * GIB, plugin=plugin))
-    assert [device.offered for device in picture.devices.values()] == [False, True]
+    assert [device.offered for device in picture.devices] == [False, True]
     assert picture.devices[0].uuid == H200.uuid
     assert picture.device_numbers[0].waited_1m_millipercent == 102_000
     assert abs(picture.device_numbers[0].memory_used_bytes - 3 * GIB) < H200.memory_total_bytes // 1000
-    told = picture.shares["a", 0]
+    told = picture.shares[0]
     assert (told.pod_uid, told.namespace, told.pod, told.container) == ("u", "team", "pod-a", "main")
     assert (told.request_millipercent, told.limit_millipercent, told.memory_limit_bytes) == (30_000, 60_000, GIB)
-    assert picture.share_numbers["a", 0].used_1m_millipercent == 20_000
+    assert picture.share_numbers[0].used_1m_millipercent == 20_000
 
 
 def test_noise_is_no_difference_and_an_idle_node_has_none() -> None:
     painter = Painter()
     before = painter.paint(status(1, held(used_1m_millipercent=20_000), memory=3 * GIB))
     after = painter.paint(status(2, held(used_1m_millipercent=20_900), memory=3 * GIB + 2**20))
-    told = difference(before, after)
-    assert told is not None
-    assert not told
-    assert difference(None, after) is None
+    assert message(NODE, before, after) == Picture()
+    assert message(NODE, None, after).node == NODE
 
 
 def test_what_differs_is_told_and_nothing_else() -> None:
     painter = Painter()
     before = painter.paint(status(1, held("a"), held("b")))
-    told = difference(before, painter.paint(status(2, held("a", used_1m_millipercent=50_000), held("c"))))
-    assert told is not None
-    assert (set(told.shares), told.ended, not told.devices) == ({("c", 0)}, ("b",), True)
-    assert set(told.share_numbers) == {("a", 0), ("c", 0)}
+    told = message(NODE, before, painter.paint(status(2, held("a", used_1m_millipercent=50_000), held("c"))))
+    assert [share.id for share in told.shares] == ["c"]
+    assert (told.ended_share_ids, told.devices) == (["b"], [])
+    assert {numbers.share_id for numbers in told.share_numbers} == {"a", "c"}
 
 
 def test_what_the_driver_and_labels_say_is_made_fit_to_be_told() -> None:
@@ -104,7 +104,7 @@ def test_what_the_driver_and_labels_say_is_made_fit_to_be_told() -> None:
     picture = Painter().paint(NodeStatus(SECOND_NS, (share,), (device,)))
     assert picture.devices[0].model == "H200?"
     assert len(picture.devices[0].health_reason) == 253
-    told = picture.shares["a", 0]
+    told = picture.shares[0]
     assert (len(told.pod), told.namespace, told.pod_uid) == (253, "a?b", "")
 
 

@@ -47,6 +47,20 @@ def test_ps_tells_who_is_paused_and_who_yields(sharepod: Sharepod, agent: Agent)
     assert (share["paused"], share["yielding"]) == (True, True)
 
 
+def test_json_is_the_agents_answer_with_numbers_and_words(sharepod: Sharepod, agent: Agent) -> None:
+    agent.shares[0].labels["pod"] = "train-0"
+    agent.shares.append(pb.Share(id="newer", share_class=9))  # type: ignore[arg-type]
+    found = json.loads(sharepod("ps", "-o", "json").out)
+    assert set(found) == {field.name for field in pb.WatchUsageResponse.DESCRIPTOR.fields}
+    share, newer = found["shares"]
+    assert set(share) == {field.name for field in pb.Share.DESCRIPTOR.fields}
+    assert (share["share_class"], share["labels"], share["processes"]) == ("standard", {"pod": "train-0"}, [])
+    assert newer["share_class"] == "unknown (9)"
+    (term,) = share["devices"]
+    assert (term["state"], term["usage"]["used_ns"], term["usage"]["turns"]) == ("waiting", 12_300_000_000, 7)
+    assert json.loads(sharepod("explain", "train", "-o", "json").out)["devices"][0]["holder_share_ids"] == ["xyz"]
+
+
 @pytest.mark.parametrize(
     ("width", "columns"),
     [

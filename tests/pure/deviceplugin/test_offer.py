@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sharepod.deviceplugin.agent import NodeDevice, NodeView
+from sharepod.deviceplugin.agent import NodeView
 from sharepod.deviceplugin.offer import CLEAR_S, RIVAL_REASON, Offer
+from sharepod.proto import v1_pb2 as pb
 
 NODE = NodeView(
-    tuple(NodeDevice(f"GPU-{name}", index, 1, True, "") for index, name in enumerate("abc")),
+    tuple(pb.Device(uuid=f"GPU-{name}", index=index, healthy=True) for index, name in enumerate("abc")),
     "/hook", "/run/shares", closed=False, environment={},
 )  # fmt: skip
 

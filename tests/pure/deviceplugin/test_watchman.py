@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sharepod.deviceplugin.agent import DeviceAccount, HeldShare
 from sharepod.deviceplugin.watchman import ATTACH_S, DENIED_EVERY_S, Note, Program, Seat, Watchman
 from sharepod.kube.pod import Pod
+from sharepod.proto import v1_pb2 as pb
 
 GIB = 1 << 30
 POD = Pod("uid-1", "default", "pod", phase="Running", running=frozenset({"main", "side"}))
-ACCOUNT = DeviceAccount(0, 10 * GIB, 0, 0, 0)
-SHARE = HeldShare("s1", (("GPU-0", 0),), False, 0, accounts=(ACCOUNT,))
+
+
+def held(processes: int = 0, **usage: int) -> pb.Share:
+    device = pb.DeviceShare(device_uuid="GPU-0", memory_limit_bytes=10 * GIB, usage=pb.Usage(**usage))
+    return pb.Share(id="s1", devices=[device], processes=[pb.Process()] * processes)
+
+
+SHARE = held()
 SEAT = Seat("s1", "main", POD, SHARE)
 PROGRAM = Program(0, 17, "python3", GIB, "uid-1")
 
@@ -24,7 +30,7 @@ def begun() -> Watchman:
 
 
 def denied(count: int) -> Seat:
-    return replace(SEAT, share=replace(SHARE, processes=1, accounts=(replace(ACCOUNT, memory_refusals=count),)))
+    return replace(SEAT, share=held(1, memory_refusals=count))
 
 
 def reasons(notes: list[Note]) -> list[str]:
@@ -42,8 +48,8 @@ def test_a_program_that_never_uses_cuda_is_a_normal_note_once() -> None:
 
 def test_one_that_has_used_it_or_ran_before_the_plugin_is_none() -> None:
     watchman = begun()
-    used = replace(SEAT, share=replace(SHARE, accounts=(replace(ACCOUNT, launches=1),)))
-    short = replace(SEAT, share_id="s2", share=replace(SHARE, processes=1))
+    used = replace(SEAT, share=held(launches=1))
+    short = replace(SEAT, share_id="s2", share=held(1))
     watchman.step([used, short], [], 0)
     assert watchman.step([used, replace(short, share=SHARE)], [], ATTACH_S) == []
     restarted, older = begun(), replace(SEAT, was_there=True)

@@ -41,7 +41,7 @@ def ask(request: int = 30, limit: int = 100, memory: int = 0, device: str = "", 
 def identity(runtime_directory: Path) -> Identity:
     """Who a node is of which nobody asks more than its name."""
     return Identity(
-        node_name="n", version="0", region_abi_version=1, pid=1, driver_version="",
+        node_name="n", version="0", region_abi_version=1, agent_pid=1, driver_version="",
         runtime_directory=str(runtime_directory), policy="open", metrics_address="", hook_path="", features=(),
         settings={}, environment={},
     )  # fmt: skip

@@ -6,14 +6,14 @@ They hold the truth of the model, and check on every release that nobody lives o
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from sharepod.deviceplugin.agent import HeldShare, NodeDevice, NodeView, NoRoom, StaysPaused
+from sharepod.deviceplugin.agent import NodeView, NoRoom, StaysPaused
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
 from sharepod.kube.client import ApiUnavailable
+from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -140,7 +140,7 @@ class ModelAgent:
     def __init__(self, lag: Lag, lives: Callable[[str], bool]) -> None:
         self.up = True
         self.full = False
-        self.held: dict[str, HeldShare] = {}
+        self.held: dict[str, pb.Share] = {}
         self.terms: dict[str, PodTerms] = {}
         self._lag = lag
         self._lives = lives
@@ -152,42 +152,50 @@ class ModelAgent:
 
     async def node(self) -> NodeView:
         await self._answer()
-        free = 0 if self.full else 100_000
-        devices = tuple(NodeDevice(uuid, index, 1 << 37, True, "", free) for index, uuid in enumerate(DEVICES))
-        return NodeView(devices, "/hook", "/run/shares", closed=False, environment={})
+        promised = 100_000 if self.full else 0
+        devices = [
+            pb.Device(uuid=uuid, index=index, memory_total_bytes=1 << 37, healthy=True, requested_millipercent=promised)
+            for index, uuid in enumerate(DEVICES)
+        ]
+        return NodeView(tuple(devices), "/hook", "/run/shares", closed=False, environment={})
 
-    async def shares(self) -> dict[str, HeldShare]:
+    async def shares(self) -> dict[str, pb.Share]:
         await self._answer()
         held = dict(self.held)
         await self._lag()
         return held
 
-    async def share(self, share_id: str) -> HeldShare | None:
+    async def share(self, share_id: str) -> pb.Share | None:
         return (await self.shares()).get(share_id)
 
     async def register(
         self, share_id: str, terms: PodTerms, devices: Sequence[str], labels: Mapping[str, str]
-    ) -> HeldShare:
+    ) -> pb.Share:
         await self._answer()
         if self.full and share_id not in self.held:
             raise NoRoom("no room")
-        share = self.held.setdefault(share_id, HeldShare(share_id, ((DEVICES[0], 0),), False, 0, labels))
+        device = pb.DeviceShare(device_uuid=DEVICES[0])
+        share = self.held.setdefault(share_id, pb.Share(id=share_id, devices=[device], labels=labels))
         self.terms.setdefault(share_id, terms)
         await self._lag()
         return share
 
     async def update(
-        self, share: HeldShare, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
+        self, share: pb.Share, terms: PodTerms, node: NodeView, labels: Mapping[str, str] | None = None
     ) -> None:
         await self._answer()
         assert share.id in self.held, "a share that is gone is changed"
         self.terms[share.id] = terms
+        was, changed = self.held[share.id], pb.Share()
+        changed.CopyFrom(was)  # who has asked before has what was there then
+        self.held[share.id] = changed
         if labels is not None:
-            self.held[share.id] = replace(self.held[share.id], labels=labels)
+            changed.labels.clear()
+            changed.labels.update(labels)
         yielding = terms.yields == "pause"
-        if self.full and self.held[share.id].yielding and not yielding:
+        if self.full and was.yielding and not yielding:
             raise StaysPaused("no room to go on")
-        self.held[share.id] = replace(self.held[share.id], paused=terms.paused or yielding, yielding=yielding)
+        changed.paused, changed.yielding = terms.paused or yielding, yielding
         await self._lag()
 
     async def release(self, share_id: str) -> None:

@@ -58,7 +58,7 @@ def test_a_launch_bound_replay_is_billed_its_kernels_and_at_most_the_gaps_that_n
             program.go(start_ns, start_ns + 400_000_000)
             steps = program.result().other["marks"]["step"]["count"]
             kernels, used_ns = node.kernels(), node.sample().busy_ns["a"]
-            billed_ns = node.usage()["a"].devices[0].used_ns
+            billed_ns = node.usage()["a"].devices[0].usage.used_ns
         assert steps >= 50
         assert sum(kernel.ended_ns - kernel.started_ns for kernel in kernels) == used_ns  # the log has them all
         gaps_ns = [later.started_ns - before.ended_ns for before, later in pairwise(kernels)]

@@ -93,7 +93,7 @@ def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(tmp_pat
         pod = await made(node, 0, 3)
         warm = pod.containers[0]
         await binder(node).pre_start(warm.units)
-        node.agent.held[warm.token] = replace(node.agent.held[warm.token], processes=1)
+        node.agent.held[warm.token].processes.add()
         node.api.put(replace(node.api.pods[pod.pod.name], finished={"init": LATER}))
         await asyncio.sleep(60)
         assert list(node.agent.held) == [warm.token]
