@@ -1,4 +1,4 @@
-"""Runs a test against a started double, and waits for what it should come to."""
+"""Runs a test against a started double."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from .server import ApiServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-PATIENCE_S = 20.0
 
 
 def with_server(test: Callable[[ApiServer, Path], Coroutine[Any, Any, None]]) -> None:

@@ -6,6 +6,7 @@ It runs in the test's loop. What a verb does is in the other modules; so are the
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
@@ -114,21 +115,21 @@ class ApiServer(Hand):
         AUTHORITY.cert_pem.write_to_path(str(directory / "ca.crt"))
         return directory
 
-    def address(self) -> Access:
-        """Return what reaches the server with its token of now, without a file."""
-
-        async def read(configuration: Any) -> Callable[[], Any]:
-            configuration.host = f"https://127.0.0.1:{self.port}"
-            configuration.ca_cert_data = AUTHORITY.cert_pem.bytes().decode()
-            configuration.api_key["BearerToken"] = f"Bearer {self.token}"
-            return lambda: asyncio.sleep(0)
-
-        return Access("double", (), read)
-
     def access(self, directory: Path) -> Access:
         """Return what a pod with this service account has of the server."""
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
         return in_cluster(environment, self.account(directory))
+
+    def kubeconfig(self, path: Path) -> Path:
+        """Write a kubeconfig that reaches the server with its token of now."""
+        authority = base64.b64encode(AUTHORITY.cert_pem.bytes()).decode()
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
+        content = {
+            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": {"token": self.token}}],
+        }  # fmt: skip
+        path.write_bytes(orjson.dumps(content))
+        return path
 
     @property
     def watching(self) -> int:
@@ -202,11 +203,10 @@ class ApiServer(Hand):
         changes = place.name and place.kind.stored and place.subresource in ("", "status")
         if method == "PUT" and changes:
             body = await _body(request, "application/json")
-            return _json(_with_kind(place, self.registry.update(place, body, _manager(request))))
+            return _json(_with_kind(place, self.registry.update(place, body)))
         if method == "PATCH" and changes:
             patch = await _body(request, MERGE, STRATEGIC)
-            done = self.registry.patch(place, request.content_type, patch, _manager(request))
-            return _json(_with_kind(place, done))
+            return _json(_with_kind(place, self.registry.patch(place, request.content_type, patch)))
         if method == "DELETE" and changes and not place.subresource:
             return await self._delete(request, place)
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
@@ -218,7 +218,7 @@ class ApiServer(Hand):
         elif place.subresource == "eviction":
             self.registry.evict(place, body)
         else:
-            return _json(_with_kind(place, self.registry.create(place, body, _manager(request))), 201)
+            return _json(_with_kind(place, self.registry.create(place, body)), 201)
         return _json(_success(), 201)
 
     async def _delete(self, request: web.Request, place: Place) -> web.Response:
@@ -228,12 +228,6 @@ class ApiServer(Hand):
         before = self.registry.get(place).body
         left = self.registry.deletion.delete(place, options)
         return _json(_with_kind(place, before if left is None else left))
-
-
-def _manager(request: web.Request) -> str:
-    """Return the writer's name, as managedFields name it."""
-    agent = request.headers.get("User-Agent", "unknown").partition("/")[0]
-    return (request.query.get("fieldManager") or agent)[:128]
 
 
 async def _body(request: web.Request, *media: str) -> Body:
