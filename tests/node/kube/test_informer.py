@@ -57,25 +57,6 @@ def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
     with_server(test)
 
 
-@pytest.mark.parametrize("by_status", [False, True])
-def test_a_version_that_is_gone_makes_a_new_list(by_status: bool) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        server.watches.gone_by_status = by_status
-        server.put(pod("a"))
-        server.put(pod("b"))
-        async with watched(server, account) as (_, view):
-            await eventually(lambda: view.equals(server), "the list")
-            server.cut("cut")
-            server.delete("a")
-            server.put(pod("c"))
-            server.compact()
-            await eventually(lambda: view.equals(server), "the new list")
-            assert ("gone", "a") in view.changes
-            assert server.requests["get pods"] == 2
-
-    with_server(test)
-
-
 def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.restore(5000)
@@ -151,7 +132,7 @@ CHANGES = st.one_of(
     st.tuples(st.just("move"), st.integers(0, 3), st.integers(0, 3)),
     st.tuples(st.just("delete"), st.integers(0, 3)),
     st.tuples(st.just("cut"), st.sampled_from(["end", "cut", "half"]), st.integers(0, 2)),
-    st.tuples(st.just("compact")),
+    st.tuples(st.just("compact"), st.booleans()),
     st.tuples(st.just("bookmark")),
     st.tuples(st.just("refuse"), st.sampled_from([401, 410, 429, 500, 503, 504]), st.integers(1, 3)),
     st.tuples(st.just("restart")),
@@ -173,6 +154,7 @@ async def do(server: ApiServer, change: tuple[Any, ...], uids: dict[str, int]) -
     elif kind == "cut":
         server.cut(rest[0], coming=rest[1])
     elif kind == "compact":
+        server.watches.gone_by_status = rest[0]
         server.compact()
     elif kind == "bookmark":
         server.bookmark()

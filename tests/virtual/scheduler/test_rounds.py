@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from sharepod.scheduler.ask import NodeSpec
 
 
-def test_a_gang_waits_until_all_of_it_fits_and_then_starts_whole() -> None:
-    line = Timeline(nodes(2), DEFAULT)
-    played(line, [task("first", size=5, least=5), task("gang", size=4, least=4, arrive_s=1.0)])
-    assert line.courses["gang"].started_s == line.courses["first"].ended_s
-
-
 def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_want() -> None:
     line = Timeline(nodes(2), DEFAULT)
     tasks = [
