@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import evict, rules
 from .deletion import Deletion
 from .events import check_event
-from .objects import check_changed, check_name, made, same_but_version, time_of
+from .objects import check_changed, check_name, made, time_of
 from .patch import MERGE_KEYS, patched
 from .refusal import already_exists, bad_request, forbidden, invalid, not_found
 from .store import copied
@@ -128,8 +128,6 @@ class Registry:
             rules.check_changed(before, body)
         elif plural == "events":
             check_event(body, place.namespace)
-        if same_but_version(before, body):
-            return before
         return self.store.put(plural, place.key, body).body
 
     def _keep_other_part(self, place: Place, before: Body, body: Body) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -105,20 +104,6 @@ async def test_a_gang_that_another_replica_released_is_timed_by_the_next(tmp_pat
             assert "1 of 2 members ran 2 s after their release" in world.said("late-1", "GangTimedOut")
             await eventually(lambda: sorted(world.server.registry.evicted) == ["late-0", "late-1"], "not ended")
             assert replica.keeper.memory.tally.evictions["timeout"] == 2
-
-
-async def test_a_member_that_has_done_its_work_before_the_others_run_is_not_waited_for(tmp_path: Path) -> None:
-    async with World(tmp_path, n1=4) as world:
-        names = ["gang-0", "gang-1"]
-        for name in names:
-            world.create(name, 100, gang="gang", gang_size="2", gang_timeout="1s")
-        async with world.replica() as replica:
-            await eventually(lambda: all(map(world.is_released, names)), "not released")
-            world.server.put(world.body("gang-0") | {"status": {"phase": "Succeeded"}})
-            world.run("gang-1")
-            await asyncio.sleep(2.5)
-            assert world.server.registry.evicted == []
-            assert not replica.keeper.memory.released
 
 
 async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,14 +270,17 @@ def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_
 def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeout() -> None:
     line = Timeline(nodes(2, 4), DEFAULT)
     line.come(task("gang", size=3, least=3))
+    line.come(task("well", size=2, least=2))
     for pod in list(line.cluster.pods()):
         assert pod.gang is not None
         line.cluster.set_pod(replace(pod, gang=replace(pod.gang, timeout_s=120)))
     decided(line, 0.0).run(line)
     pod_of(line, "gang-2", running=False)
+    pod_of(line, "well-0", ended=True)  # it has done its work, and is not waited for
     assert decided(line, 100.0).orders == []
     late = decided(line, 130.0)
     assert late.evicted == ["gang-0", "gang-1", "gang-2"]
+    assert not [key for key in line.memory.released if key[1] == "gang/well"]
     assert {text for _, text in late.told} == {"2 of 3 members ran 120 s after their release: all start anew"}
     assert line.memory.tally.gangs["timed_out"] == 1
 
