@@ -9,12 +9,12 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import sys
 import urllib.request
 
 import pytest
 
+from rig.cluster.apiserver import unused_port
 from rig.cluster.kubelet_pods import StartFailed
 from rig.cluster.node import plugin_node
 from rig.until import eventually
@@ -234,9 +234,7 @@ async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_n
 
 
 async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port()}"
 
     def metrics() -> dict[str, float]:
         try:
