@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .watch import Break
-
 Body = dict[str, Any]
 
 _BODY_MAX = 3 * 2**20
@@ -103,7 +101,7 @@ class ApiServer(Hand):
         self.port = int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        self.cut("cut")
+        self.watches.cut("cut")
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -130,31 +128,6 @@ class ApiServer(Hand):
         }  # fmt: skip
         path.write_bytes(orjson.dumps(content))
         return path
-
-    @property
-    def watching(self) -> int:
-        """How many watches are open."""
-        return self.watches.open
-
-    @property
-    def bookmarked(self) -> bool:
-        """Every watch was sent its bookmark."""
-        return self.watches.bookmarked
-
-    def bookmark(self) -> None:
-        self.watches.bookmark()
-
-    def cut(self, how: Break, coming: int = 0) -> None:
-        """End all watches, and as many of those to come as soon as they begin."""
-        self.watches.cut(how, coming)
-
-    def compact(self) -> None:
-        """Forget the history: whoever is behind must list again."""
-        self.store.compact()
-
-    def refuse(self, code: int, times: int = 1, after: str | None = None, only: str = "") -> None:
-        """Answer the next requests with a status; `only` those of a verb and resource such as `patch pods`."""
-        self.faults.refuse(code, times, after, only)
 
     def restore(self, version: int) -> None:
         """Forget everything, and count versions from here: a backup was restored."""

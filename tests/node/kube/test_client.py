@@ -25,8 +25,8 @@ def test_an_api_server_that_stumbles_is_asked_again_in_time() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with Client(server.access(account), AGENT) as client:
-            server.refuse(503, 2)
-            server.refuse(429, 1, after="1")
+            server.faults.refuse(503, 2)
+            server.faults.refuse(429, 1, after="1")
             answer = await client.patiently(POD, 10.0, 0.01)
             assert answer.status == 200
             assert server.requests["get pods"] == 4
@@ -53,7 +53,7 @@ def test_an_api_server_that_does_not_answer_is_unavailable_in_time() -> None:
 def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         async with Client(server.access(account), AGENT) as client:
-            server.refuse(403)
+            server.faults.refuse(403)
             with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
                 await client.patiently(POD, 10.0, 0.01)
             assert server.requests["get pods"] == 1
@@ -70,7 +70,7 @@ def test_a_token_that_is_rotated_is_read_again() -> None:
             with pytest.raises(ApiUnavailable, match="401 Unauthorized: see that our token is mounted"):
                 await client.call("GET", POD, timeout_s=5.0)
             server.put(pod("b"))
-            server.cut("cut")
+            server.watches.cut("cut")
             server.account(account)
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
             await eventually(lambda: view.equals(server), "the watch goes on with the new token")
@@ -82,7 +82,7 @@ def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on() -> No
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with watched(server, account) as (client, view):
-            await eventually(lambda: server.watching == 1, "the watch")
+            await eventually(lambda: server.watches.open == 1, "the watch")
             (account / "ca.crt").write_text("no certificate", encoding="ascii")
             with pytest.raises(ApiUnavailable, match=r"certificates for https://127\.0\.0\.1:\d+: .*: put them right"):
                 await client.call("GET", POD, timeout_s=5.0)

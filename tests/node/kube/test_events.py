@@ -79,7 +79,7 @@ def test_an_event_is_tried_again_and_not_written_twice_when_the_answer_was_lost(
             events.tell(some(), "First", "none", warning=False)
         assert server.requests["post events"] == 2
         async with writer(server, account) as events:
-            server.refuse(503, 2)
+            server.faults.refuse(503, 2)
             events.tell(some(), "Second", "none", warning=False)
         assert server.requests["post events"] == 5
         assert sorted(body["reason"] for body in server.events.values()) == ["First", "Second"]

@@ -23,7 +23,7 @@ def test_the_watch_yields_what_there_is_and_then_what_changes() -> None:
         server.put(pod("a"))
         server.put(pod("elsewhere", node="n2"))
         async with watched(server, account) as (_, view):
-            await eventually(lambda: view.equals(server) and server.watching == 1, "the watch")
+            await eventually(lambda: view.equals(server) and server.watches.open == 1, "the watch")
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))  # nothing of a Pod changes
             server.put(pod("b"))
@@ -41,15 +41,16 @@ def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         server.put(pod("a"))
         async with watched(server, account) as (_, view):
-            await eventually(lambda: view.equals(server) and server.watching == 1, "the watch")
+            await eventually(lambda: view.equals(server) and server.watches.open == 1, "the watch")
             for number in range(20):
                 server.put(pod("elsewhere", node="n2", phase=str(number)))
-            server.bookmark()
-            await eventually(lambda: server.bookmarked, "the bookmark")
-            server.compact()
-            watches = server.requests["watch pods"]
-            server.cut("end")
-            await eventually(lambda: server.requests["watch pods"] > watches and server.watching == 1, "the next watch")
+            server.watches.bookmark()
+            await eventually(lambda: server.watches.bookmarked, "the bookmark")
+            server.store.compact()
+            begun = server.requests["watch pods"]
+            server.watches.cut("end")
+            await eventually(lambda: server.requests["watch pods"] > begun, "the next watch")
+            await eventually(lambda: server.watches.open == 1, "the next watch")
             server.put(pod("b"))
             await eventually(lambda: view.equals(server), "it goes on")
             assert server.requests["get pods"] == 1
@@ -87,7 +88,7 @@ def test_a_server_that_goes_and_comes_back_is_waited_for_said_once_and_not_overr
                 await eventually(lambda: view.equals(server), "the list")
                 await asyncio.sleep(0)
                 server.put(pod("b"))
-                await eventually(lambda: view.equals(server) and server.watching == 1, "the watch")
+                await eventually(lambda: view.equals(server) and server.watches.open == 1, "the watch")
                 before = server.requests.total()
                 await asyncio.sleep(0.5)
                 assert server.requests.total() == before, "a healthy watch asks for nothing"
@@ -106,11 +107,11 @@ def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> N
             await eventually(lambda: view.equals(server), "the list")
             stop = time.monotonic() + 1.5
             while time.monotonic() < stop:
-                server.cut("end" if how == "end" else "cut", coming=1000)
+                server.watches.cut("end" if how == "end" else "cut", coming=1000)
                 await asyncio.sleep(0.001)
             # 0.05, 0.1, 0.2, 0.4, 0.8 s, half of it with the worst jitter: 6 tries, a list after 5 barren ones
             assert server.requests.total() <= 12
-            server.cut("end")
+            server.watches.cut("end")
             server.put(pod("b"))
             await eventually(lambda: view.equals(server), "it goes on")
 
@@ -119,7 +120,7 @@ def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> N
 
 def test_a_server_that_answers_with_errors_is_no_busy_loop() -> None:
     async def test(server: ApiServer, account: Path) -> None:
-        server.refuse(500, 10_000)
+        server.faults.refuse(500, 10_000)
         async with watched(server, account, Pace(first_s=0.05, last_s=5.0, watch_s=20)):
             await asyncio.sleep(1.5)
             assert 2 <= server.requests.total() <= 10
@@ -152,14 +153,14 @@ async def do(server: ApiServer, change: tuple[Any, ...], uids: dict[str, int]) -
         server.delete(name)
         uids[name] += 1
     elif kind == "cut":
-        server.cut(rest[0], coming=rest[1])
+        server.watches.cut(rest[0], coming=rest[1])
     elif kind == "compact":
         server.watches.gone_by_status = rest[0]
-        server.compact()
+        server.store.compact()
     elif kind == "bookmark":
-        server.bookmark()
+        server.watches.bookmark()
     elif kind == "refuse":
-        server.refuse(rest[0], rest[1])
+        server.faults.refuse(rest[0], rest[1])
     elif kind == "restart":
         await server.stop()
         await server.start()

@@ -40,7 +40,7 @@ async def double() -> AsyncIterator[Connection]:
         async with ApiServer() as server:
 
             async def compact() -> None:
-                server.compact()
+                server.store.compact()
 
             yield Connection(server.access(Path(directory)), compact=compact)
 

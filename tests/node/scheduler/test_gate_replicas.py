@@ -111,10 +111,10 @@ async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypat
     monkeypatch.setattr(leases, "RENEW_S", 0.2)
     async with World(tmp_path, n1=4) as world, world.replica() as replica:
         await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
-        world.server.refuse(503, times=10_000, only="patch pods")
+        world.server.faults.refuse(503, times=10_000, only="patch pods")
         world.create("a", 60)
         await eventually(lambda: world.server.requests["patch pods"], "nothing is tried")
-        world.server.refuse(503, times=10_000, only="put leases")
+        world.server.faults.refuse(503, times=10_000, only="put leases")
         await eventually(lambda: not replica.lease.is_held(), "the lease is still held")
         await eventually(lambda: replica.keeper.memory.tally.orders["release", "conflict"] == 1, "it is still tried")
         world.server.faults.stop_refusing()

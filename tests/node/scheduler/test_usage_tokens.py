@@ -83,7 +83,7 @@ def test_what_is_no_token_is_not_even_asked_about() -> None:
 @pytest.mark.parametrize("code", [401, 403, 422, 503])
 def test_a_server_that_refuses_to_review_or_is_away_says_nothing_about_the_token(code: int) -> None:
     async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
-        server.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
+        server.faults.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
         with pytest.raises(Unanswered, match=rf"the token cannot be checked.*{code}"):
             await identities.node_of("new.one")
         assert await identities.node_of("new.one") == "n1"

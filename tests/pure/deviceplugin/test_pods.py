@@ -41,7 +41,7 @@ def test_a_404_about_pods_alone_is_a_pod_that_is_gone() -> None:
     async def test(server: ApiServer, account: Path) -> None:
         async with Pods(server.access(account), "n1", FAST) as pods:
             assert await pods.get("default", "a") is None, "a Status about pods is the API server's"
-            server.refuse(404)
+            server.faults.refuse(404)
             with pytest.raises(ApiUnavailable, match="404 told to say 404: it is asked again"):
                 await pods.get("default", "a")
 
@@ -54,7 +54,7 @@ def test_a_node_tells_what_runs_its_containers() -> None:
         server.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
         async with Pods(server.access(account), "n1", FAST) as pods:
             assert await pods.runtime() == Runtime("v1.36.2", "containerd://2.1.9+unknown")
-            server.refuse(403)
+            server.faults.refuse(403)
             with pytest.raises(ApiUnavailable, match="give our service account the role"):
                 await pods.runtime()
         async with Pods(server.access(account), "n2", FAST) as pods:
