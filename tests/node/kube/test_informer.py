@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from watching import LOG, watched
 
-from rig.cluster.apiserver import ApiServer, pod, with_server
+from rig.cluster.apiserver import ApiServer, pod
 from rig.until import eventually
 from sharepod.kube.informer import Pace
 
 
-def test_the_watch_yields_what_there_is_and_then_what_changes() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_the_watch_yields_what_there_is_and_then_what_changes(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
         server.put(pod("elsewhere", node="n2"))
-        async with watched(server, account) as (_, view):
+        async with watched(server, tmp_path) as (_, view):
             await eventually(lambda: view.equals(server) and server.watches.open == 1, "the watch")
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))
             server.put(pod("a", annotations={"sharepod.io/limit": "60"}))  # nothing of a Pod changes
@@ -34,13 +35,11 @@ def test_the_watch_yields_what_there_is_and_then_what_changes() -> None:
             assert view.changes == [("set", "a"), ("set", "a"), ("set", "b"), ("gone", "b"), ("set", "last")]
             assert server.requests["get pods"] == server.requests["watch pods"] == 1
 
-    with_server(test)
 
-
-def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_bookmarks_save_the_list_after_the_history_was_compacted(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
-        async with watched(server, account) as (_, view):
+        async with watched(server, tmp_path) as (_, view):
             await eventually(lambda: view.equals(server) and server.watches.open == 1, "the watch")
             for number in range(20):
                 server.put(pod("elsewhere", node="n2", phase=str(number)))
@@ -55,14 +54,12 @@ def test_bookmarks_save_the_list_after_the_history_was_compacted() -> None:
             await eventually(lambda: view.equals(server), "it goes on")
             assert server.requests["get pods"] == 1
 
-    with_server(test)
 
-
-def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_an_api_server_whose_versions_began_anew_is_believed(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.restore(5000)
         server.put(pod("a"))
-        async with watched(server, account, Pace(first_s=0.01, last_s=0.1, watch_s=1)) as (_, view):
+        async with watched(server, tmp_path, Pace(first_s=0.01, last_s=0.1, watch_s=1)) as (_, view):
             await eventually(lambda: view.equals(server), "the list")
             await server.stop()
             server.restore(10)  # from an old backup
@@ -70,17 +67,15 @@ def test_an_api_server_whose_versions_began_anew_is_believed() -> None:
             await server.start()
             await eventually(lambda: view.equals(server), "the restored state")
 
-    with_server(test)
 
-
-def test_a_server_that_goes_and_comes_back_is_waited_for_said_once_and_not_overrun(
-    caplog: pytest.LogCaptureFixture,
+async def test_a_server_that_goes_and_comes_back_is_waited_for_said_once_and_not_overrun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+    async with ApiServer() as server:
         await server.stop()
         server.put(pod("a"))
         with caplog.at_level(logging.INFO, logger=LOG.name):
-            async with watched(server, account) as (_, view):
+            async with watched(server, tmp_path) as (_, view):
                 await asyncio.sleep(0.7)
                 assert view.changes == []
                 server.faults.lag_s = 0.1
@@ -95,15 +90,13 @@ def test_a_server_that_goes_and_comes_back_is_waited_for_said_once_and_not_overr
         messages = [record.message for record in caplog.records if record.name == LOG.name]
         assert messages == ["pods are not watched", "API server is back"]
 
-    with_server(test)
-
 
 @pytest.mark.parametrize("how", ["end", "cut"])
-def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(tmp_path: Path, how: str) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
         pace = Pace(first_s=0.05, last_s=5.0, watch_s=20)
-        async with watched(server, account, pace) as (_, view):
+        async with watched(server, tmp_path, pace) as (_, view):
             await eventually(lambda: view.equals(server), "the list")
             stop = time.monotonic() + 1.5
             while time.monotonic() < stop:
@@ -115,17 +108,13 @@ def test_a_watch_that_is_ended_at_once_every_time_is_no_busy_loop(how: str) -> N
             server.put(pod("b"))
             await eventually(lambda: view.equals(server), "it goes on")
 
-    with_server(test)
 
-
-def test_a_server_that_answers_with_errors_is_no_busy_loop() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_a_server_that_answers_with_errors_is_no_busy_loop(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.faults.refuse(500, 10_000)
-        async with watched(server, account, Pace(first_s=0.05, last_s=5.0, watch_s=20)):
+        async with watched(server, tmp_path, Pace(first_s=0.05, last_s=5.0, watch_s=20)):
             await asyncio.sleep(1.5)
             assert 2 <= server.requests.total() <= 10
-
-    with_server(test)
 
 
 CHANGES = st.one_of(
@@ -177,15 +166,17 @@ async def do(server: ApiServer, change: tuple[Any, ...], uids: dict[str, int]) -
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(CHANGES, max_size=30), begun=st.integers(0, 10), page=st.sampled_from([0, 1, 2]))
 def test_nothing_is_lost_whenever_the_watch_breaks(changes: list[tuple[Any, ...]], begun: int, page: int) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        uids: dict[str, int] = {}
-        for change in changes[:begun]:
-            await do(server, change, uids)
-        async with watched(server, account, Pace(first_s=0.001, last_s=0.01, watch_s=20), page) as (_, view):
-            for change in changes[begun:]:
+    async def test(account: Path) -> None:
+        async with ApiServer() as server:
+            uids: dict[str, int] = {}
+            for change in changes[:begun]:
                 await do(server, change, uids)
-            await eventually(lambda: view.equals(server), f"{view.pods} is not {server.pods}")
-            server.put(pod("last"))
-            await eventually(lambda: view.equals(server), "a change after it all")
+            async with watched(server, account, Pace(first_s=0.001, last_s=0.01, watch_s=20), page) as (_, view):
+                for change in changes[begun:]:
+                    await do(server, change, uids)
+                await eventually(lambda: view.equals(server), f"{view.pods} is not {server.pods}")
+                server.put(pod("last"))
+                await eventually(lambda: view.equals(server), "a change after it all")
 
-    with_server(test)
+    with tempfile.TemporaryDirectory(prefix="sharepod-test-") as directory:
+        asyncio.run(test(Path(directory)))
