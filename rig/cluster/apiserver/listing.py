@@ -1,4 +1,4 @@
-"""Lists: of which version, which objects of it, in which pieces. What is sent is made of what the store has as text."""
+"""Lists: of which version, which objects of it, in which pieces."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def matcher(place: Place, query: Mapping[str, str]) -> Callable[[Mapping[str, An
     return matches
 
 
-def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) -> bytes:
-    """Return a list as JSON. Raises Refusal.
+def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) -> dict[str, Any]:
+    """Return a list. Raises Refusal.
 
     `behind`: how many versions the cache lacks, from which a list at version 0 comes.
     """
@@ -73,7 +73,7 @@ def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) ->
         metadata["continue"] = _token(version, chosen[limit - 1][0])
         chosen = chosen[:limit]
     head = {"kind": f"{place.kind.kind}List", "apiVersion": place.kind.api_version, "metadata": metadata}
-    return orjson.dumps(head)[:-1] + b',"items":[' + b",".join(kept.text for _, kept in chosen) + b"]}"
+    return head | {"items": [kept.body for _, kept in chosen]}
 
 
 def _version(store: Store, query: Mapping[str, str], behind: int) -> int:

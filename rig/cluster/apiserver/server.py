@@ -168,9 +168,7 @@ class ApiServer(Hand):
         if method == "GET" and place.kind.stored and place.subresource in ("", "status"):
             if place.name:
                 return _json(_with_kind(place, self.registry.get(place).body))
-            return web.Response(
-                body=listed(self.store, place, request.query, self.stale), content_type="application/json"
-            )
+            return _json(listed(self.store, place, request.query, self.stale))
         if method == "POST" and (not place.name or place.subresource in ("binding", "eviction")):
             return await self._post(request, place)
         changes = place.name and place.kind.stored and place.subresource in ("", "status")
