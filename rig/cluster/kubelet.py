@@ -62,15 +62,13 @@ class FakeKubelet:
         self,
         directory: Path,
         *,
-        resource: str = "sharepod.io/gpu",
-        seed: int = 0,
         rate: float = 100.0,
         burst: int = 10,
     ) -> None:
         self.plugins = directory / "device-plugins"
         self.socket = self.plugins / "kubelet.sock"
         self.pod_resources = directory / "pod-resources" / "kubelet.sock"
-        self.resource = resource
+        self.resource = "sharepod.io/gpu"
         self.pods: dict[str, FakePod] = {}
         self.endpoint: Endpoint | None = None
         self.registrations: list[pb.RegisterRequest] = []
@@ -83,7 +81,7 @@ class FakeKubelet:
         self.lists = 0
         """How often pod-resources answered."""
         self.rate, self.burst = rate, burst
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._choosing = asyncio.Lock()
         self._servers: list[grpc.aio.Server] = []
 

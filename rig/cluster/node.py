@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rig.cluster.apiserver import AUTHORITY, ApiServer, pod
+from rig.cluster.apiserver import ApiServer, pod
 from rig.cluster.kubelet import FakeKubelet
 from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
@@ -60,18 +59,7 @@ class PluginNode:
         await eventually(lambda: (self.runtime / "agent.sock").exists(), self.log)
 
     def plugin_arguments(self) -> list[str]:
-        kubeconfig = self.directory / "kubeconfig"
-        cluster = {
-            "server": f"https://127.0.0.1:{self.api.port}",
-            "certificate-authority-data": base64.b64encode(AUTHORITY.cert_pem.bytes()).decode(),
-        }
-        content = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": self.api.token}}],
-        }
-        kubeconfig.write_text(json.dumps(content))
+        kubeconfig = self.api.kubeconfig(self.directory / "kubeconfig")
         given = {
             "node-name": "n1", "agent-socket": self.runtime / "agent.sock", "state-directory": self.state,
             "kubelet-directory": self.directory / "kubelet", "cdi-directory": self.cdi,

@@ -9,11 +9,10 @@ import socket
 from .hand import pod
 from .keys import AUTHORITY, DEVELOPER, SERVER
 from .refusal import Body, Refusal
-from .running import with_server
 from .server import ApiServer
 
 __all__ = [
-    "AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "unused_port", "with_server",
+    "AUTHORITY", "DEVELOPER", "SERVER", "ApiServer", "Body", "Refusal", "pod", "unused_port",
 ]  # fmt: skip
 
 

@@ -102,9 +102,6 @@ class Hand:
         """Take a pod away, at once."""
         self.store.delete("pods", (namespace, name))
 
-    def delete_node(self, name: str) -> None:
-        self.store.delete("nodes", ("", name))
-
     def expire_events(self) -> None:
         """Take all Events away, as an hour does."""
         for key in list(self.events):

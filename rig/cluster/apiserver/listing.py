@@ -1,9 +1,8 @@
-"""Lists: of which version, which objects of it, in which pieces. What is sent is made of what the store has as text."""
+"""Lists: of which version, which objects of it, in which pieces."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,8 +49,8 @@ def matcher(place: Place, query: Mapping[str, str]) -> Callable[[Mapping[str, An
     return matches
 
 
-def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) -> bytes:
-    """Return a list as JSON. Raises Refusal.
+def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) -> dict[str, Any]:
+    """Return a list. Raises Refusal.
 
     `behind`: how many versions the cache lacks, from which a list at version 0 comes.
     """
@@ -74,7 +73,7 @@ def listed(store: Store, place: Place, query: Mapping[str, str], behind: int) ->
         metadata["continue"] = _token(version, chosen[limit - 1][0])
         chosen = chosen[:limit]
     head = {"kind": f"{place.kind.kind}List", "apiVersion": place.kind.api_version, "metadata": metadata}
-    return orjson.dumps(head)[:-1] + b',"items":[' + b",".join(kept.text for _, kept in chosen) + b"]}"
+    return head | {"items": [kept.body for _, kept in chosen]}
 
 
 def _version(store: Store, query: Mapping[str, str], behind: int) -> int:
@@ -90,12 +89,8 @@ def _version(store: Store, query: Mapping[str, str], behind: int) -> int:
 
 
 def number(query: Mapping[str, str], name: str) -> int:
-    """Return a number of a query, 0 where it is not given. Raises Refusal."""
-    text = query.get(name) or "0"
-    if not text.isdecimal():
-        why = f'Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-        raise bad_request(f"{name}: {why}")
-    return int(text)
+    """Return a number of a query, 0 where it is not given."""
+    return int(query.get(name) or 0)
 
 
 def _token(version: int, after: Key) -> str:
@@ -105,8 +100,5 @@ def _token(version: int, after: Key) -> str:
 def _page(token: str) -> Page | None:
     if not token:
         return None
-    try:
-        found = orjson.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        return Page(int(found["rv"]), (str(found["start"][0]), str(found["start"][1])))
-    except (binascii.Error, ValueError, KeyError, TypeError, IndexError):
-        raise bad_request("continue key is not valid") from None
+    found = orjson.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    return Page(found["rv"], tuple(found["start"]))

@@ -72,13 +72,3 @@ def check_changed(place: Place, before: Body, after: Body) -> None:
             new.pop(name, None)
     if faults:
         raise invalid(kind.kind, place.name, faults)
-
-
-def same_but_version(before: Body, after: Body) -> bool:
-    """Tell whether a write changes nothing: it is not written then, and the version stays."""
-    return _without_version(before) == _without_version(after)
-
-
-def _without_version(body: Body) -> Body:
-    metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
-    return {**{key: value for key, value in body.items() if value not in ({}, None)}, "metadata": metadata}

@@ -18,36 +18,26 @@ MERGE_KEYS = {"schedulingGates": "name", "conditions": "type"}
 """Lists that are merged by a field of their items. All others are replaced: Kubernetes knows more that are merged."""
 
 
-def merge_patch(body: Body, patch: Mapping[str, Any]) -> Body:
-    """Return a body merged with a patch: null takes away, lists are replaced."""
+def patched(body: Body, patch: Mapping[str, Any], merge_keys: Mapping[str, str]) -> Body:
+    """Return a body merged with a patch: null takes away, lists are replaced.
+
+    Lists of `merge_keys` are merged item by item, with `$patch: delete`: none for a merge patch, MERGE_KEYS for a
+    strategic one.
+    """
     for key, value in patch.items():
         if value is None:
             body.pop(key, None)
         elif isinstance(value, dict):
             before = body.get(key)
-            body[key] = merge_patch(before if isinstance(before, dict) else {}, value)
+            body[key] = patched(before if isinstance(before, dict) else {}, value, merge_keys)
+        elif isinstance(value, list) and key in merge_keys and all(isinstance(item, dict) for item in value):
+            body[key] = _merged(merge_keys[key], body.get(key) or [], value, merge_keys)
         else:
             body[key] = value
     return body
 
 
-def strategic_merge_patch(body: Body, patch: Mapping[str, Any]) -> Body:
-    """Return a body merged with a patch: lists of MERGE_KEYS item by item, with `$patch: delete`."""
-    for key, value in patch.items():
-        if value is None:
-            body.pop(key, None)
-        elif isinstance(value, dict):
-            before = body.get(key)
-            body[key] = strategic_merge_patch(before if isinstance(before, dict) else {}, value)
-        elif isinstance(value, list) and key in MERGE_KEYS and all(isinstance(item, dict) for item in value):
-            body[key] = _merged(key, body.get(key) or [], value)
-        else:
-            body[key] = value
-    return body
-
-
-def _merged(name: str, items: list[Body], patches: list[Body]) -> list[Body]:
-    by = MERGE_KEYS[name]
+def _merged(by: str, items: list[Body], patches: list[Body], merge_keys: Mapping[str, str]) -> list[Body]:
     merged = list(items)
     for patch in patches:
         if by not in patch:
@@ -59,5 +49,5 @@ def _merged(name: str, items: list[Body], patches: list[Body]) -> list[Body]:
         elif at is None:
             merged.append(patch)
         else:
-            merged[at] = strategic_merge_patch(merged[at], patch)
+            merged[at] = patched(merged[at], patch, merge_keys)
     return merged

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from . import evict, rules
 from .deletion import Deletion
 from .events import check_event
-from .managed import note_update
-from .objects import check_changed, check_name, made, same_but_version, time_of
-from .patch import merge_patch, strategic_merge_patch
-from .refusal import already_exists, bad_request, conflict, forbidden, invalid, not_found
+from .objects import check_changed, check_name, made, time_of
+from .patch import MERGE_KEYS, patched
+from .refusal import already_exists, bad_request, forbidden, invalid, not_found
 from .store import copied
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Registry:
             raise not_found(place.kind.title, place.name)
         return kept
 
-    def create(self, place: Place, body: Body, manager: str) -> Body:
+    def create(self, place: Place, body: Body) -> Body:
         """Make an object. Raises Refusal."""
         kind = place.kind
         _check_kind(place, body)
@@ -64,8 +63,6 @@ class Registry:
             check_event(body, place.namespace)
         if self.store.get(kind.plural, key) is not None:
             raise already_exists(kind.title, key[1])
-        body["metadata"].pop("managedFields", None)
-        note_update({"metadata": {}}, body, manager, "", kind.api_version, self._now())
         kept = self.store.put(kind.plural, key, body)
         if kind.plural == "namespaces":
             self.begin_namespace(key[1])
@@ -76,32 +73,25 @@ class Registry:
         account = {"metadata": {"name": "default", "namespace": name, "uid": f"uid-{name}-default"}}
         self.store.put("serviceaccounts", (name, "default"), account)
 
-    def update(self, place: Place, body: Body, manager: str) -> Body:
+    def update(self, place: Place, body: Body) -> Body:
         """Replace an object. Raises Refusal."""
         _check_kind(place, body)
-        kept = self.get(place)
         metadata = body.get("metadata") or {}
         check_name(place, metadata)
-        if metadata.get("uid") not in (None, "", kept.body["metadata"].get("uid")):
-            uid = kept.body["metadata"].get("uid")
-            why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {uid}"
-            raise conflict(place.kind.title, place.name, why)
         if place.kind.needs_version and not metadata.get("resourceVersion"):
             why = "Invalid value: 0x0: must be specified for an update"
             raise invalid(place.kind.kind, place.name, [("metadata.resourceVersion", why)])
-        return self._change(place, lambda _: copied(body), manager)
+        return self._change(place, lambda _: copied(body))
 
-    def patch(self, place: Place, media: str, patch: Body, manager: str) -> Body:
+    def patch(self, place: Place, media: str, patch: Body) -> Body:
         """Change an object by a patch. Raises Refusal."""
-        merge = merge_patch if media == MERGE else strategic_merge_patch
-        return self._change(place, lambda body: merge(body, copied(patch)), manager)
+        merge_keys = {} if media == MERGE else MERGE_KEYS
+        return self._change(place, lambda body: patched(body, copied(patch), merge_keys))
 
     def bind(self, place: Place, binding: Body) -> None:
         """Bind a pod to a node. Raises Refusal."""
-        pod = self.get(place)
-        if binding.get("metadata", {}).get("name", place.name) != place.name:
-            raise bad_request("name in URL does not match name in Binding object")
-        self.store.put("pods", place.key, rules.bound(pod.copy(), binding, self._now()))
+        bound = rules.bound(self.get(place).copy(), binding, time_of(self._unix()))
+        self.store.put("pods", place.key, bound)
 
     def evict(self, place: Place, eviction: Body) -> None:
         """Delete a pod if its budgets allow it. Raises Refusal."""
@@ -126,7 +116,7 @@ class Registry:
             if status != kept.body.get("status"):
                 self.store.put("poddisruptionbudgets", key, {**kept.body, "status": status})
 
-    def _change(self, place: Place, change: Callable[[Body], Body], manager: str) -> Body:
+    def _change(self, place: Place, change: Callable[[Body], Body]) -> Body:
         kept = self.get(place)
         before, plural = kept.body, place.kind.plural
         head = {"apiVersion": place.kind.api_version, "kind": place.kind.kind}
@@ -138,9 +128,6 @@ class Registry:
             rules.check_changed(before, body)
         elif plural == "events":
             check_event(body, place.namespace)
-        note_update(before, body, manager, place.subresource, place.kind.api_version, self._now())
-        if same_but_version(before, body):
-            return before
         return self.store.put(plural, place.key, body).body
 
     def _keep_other_part(self, place: Place, before: Body, body: Body) -> None:
@@ -173,9 +160,6 @@ class Registry:
         token = body.get("spec", {}).get("token", "")
         status = self.reviews.get(token, {"authenticated": False, "error": "the token is not known"})
         return body | {"status": status}
-
-    def _now(self) -> str:
-        return time_of(self._unix())
 
 
 def _check_kind(place: Place, body: Body) -> None:

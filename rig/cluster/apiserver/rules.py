@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .refusal import conflict, invalid
+from .refusal import invalid
 from .store import copied
 
 Body = dict[str, Any]
@@ -59,15 +59,7 @@ def _check_selector(old: Body, new: Body) -> Faults:
 
 
 def bound(pod: Body, binding: Body, now: str) -> Body:
-    """Return a pod that is bound to a node. Raises Refusal where it cannot be."""
-    name = pod["metadata"]["name"]
-    if pod["metadata"].get("deletionTimestamp"):
-        raise conflict("pods/binding", name, f"pod {name} is being deleted, cannot be assigned to a host")
-    if pod["spec"].get("nodeName"):
-        why = f'pod {name} is already assigned to node "{pod["spec"]["nodeName"]}"'
-        raise conflict("pods/binding", name, why)
-    if gates_of(pod):
-        raise conflict("pods/binding", name, f"pod {name} has non-empty .spec.schedulingGates")
+    """Return a pod that is bound to a node: whether it may be is not checked, for nothing of ours binds pods."""
     pod["spec"]["nodeName"] = binding["target"]["name"]
     conditions = pod.setdefault("status", {}).setdefault("conditions", [])
     conditions[:] = [item for item in conditions if item["type"] != "PodScheduled"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Matches = Callable[[Mapping[str, Any]], bool]
 
 _EVERY = ("metadata.name", "metadata.namespace")
-_PODS = ("spec.nodeName", "spec.schedulerName", "status.phase")
+_PODS = ("spec.nodeName", "status.phase")
 """What a field selector may name of a pod, beside what it may name of every kind. Kubernetes knows more."""
 
 

@@ -6,6 +6,7 @@ It runs in the test's loop. What a verb does is in the other modules; so are the
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
@@ -28,8 +29,6 @@ from .watch import Watches
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from .watch import Break
 
 Body = dict[str, Any]
 
@@ -102,7 +101,7 @@ class ApiServer(Hand):
         self.port = int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        self.cut("cut")
+        self.watches.cut("cut")
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -114,46 +113,21 @@ class ApiServer(Hand):
         AUTHORITY.cert_pem.write_to_path(str(directory / "ca.crt"))
         return directory
 
-    def address(self) -> Access:
-        """Return what reaches the server with its token of now, without a file."""
-
-        async def read(configuration: Any) -> Callable[[], Any]:
-            configuration.host = f"https://127.0.0.1:{self.port}"
-            configuration.ca_cert_data = AUTHORITY.cert_pem.bytes().decode()
-            configuration.api_key["BearerToken"] = f"Bearer {self.token}"
-            return lambda: asyncio.sleep(0)
-
-        return Access("double", (), read)
-
     def access(self, directory: Path) -> Access:
         """Return what a pod with this service account has of the server."""
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
         return in_cluster(environment, self.account(directory))
 
-    @property
-    def watching(self) -> int:
-        """How many watches are open."""
-        return self.watches.open
-
-    @property
-    def bookmarked(self) -> bool:
-        """Every watch was sent its bookmark."""
-        return self.watches.bookmarked
-
-    def bookmark(self) -> None:
-        self.watches.bookmark()
-
-    def cut(self, how: Break, coming: int = 0) -> None:
-        """End all watches, and as many of those to come as soon as they begin."""
-        self.watches.cut(how, coming)
-
-    def compact(self) -> None:
-        """Forget the history: whoever is behind must list again."""
-        self.store.compact()
-
-    def refuse(self, code: int, times: int = 1, after: str | None = None, only: str = "") -> None:
-        """Answer the next requests with a status; `only` those of a verb and resource such as `patch pods`."""
-        self.faults.refuse(code, times, after, only)
+    def kubeconfig(self, path: Path) -> Path:
+        """Write a kubeconfig that reaches the server with its token of now."""
+        authority = base64.b64encode(AUTHORITY.cert_pem.bytes()).decode()
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
+        content = {
+            "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": {"token": self.token}}],
+        }  # fmt: skip
+        path.write_bytes(orjson.dumps(content))
+        return path
 
     def restore(self, version: int) -> None:
         """Forget everything, and count versions from here: a backup was restored."""
@@ -194,19 +168,16 @@ class ApiServer(Hand):
         if method == "GET" and place.kind.stored and place.subresource in ("", "status"):
             if place.name:
                 return _json(_with_kind(place, self.registry.get(place).body))
-            return web.Response(
-                body=listed(self.store, place, request.query, self.stale), content_type="application/json"
-            )
+            return _json(listed(self.store, place, request.query, self.stale))
         if method == "POST" and (not place.name or place.subresource in ("binding", "eviction")):
             return await self._post(request, place)
         changes = place.name and place.kind.stored and place.subresource in ("", "status")
         if method == "PUT" and changes:
             body = await _body(request, "application/json")
-            return _json(_with_kind(place, self.registry.update(place, body, _manager(request))))
+            return _json(_with_kind(place, self.registry.update(place, body)))
         if method == "PATCH" and changes:
             patch = await _body(request, MERGE, STRATEGIC)
-            done = self.registry.patch(place, request.content_type, patch, _manager(request))
-            return _json(_with_kind(place, done))
+            return _json(_with_kind(place, self.registry.patch(place, request.content_type, patch)))
         if method == "DELETE" and changes and not place.subresource:
             return await self._delete(request, place)
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
@@ -218,7 +189,7 @@ class ApiServer(Hand):
         elif place.subresource == "eviction":
             self.registry.evict(place, body)
         else:
-            return _json(_with_kind(place, self.registry.create(place, body, _manager(request))), 201)
+            return _json(_with_kind(place, self.registry.create(place, body)), 201)
         return _json(_success(), 201)
 
     async def _delete(self, request: web.Request, place: Place) -> web.Response:
@@ -228,12 +199,6 @@ class ApiServer(Hand):
         before = self.registry.get(place).body
         left = self.registry.deletion.delete(place, options)
         return _json(_with_kind(place, before if left is None else left))
-
-
-def _manager(request: web.Request) -> str:
-    """Return the writer's name, as managedFields name it."""
-    agent = request.headers.get("User-Agent", "unknown").partition("/")[0]
-    return (request.query.get("fieldManager") or agent)[:128]
 
 
 async def _body(request: web.Request, *media: str) -> Body:

@@ -24,26 +24,15 @@ def copied(body: Body) -> Body:
     return copy
 
 
+@dataclass(frozen=True, slots=True)
 class Kept:
     """An object at one version; it does not change."""
 
-    __slots__ = ("_text", "body", "version")
-
-    def __init__(self, body: Body, version: int) -> None:
-        self.body = body
-        self.version = version
-        self._text: bytes | None = None
-
-    @property
-    def text(self) -> bytes:
-        """Its JSON, made once: lists and watches of thousands of objects are sums of these."""
-        if self._text is None:
-            self._text = orjson.dumps(self.body)
-        return self._text
+    body: Body
+    version: int
 
     def copy(self) -> Body:
-        body: Body = orjson.loads(self.text)
-        return body
+        return copied(self.body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from .listing import matcher, number
 from .refusal import bad_request, expired
-from .store import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,7 +98,7 @@ class Watches:
         except ConnectionError:  # it has gone again
             return response
         if gone:
-            await response.write(_line(b"ERROR", orjson.dumps(refusal.status)))
+            await response.write(_line("ERROR", refusal.status))
             return response
         watcher = Watcher(place, matches, query.get("allowWatchBookmarks") in ("true", "1"), since, since)
         if self._cuts:
@@ -144,7 +143,7 @@ class Watches:
         if watcher.bookmark_due and not watcher.broken:
             watcher.bookmark_due = False
             if watcher.bookmarks and watcher.at <= self._store.version:
-                await response.write(_line(b"BOOKMARK", orjson.dumps(_bookmark(watcher.place, watcher.at))))
+                await response.write(_line("BOOKMARK", _bookmark(watcher.place, watcher.at)))
         if watcher.broken == "half":
             await response.write(_HALF)
         if watcher.broken in ("cut", "half") and request.transport is not None:
@@ -160,21 +159,20 @@ class Watches:
         if not was and not now:
             return b""
         if now:
-            return self._said(watcher, b"MODIFIED" if was else b"ADDED", change.after)
+            return self._said(watcher, "MODIFIED" if was else "ADDED", change.after.body)
         if change.before is not None and change.there:  # to this watch it is as it was when it matched
             last = change.before.copy()
             last["metadata"]["resourceVersion"] = str(change.version)
-            return self._said(watcher, b"DELETED", Kept(last, change.version))
-        return self._said(watcher, b"DELETED", change.after)
+            return self._said(watcher, "DELETED", last)
+        return self._said(watcher, "DELETED", change.after.body)
 
-    def _said(self, watcher: Watcher, what: bytes, kept: Kept) -> bytes:
+    def _said(self, watcher: Watcher, what: str, body: Mapping[str, Any]) -> bytes:
         kind = watcher.place.kind
-        head = f'{{"kind":"{kind.kind}","apiVersion":"{kind.api_version}",'.encode()
-        return _line(what, head + kept.text[1:])
+        return _line(what, {"kind": kind.kind, "apiVersion": kind.api_version, **body})
 
 
-def _line(what: bytes, body: bytes) -> bytes:
-    return b'{"type":"' + what + b'","object":' + body + b"}\n"
+def _line(what: str, body: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({"type": what, "object": body}) + b"\n"
 
 
 def _bookmark(place: Place, version: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from model_sides import Lag, ModelAgent, ModelApi
-from virtual_time import run_virtually
+from virtual_time import virtually
 
 from rig import REPO_ROOT
 from rig.cluster.node import plugin_node
@@ -85,26 +85,24 @@ async def test_denied_memory_a_stranger_and_a_lost_share_are_told() -> None:
             await eventually(lambda: any("ShareLost: container main" in told for told in node.events("lost")), node.log)
 
 
-def test_an_agent_that_is_away_for_half_a_minute_is_told_once_and_its_return(tmp_path: Path) -> None:
-    async def play() -> None:
-        lag, notes = Lag(1), list[Note]()
-        api, agent = ModelApi(lag), ModelAgent(lag, lambda _: False)
-        record = Record(Store(tmp_path))
-        shares = Shares(record, agent, CdiDirectory(tmp_path / "cdi"))  # type: ignore[arg-type]
-        follower = Follower(record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
-        sides: Any = (record, shares, follower, agent, api, HostProcesses(tmp_path / "none"))
-        lookout = Lookout(*sides, notes.append)
-        api.listed = True
-        looking = asyncio.create_task(lookout.look_for_ever())
-        for away_s in (15, 200):
-            agent.up = False
-            await asyncio.sleep(away_s)
-            agent.up = True
-            await asyncio.sleep(60)
-        looking.cancel()
-        assert [(note.reason, note.warning) for note in notes] == [
-            ("SharePodAgentUnreachable", True),
-            ("SharePodAgentReachable", False),
-        ]
-
-    run_virtually(play())
+@virtually
+async def test_an_agent_that_is_away_for_half_a_minute_is_told_once_and_its_return(tmp_path: Path) -> None:
+    lag, notes = Lag(1), list[Note]()
+    api, agent = ModelApi(lag), ModelAgent(lag, lambda _: False)
+    record = Record(Store(tmp_path))
+    shares = Shares(record, agent, CdiDirectory(tmp_path / "cdi"))  # type: ignore[arg-type]
+    follower = Follower(record, shares, agent, api, limit_percent=100)  # type: ignore[arg-type]
+    sides: Any = (record, shares, follower, agent, api, HostProcesses(tmp_path / "none"))
+    lookout = Lookout(*sides, notes.append)
+    api.listed = True
+    looking = asyncio.create_task(lookout.look_for_ever())
+    for away_s in (15, 200):
+        agent.up = False
+        await asyncio.sleep(away_s)
+        agent.up = True
+        await asyncio.sleep(60)
+    looking.cancel()
+    assert [(note.reason, note.warning) for note in notes] == [
+        ("SharePodAgentUnreachable", True),
+        ("SharePodAgentReachable", False),
+    ]

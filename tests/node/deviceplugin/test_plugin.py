@@ -9,14 +9,14 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import sys
 import urllib.request
 
 import pytest
 
+from rig.cluster.apiserver import unused_port
 from rig.cluster.kubelet_pods import StartFailed
-from rig.cluster.node import plugin_node
+from rig.cluster.node import PluginNode, plugin_node
 from rig.until import eventually
 from sharepod.scheduler.usage import NodeFacts, NodeUse, UsageBook
 from sharepod.scheduler.usage_server import UsageServer
@@ -126,6 +126,17 @@ async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_ma
         assert shares["pod/a"].devices[0].device_uuid == shares["pod/b"].devices[0].device_uuid
 
 
+async def refusal(node: PluginNode, *command: str) -> str:
+    """Start a plugin, by a command that is given it; return why it ends at once."""
+    plugin = [*command, sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments()]
+    process = await asyncio.create_subprocess_exec(*plugin, stderr=asyncio.subprocess.PIPE)
+    _, text = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    (line,) = text.decode().splitlines()
+    assert line.startswith("sharepod-deviceplugin: ")
+    return line.removeprefix("sharepod-deviceplugin: ")
+
+
 async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
     async with plugin_node() as node:
         await node.end(node.plugin)
@@ -134,14 +145,7 @@ async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy
             ("v1.36.2", "containerd://1.7.28", "set runtime_cdi to on"),
         ):
             node.runs(kubelet, runtime)
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments(),
-                stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            _, text = await asyncio.wait_for(process.communicate(), 60)
-            assert process.returncode == 1
-            (line,) = text.decode().splitlines()
-            cause = line.removeprefix("sharepod-deviceplugin: ")
+            cause = await refusal(node)
             assert remedy in cause
             assert f"SharePodNodeNotServed: {cause}" in node.events("n1")
         node.flags = ["--runtime-cdi", "on"]
@@ -221,22 +225,13 @@ async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_n
     async with plugin_node() as node:
         await node.end(node.plugin)
         user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-        isolated = ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child"]
-        process = await asyncio.create_subprocess_exec(
-            *isolated, sys.executable, "-m", "sharepod.deviceplugin.main", *node.plugin_arguments(),
-            stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, text = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 1
-        (line,) = text.decode().splitlines()
-        assert line.startswith("sharepod-deviceplugin: kubelet's process is not to be seen")
-        assert "set hostPID: true" in line
+        cause = await refusal(node, "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child")
+        assert cause.startswith("kubelet's process is not to be seen")
+        assert "set hostPID: true" in cause
 
 
 async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port()}"
 
     def metrics() -> dict[str, float]:
         try:

@@ -97,105 +97,91 @@ async def reads_a_pod(access: Access) -> bool:
 
 
 @pytest.mark.parametrize("certificate", ["data", "files"])
-def test_a_kubeconfig_with_a_certificate_reaches_the_server_and_leaves_no_key_open(
+async def test_a_kubeconfig_with_a_certificate_reaches_the_server_and_leaves_no_key_open(
     tmp_path: Path, certificate: str
 ) -> None:
-    async def run() -> None:
-        async with ApiServer() as server:
-            server.put(pod("a"))
-            cluster = trusting(server)
-            user = {"client-certificate-data": encoded(CERTIFICATE), "client-key-data": encoded(KEY)}
-            if certificate == "files":
-                (tmp_path / "user.crt").write_bytes(CERTIFICATE)
-                (tmp_path / "user.key").write_bytes(KEY)
-                (tmp_path / "ca.crt").write_bytes(AUTHORITY.cert_pem.bytes())
-                cluster = {"server": cluster["server"] + "/", "certificate-authority": "ca.crt"}
-                user = {"client-certificate": "user.crt", "client-key": str(tmp_path / "user.key")}
-            assert await reads_a_pod(from_kubeconfig(write(tmp_path / "config", cluster, user)))
-
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    asyncio.run(run())
+    async with ApiServer() as server:
+        server.put(pod("a"))
+        cluster = trusting(server)
+        user = {"client-certificate-data": encoded(CERTIFICATE), "client-key-data": encoded(KEY)}
+        if certificate == "files":
+            (tmp_path / "user.crt").write_bytes(CERTIFICATE)
+            (tmp_path / "user.key").write_bytes(KEY)
+            (tmp_path / "ca.crt").write_bytes(AUTHORITY.cert_pem.bytes())
+            cluster = {"server": cluster["server"] + "/", "certificate-authority": "ca.crt"}
+            user = {"client-certificate": "user.crt", "client-key": str(tmp_path / "user.key")}
+        assert await reads_a_pod(from_kubeconfig(write(tmp_path / "config", cluster, user)))
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
-def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_is_known_no_more(
+async def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_is_known_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFUSED_S", 0.0)
-
-    async def run() -> None:
-        async with ApiServer() as server:
-            server.put(pod("a"))
-            access = from_kubeconfig(with_plugin(tmp_path, server, lasts_s=3600))
-            async with Client(access, AGENT) as client:
-                for _ in range(3):
-                    assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-                assert calls(tmp_path) == ["ExecCredential-west"], "it is asked once for as long as its token lasts"
-                server.token = "second"  # noqa: S105
-                issue(tmp_path, "second")
+    async with ApiServer() as server:
+        server.put(pod("a"))
+        access = from_kubeconfig(with_plugin(tmp_path, server, lasts_s=3600))
+        async with Client(access, AGENT) as client:
+            for _ in range(3):
                 assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-                assert len(calls(tmp_path)) == 2
-
-    asyncio.run(run())
+            assert calls(tmp_path) == ["ExecCredential-west"], "it is asked once for as long as its token lasts"
+            server.token = "second"  # noqa: S105
+            issue(tmp_path, "second")
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+            assert len(calls(tmp_path)) == 2
 
 
 HANGS = '#!/bin/sh\necho asked >>"${0%/*}/calls"\nexec sleep 1\n'
 
 
 @pytest.mark.parametrize("had_token", [False, True])
-def test_a_plugin_that_hangs_is_not_waited_for_and_no_second_one_hangs_beside_it(
+async def test_a_plugin_that_hangs_is_not_waited_for_and_no_second_one_hangs_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, had_token: bool
 ) -> None:
-    async def run() -> None:
-        async with ApiServer() as server:
-            server.put(pod("a"))
-            access = from_kubeconfig(with_plugin(tmp_path, server, lasts_s=60))
+    async with ApiServer() as server:
+        server.put(pod("a"))
+        access = from_kubeconfig(with_plugin(tmp_path, server, lasts_s=60))
+        if had_token:
+            assert await reads_a_pod(access)
+        (tmp_path / "calls").write_text("", encoding="ascii")
+        (tmp_path / "plugin").write_text(HANGS, encoding="ascii")
+        monkeypatch.setattr(module, "AGE_S", 0.0)
+        monkeypatch.setattr(module, "READ_S", 0.3)
+        for _ in range(3):
             if had_token:
-                assert await reads_a_pod(access)
-            (tmp_path / "calls").write_text("", encoding="ascii")
-            (tmp_path / "plugin").write_text(HANGS, encoding="ascii")
-            monkeypatch.setattr(module, "AGE_S", 0.0)
-            monkeypatch.setattr(module, "READ_S", 0.3)
-            for _ in range(3):
-                if had_token:
-                    assert await reads_a_pod(access), "the token that there is is used on"
-                else:
-                    with pytest.raises(AccessError, match="no credential within"):
-                        await access.current()
-            assert calls(tmp_path) == ["asked"]
-
-            async def asked_again() -> bool:
-                with contextlib.suppress(AccessError):
+                assert await reads_a_pod(access), "the token that there is is used on"
+            else:
+                with pytest.raises(AccessError, match="no credential within"):
                     await access.current()
-                return calls(tmp_path) == ["asked", "asked"]
+        assert calls(tmp_path) == ["asked"]
 
-            await eventually(asked_again)
-        await asyncio.sleep(2.0)  # the library does not end a plugin that is waited for no more
+        async def asked_again() -> bool:
+            with contextlib.suppress(AccessError):
+                await access.current()
+            return calls(tmp_path) == ["asked", "asked"]
 
-    asyncio.run(run())
+        await eventually(asked_again)
+    await asyncio.sleep(2.0)  # the library does not end a plugin that is waited for no more
     assert ("credentials stay as they were" in [record.message for record in caplog.records]) is had_token
 
 
-def test_a_token_file_and_a_kubeconfig_that_change_are_read_again(
+async def test_a_token_file_and_a_kubeconfig_that_change_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AGE_S", 0.0)
-
-    async def run() -> None:
-        async with ApiServer() as server:
-            server.put(pod("a"))
-            (tmp_path / "token").write_text(server.token, encoding="ascii")
-            path = write(tmp_path / "config", trusting(server), {"tokenFile": "token"})
-            async with Client(from_kubeconfig(path), AGENT) as client:
-                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-                server.token = "second"  # noqa: S105
-                (tmp_path / "token").write_text("second\n", encoding="ascii")
-                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-                server.token = "the third"  # noqa: S105
-                write(path, trusting(server), {"token": "the third"})
-                assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-
-    asyncio.run(run())
+    async with ApiServer() as server:
+        server.put(pod("a"))
+        (tmp_path / "token").write_text(server.token, encoding="ascii")
+        path = write(tmp_path / "config", trusting(server), {"tokenFile": "token"})
+        async with Client(from_kubeconfig(path), AGENT) as client:
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+            server.token = "second"  # noqa: S105
+            (tmp_path / "token").write_text("second\n", encoding="ascii")
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
+            server.token = "the third"  # noqa: S105
+            write(path, trusting(server), {"token": "the third"})
+            assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
 
 
 def test_a_server_of_another_authority_or_name_is_not_believed(tmp_path: Path) -> None:

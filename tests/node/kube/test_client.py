@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from aiohttp import web
 from watching import AGENT, watched
 
-from rig.cluster.apiserver import ApiServer, pod, with_server
+from rig.cluster.apiserver import ApiServer, pod
 from rig.cluster.apiserver.keys import AUTHORITY, server_context
 from rig.until import eventually
 from sharepod.kube.access import in_cluster
@@ -21,78 +20,66 @@ from sharepod.kube.client import ApiUnavailable, Client
 POD = "/api/v1/namespaces/default/pods/a"
 
 
-def test_an_api_server_that_stumbles_is_asked_again_in_time() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_an_api_server_that_stumbles_is_asked_again_in_time(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
-        async with Client(server.access(account), AGENT) as client:
-            server.refuse(503, 2)
-            server.refuse(429, 1, after="1")
+        async with Client(server.access(tmp_path), AGENT) as client:
+            server.faults.refuse(503, 2)
+            server.faults.refuse(429, 1, after="1")
             answer = await client.patiently(POD, 10.0, 0.01)
             assert answer.status == 200
             assert server.requests["get pods"] == 4
 
-    with_server(test)
+
+async def test_an_api_server_that_does_not_answer_is_unavailable_in_time(tmp_path: Path) -> None:
+    async with ApiServer() as server, Client(server.access(tmp_path), AGENT) as client:
+        server.faults.lag_s = 3
+        started = time.monotonic()
+        with pytest.raises(ApiUnavailable, match=r"no answer within .* s: see that it runs"):
+            await client.patiently(POD, 0.5, 0.01)
+        server.faults.lag_s = 0
+        await server.stop()
+        with pytest.raises(ApiUnavailable, match="see that it runs"):
+            await client.patiently(POD, 0.5, 0.01)
+        assert time.monotonic() - started < 8
 
 
-def test_an_api_server_that_does_not_answer_is_unavailable_in_time() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with Client(server.access(account), AGENT) as client:
-            server.faults.lag_s = 3
-            started = time.monotonic()
-            with pytest.raises(ApiUnavailable, match=r"no answer within .* s: see that it runs"):
-                await client.patiently(POD, 0.5, 0.01)
-            server.faults.lag_s = 0
-            await server.stop()
-            with pytest.raises(ApiUnavailable, match="see that it runs"):
-                await client.patiently(POD, 0.5, 0.01)
-            assert time.monotonic() - started < 8
-
-    with_server(test)
+async def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again(tmp_path: Path) -> None:
+    async with ApiServer() as server, Client(server.access(tmp_path), AGENT) as client:
+        server.faults.refuse(403)
+        with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
+            await client.patiently(POD, 10.0, 0.01)
+        assert server.requests["get pods"] == 1
 
 
-def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_again() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with Client(server.access(account), AGENT) as client:
-            server.refuse(403)
-            with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
-                await client.patiently(POD, 10.0, 0.01)
-            assert server.requests["get pods"] == 1
-
-    with_server(test)
-
-
-def test_a_token_that_is_rotated_is_read_again() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_a_token_that_is_rotated_is_read_again(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
-        async with watched(server, account) as (client, view):
+        async with watched(server, tmp_path) as (client, view):
             await eventually(lambda: view.equals(server), "the first list")
             server.token = "second"  # noqa: S105
             with pytest.raises(ApiUnavailable, match="401 Unauthorized: see that our token is mounted"):
                 await client.call("GET", POD, timeout_s=5.0)
             server.put(pod("b"))
-            server.cut("cut")
-            server.account(account)
+            server.watches.cut("cut")
+            server.account(tmp_path)
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
             await eventually(lambda: view.equals(server), "the watch goes on with the new token")
 
-    with_server(test)
 
-
-def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
-        async with watched(server, account) as (client, view):
-            await eventually(lambda: server.watching == 1, "the watch")
-            (account / "ca.crt").write_text("no certificate", encoding="ascii")
+        async with watched(server, tmp_path) as (client, view):
+            await eventually(lambda: server.watches.open == 1, "the watch")
+            (tmp_path / "ca.crt").write_text("no certificate", encoding="ascii")
             with pytest.raises(ApiUnavailable, match=r"certificates for https://127\.0\.0\.1:\d+: .*: put them right"):
                 await client.call("GET", POD, timeout_s=5.0)
-            server.account(account)
+            server.account(tmp_path)
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
             server.put(pod("b"))
             await eventually(lambda: view.equals(server), "the watch that began before")
             assert server.requests["watch pods"] == 1
-
-    with_server(test)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +91,7 @@ def test_an_authority_that_is_replaced_is_read_again_and_a_watch_goes_on() -> No
     ],
     ids=["page", "deep", "redirect"],
 )
-def test_what_answers_in_place_of_the_api_server_is_not_believed(
+async def test_what_answers_in_place_of_the_api_server_is_not_believed(
     tmp_path: Path, answer: dict[str, Any], text: str
 ) -> None:
     asked: list[str] = []
@@ -113,34 +100,28 @@ def test_what_answers_in_place_of_the_api_server_is_not_believed(
         asked.append(request.path)
         return web.Response(**answer)
 
-    async def run() -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(clients=False)).start()
-        (tmp_path / "token").write_text("secret", encoding="ascii")
-        AUTHORITY.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-        port = str(runner.addresses[0][1])
-        access = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, tmp_path)
-        try:
-            async with Client(access, AGENT) as client:
-                with pytest.raises(ApiUnavailable, match=re.escape(text)):
-                    await client.call("GET", POD, timeout_s=5.0)
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(run())
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(clients=False)).start()
+    (tmp_path / "token").write_text("secret", encoding="ascii")
+    AUTHORITY.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    port = str(runner.addresses[0][1])
+    access = in_cluster({"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}, tmp_path)
+    try:
+        async with Client(access, AGENT) as client:
+            with pytest.raises(ApiUnavailable, match=re.escape(text)):
+                await client.call("GET", POD, timeout_s=5.0)
+    finally:
+        await runner.cleanup()
     assert asked == [POD]
 
 
-def test_no_proxy_of_the_environment_gets_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_of_the_environment_gets_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-
-    async def test(server: ApiServer, account: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("a"))
-        async with Client(server.access(account), AGENT) as client:
+        async with Client(server.access(tmp_path), AGENT) as client:
             assert (await client.call("GET", POD, timeout_s=5.0)).status == 200
-
-    with_server(test)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from rig.cluster.apiserver import with_server
+from rig.cluster.apiserver import ApiServer
 from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-
-    from rig.cluster.apiserver import ApiServer
 
 
 def some(name: str = "a") -> Subject:
@@ -32,9 +30,9 @@ async def writer(server: ApiServer, account: Path) -> AsyncIterator[EventWriter]
         yield events
 
 
-def test_the_same_event_is_one_object_that_counts_and_few_are_written() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with writer(server, account) as events:
+async def test_the_same_event_is_one_object_that_counts_and_few_are_written(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        async with writer(server, tmp_path) as events:
             for _ in range(200):
                 events.tell(some(), "NoRoom", "no device has 60 % left", warning=True)
             await eventually(lambda: len(server.events) == 1, "the event")
@@ -51,14 +49,12 @@ def test_the_same_event_is_one_object_that_counts_and_few_are_written() -> None:
         assert by_reason["a", "Bound"]["message"] == "it runs on device 0 [31m"
         assert server.requests["post events"] + server.requests["patch events"] == 4
 
-    with_server(test)
 
-
-def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+async def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with writer(server, account) as events:
+    async with ApiServer() as server:
+        async with writer(server, tmp_path) as events:
             events.tell(some(), "NoRoom", "none", warning=False)
             await eventually(lambda: len(server.events) == 1, "the event")
             server.expire_events()
@@ -69,32 +65,27 @@ def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_said_once
             events.tell(some(), "Other", "none", warning=False)
         assert [record.message for record in caplog.records] == ["event not written"]
 
-    with_server(test)
 
-
-def test_an_event_is_tried_again_and_not_written_twice_when_the_answer_was_lost() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with writer(server, account) as events:
+async def test_an_event_is_tried_again_and_not_written_twice_when_the_answer_was_lost(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        async with writer(server, tmp_path) as events:
             server.faults.lose("post events")
             events.tell(some(), "First", "none", warning=False)
         assert server.requests["post events"] == 2
-        async with writer(server, account) as events:
-            server.refuse(503, 2)
+        async with writer(server, tmp_path) as events:
+            server.faults.refuse(503, 2)
             events.tell(some(), "Second", "none", warning=False)
         assert server.requests["post events"] == 5
         assert sorted(body["reason"] for body in server.events.values()) == ["First", "Second"]
 
-    with_server(test)
 
-
-def test_events_neither_raise_nor_wait_when_the_api_server_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with writer(server, account) as events:
-            await server.stop()
-            started = time.monotonic()
-            for number in range(1000):
-                events.tell(some(f"p{number}"), "NoRoom", "none", warning=False)
-            assert time.monotonic() - started < 5
-
-    with_server(test)
+async def test_events_neither_raise_nor_wait_when_the_api_server_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ApiServer() as server, writer(server, tmp_path) as events:
+        await server.stop()
+        started = time.monotonic()
+        for number in range(1000):
+            events.tell(some(f"p{number}"), "NoRoom", "none", warning=False)
+        assert time.monotonic() - started < 5
     assert {record.message for record in caplog.records} <= {"event dropped", "event not written"}

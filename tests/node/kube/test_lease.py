@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from sharepod.kube.client import Client
 from sharepod.kube.lease import RENEW_WITHIN_S, TAKE_AFTER_S, Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
@@ -41,19 +42,17 @@ class Replicas:
         self.server.put_object("leases", body | {"spec": {"holderIdentity": holder, "renewTime": renewed}})
 
 
-def with_replicas(directory: Path, test: Callable[[Replicas], Coroutine[None, None, None]]) -> None:
-    async def run() -> None:
-        async with ApiServer() as server:
-            server.put_namespace("sharepod")
-            async with Client(server.access(directory / "account"), AGENT) as client:
-                await test(Replicas(client, server))
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def wanting_a_lease(account: Path) -> AsyncIterator[Replicas]:
+    async with ApiServer() as server:
+        server.put_namespace("sharepod")
+        async with Client(server.access(account), AGENT) as client:
+            yield Replicas(client, server)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_of_replicas_that_want_a_free_one_at_the_same_time_one_has_it(tmp_path: Path, is_there: bool) -> None:
-    async def test(replicas: Replicas) -> None:
+async def test_of_replicas_that_want_a_free_one_at_the_same_time_one_has_it(tmp_path: Path, is_there: bool) -> None:
+    async with wanting_a_lease(tmp_path) as replicas:
         if is_there:
             replicas.write("", "2026-01-01T00:00:00.000000Z")
         replicas.server.faults.delay(0.2, "put leases" if is_there else "post leases")  # all have seen it as it was
@@ -62,11 +61,9 @@ def test_of_replicas_that_want_a_free_one_at_the_same_time_one_has_it(tmp_path: 
             assert sorted(replicas.held) == [False, False, True]
             replicas.now_s += 2.0
 
-    with_replicas(tmp_path, test)
 
-
-def test_a_holder_is_believed_whatever_its_clock_says_for_as_long_as_it_writes(tmp_path: Path) -> None:
-    async def test(replicas: Replicas) -> None:
+async def test_a_holder_is_believed_whatever_its_clock_says_for_as_long_as_it_writes(tmp_path: Path) -> None:
+    async with wanting_a_lease(tmp_path) as replicas:
         for second in range(20):
             replicas.write("stranger", f"1970-01-01T00:00:{second:02}.000000Z")
             await replicas.step()
@@ -81,11 +78,11 @@ def test_a_holder_is_believed_whatever_its_clock_says_for_as_long_as_it_writes(t
         await replicas.step()
         assert sorted(replicas.held) == [False, False, True]
 
-    with_replicas(tmp_path, test)
 
-
-def test_a_holder_decides_no_more_well_before_another_takes_it_and_at_once_when_another_has_it(tmp_path: Path) -> None:
-    async def test(replicas: Replicas) -> None:
+async def test_a_holder_decides_no_more_well_before_another_takes_it_and_at_once_when_another_has_it(
+    tmp_path: Path,
+) -> None:
+    async with wanting_a_lease(tmp_path) as replicas:
         await replicas.step()
         holder = replicas.held.index(True)
         assert RENEW_WITHIN_S < TAKE_AFTER_S
@@ -99,11 +96,9 @@ def test_a_holder_decides_no_more_well_before_another_takes_it_and_at_once_when_
         await replicas.step()
         assert replicas.held == [False] * 3, "a holder that finds another's name decides no more at once"
 
-    with_replicas(tmp_path, test)
 
-
-def test_a_lease_keeps_what_others_wrote_into_it_and_is_given_up_at_the_end(tmp_path: Path) -> None:
-    async def test(replicas: Replicas) -> None:
+async def test_a_lease_keeps_what_others_wrote_into_it_and_is_given_up_at_the_end(tmp_path: Path) -> None:
+    async with wanting_a_lease(tmp_path) as replicas:
         metadata = {"namespace": "sharepod", "name": "leader", "labels": {"team": "a"}}
         replicas.server.put_object("leases", {"metadata": metadata, "spec": {"leaseTransitions": 6, "strategy": "x"}})
         one, two, _ = replicas.all
@@ -119,5 +114,3 @@ def test_a_lease_keeps_what_others_wrote_into_it_and_is_given_up_at_the_end(tmp_
             "holderIdentity": "two", "leaseDurationSeconds": 15, "leaseTransitions": 8, "strategy": "x",
             "renewTime": "", "acquireTime": "",
         }  # fmt: skip
-
-    with_replicas(tmp_path, test)

@@ -94,26 +94,23 @@ def test_work_that_fails_ends_the_process_with_its_trace_in_the_log() -> None:
     assert err.splitlines()[-1] == "ZeroDivisionError: by nought"
 
 
-def test_work_that_ends_or_is_cancelled_from_within_is_a_fault() -> None:
+async def test_work_that_ends_or_is_cancelled_from_within_is_a_fault() -> None:
     async def ends() -> None:
         pass
 
     async def is_cancelled() -> None:
         raise asyncio.CancelledError
 
-    async def check() -> None:
-        for work in (ends, is_cancelled):
-            with pytest.raises(RuntimeError, match=rf"{work.__name__} ended"):
-                await endless(work())
-        with pytest.raises(ExceptionGroup):
-            await work_until(asyncio.Event().wait(), [is_cancelled()])
-        waits = asyncio.create_task(endless(asyncio.Event().wait()))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        waits.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-
-    asyncio.run(check())
+    for work in (ends, is_cancelled):
+        with pytest.raises(RuntimeError, match=rf"{work.__name__} ended"):
+            await endless(work())
+    with pytest.raises(ExceptionGroup):
+        await work_until(asyncio.Event().wait(), [is_cancelled()])
+    waits = asyncio.create_task(endless(asyncio.Event().wait()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
 
 
 def test_it_takes_the_open_files_that_it_may_have_and_refuses_too_few() -> None:

@@ -1,12 +1,16 @@
-"""The double holds what Kubernetes holds."""
+"""The double holds what Kubernetes holds, and what a test has it do wrong it does."""
 
 from __future__ import annotations
 
 import contextlib
+import tempfile
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
-from contract.connection import Connection
+from contract.connection import MERGE, Client, Connection
 from contract.deletions import TestDeletions
 from contract.events import TestEvents
 from contract.evictions import TestEvictions
@@ -17,7 +21,7 @@ from contract.patches import TestPatches
 from contract.pods import TestPods
 from contract.watches import TestWatches
 
-from rig.cluster.apiserver import ApiServer
+from rig.cluster.apiserver import ApiServer, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,15 +36,31 @@ __all__ = [
 
 @contextlib.asynccontextmanager
 async def double() -> AsyncIterator[Connection]:
-    async with ApiServer() as server:
+    with tempfile.TemporaryDirectory(prefix="sharepod-test-") as directory:
+        async with ApiServer() as server:
 
-        async def compact() -> None:
-            server.compact()
+            async def compact() -> None:
+                server.store.compact()
 
-        address = server.address()
-        yield Connection(address, compact=compact)
+            yield Connection(server.access(Path(directory)), compact=compact)
 
 
 @pytest.fixture
 def connected() -> Connected:
     return double
+
+
+async def test_faults_happen_or_tests_of_races_would_pass_for_nothing(tmp_path: Path) -> None:
+    async with ApiServer() as server, Client(Connection(server.access(tmp_path))) as client:
+        path = "/api/v1/namespaces/default/pods/a"
+        server.put(pod("a"))
+        server.faults.lose("patch pods")
+        with pytest.raises(aiohttp.ClientError):
+            await client.ask("PATCH", path, {"metadata": {"annotations": {"x": "y"}}}, media=MERGE)
+        server.faults.delay(0.4, "get nodes")
+        began_s = time.monotonic()
+        answer = await client.ask("GET", path)
+        assert answer.body["metadata"]["annotations"] == {"x": "y"}, "a patch whose answer is lost is done"
+        assert time.monotonic() - began_s < 0.4, "only the answers about nodes are late"
+        await client.ask("GET", "/api/v1/nodes")
+        assert time.monotonic() - began_s >= 0.4

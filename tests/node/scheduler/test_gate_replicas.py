@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -107,29 +106,15 @@ async def test_a_gang_that_another_replica_released_is_timed_by_the_next(tmp_pat
             assert replica.keeper.memory.tally.evictions["timeout"] == 2
 
 
-async def test_a_member_that_has_done_its_work_before_the_others_run_is_not_waited_for(tmp_path: Path) -> None:
-    async with World(tmp_path, n1=4) as world:
-        names = ["gang-0", "gang-1"]
-        for name in names:
-            world.create(name, 100, gang="gang", gang_size="2", gang_timeout="1s")
-        async with world.replica() as replica:
-            await eventually(lambda: all(map(world.is_released, names)), "not released")
-            world.server.put(world.body("gang-0") | {"status": {"phase": "Succeeded"}})
-            world.run("gang-1")
-            await asyncio.sleep(2.5)
-            assert world.server.registry.evicted == []
-            assert not replica.keeper.memory.released
-
-
 async def test_who_decides_no_more_writes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEW_WITHIN_S", 1.0)
     monkeypatch.setattr(leases, "RENEW_S", 0.2)
     async with World(tmp_path, n1=4) as world, world.replica() as replica:
         await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
-        world.server.refuse(503, times=10_000, only="patch pods")
+        world.server.faults.refuse(503, times=10_000, only="patch pods")
         world.create("a", 60)
         await eventually(lambda: world.server.requests["patch pods"], "nothing is tried")
-        world.server.refuse(503, times=10_000, only="put leases")
+        world.server.faults.refuse(503, times=10_000, only="put leases")
         await eventually(lambda: not replica.lease.is_held(), "the lease is still held")
         await eventually(lambda: replica.keeper.memory.tally.orders["release", "conflict"] == 1, "it is still tried")
         world.server.faults.stop_refusing()

@@ -133,7 +133,7 @@ async def test_a_refused_write_is_tried_again_and_a_node_that_cannot_be_selected
         await eventually(lambda: replica.lease.is_held() and replica.observer.listed, "nobody leads")
         await asyncio.sleep(0.3)
         world.create("a", 60)
-        world.server.refuse(503, times=3)
+        world.server.faults.refuse(503, times=3)
         await eventually(lambda: world.is_released("a"), "not released")
         node = world.server.nodes["", "n1"]
         world.server.put_node({**node, "metadata": {**node["metadata"], "labels": {}}})  # it cannot be selected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from cluster_world import node_body, pod_body
 
-from rig.cluster.apiserver import AUTHORITY, ApiServer, Body, unused_port
+from rig.cluster.apiserver import ApiServer, Body, unused_port
 from rig.until import eventually
 
 if TYPE_CHECKING:
@@ -26,20 +25,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 30.0
 Served = tuple[Path, aiohttp.ClientSession]
-
-
-def kubeconfig(directory: Path, server: ApiServer) -> Path:
-    cluster = {
-        "server": f"https://127.0.0.1:{server.port}",
-        "certificate-authority-data": base64.b64encode(AUTHORITY.cert_pem.bytes()).decode(),
-    }
-    content = {
-        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": {"token": server.token}}],
-    }  # fmt: skip
-    path = directory / "kubeconfig"
-    path.write_text(json.dumps(content))
-    return path
 
 
 @contextlib.asynccontextmanager
@@ -65,7 +50,7 @@ async def process(directory: Path, module: str, *flags: str) -> AsyncIterator[tu
 @contextlib.asynccontextmanager
 async def scheduler(directory: Path, server: ApiServer, *flags: str) -> AsyncIterator[Served]:
     """A scheduler that has started: its log, and a client of its status. At the end it stops in order."""
-    given = [*FLAGS, "--kubeconfig", str(kubeconfig(directory, server)), *flags]
+    given = [*FLAGS, "--kubeconfig", str(server.kubeconfig(directory / "kubeconfig")), *flags]
     async with process(directory, "sharepod.scheduler.main", *given) as (running, log):
         port = await eventually(lambda: port_of(log, "scheduler started"), log.read_text)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
@@ -169,7 +154,7 @@ async def test_it_decides_by_its_rules_shows_queue_and_metrics_starts_gangs_anew
 
 async def test_what_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     async with ApiServer() as server:
-        config = str(kubeconfig(tmp_path, server))
+        config = str(server.kubeconfig(tmp_path / "kubeconfig"))
         for flags, says in (
             (("--kubeconfig", config, "--policy", "best"), "--policy is 'best'"),
             (("--kubeconfig", str(tmp_path / "none")), "none"),

@@ -71,6 +71,10 @@ def test_everything_is_there_for_machines(lists: list[str], tmp_path: Path) -> N
         check_placements(nodes, pods, [placed(row) for row in rows if row["seed"] == seed])
     given = sum(int(row["milli"]) for row in rows if row["seed"] == "0" and row["node"])
     assert given / 16_000 == pytest.approx(points[-1]["allocated"])
+    failed = points[-1]["failed"].values()
+    first = [row for row in rows if row["seed"] == "0"]
+    assert sum(size["arrived"] for size in failed) == len(first)
+    assert sum(size["failed"] for size in failed) == sum(not row["node"] for row in first) > 0
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.cluster.apiserver import ApiServer, Body, with_server
+from rig.cluster.apiserver import ApiServer, Body
 from sharepod.kube.client import ApiUnavailable, Client
 from sharepod.scheduler.usage_identity import (
     AGENT_USER,
@@ -22,7 +23,7 @@ from sharepod.scheduler.usage_identity import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 NODE_KEY = "authentication.kubernetes.io/node-name"
@@ -35,16 +36,14 @@ def reviewed(*nodes: str, user: str = AGENT_USER, audiences: tuple[str, ...] = (
     return {"authenticated": True, "audiences": list(audiences), "user": {"username": user, "extra": extra}}
 
 
-def with_identities(test: Callable[[ApiServer, Identities, SimpleNamespace], Coroutine[None, None, None]]) -> None:
-    """Ask an API server to which "new.one" is the token of the agent on n1."""
-
-    async def run(server: ApiServer, account: Path) -> None:
+@contextlib.asynccontextmanager
+async def asking(account: Path) -> AsyncIterator[tuple[ApiServer, Identities, SimpleNamespace]]:
+    """An API server to which "new.one" is the token of the agent on n1, who asks it, and his clock."""
+    clock = SimpleNamespace(now_s=1000.0)
+    async with ApiServer() as server:
         server.registry.reviews = {"new.one": reviewed("n1")}
-        clock = SimpleNamespace(now_s=1000.0)
         async with Client(server.access(account), "sharepod-test") as client:
-            await test(server, Identities(client, ApiUnavailable, lambda: clock.now_s), clock)
-
-    with_server(run)
+            yield server, Identities(client, ApiUnavailable, lambda: clock.now_s), clock
 
 
 @pytest.mark.parametrize(
@@ -61,29 +60,27 @@ def with_identities(test: Callable[[ApiServer, Identities, SimpleNamespace], Cor
         (reviewed("n1", "n2"), "bound to no pod"),
     ],
 )
-def test_a_token_of_anybody_else_is_refused(review: Body, text: str) -> None:
-    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+async def test_a_token_of_anybody_else_is_refused(tmp_path: Path, review: Body, text: str) -> None:
+    async with asking(tmp_path) as (server, identities, _):
         server.registry.reviews["another.one"] = review
         with pytest.raises(NotAnAgent, match=text):
             await identities.node_of("another.one")
 
-    with_identities(test)
 
-
-def test_what_is_no_token_is_not_even_asked_about() -> None:
-    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+async def test_what_is_no_token_is_not_even_asked_about(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (server, identities, _):
         for token in ("", "two words", "line\nbreak", "ü", "x" * (TOKEN_MAX + 1)):
             with pytest.raises(NotAnAgent, match="no token"):
                 await identities.node_of(token)
         assert not server.requests[REVIEWS]
 
-    with_identities(test)
-
 
 @pytest.mark.parametrize("code", [401, 403, 422, 503])
-def test_a_server_that_refuses_to_review_or_is_away_says_nothing_about_the_token(code: int) -> None:
-    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
-        server.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
+async def test_a_server_that_refuses_to_review_or_is_away_says_nothing_about_the_token(
+    tmp_path: Path, code: int
+) -> None:
+    async with asking(tmp_path) as (server, identities, _):
+        server.faults.refuse(code, 2 if code == 401 else 1)  # once with our own token read again
         with pytest.raises(Unanswered, match=rf"the token cannot be checked.*{code}"):
             await identities.node_of("new.one")
         assert await identities.node_of("new.one") == "n1"
@@ -92,11 +89,11 @@ def test_a_server_that_refuses_to_review_or_is_away_says_nothing_about_the_token
         with pytest.raises(Unanswered, match=r"cannot be checked now .*see that it runs and is reached from here"):
             await identities.node_of("another.one")
 
-    with_identities(test)
 
-
-def test_an_answer_is_remembered_for_minutes_and_a_refusal_for_seconds_and_no_token_is_kept() -> None:
-    async def test(server: ApiServer, identities: Identities, clock: SimpleNamespace) -> None:
+async def test_an_answer_is_remembered_for_minutes_and_a_refusal_for_seconds_and_no_token_is_kept(
+    tmp_path: Path,
+) -> None:
+    async with asking(tmp_path) as (server, identities, clock):
         assert [await identities.node_of("new.one") for _ in range(3)] == ["n1"] * 3
         assert server.requests[REVIEWS] == 1
         reviews, server.registry.reviews = server.registry.reviews, {}  # it is revoked
@@ -113,14 +110,13 @@ def test_an_answer_is_remembered_for_minutes_and_a_refusal_for_seconds_and_no_to
         assert server.requests[REVIEWS] == 3
         assert "new.one" not in repr(vars(identities))
 
-    with_identities(test)
 
-
-def test_a_cluster_that_connects_at_once_does_not_flood_the_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_that_connects_at_once_does_not_flood_the_api_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sharepod.scheduler.usage_identity.AT_ONCE", 4)
     monkeypatch.setattr("sharepod.scheduler.usage_identity.REMEMBER_MAX", 12)
-
-    async def test(server: ApiServer, identities: Identities, _: SimpleNamespace) -> None:
+    async with asking(tmp_path) as (server, identities, _):
         tokens = [f"token-{number}" for number in range(24)]
         server.registry.reviews = dict.fromkeys(tokens, reviewed("n1"))
         server.faults.delay(2.0, REVIEWS)
@@ -132,5 +128,3 @@ def test_a_cluster_that_connects_at_once_does_not_flood_the_api_server(monkeypat
         for token, times in ((tokens[-1], 24), (tokens[0], 25)):  # the last is remembered, the first is not
             await identities.node_of(token)
             assert server.requests[REVIEWS] == times
-
-    with_identities(test)

@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
 from sharepod.proto import deviceplugin_pb2, podresources_pb2
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import FileDescriptor
-
-KINDS = {
-    "string": FieldDescriptor.TYPE_STRING,
-    "bool": FieldDescriptor.TYPE_BOOL,
-    "int32": FieldDescriptor.TYPE_INT32,
-    "int64": FieldDescriptor.TYPE_INT64,
-}
+    from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
 
 # By message: what has the numbers 1, 2, 3 and so on. "+" is repeated, "map" is from string to string.
 DEVICE_PLUGIN = {
@@ -66,9 +59,9 @@ CALLS = {
 def kind(field: FieldDescriptor) -> str:
     message = field.message_type
     if message and message.GetOptions().map_entry:
-        assert [part.type for part in message.fields] == [FieldDescriptor.TYPE_STRING] * 2
+        assert [kind(part) for part in message.fields] == ["string", "string"]
         return "map"
-    name = message.name if message else next(word for word, number in KINDS.items() if number == field.type)
+    name = message.name if message else FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
     return f"{name}+" if field.is_repeated else name
 
 

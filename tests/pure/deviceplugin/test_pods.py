@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rig.cluster.apiserver import ApiServer, pod, with_server
+from rig.cluster.apiserver import ApiServer, pod
 from sharepod.deviceplugin.pods import Pods
 from sharepod.deviceplugin.runtime import Runtime
 from sharepod.kube.client import ApiUnavailable
@@ -15,10 +15,10 @@ from sharepod.kube.informer import Pace
 FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
 
 
-def test_a_pod_is_read_as_it_is_now() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_a_pod_is_read_as_it_is_now(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         server.put(pod("train-0", annotations={"sharepod.io/limit": "60"}, running=("main",)))
-        async with Pods(server.access(account), "n1") as pods:
+        async with Pods(server.access(tmp_path), "n1") as pods:
             found = await pods.get("default", "train-0")
             assert found is not None
             assert (found.uid, found.namespace, found.name) == ("uid-default-train-0", "default", "train-0")
@@ -34,31 +34,24 @@ def test_a_pod_is_read_as_it_is_now() -> None:
             assert await pods.get("..", "x/y?z") is None
             assert server.requests["get pods"] == before, "what is no name is not asked for"
 
-    with_server(test)
+
+async def test_a_404_about_pods_alone_is_a_pod_that_is_gone(tmp_path: Path) -> None:
+    async with ApiServer() as server, Pods(server.access(tmp_path), "n1", FAST) as pods:
+        assert await pods.get("default", "a") is None, "a Status about pods is the API server's"
+        server.faults.refuse(404)
+        with pytest.raises(ApiUnavailable, match="404 told to say 404: it is asked again"):
+            await pods.get("default", "a")
 
 
-def test_a_404_about_pods_alone_is_a_pod_that_is_gone() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
-        async with Pods(server.access(account), "n1", FAST) as pods:
-            assert await pods.get("default", "a") is None, "a Status about pods is the API server's"
-            server.refuse(404)
-            with pytest.raises(ApiUnavailable, match="404 told to say 404: it is asked again"):
-                await pods.get("default", "a")
-
-    with_server(test)
-
-
-def test_a_node_tells_what_runs_its_containers() -> None:
-    async def test(server: ApiServer, account: Path) -> None:
+async def test_a_node_tells_what_runs_its_containers(tmp_path: Path) -> None:
+    async with ApiServer() as server:
         info = {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "containerd://2.1.9+unknown"}
         server.put_node({"metadata": {"name": "n1"}, "status": {"nodeInfo": info}})
-        async with Pods(server.access(account), "n1", FAST) as pods:
+        async with Pods(server.access(tmp_path), "n1", FAST) as pods:
             assert await pods.runtime() == Runtime("v1.36.2", "containerd://2.1.9+unknown")
-            server.refuse(403)
+            server.faults.refuse(403)
             with pytest.raises(ApiUnavailable, match="give our service account the role"):
                 await pods.runtime()
-        async with Pods(server.access(account), "n2", FAST) as pods:
+        async with Pods(server.access(tmp_path), "n2", FAST) as pods:
             with pytest.raises(ApiUnavailable, match='nodes "n2" not found'):
                 await pods.runtime()
-
-    with_server(test)

@@ -126,7 +126,6 @@ def test_units_spread_evenly_or_the_remedy_works(units: int, devices: int | None
     [
         ("60%", "write 60"),
         ("0", "1 to 100"),
-        ("60.0", "1 to 100"),
         ("", "1 to 100"),
         ("٦٠", "1 to 100"),
         ("29", "below the request 30 %"),
@@ -148,7 +147,6 @@ def test_memory_is_what_the_container_gets_on_all_its_devices_together() -> None
     [
         ("10", "1", "10 bytes, outside 1Mi–1Pi: give a size such as 10Gi"),
         ("-1Gi", "1", "outside 1Mi–1Pi"),
-        ("2Pi", "1", "outside 1Mi–1Pi"),
         ("9e99", "1", "outside 1Mi–1Pi"),
         ("2047Ki", "2", "on each of 2 devices, outside 1Mi–1Pi"),
         ("10GB", "1", "no quantity: give a size such as 10Gi"),

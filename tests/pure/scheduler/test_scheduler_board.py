@@ -247,28 +247,6 @@ def test_a_row_without_a_node_takes_nothing_not_even_an_empty_pod() -> None:
         board.left(1)
 
 
-def test_a_node_that_changes_is_another_with_all_of_it_left() -> None:
-    board = Board([NODE, OTHER], models=["C"])
-    board.take(SHARE, Place(0, ((2,),)))
-    board.set_node(0, OTHER)
-    assert board.left(0) == (8_000, 1_024, (1000, 1000))
-    assert board.free_milli == {"A": 0, "B": 4000, "C": 0}
-    assert board.devices == {"A": 0, "B": 4, "C": 0}
-    board.set_node(1, PLAIN)
-    assert board.free_milli["B"] == 2000
-    assert board.left(1) == (8_000, 1_024, ())
-
-
-def test_what_is_left_is_set_within_what_there_is() -> None:
-    board = Board([NODE])
-    board.set_left(0, -5, 10**9, [-1, 2000, 300, 1000], [-7, 2000, 10, 1000])
-    assert board.left(0) == (0, 65_536, (0, 1000, 300, 1000))
-    assert board.free_milli == {"A": 2300}
-    rule = policy(board, "binpack").native
-    small = PodAsk(shares=(ShareAsk(100, mib=11),))
-    assert board.best(small, rule) == Place(0, ((1,),))
-
-
 def test_a_model_that_no_node_has_changes_no_answer() -> None:
     bare, spare = Board([NODE, OTHER]), Board([NODE, OTHER], capacity=9, models=["0", "C"])
     mix = Mix.of([PodAsk(0, 0, (ShareAsk(500),), frozenset("AB")), PodAsk(0, 0, (ShareAsk(1000),), frozenset("A"))])

@@ -189,11 +189,6 @@ def test_what_spreadsheets_and_people_write_is_read(tmp_path: Path) -> None:
     assert read_pods(write(tmp_path / "spaced", spaced)) == read_pods(write(tmp_path / "pods", PODS))
 
 
-def test_a_list_without_models_is_for_any(tmp_path: Path) -> None:
-    text = "\n".join(",".join(line.split(",")[:5]) for line in PODS.splitlines())
-    assert all(not pod.ask.models for pod in read_pods(write(tmp_path / "pods", text)))
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [

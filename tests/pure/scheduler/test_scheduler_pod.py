@@ -183,10 +183,6 @@ def test_a_node_is_read_with_what_pods_may_have_of_it() -> None:
 P = "sharepod.io/"
 
 
-def test_a_pod_without_a_gang_is_of_none() -> None:
-    assert read_gang({"sharepod.io/limit": "40"}) is None
-
-
 def test_a_gang_is_read_with_all_that_it_says() -> None:
     given = {
         P + "gang": "train",

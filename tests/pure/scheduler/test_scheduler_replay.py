@@ -50,22 +50,6 @@ def test_all_of_the_list_comes_once_before_any_comes_again() -> None:
     assert len(Counter(pod.name for pod in came)) == len(PODS)
 
 
-def test_the_points_tell_what_happened() -> None:
-    placed, outcome = run("fgd")
-    capacity = 1000 * sum(node.devices for node in NODES)
-    last = outcome.points[-1]
-    given = sum(one.milli * len(one.devices) for one in placed)
-    assert last.allocated == given / capacity
-    assert len(outcome.points) == int(100 * last.arrived)
-    failed = {size: (lost, came) for size, lost, came in last.failed}
-    assert sum(came for _, came in failed.values()) == len(placed)
-    assert sum(lost for lost, _ in failed.values()) == sum(not one.node for one in placed)
-    assert set(failed) == {"CPU", "share", "1 GPU", "4 GPU"}
-    halves = [one for one in placed if one.pod.startswith("half")]  # all that insist on a model
-    assert last.insisting == (sum(not one.node for one in halves), len(halves))
-    assert 0 <= last.fragmented <= 1 - last.allocated + 1e-9
-
-
 def test_lists_on_which_nothing_can_be_placed_are_refused() -> None:
     with pytest.raises(PlacementError, match="no node of the list has a device"):
         check_lists(NODES[-1:], PODS, 1.0)

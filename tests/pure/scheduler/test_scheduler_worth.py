@@ -64,12 +64,6 @@ def place(board: Board, mix: list[PodAsk], ask: PodAsk) -> Place:
     return found
 
 
-def test_a_share_completes_a_device_rather_than_break_one() -> None:
-    board = Board([NodeSpec("n", 64_000, 0, 3)])
-    board.take(share(650), Place(0, ((1,),)))
-    assert place(board, [share(650), share(350)], share(350)) == Place(0, ((1,),))
-
-
 def test_a_share_goes_where_little_is_lost_and_not_where_it_spoils_what_others_need() -> None:
     board = Board([NodeSpec("half", 64_000, 0, 1), NodeSpec("hole", 64_000, 0, 1)])
     board.take(share(500), Place(0, ((0,),)))

@@ -53,15 +53,6 @@ def book() -> UsageBook:
     return made
 
 
-def test_new_terms_leave_the_numbers(book: UsageBook) -> None:
-    book.apply("n1", Report(shares=((1, terms("b", 50_000)),), devices=(replace(facts(1), healthy=False),)), 101.0)
-    node = book.node("n1")
-    assert node is not None
-    share = node.devices[1].shares[1]
-    assert (share.terms.request_millipercent, share.used_1m_millipercent) == (50_000, 20_000)
-    assert (node.devices[1].facts.healthy, node.devices[1].numbers) == (False, NUMBERS)
-
-
 @pytest.mark.parametrize(
     ("report", "text"),
     [

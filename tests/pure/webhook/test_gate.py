@@ -33,10 +33,6 @@ def test_others_gates_stay_and_ours_is_set_once() -> None:
     assert decide(request(made)) == Decision()
 
 
-def test_ten_devices_count_as_the_api_server_writes_them() -> None:
-    assert gated(pod({"sharepod.io/gpu": "1k"}))["spec"]["schedulingGates"] == [GATE]
-
-
 @pytest.mark.parametrize(
     ("item", "operation"),
     [
@@ -48,21 +44,6 @@ def test_ten_devices_count_as_the_api_server_writes_them() -> None:
 )
 def test_pods_that_no_gate_is_for_pass(item: Object, operation: str) -> None:
     assert decide(request(item, operation)) == Decision()
-
-
-@pytest.mark.parametrize(
-    ("annotations", "says"),
-    [
-        ({"gang": "g", "gang-size": "0"}, "give a whole number from 1 to 4096"),
-        ({"gang": "g", "gang-size": "2", "gang-min": "3"}, "the least is at most the size"),
-        ({"gang-size": "2"}, "name the gang"),
-    ],
-)
-def test_a_gang_that_cannot_be_is_refused(annotations: dict[str, str], says: str) -> None:
-    given = {f"sharepod.io/{key}": text for key, text in annotations.items()}
-    decision = decide(request(pod({"sharepod.io/gpu": "30"}, annotations=given)))
-    assert says in decision.refusal
-    assert not decision.patch
 
 
 @pytest.mark.parametrize("value", ["all", {"name": "x"}, None])

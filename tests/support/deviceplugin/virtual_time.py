@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
-Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -34,7 +35,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-def run_virtually(work: Coroutine[Any, Any, Result]) -> Result:
+def run_virtually(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end, and cancel what it leaves."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+        runner.run(work)
+
+
+def virtually(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
+    """Have a test that is a coroutine run in virtual time."""
+
+    @functools.wraps(test)
+    def run(*given: Given.args, **named: Given.kwargs) -> None:
+        run_virtually(test(*given, **named))
+
+    return run

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_node import Container, ModelNode, NodePod
-from virtual_time import run_virtually
+from virtual_time import run_virtually, virtually
 
 from sharepod.deviceplugin.errors import PluginError
 
@@ -105,7 +105,8 @@ def test_no_live_container_loses_its_share_and_none_leaks(seed: int, events: lis
     playing(seed, events)
 
 
-def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(tmp_path: Path) -> None:
+@virtually
+async def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(tmp_path: Path) -> None:
     """The API server and the agent each answer in time, and no room is found: together that is more than 30 s."""
 
     async def slow(node: ModelNode, delay_s: float) -> str:
@@ -118,88 +119,80 @@ def test_a_start_that_takes_too_long_ends_with_our_words_and_not_with_kubelets(t
         assert asyncio.get_running_loop().time() - begun <= 26
         return str(caught.value)
 
-    async def test() -> None:
-        node = ModelNode(tmp_path, 0)
-        await node.start_plugin()
-        node.agent.full = True
-        await node.create(3, 0)
-        await asyncio.sleep(10)
-        assert (await slow(node, 2)).startswith("no room")
-        text = await slow(node, 4.5)
-        assert text == "25 s were not enough, the agent was waited for: it is tried again"
-        assert text in node.api.events[-1][2]
-        assert await slow(node, 30) == (
-            "25 s were not enough, kubelet to say who holds the units was waited for: it is tried again"
-        )
-        await node.end()
-
-    run_virtually(test())
+    node = ModelNode(tmp_path, 0)
+    await node.start_plugin()
+    node.agent.full = True
+    await node.create(3, 0)
+    await asyncio.sleep(10)
+    assert (await slow(node, 2)).startswith("no room")
+    text = await slow(node, 4.5)
+    assert text == "25 s were not enough, the agent was waited for: it is tried again"
+    assert text in node.api.events[-1][2]
+    assert await slow(node, 30) == (
+        "25 s were not enough, kubelet to say who holds the units was waited for: it is tried again"
+    )
+    await node.end()
 
 
 @pytest.mark.parametrize("order", ["calm", "forced", "early"])
 @pytest.mark.parametrize("gap_s", [0.0, 4.0])
-def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container(
+@virtually
+async def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container(
     tmp_path: Path, order: str, gap_s: float
 ) -> None:
     """The next pod's device is picked among what shares hold: one that nobody has any more is packed round."""
-
-    async def test() -> None:
-        node = ModelNode(tmp_path, 1)
-        await node.start_plugin()
-        await node.create(3, 0)
-        await asyncio.sleep(200)
-        node.lag.always_s = 0
-        await asyncio.sleep(20)
-        (pod,) = node.pods
-        node.random.choice = lambda _: gap_s  # type: ignore[method-assign, assignment]
-        await node.delete(0, order)
-        assert pod.task is not None
-        await pod.task
-        assert node.agent.held
-        await asyncio.sleep(1.5)
-        assert not node.agent.held
-        await node.end()
-
-    run_virtually(test())
+    node = ModelNode(tmp_path, 1)
+    await node.start_plugin()
+    await node.create(3, 0)
+    await asyncio.sleep(200)
+    node.lag.always_s = 0
+    await asyncio.sleep(20)
+    (pod,) = node.pods
+    node.random.choice = lambda _: gap_s  # type: ignore[method-assign, assignment]
+    await node.delete(0, order)
+    assert pod.task is not None
+    await pod.task
+    assert node.agent.held
+    await asyncio.sleep(1.5)
+    assert not node.agent.held
+    await node.end()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_owner_is_told(
+@virtually
+async def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_owner_is_told(
     tmp_path: Path, seed: int
 ) -> None:
-    async def test() -> None:
-        node = ModelNode(tmp_path, seed)
+    node = ModelNode(tmp_path, seed)
 
-        def events() -> list[tuple[str, str]]:
-            return [(reason, text) for _, reason, text in node.api.events if not reason.endswith("Ready")]
+    def events() -> list[tuple[str, str]]:
+        return [(reason, text) for _, reason, text in node.api.events if not reason.endswith("Ready")]
 
-        await node.start_plugin()
-        await node.create(3, 0)
-        await asyncio.sleep(200)
-        (pod,) = node.pods
-        token = pod.containers[-1].token
-        await node.make_yield(0, "pause")
-        await asyncio.sleep(30)
-        assert node.agent.held[token].yielding
-        node.agent.full = True
-        await node.make_yield(0, "")
-        await asyncio.sleep(60)
-        assert node.agent.held[token].yielding
-        assert events() == [("ShareStaysPaused", "container main: no room to go on")]  # once
-        await node.crash(0)  # its container may start meanwhile, and waits
-        await asyncio.sleep(60)
-        assert pod.containers[-1].lives
-        assert node.agent.held[token].yielding
+    await node.start_plugin()
+    await node.create(3, 0)
+    await asyncio.sleep(200)
+    (pod,) = node.pods
+    token = pod.containers[-1].token
+    await node.make_yield(0, "pause")
+    await asyncio.sleep(30)
+    assert node.agent.held[token].yielding
+    node.agent.full = True
+    await node.make_yield(0, "")
+    await asyncio.sleep(60)
+    assert node.agent.held[token].yielding
+    assert events() == [("ShareStaysPaused", "container main: no room to go on")]  # once
+    await node.crash(0)  # its container may start meanwhile, and waits
+    await asyncio.sleep(60)
+    assert pod.containers[-1].lives
+    assert node.agent.held[token].yielding
 
-        node.lag.always_s = 0
-        await asyncio.sleep(20)
-        node.agent.full = False
-        await asyncio.sleep(1.5)
-        share = node.agent.held[token]
-        assert not share.paused
-        assert not share.yielding
-        await asyncio.sleep(60)
-        assert [reason for reason, _ in events()] == ["ShareStaysPaused", "ShareResumed"]
-        await node.end()
-
-    run_virtually(test())
+    node.lag.always_s = 0
+    await asyncio.sleep(20)
+    node.agent.full = False
+    await asyncio.sleep(1.5)
+    share = node.agent.held[token]
+    assert not share.paused
+    assert not share.yielding
+    await asyncio.sleep(60)
+    assert [reason for reason, _ in events()] == ["ShareStaysPaused", "ShareResumed"]
+    await node.end()

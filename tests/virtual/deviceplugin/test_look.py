@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from virtual_time import run_virtually
+from virtual_time import virtually
 
 from sharepod.deviceplugin.look import Look
 
@@ -26,52 +26,46 @@ class Clock:
         return seen
 
 
-def test_those_who_ask_while_a_call_is_under_way_share_the_next_one() -> None:
-    async def many() -> None:
-        clock = Clock()
-        asked: list[float] = []
-        answers = []
-        for _ in range(10):
-            asked.append(asyncio.get_running_loop().time())
-            answers.append(asyncio.create_task(clock.look.take()))
-            await asyncio.sleep(0.15)
-        seen = await asyncio.gather(*answers)
-        assert clock.calls == 3
-        assert all(at >= before for at, before in zip(seen, asked, strict=True))
-        await clock.look.take()
-        assert clock.calls == 4
-
-    run_virtually(many())
+@virtually
+async def test_those_who_ask_while_a_call_is_under_way_share_the_next_one() -> None:
+    clock = Clock()
+    asked: list[float] = []
+    answers = []
+    for _ in range(10):
+        asked.append(asyncio.get_running_loop().time())
+        answers.append(asyncio.create_task(clock.look.take()))
+        await asyncio.sleep(0.15)
+    seen = await asyncio.gather(*answers)
+    assert clock.calls == 3
+    assert all(at >= before for at, before in zip(seen, asked, strict=True))
+    await clock.look.take()
+    assert clock.calls == 4
 
 
-def test_a_refusal_is_for_all_who_share_it_and_the_next_asks_anew() -> None:
-    async def refused() -> None:
-        clock = Clock()
-        clock.refuses = True
-        first = asyncio.create_task(clock.look.take())
-        await asyncio.sleep(0.5)
-        results = await asyncio.gather(first, clock.look.take(), clock.look.take(), return_exceptions=True)
-        assert [str(result) for result in results] == ["refused"] * 3
-        assert clock.calls == 2
-        clock.refuses = False
-        assert await clock.look.take() == 2
-
-    run_virtually(refused())
+@virtually
+async def test_a_refusal_is_for_all_who_share_it_and_the_next_asks_anew() -> None:
+    clock = Clock()
+    clock.refuses = True
+    first = asyncio.create_task(clock.look.take())
+    await asyncio.sleep(0.5)
+    results = await asyncio.gather(first, clock.look.take(), clock.look.take(), return_exceptions=True)
+    assert [str(result) for result in results] == ["refused"] * 3
+    assert clock.calls == 2
+    clock.refuses = False
+    assert await clock.look.take() == 2
 
 
-def test_who_gives_up_takes_nothing_from_the_others_and_at_the_end_nobody_waits_on() -> None:
-    async def impatient() -> None:
-        clock = Clock()
-        hasty, patient = (asyncio.create_task(clock.look.take()) for _ in range(2))
-        await asyncio.sleep(0.5)
-        hasty.cancel()
-        assert await patient == 0
-        assert hasty.cancelled()
-        assert clock.calls == 1
-        asking = asyncio.create_task(clock.look.take())
-        await asyncio.sleep(0.5)
-        await clock.look.end()
-        await asyncio.wait([asking])
-        assert asking.cancelled()
-
-    run_virtually(impatient())
+@virtually
+async def test_who_gives_up_takes_nothing_from_the_others_and_at_the_end_nobody_waits_on() -> None:
+    clock = Clock()
+    hasty, patient = (asyncio.create_task(clock.look.take()) for _ in range(2))
+    await asyncio.sleep(0.5)
+    hasty.cancel()
+    assert await patient == 0
+    assert hasty.cancelled()
+    assert clock.calls == 1
+    asking = asyncio.create_task(clock.look.take())
+    await asyncio.sleep(0.5)
+    await clock.look.end()
+    await asyncio.wait([asking])
+    assert asking.cancelled()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from model_node import ModelNode
-from virtual_time import run_virtually
+from virtual_time import virtually
 
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Listing
 from sharepod.kube.pod import Container
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from model_node import NodePod
@@ -25,19 +26,16 @@ if TYPE_CHECKING:
 LONG_AGO, LATER = "2026-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
 
 
-def with_node(directory: Path, test: Callable[[ModelNode], Coroutine[None, None, None]]) -> None:
-    """Run a test on a node where nobody keeps another waiting."""
-
-    async def run() -> None:
-        node = ModelNode(directory, 1)
-        node.lag.always_s = 0
-        await node.start_plugin()
-        try:
-            await test(node)
-        finally:
-            await node.end()
-
-    run_virtually(run())
+@contextlib.asynccontextmanager
+async def prompt(directory: Path) -> AsyncIterator[ModelNode]:
+    """A node where nobody keeps another waiting."""
+    node = ModelNode(directory, 1)
+    node.lag.always_s = 0
+    await node.start_plugin()
+    try:
+        yield node
+    finally:
+        await node.end()
 
 
 async def made(node: ModelNode, size: int, init: int) -> NodePod:
@@ -52,8 +50,9 @@ def binder(node: ModelNode) -> Binder:
     return node.plugin.binder
 
 
-def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_pods(tmp_path: Path) -> None:
-    async def test(node: ModelNode) -> None:
+@virtually
+async def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_pods(tmp_path: Path) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 0, 3)
         warm, main = pod.containers
         assert (warm.done, main.lives, node.agent.held) == (True, True, {})
@@ -72,24 +71,21 @@ def test_a_share_of_an_init_container_alone_ends_with_it_and_its_units_stay_the_
         assert node.plugin is not None
         assert node.plugin.record.all() == ()
 
-    with_node(tmp_path, test)
 
-
-def test_an_init_container_may_wait_long_for_its_image(tmp_path: Path) -> None:
+@virtually
+async def test_an_init_container_may_wait_long_for_its_image(tmp_path: Path) -> None:
     """Nobody has begun to use its units then, and no list of kubelet's but the checkpoint has them."""
-
-    async def test(node: ModelNode) -> None:
+    async with prompt(tmp_path) as node:
         node.random.choice = lambda options: options[-1]  # type: ignore[method-assign]
         await node.create(0, 3)
         await asyncio.sleep(500)
         (pod,) = node.pods
         assert pod.containers[-1].lives
 
-    with_node(tmp_path, test)
 
-
-def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(tmp_path: Path) -> None:
-    async def test(node: ModelNode) -> None:
+@virtually
+async def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(tmp_path: Path) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 0, 3)
         warm = pod.containers[0]
         await binder(node).pre_start(warm.units)
@@ -98,11 +94,10 @@ def test_a_share_with_a_program_is_not_an_init_containers_that_has_ended(tmp_pat
         await asyncio.sleep(60)
         assert list(node.agent.held) == [warm.token]
 
-    with_node(tmp_path, test)
 
-
-def test_a_sidecar_before_an_init_container_of_as_many_units_has_its_own_name(tmp_path: Path) -> None:
-    async def test(node: ModelNode) -> None:
+@virtually
+async def test_a_sidecar_before_an_init_container_of_as_many_units_has_its_own_name(tmp_path: Path) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 3, 0)
         node.api.put(
             replace(
@@ -118,11 +113,10 @@ def test_a_sidecar_before_an_init_container_of_as_many_units_has_its_own_name(tm
         await binder(node).pre_start(pod.containers[0].units)
         assert [share.labels["container"] for share in node.agent.held.values()] == ["main"]
 
-    with_node(tmp_path, test)
 
-
-def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: Path) -> None:
-    async def test(node: ModelNode) -> None:
+@virtually
+async def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: Path) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 3, 0)
         await node.make_yield(0, "limit")
         await asyncio.sleep(1)
@@ -132,13 +126,11 @@ def test_a_container_starts_again_while_the_api_server_is_away(tmp_path: Path) -
         assert asyncio.get_running_loop().time() - begun < 3
         assert [terms.yields for terms in node.agent.terms.values()] == ["limit"]
 
-    with_node(tmp_path, test)
 
-
-def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_path: Path) -> None:
+@virtually
+async def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_path: Path) -> None:
     """The watch still has the pod before, which has other terms."""
-
-    async def test(node: ModelNode) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 3, 0)
         node.api.up = False
         pod.pod = replace(pod.pod, uid="uid-of-the-next")
@@ -146,12 +138,11 @@ def test_a_pod_of_the_name_of_one_before_it_waits_for_the_api_server(tmp_path: P
             await binder(node).pre_start(pod.containers[0].units)
         assert node.api.events[-1][:2] == ("", "ShareNotReady")
 
-    with_node(tmp_path, test)
-
 
 @pytest.mark.parametrize("cause", ["kubelet does not answer", "nobody is listed", "the API server has no such pod"])
-def test_a_start_that_fails_is_told_to_the_pod_where_the_checkpoint_knows_it(tmp_path: Path, cause: str) -> None:
-    async def test(node: ModelNode) -> None:
+@virtually
+async def test_a_start_that_fails_is_told_to_the_pod_where_the_checkpoint_knows_it(tmp_path: Path, cause: str) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 3, 0)
         units = pod.containers[0].units
         if cause == "kubelet does not answer":
@@ -165,11 +156,10 @@ def test_a_start_that_fails_is_told_to_the_pod_where_the_checkpoint_knows_it(tmp
             await binder(node).pre_start(units)
         assert node.api.events[-1] == (pod.pod.name, "ShareNotReady", f"container main: {caught.value}")
 
-    with_node(tmp_path, test)
 
-
-def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod(tmp_path: Path) -> None:
-    async def test(node: ModelNode) -> None:
+@virtually
+async def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod(tmp_path: Path) -> None:
+    async with prompt(tmp_path) as node:
         pod = await made(node, 3, 0)
         node.listing.synced = False
         node.listing.recorded = tuple
@@ -178,5 +168,3 @@ def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod(tmp_p
         name, reason, text = node.api.events[-1]
         assert (name, reason) == ("", "ShareNotReady")
         assert text.startswith("a container with 3 units does not start: kubelet does not list")
-
-    with_node(tmp_path, test)

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gates_world import World
 from rounds_world import DEFAULT, Decided, decided, nodes, pod_of, task
 
-from rig.until import eventually
 from sharepod.scheduler.endings import how_ended
 from sharepod.scheduler.gang import Gang as Said
 from sharepod.scheduler.orders import Evict
@@ -17,8 +15,6 @@ from sharepod.scheduler.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED
 from sharepod.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sharepod.scheduler.pod import Pod
 
 
@@ -216,24 +212,3 @@ def test_how_a_pod_ended_is_read_of_its_status_whatever_that_says(body: dict[str
     assert found == how
     assert says in detail
     assert len(detail) < 200
-
-
-async def test_a_gang_starts_anew_as_a_whole_when_a_member_is_deleted(tmp_path: Path) -> None:
-    async with World(tmp_path, n1=4) as world:
-        said = {"gang": "gang", "gang_size": "3", "gang_restart": "whole"}
-        old, new = (tuple(f"gang-{number}" for number in numbers) for numbers in (range(3), range(3, 6)))
-        for name in old:
-            world.create(name, 100, **said)
-        async with world.replica() as replica:
-            await world.run_released(*old)
-            await eventually(lambda: replica.runs(*old), "not seen to run")
-            world.server.delete("gang-0")
-            world.create("gang-3", 100, **said)
-            await eventually(lambda: sorted(world.server.registry.evicted) == ["gang-1", "gang-2"], "the others go on")
-            assert not world.is_released("gang-3"), "alone"
-            for name in new[1:]:
-                world.create(name, 100, **said)
-            await eventually(lambda: all(map(world.is_released, new)), f"not released: {world.told('gang-3')}")
-            await eventually(lambda: "it was deleted" in world.said("gang-0", "GangRestarts"), "not told")
-            assert "Evicted" in world.told("gang-1")
-            assert replica.keeper.memory.tally.evictions["restart"] == 2

@@ -14,7 +14,7 @@ from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.witness import Witness
 
 if TYPE_CHECKING:
-    from sharepod.scheduler.ask import NodeSpec, PodAsk
+    from sharepod.scheduler.ask import NodeSpec
     from sharepod.scheduler.course import Task
 
 BAR_S = 2.0
@@ -81,14 +81,10 @@ def test_batch_that_is_overdue_keeps_nobody_of_higher_priority_waiting(seed: int
     assert len(late) > 10, "hardly anybody had waited for twice as long"
 
 
-def whole(milli: int, mib: int) -> PodAsk:
-    return ask(milli, mib=mib)
-
-
 def test_a_job_that_others_were_evicted_for_may_have_more_of_them_paused_on_its_node() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
-    low = [task("big", run_s=1e6, ask=whole(200, 60_000)), task("small", run_s=1e6, ask=whole(800, 10_000))]
-    played(line, [*low, task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=whole(700, 40_000))], 100.0)
+    low = [task("big", run_s=1e6, ask=ask(200, mib=60_000)), task("small", run_s=1e6, ask=ask(800, mib=10_000))]
+    played(line, [*low, task("high", priority=10, arrive_s=30.0, run_s=40.0, ask=ask(700, mib=40_000))], 100.0)
     assert (line.courses["big"].evicted, line.courses["small"].evicted) == (1, 0)
     assert line.courses["small"].paused == 1
     assert line.courses["high"].started_s == pytest.approx(31.0, abs=BAR_S - 1)
@@ -96,10 +92,10 @@ def test_a_job_that_others_were_evicted_for_may_have_more_of_them_paused_on_its_
 
 def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
-    line.come(task("low", ask=whole(1000, MIB)))
+    line.come(task("low", ask=ask(1000, mib=MIB)))
     line.step()
     for name in ("one", "two"):
-        line.come(task(name, priority=10, ask=whole(500, 30_000)))
+        line.come(task(name, priority=10, ask=ask(500, mib=30_000)))
     first = decided(line, 10.0)
     assert (first.evicted, first.released, first.yields) == (["low"], [], {}), "once for both"
     assert decided(line, 11.0).released == []

@@ -71,15 +71,6 @@ def test_the_lower_ones_are_limited_then_paused_one_by_one_and_come_back_when_no
     assert back == RESUMED
 
 
-def test_who_is_limited_goes_back_after_a_calm_time() -> None:
-    line = cluster()
-    measure(line, WAITS)
-    assert len(yielded(line, 200.0)) == 2
-    measure(line, CALM)
-    assert yielded(line, 310.0) == {}
-    assert yielded(line, 325.0) == RESUMED
-
-
 def test_a_share_that_has_what_it_is_due_presses_nobody() -> None:
     line = cluster()
     measure(line, WAITS, used=45_000)

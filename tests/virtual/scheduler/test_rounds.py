@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from sharepod.scheduler.ask import NodeSpec
 
 
-def test_a_gang_waits_until_all_of_it_fits_and_then_starts_whole() -> None:
-    line = Timeline(nodes(2), DEFAULT)
-    played(line, [task("first", size=5, least=5), task("gang", size=4, least=4, arrive_s=1.0)])
-    assert line.courses["gang"].started_s == line.courses["first"].ended_s
-
-
 def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_want() -> None:
     line = Timeline(nodes(2), DEFAULT)
     tasks = [
@@ -276,14 +270,17 @@ def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_
 def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeout() -> None:
     line = Timeline(nodes(2, 4), DEFAULT)
     line.come(task("gang", size=3, least=3))
+    line.come(task("well", size=2, least=2))
     for pod in list(line.cluster.pods()):
         assert pod.gang is not None
         line.cluster.set_pod(replace(pod, gang=replace(pod.gang, timeout_s=120)))
     decided(line, 0.0).run(line)
     pod_of(line, "gang-2", running=False)
+    pod_of(line, "well-0", ended=True)  # it has done its work, and is not waited for
     assert decided(line, 100.0).orders == []
     late = decided(line, 130.0)
     assert late.evicted == ["gang-0", "gang-1", "gang-2"]
+    assert not [key for key in line.memory.released if key[1] == "gang/well"]
     assert {text for _, text in late.told} == {"2 of 3 members ran 120 s after their release: all start anew"}
     assert line.memory.tally.gangs["timed_out"] == 1
 

@@ -52,13 +52,6 @@ def test_everybody_has_what_he_asks_for_and_nothing_is_left_that_somebody_may_us
         assert not ratios or max(ratios) == pytest.approx(min(ratios)), "in proportion to what they ask for"
 
 
-def test_what_is_left_goes_by_requests_up_to_limits() -> None:
-    assert shared_out([part(200, 1000), part(400, 1000)]) == pytest.approx([1000 / 3, 2000 / 3])
-    assert shared_out([part(200, 250), part(400, 1000)]) == pytest.approx([250, 750])
-    assert shared_out([part(200, 1000, batch=True), part(400, 700)]) == pytest.approx([300, 700])
-    assert shared_out([part(600, 600), part(400, 1000)]) == [600, 400]
-
-
 def ends(*tasks: Task, devices: int = 1) -> dict[str, float | None]:
     line = Timeline(nodes(1, devices), DEFAULT)
     return {course.task.name: course.ended_s for course in line.play(tasks, 1e6)}

@@ -1,4 +1,4 @@
-"""How objects end."""
+"""How a pod ends: it stays until its kubelet has ended it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,7 @@ from .there import There, promise
 
 
 class TestDeletions:
-    """Of pods and ConfigMaps."""
-
-    @promise
-    async def test_a_pod_that_is_on_no_node_goes_at_once(self, there: There) -> None:
-        await there.pod("a")
-        await there.done("DELETE", there.path("pods", "a"))
-        assert (await there.ask("GET", there.path("pods", "a"))).status == 404
-
-    @promise
-    async def test_a_pod_on_a_node_stays_until_its_kubelet_has_ended_it(self, there: There) -> None:
-        await there.running_pod("a")
-        await there.done("DELETE", there.path("pods", "a"))
-        found = await there.done("GET", there.path("pods", "a"))
-        assert found["metadata"]["deletionTimestamp"] > found["metadata"]["creationTimestamp"]
-        assert found["metadata"]["deletionGracePeriodSeconds"] == 30
-        answer = await there.bind("a")
-        assert answer.status == 409
-        await there.done("DELETE", there.path("pods", "a"), {"gracePeriodSeconds": 0})
-        assert (await there.ask("GET", there.path("pods", "a"))).status == 404
-
-    @promise
-    async def test_a_deletion_that_names_another_uid_is_refused(self, there: There) -> None:
-        await there.pod("a")
-        options = {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}}
-        answer = await there.ask("DELETE", there.path("pods", "a"), options)
-        assert (answer.status, answer.reason) == (409, "Conflict")
-        assert (await there.ask("GET", there.path("pods", "a"))).status == 200
-
-    @promise
-    async def test_a_pod_that_comes_again_has_another_uid(self, there: There) -> None:
-        first = await there.pod("a")
-        await there.done("DELETE", there.path("pods", "a"))
-        assert (await there.pod("a"))["metadata"]["uid"] != first["metadata"]["uid"]
+    """Of pods on nodes."""
 
     @promise
     async def test_who_watches_sees_a_pod_end_in_two_steps(self, there: There) -> None:
@@ -48,9 +16,12 @@ class TestDeletions:
             await there.done("DELETE", there.path("pods", "a"))
             line = await anext(lines)
             assert line["type"] == "MODIFIED"
-            assert line["object"]["metadata"]["deletionTimestamp"]
+            metadata = line["object"]["metadata"]
+            assert metadata["deletionTimestamp"] > metadata["creationTimestamp"]
+            assert (await there.ask("GET", there.path("pods", "a"))).status == 200
             await there.done("DELETE", there.path("pods", "a"), {"gracePeriodSeconds": 0})
             while line["type"] == "MODIFIED":  # its grace is shorter now, or its kubelet says something of it
                 assert line["object"]["metadata"]["deletionTimestamp"]
                 line = await anext(lines)
             assert line["type"] == "DELETED"
+        assert (await there.ask("GET", there.path("pods", "a"))).status == 404

@@ -55,15 +55,6 @@ class TestGates:
         assert answer.status == 422
 
     @promise
-    async def test_a_gated_pod_is_not_bound(self, there: There) -> None:
-        await gated(there)
-        answer = await there.bind("a")
-        assert (answer.status, answer.reason) == (409, "Conflict")
-        assert "non-empty .spec.schedulingGates" in answer.message
-        await there.merge(there.path("pods", "a"), {"spec": {"schedulingGates": None}})
-        assert (await there.bind("a")).status == 201
-
-    @promise
     async def test_a_node_selector_is_only_added_to_and_only_behind_a_gate(self, there: There) -> None:
         await gated(there, {"nodeSelector": {"a": "b"}})
         path = there.path("pods", "a")
@@ -75,10 +66,3 @@ class TestGates:
         together = {"nodeSelector": {"e": "f"}, "schedulingGates": None}
         assert (await there.merge(path, {"spec": together})).status == 200, "with the last gate in one write"
         assert (await there.merge(path, {"spec": {"nodeSelector": {"g": "h"}}})).status == 422
-
-    @promise
-    async def test_nothing_else_changes_behind_a_gate(self, there: There) -> None:
-        await gated(there)
-        for spec in ({"nodeName": "n1"}, {"schedulerName": "other"}, {"priority": 7}):
-            answer = await there.merge(there.path("pods", "a"), {"spec": spec})
-            assert answer.status in (403, 422), spec

@@ -1,8 +1,9 @@
-"""Pods: how they begin, what never changes, how they are bound."""
+"""Pods: how they begin, and what never changes."""
 
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import TYPE_CHECKING
 
 from .there import NODE, SHARE, There, promise
@@ -23,36 +24,20 @@ class TestPods:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made["metadata"]["creationTimestamp"])
         assert made["metadata"]["namespace"] == there.namespace
         assert made["status"]["phase"] == "Pending"
+        await there.done("DELETE", there.path("pods", "a"))
+        assert (await there.pod("a"))["metadata"]["uid"] != made["metadata"]["uid"], "one that comes again is another"
 
     @promise
     async def test_what_a_pod_asks_never_changes(self, there: There) -> None:
-        await there.pod("a")
+        for name, gates in (("a", []), ("gated", [{"name": "sharepod.io/gate"}])):
+            await there.pod(name, {"schedulingGates": gates})
         more = {"name": "main", "image": "nowhere.invalid/none:1", "resources": {"limits": {SHARE: "30"}}}
         changes: tuple[Body, ...] = (
-            {"nodeName": NODE}, {"nodeSelector": {"a": "b"}}, {"schedulerName": "other"}, {"containers": [more]},
+            {"nodeName": NODE}, {"schedulerName": "other"}, {"priority": 7}, {"containers": [more]},
         )  # fmt: skip
-        for spec in changes:
-            answer = await there.merge(there.path("pods", "a"), {"spec": spec})
-            assert (answer.status, answer.reason) in ((422, "Invalid"), (403, "Forbidden")), spec
-
-    @promise
-    async def test_binding_says_where_a_pod_is_and_that_it_is_scheduled(self, there: There) -> None:
-        await there.pod("a")
-        answer = await there.bind("a")
-        assert answer.status == 201
-        bound = await there.done("GET", there.path("pods", "a"))
-        assert bound["spec"]["nodeName"] == NODE
-        conditions = {one["type"]: one["status"] for one in bound["status"]["conditions"]}
-        assert conditions["PodScheduled"] == "True"
-
-    @promise
-    async def test_a_pod_is_bound_once(self, there: There) -> None:
-        await there.pod("a")
-        assert (await there.bind("a")).status == 201
-        answer = await there.bind("a")
-        assert (answer.status, answer.reason) == (409, "Conflict")
-        assert "already assigned to node" in answer.message
-        assert (await there.bind("nobody")).status == 404
+        for name, spec in (("a", {"nodeSelector": {"a": "b"}}), *product(("a", "gated"), changes)):
+            answer = await there.merge(there.path("pods", name), {"spec": spec})
+            assert (answer.status, answer.reason) in ((422, "Invalid"), (403, "Forbidden")), (name, spec)
 
     @promise
     async def test_a_token_of_nobody_is_unauthorized(self, there: There) -> None:

@@ -67,12 +67,10 @@ class There:
         path = self.path("pods", name) + "/status"
         return await self.done("PATCH", path, {"status": status}, media=STRATEGIC)
 
-    async def bind(self, name: str, **metadata: Any) -> Answer:
-        binding = {
-            "apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, **metadata},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
-        }  # fmt: skip
-        return await self.ask("POST", self.path("pods", name) + "/binding", binding)
+    async def bind(self, name: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        await self.done("POST", self.path("pods", name) + "/binding", binding)
 
     async def merge(self, path: str, patch: Body, **parameters: str) -> Answer:
         return await self.ask("PATCH", path, patch, media=MERGE, **parameters)

@@ -13,10 +13,11 @@ class TestWatches:
     """Watches of pods, ConfigMaps and Events."""
 
     @promise
-    async def test_a_watch_tells_what_happens_after_its_version(self, there: There) -> None:
+    async def test_a_watch_of_a_name_tells_what_happens_to_it_after_its_version(self, there: There) -> None:
         await there.config_map("before", {})
         version = await there.version("configmaps")
         made = await there.config_map("a", {"key": "1"})
+        await there.config_map("others", {})
         only = {"fieldSelector": "metadata.name=a", "resourceVersion": version}
         async with there.client.watch(there.path("configmaps"), **only) as lines:
             line = await anext(lines)
@@ -67,13 +68,6 @@ class TestWatches:
         assert said[-1]["type"] == "BOOKMARK"
 
     @promise
-    async def test_a_watch_that_takes_none_gets_no_bookmark(self, there: There) -> None:
-        asked = {"resourceVersion": await there.version("pods"), "timeoutSeconds": "4"}
-        async with there.client.watch(there.path("pods"), **asked) as lines:
-            await there.pod("a")
-            assert [line["type"] async for line in lines] == ["ADDED"]
-
-    @promise
     async def test_a_watch_from_a_version_that_is_compacted_is_told_that_it_is_gone(self, there: There) -> None:
         if there.connection.compact is None:
             pytest.skip("this API server's history cannot be compacted from here")
@@ -87,13 +81,3 @@ class TestWatches:
         assert line["type"] == "ERROR"
         assert (line["object"]["code"], line["object"]["reason"]) in ((410, "Expired"), (410, "Gone"))
         assert await there.version("events")  # and a list goes on
-
-    @promise
-    async def test_one_object_is_watched_by_its_name(self, there: There) -> None:
-        await there.config_map("rules", {})
-        version = await there.version("configmaps")
-        asked = {"fieldSelector": "metadata.name=rules", "resourceVersion": version}
-        async with there.client.watch(there.path("configmaps"), **asked) as lines:
-            await there.config_map("others", {})
-            await there.merge(there.path("configmaps", "rules"), {"data": {"a": "b"}})
-            assert (await anext(lines))["object"]["metadata"]["name"] == "rules"
