@@ -29,8 +29,11 @@ demo: build ## Run three programs at 50/30/20 percent of one GPU, real or simula
 test: build ## Run the tests, WORKERS at a time (ROOM=hook: of one room; PYTEST_ARGS adds arguments)
 	@$(BIN)/python tests/run.py $(WORKERS) $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
 
+# The folder of a target, unless PYTEST_ARGS names files of it.
+unless_named = $(if $(filter tests/%,$(PYTEST_ARGS)),,$(1))
+
 deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, stress, every row of bench.gpu
-	@$(BIN)/pytest tests/deep $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
+	@$(BIN)/pytest $(call unless_named,tests/deep) $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
 
 soak: export SHAREPOD_TEST_SCHEDULES := 3000
 soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)
@@ -42,7 +45,7 @@ e2e: export SHAREPOD_E2E_KUBECONFIG := $(abspath $(KUBECONFIG))
 endif
 e2e: export SHAREPOD_E2E_KUBERNETES := $(KUBERNETES)
 e2e: build ## Run the tests that need a Kubernetes cluster, on 1.37, KUBERNETES=1.34 or KUBECONFIG=… (root, Go)
-	@$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
+	@$(BIN)/pytest $(call unless_named,tests/e2e) $(PYTEST_ARGS)
 
 check: build ## Check types, style, imports, protocol, spelling and C warnings
 	$(BIN)/ruff check .
