@@ -5,6 +5,7 @@ hook, on a device of its own.
 """
 
 import functools
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from bench.bars.rig import START_DELAY_NS, Run
 from bench.bars.simulated import SimulatedRig
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
-from bench.traces.format import Trace, parse
 from rig.loads import MS, SECOND, Terms
 from rig.programs import Program, Result, build
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
+SAID_BY_ORIGIN = {"synthesised": ("sources",), "recorded": ("device", "driver", "command", "date")}
+"""What a header has to say, beside the name."""
 TRAINING, SERVER, LOOP = "training", "server", "launch-bound"
 ALONE_NS = 1_200_000_000
 ALONE_PAIRS = 5
@@ -33,6 +35,28 @@ def command(trace: str | Path, **options: object) -> list[str]:
     path = trace if isinstance(trace, Path) else FOLDER / f"{trace}.trace"
     program = build("replay.c", "replay", "-lpthread")
     return [str(program), str(path), *(f"{name}={value}" for name, value in options.items()), "wait=1"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a bar has to know of a trace; the rest is for programs/replay.c to read."""
+
+    origin: str
+    """`recorded` or `synthesised`."""
+    longest_kernel_ns: int
+
+
+def parse(text: str) -> Trace:
+    """Read a trace's header and its kernels. Raises ValueError when the header does not say where the trace is from."""
+    header = json.loads(text.partition("\n")[0])
+    needed = SAID_BY_ORIGIN.get(header.get("origin"))
+    if header.get("sharepod_trace") != 1 or needed is None:
+        raise ValueError(f"a trace is of version 1, and its origin is {' or '.join(SAID_BY_ORIGIN)}")
+    missing = [word for word in ("name", *needed) if not header.get(word)]
+    if missing:
+        raise ValueError(f"a trace that is {header['origin']} says its {', '.join(missing)}")
+    kernels = [line.split() for line in text.splitlines() if line.startswith("kernel ")]
+    return Trace(header["origin"], max(int(duration_ns) for _, _, duration_ns, *_ in kernels))
 
 
 @functools.cache
@@ -131,7 +155,7 @@ def _in_words(parts: Sequence[float]) -> str:
 
 def _saturated(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
     """Measure two training loops: both always have work, so each is due its request, and pays for it."""
-    pair, unit_ns = (TRAINING, TRAINING), max(kernel.duration_ns for kernel in load(TRAINING).kernels)
+    pair, unit_ns = (TRAINING, TRAINING), load(TRAINING).longest_kernel_ns
     bare = run(_shares(pair, (50, 50)), 4, hook=False) if scale.baselines else None
     lines = []
     for split in SPLITS:

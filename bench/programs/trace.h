@@ -40,9 +40,11 @@ enum verb {
 };
 enum direction { HTOD, DTOH, DTOD, SET };
 enum memory { LINEAR, MANAGED, PITCHED, ASYNC, HOST };
+enum stream_type { LEGACY, BLOCKING, NON_BLOCKING };
 
 static const char *const directions[] = {"htod", "dtoh", "dtod", "set", NULL};
 static const char *const memories[] = {"linear", "managed", "pitched", "async", "host", NULL};
+static const char *const stream_types[] = {"legacy", "blocking", "nonblocking", NULL};
 
 /* Every number of a line in its order; of a loop: how often, and the place of its other end. */
 struct step {
@@ -107,9 +109,9 @@ static void declare(size_t line, const char *kind) {
   if (!strcmp(kind, "kernel") && at == trace.kernels) {
     trace.kernel_ns[trace.kernels++] = number(line, word(), UINT64_MAX);
   } else if (!strcmp(kind, "stream") && at == trace.stream_count && at < STREAMS_MAX) {
-    const char *type = word();
-    trace.stream_is_legacy[at] = type && !strcmp(type, "legacy");
-    trace.stream_flags[at] = type && !strcmp(type, "nonblocking") ? STREAM_NON_BLOCKING : STREAM_BLOCKING;
+    uint64_t type = choice(line, word(), stream_types);
+    trace.stream_is_legacy[at] = type == LEGACY;
+    trace.stream_flags[at] = type == NON_BLOCKING ? STREAM_NON_BLOCKING : STREAM_BLOCKING;
     trace.stream_count++;
   } else if (!strcmp(kind, "graph") && at == trace.graph_count) {
     char *nodes = strtok(NULL, "\n");

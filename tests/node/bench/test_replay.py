@@ -53,20 +53,31 @@ def test_threads_replay_side_by_side_and_wait_for_each_others_streams(
         assert Counter(kernel.name for kernel in truth.kernels(0)) == {"k_200us": 5, "k_50us": 7}
 
 
+THREAD = f"{TABLES}thread 0\n"
+
+
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("text", "said"),
     [
-        ("launch 0 9\n", "line 9: a number is larger than any that is declared"),
-        ("jump 0\n", "line 9: it is nothing that a thread does"),
-        ("repeat 2\nlaunch 0 0\n", "a loop is not closed"),
-        ("again\n", "a loop ends that did not begin"),
-        ("free 3\n", "buffer 3 is freed and was not allocated"),
-        ("copy 0 up 8\n", "line 9: a word is none of those that may stand there"),
+        (f"{THREAD}launch 0 9\n", "line 9: a number is larger than any that is declared"),
+        (f"{THREAD}launch 2 0\n", "line 9: a number is larger than any that is declared"),
+        (f"{THREAD}run 0 1\n", "line 9: a number is larger than any that is declared"),
+        (f"{THREAD}cpu soon\n", "`soon` is not a number"),
+        (f"{THREAD}jump 0\n", "line 9: it is nothing that a thread does"),
+        (f"{THREAD}repeat 2\nlaunch 0 0\n", "a loop is not closed"),
+        (f"{THREAD}again\n", "a loop ends that did not begin"),
+        (f"{THREAD}free 3\n", "buffer 3 is freed and was not allocated"),
+        (f"{THREAD}copy 0 up 8\n", "line 9: a word is none of those that may stand there"),
+        ("stream 0 fast\n", "line 2: a word is none of those that may stand there"),
+        ("kernel 1 5 a 1x1x1\n", "line 2: a declaration is out of order"),
+        ("launch 0 0\n", "line 2: a declaration is out of order"),
+        (f"{TABLES}graph 1 7\nthread 0\ncpu 1\n", "graph 1 has a kernel that is not declared"),
+        (TABLES, "has no thread"),
     ],
 )
-def test_what_cannot_be_replayed_says_why(simgpu: dict[str, str], tmp_path: Path, events: str, said: str) -> None:
+def test_what_cannot_be_replayed_says_why(simgpu: dict[str, str], tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "t.trace"
-    path.write_text(HEADER + TABLES + "thread 0\n" + events, encoding="utf-8")
+    path.write_text(HEADER + text, encoding="utf-8")
     done = replayed(simgpu, path)
     assert done.returncode == 1
     assert said in done.stderr
