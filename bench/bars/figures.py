@@ -121,19 +121,6 @@ def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held], slack_ns: in
     return outside
 
 
-def idle_ns(kernels: Iterable[Kernel], begin_ns: int, end_ns: int) -> int:
-    """Return how much of [begin_ns, end_ns) no kernel ran."""
-    idle, reached = 0, begin_ns
-    for kernel in sorted(kernels, key=lambda k: k.started_ns):
-        started, ended = max(kernel.started_ns, begin_ns), min(kernel.ended_ns, end_ns)
-        if started > reached:
-            idle += min(started, end_ns) - reached
-        reached = max(reached, ended)
-        if reached >= end_ns:
-            break
-    return idle + max(0, end_ns - reached)
-
-
 def lost_wake_ups(kernels: Sequence[Kernel], waits: Iterable[tuple[int, int]], bound_ns: int) -> list[tuple[int, int]]:
     """Return the waits (began, ended) at a closed gate during which the device was idle for longer than `bound_ns`.
 

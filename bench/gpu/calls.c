@@ -6,15 +6,15 @@
 #include <stdlib.h>
 
 #include "probe.h"
+#include "start.h"
 
-#define BATCHES         60u
-#define GRAPH_NODES     20u
-#define LONG_NS         20000000u /* of the kernel that keeps an event pending */
-#define BLOCKED_NS      5000000u  /* a launch that takes so long has waited for room in the queue */
-#define QUEUE_MAX       8192u
-#define SIGNALS         60u
-#define WORD_LIMIT_NS   1000000000u
-#define CAPTURE_RELAXED 2
+#define BATCHES       60u
+#define GRAPH_NODES   20u
+#define LONG_NS       20000000u /* of the kernel that keeps an event pending */
+#define BLOCKED_NS    5000000u  /* a launch that takes so long has waited for room in the queue */
+#define QUEUE_MAX     8192u
+#define SIGNALS       60u
+#define WORD_LIMIT_NS 1000000000u
 
 static struct {
   void *stream, *event, *pending, *done, *graph_of_1, *graph_of_20;
@@ -31,13 +31,10 @@ static void *make_event(unsigned flags) {
 }
 
 static void *make_graph(uint32_t nodes) {
-  void *graph = NULL, *executable = NULL;
-  CALL(cuStreamBeginCapture, tools.stream, CAPTURE_RELAXED);
+  begin_capture(tools.stream);
   for (uint32_t i = 0; i < nodes; i++)
     check(launch_work(&tools.empty, &tools.log, tools.stream), "cuLaunchKernel");
-  CALL(cuStreamEndCapture, tools.stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &executable, graph, 0);
-  return executable;
+  return end_capture(tools.stream);
 }
 
 static void prepare(uint32_t log) {

@@ -120,26 +120,18 @@ static const char slices[] = ".visible .entry slices_%s(.param .u64 log, .param 
                              "  ret;\n"
                              "}\n";
 
-static void *module;
+#define PREFIX 2 /* of the names that client.h makes of a duration: `k_` */
 
-/* The simulated device goes by the name, in the largest unit that divides the duration. */
-static void duration_name(char *name, size_t size, uint64_t ns) {
-  if (ns % 1000000 == 0)
-    snprintf(name, size, "%" PRIu64 "ms", ns / 1000000);
-  else if (ns % 1000 == 0)
-    snprintf(name, size, "%" PRIu64 "us", ns / 1000);
-  else
-    snprintf(name, size, "%" PRIu64 "ns", ns);
-}
+static void *module;
 
 void load_kernels(const uint64_t *units_ns, size_t count) {
   size_t size = sizeof header + sizeof ticks + count * (sizeof work + sizeof slices + 128);
   char *ptx = allocate(size, 1), name[48];
   size_t used = (size_t)snprintf(ptx, size, "%s%s", header, ticks);
   for (size_t i = 0; i < count; i++) {
-    duration_name(name, sizeof name, units_ns[i]);
-    used += (size_t)snprintf(ptx + used, size - used, work, name);
-    used += (size_t)snprintf(ptx + used, size - used, slices, name);
+    kernel_name(name, sizeof name, units_ns[i]);
+    used += (size_t)snprintf(ptx + used, size - used, work, name + PREFIX);
+    used += (size_t)snprintf(ptx + used, size - used, slices, name + PREFIX);
   }
   CALL(cuModuleLoadData, &module, ptx);
   free(ptx);
@@ -148,8 +140,8 @@ void load_kernels(const uint64_t *units_ns, size_t count) {
 void *find_timed(const char *prefix, uint64_t unit_ns) {
   char name[96], duration[48];
   void *function = NULL;
-  duration_name(duration, sizeof duration, unit_ns);
-  snprintf(name, sizeof name, "%s_%s", prefix, duration);
+  kernel_name(duration, sizeof duration, unit_ns);
+  snprintf(name, sizeof name, "%s_%s", prefix, duration + PREFIX);
   CALL(cuModuleGetFunction, &function, module, name);
   return function;
 }

@@ -10,11 +10,10 @@
 
 #include "loads.h"
 
-#define LOG_DEFAULT     (1u << 20)
-#define CAPTURE_RELAXED 2
-#define MIX_NODES       4u
-#define MIX_BYTES       65536u
-#define COUNTED_NS      400000000u /* after which what the hook counted has been read */
+#define LOG_DEFAULT (1u << 20)
+#define MIX_NODES   4u
+#define MIX_BYTES   65536u
+#define COUNTED_NS  400000000u /* after which what the hook counted has been read */
 
 static struct {
   void *stream, *graph;
@@ -25,13 +24,10 @@ static struct {
 } load;
 
 static void *make_graph(uint64_t nodes) {
-  void *graph = NULL, *executable = NULL;
-  CALL(cuStreamBeginCapture, load.stream, CAPTURE_RELAXED);
+  begin_capture(load.stream);
   for (uint64_t i = 0; i < nodes; i++)
     check(launch_work(&load.kernel, &load.log, load.stream), "cuLaunchKernel");
-  CALL(cuStreamEndCapture, load.stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &executable, graph, 0);
-  return executable;
+  return end_capture(load.stream);
 }
 
 static void prepare(uint64_t graph_nodes) {

@@ -1,11 +1,10 @@
 /*
  * replay: does to the driver what a trace says a program did. The format is in traces/README.md.
  *
- *     replay TRACE [seconds=10s] [warm=300ms] [rate=N] [wait=1]
+ *     replay TRACE [seconds=10s] [warm=300ms] [wait=1]
  *
  * It knows nothing of shares: the same binary runs bare, under the hook, on the simulated device, which goes by the
- * names of the kernels, and on a real one, which runs `rate` loop iterations per microsecond (gpu/probe.c,
- * `calibrate`).
+ * names of the kernels.
  *
  * What the host did between calls is done again: it spins where the program computed and sleeps where it slept. What
  * calls cost and how long they wait is the driver's and the device's to say anew.
@@ -16,11 +15,9 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
 #include "buffers.h"
+#include "start.h"
 
 #define SPIN_NS 100000u /* what is left of an idle time that is shorter is not worth a timer's wake-up */
 
@@ -39,9 +36,9 @@ struct thread {
 };
 
 static struct {
-  uint64_t seconds_ns, warm_ns, rate, wait;
+  uint64_t seconds_ns, warm_ns, wait;
   uint64_t start_ns, stop_ns;
-} options = {.seconds_ns = 10000000000u, .warm_ns = 300000000, .rate = 1};
+} options = {.seconds_ns = 10000000000u, .warm_ns = 300000000};
 
 /* What the trace declares, by its numbers there. */
 static struct {
@@ -52,22 +49,21 @@ static struct thread threads[THREADS_MAX];
 
 static void *context;
 static pthread_barrier_t ready, begun;
-static volatile sig_atomic_t stopped;
 
 static bool running(void) {
-  return !stopped && now_ns() < options.stop_ns;
+  return goes_on(options.stop_ns);
 }
 
 /* ---- making what it needs ---- */
 
 static void launch_kernel(uint64_t kernel, void *stream) {
-  launch_one(made.functions[kernel], stream, trace.kernel_ns[kernel] * options.rate / 1000);
+  launch_one(made.functions[kernel], stream, 1);
 }
 
 static void make_graph(size_t index) {
-  void *stream, *graph;
+  void *stream;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
-  CALL(cuStreamBeginCapture, stream, CAPTURE_RELAXED);
+  begin_capture(stream);
   for (char *part = strtok(trace.graph_nodes[index], " "); part; part = strtok(NULL, " ")) {
     char *times = strchr(part, '*');
     if (times)
@@ -79,8 +75,7 @@ static void make_graph(size_t index) {
       launch_kernel(kernel, stream);
     made.graph_ns[index] += count * trace.kernel_ns[kernel];
   }
-  CALL(cuStreamEndCapture, stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &made.graphs[index], graph, 0);
+  made.graphs[index] = end_capture(stream);
 }
 
 /* A kernel per duration: those of one duration are one. */
@@ -316,38 +311,22 @@ static void print_marks(uint64_t end_ns) {
   putchar('}');
 }
 
-static void print_result(const char *path) {
+static void print_result(void) {
   uint64_t launches = 0, work_ns = 0, end_ns = now_ns();
   for (size_t i = 0; i < trace.thread_count; i++) {
     launches += threads[i].launches;
     work_ns += threads[i].work_ns;
   }
-  printf("{\"trace\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": %" PRIu64 ", \"peak_bytes\": %" PRIu64,
-         strrchr(path, '/') ? strrchr(path, '/') + 1 : path, getpid(), options.start_ns, end_ns, launches, work_ns,
-         (uint64_t)memory.peak);
+  print_begin(options.start_ns, end_ns, launches, work_ns);
+  printf(", \"peak_bytes\": %" PRIu64, (uint64_t)memory.peak);
   print_marks(end_ns);
   puts("}");
-}
-
-static void await_start(void) {
-  options.start_ns = now_ns();
-  options.stop_ns = options.start_ns + options.seconds_ns;
-  if (!options.wait)
-    return;
-  hear_start(&options.start_ns, &options.stop_ns);
-}
-
-static void on_signal(int signal_number) {
-  (void)signal_number;
-  stopped = 1;
 }
 
 int main(int count, char **arguments) {
   const struct option known[] = {
       {"seconds", &options.seconds_ns, true},
       {"warm", &options.warm_ns, true},
-      {"rate", &options.rate, false},
       {"wait", &options.wait, false},
   };
   if (count < 2)
@@ -355,12 +334,9 @@ int main(int count, char **arguments) {
   for (int i = 2; i < count; i++)
     if (parse_option(known, sizeof known / sizeof *known, arguments[i]))
       die("unknown option `%s`", arguments[i]);
-  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-  sigaction(SIGTERM, &action, NULL);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
+  stop_on_signal();
   read_trace(arguments[1]);
-  load_driver();
+  begin_program();
   prepare();
   pthread_barrier_init(&ready, NULL, (unsigned)trace.thread_count + 1);
   pthread_barrier_init(&begun, NULL, (unsigned)trace.thread_count + 1);
@@ -370,10 +346,10 @@ int main(int count, char **arguments) {
       die("no thread");
   }
   pthread_barrier_wait(&ready);
-  await_start();
+  await_go(options.wait, options.seconds_ns, &options.start_ns, &options.stop_ns);
   pthread_barrier_wait(&begun);
   for (size_t i = 0; i < trace.thread_count; i++)
     pthread_join(threads[i].id, NULL);
-  print_result(arguments[1]);
+  print_result();
   return 0;
 }
