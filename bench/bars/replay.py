@@ -33,7 +33,7 @@ PAIRS = ((TRAINING, TRAINING), (TRAINING, LOOP), (TRAINING, SERVER), (SERVER, LO
 def command(trace: str | Path, **options: object) -> list[str]:
     """Return the command that replays a trace, by its name here or by its path."""
     path = trace if isinstance(trace, Path) else FOLDER / f"{trace}.trace"
-    program = build("replay.c", "replay", "-lpthread")
+    program = build("replay.c", "replay")
     return [str(program), str(path), *(f"{name}={value}" for name, value in options.items()), "wait=1"]
 
 
