@@ -1,10 +1,6 @@
 #define _GNU_SOURCE
 #include "kernels.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "start.h"
 
 static const char header[] = ".version 6.0\n"
                              ".target sm_50\n"
@@ -178,4 +174,11 @@ int launch_work(const struct kernel *kernel, const struct log *log, void *stream
   uint32_t capacity = log->capacity, iterations = kernel->iterations;
   void *parameters[] = {&address, &capacity, &iterations};
   return cuLaunchKernel(kernel->function, kernel->blocks, 1, 1, kernel->threads, 1, 1, 0, stream, parameters, NULL);
+}
+
+void *graph_of(const struct kernel *kernel, const struct log *log, void *stream, uint64_t nodes) {
+  begin_capture(stream);
+  for (uint64_t i = 0; i < nodes; i++)
+    check(launch_work(kernel, log, stream), "cuLaunchKernel");
+  return end_capture(stream);
 }

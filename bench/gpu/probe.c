@@ -50,14 +50,6 @@ bool running(void) {
 
 /* ---- options ---- */
 
-static void parse_units(char *text) {
-  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
-    if (options.unit_count == UNITS_MAX)
-      die("more than %u units", UNITS_MAX);
-    options.units_ns[options.unit_count++] = parse_time(part);
-  }
-}
-
 static void parse(int count, char **arguments) {
   const struct option known[] = {
       {"unit", &options.unit_ns, true},       {"work", &options.work_ns, true},
@@ -77,7 +69,7 @@ static void parse(int count, char **arguments) {
     if (!value)
       continue;
     if (!strcmp(arguments[i], "units"))
-      parse_units(value);
+      options.unit_count = parse_list(value, options.units_ns, UNITS_MAX, parse_time);
     else if (!strcmp(arguments[i], "rate"))
       options.rate = strtod(value, NULL);
     else if (!strcmp(arguments[i], "path"))

@@ -64,15 +64,6 @@ bool running(void) {
 
 /* ---- options ---- */
 
-static void parse_devices(char *text) {
-  options.device_count = 0;
-  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
-    if (options.device_count == MEMBERS_MAX)
-      die("more than %u devices", MEMBERS_MAX);
-    options.devices[options.device_count++] = parse_number(part);
-  }
-}
-
 static void parse(int count, char **arguments) {
   const struct option known[] = {
       {"unit", &options.unit_ns, true}, {"work", &options.work_ns, true},       {"period", &options.period_ns, true},
@@ -89,7 +80,7 @@ static void parse(int count, char **arguments) {
     if (!value)
       continue;
     if (!strcmp(arguments[i], "devices"))
-      parse_devices(value);
+      options.device_count = (uint32_t)parse_list(value, options.devices, MEMBERS_MAX, parse_number);
     else if (!strcmp(arguments[i], "words"))
       options.words = value;
     else

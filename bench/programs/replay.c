@@ -44,10 +44,6 @@ static struct {
 
 /* ---- making what it needs ---- */
 
-static void launch_kernel(uint64_t kernel, void *stream) {
-  launch_one(made.functions[kernel], stream, 1);
-}
-
 static void make_graph(size_t index) {
   void *stream;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
@@ -60,7 +56,7 @@ static void make_graph(size_t index) {
     if (kernel >= trace.kernels)
       die("graph %zu has a kernel that is not declared", index);
     for (uint64_t i = 0; i < count; i++)
-      launch_kernel(kernel, stream);
+      launch_one(made.functions[kernel], stream, 1);
     made.graph_ns[index] += count * trace.kernel_ns[kernel];
   }
   made.graphs[index] = end_capture(stream);
@@ -85,8 +81,8 @@ static void prepare(void) {
   open_context(0);
   make_kernels();
   for (size_t i = 0; i < trace.stream_count; i++)
-    if (!trace.stream_is_legacy[i])
-      CALL(cuStreamCreate, &made.streams[i], trace.stream_flags[i]);
+    if (trace.streams[i] != LEGACY)
+      CALL(cuStreamCreate, &made.streams[i], trace.streams[i] == BLOCKING ? STREAM_BLOCKING : STREAM_NON_BLOCKING);
   for (size_t i = 0; i < trace.graph_count; i++)
     make_graph(i);
   if (trace.copy_bytes) {
@@ -119,7 +115,7 @@ static void do_launches(const struct step *step) {
   for (uint64_t i = 0; i < step->c; i++) {
     if (step->d)
       spin_until(now_ns() + step->d);
-    launch_kernel(step->b, made.streams[step->a]);
+    launch_one(made.functions[step->b], made.streams[step->a], 1);
   }
   doing.launches += step->c;
   doing.work_ns += step->c * trace.kernel_ns[step->b];

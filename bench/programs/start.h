@@ -43,6 +43,17 @@ static inline void await_go(bool told, uint64_t seconds_ns, uint64_t *start_ns, 
   sleep_until(*start_ns);
 }
 
+/* Read a list with commas; return how many it has. */
+static inline size_t parse_list(char *text, uint64_t *values, size_t most, uint64_t (*read)(const char *)) {
+  size_t count = 0;
+  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
+    if (count == most)
+      die("more than %zu values in a list", most);
+    values[count++] = read(part);
+  }
+  return count;
+}
+
 /* What every result has, without the closing brace. */
 static inline void print_begin(uint64_t start_ns, uint64_t end_ns, uint64_t launches, uint64_t work_ns) {
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64

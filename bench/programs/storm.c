@@ -11,7 +11,6 @@
  * many episodes, and which took long ("slow": began, ended, ...), so that the caller can ask what the device did then.
  */
 #define _GNU_SOURCE
-#include <limits.h>
 #include <pthread.h>
 
 #include "start.h"
@@ -160,13 +159,6 @@ static void open_all(uint64_t seed) {
   }
 }
 
-static uint32_t number(const char *text, uint32_t most) {
-  unsigned long value = strtoul(text, NULL, 10);
-  if (value < 1 || value > most)
-    die("storm: `%s` is not a number of 1..%u", text, most);
-  return (uint32_t)value;
-}
-
 static void print_result(void) {
   uint64_t episodes = 0, launches = 0;
   for (uint32_t t = 0; t < storm.threads; t++) {
@@ -185,10 +177,12 @@ static void print_result(void) {
 int main(int count, char **arguments) {
   if (count != 4)
     die("usage: storm SEED THREADS DEVICES");
-  storm.threads = number(arguments[2], THREADS_MAX);
-  storm.devices = number(arguments[3], DEVICES_MAX);
+  storm.threads = (uint32_t)parse_number(arguments[2]);
+  storm.devices = (uint32_t)parse_number(arguments[3]);
+  if (storm.threads < 1 || storm.threads > THREADS_MAX || storm.devices < 1 || storm.devices > DEVICES_MAX)
+    die("storm: 1..%u threads, 1..%u devices", THREADS_MAX, DEVICES_MAX);
   begin_program();
-  open_all(number(arguments[1], UINT_MAX));
+  open_all(parse_number(arguments[1]));
   await_go(true, 0, &storm.start_ns, &storm.stop_ns);
   for (uint32_t t = 0; t < storm.threads; t++)
     if (pthread_create(&workers[t].thread, NULL, run, &workers[t]))

@@ -51,13 +51,10 @@ static struct {
 
 static struct worker workers[THREADS_MAX];
 
-/* Read a list with commas; what is not given is like the last. */
-static void parse_list(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
-  uint64_t last = 0, count = 0;
-  for (char *part = strtok(text, ","); part && count < STREAMS_MAX; part = strtok(NULL, ","))
-    last = values[count++] = read(part);
-  while (count < STREAMS_MAX)
-    values[count++] = last;
+/* A value for each stream; those that are not given are like the last. */
+static void parse_each(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
+  for (size_t count = parse_list(text, values, STREAMS_MAX, read); count && count < STREAMS_MAX; count++)
+    values[count] = values[count - 1];
 }
 
 static void parse(int count, char **arguments) {
@@ -78,9 +75,9 @@ static void parse(int count, char **arguments) {
     else if (!strcmp(arguments[i], "sync"))
       options.sync = value;
     else if (!strcmp(arguments[i], "units"))
-      parse_list(value, options.units_ns, parse_time);
+      parse_each(value, options.units_ns, parse_time);
     else if (!strcmp(arguments[i], "bursts"))
-      parse_list(value, options.bursts, parse_number);
+      parse_each(value, options.bursts, parse_number);
     else
       die("unknown option `%s`", arguments[i]);
   }

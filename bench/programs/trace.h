@@ -33,8 +33,7 @@ struct step {
 static struct {
   uint64_t kernel_ns[TABLE_MAX];
   char *graph_nodes[TABLE_MAX];
-  unsigned stream_flags[STREAMS_MAX];
-  bool stream_is_legacy[STREAMS_MAX];
+  enum stream_type streams[STREAMS_MAX];
   size_t kernels, graph_count, stream_count, mark_count;
   size_t copy_bytes; /* of the largest copy */
   char mark_names[MARKS_MAX][32];
@@ -82,10 +81,7 @@ static void declare(size_t line, const char *kind) {
   if (!strcmp(kind, "kernel") && at == trace.kernels) {
     trace.kernel_ns[trace.kernels++] = number(line, word(), UINT64_MAX);
   } else if (!strcmp(kind, "stream") && at == trace.stream_count && at < STREAMS_MAX) {
-    uint64_t type = choice(line, word(), stream_types);
-    trace.stream_is_legacy[at] = type == LEGACY;
-    trace.stream_flags[at] = type == NON_BLOCKING ? STREAM_NON_BLOCKING : STREAM_BLOCKING;
-    trace.stream_count++;
+    trace.streams[trace.stream_count++] = (enum stream_type)choice(line, word(), stream_types);
   } else if (!strcmp(kind, "graph") && at == trace.graph_count) {
     char *nodes = strtok(NULL, "\n");
     trace.graph_nodes[trace.graph_count++] = nodes ? strdup(nodes) : NULL;
