@@ -13,11 +13,6 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 TIMEOUT_S = 10.0
-_CLASSES = {
-    "latency": pb.SHARE_CLASS_LATENCY,
-    "standard": pb.SHARE_CLASS_STANDARD,
-    "batch": pb.SHARE_CLASS_BATCH,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,8 @@ class Pods:
             limit_millipercent=pod.limit * 1000,
             memory_limit_bytes=pod.memory_bytes,
         )
-        request = pb.RegisterShareRequest(devices=[ask], share_class=_CLASSES[pod.share_class], labels=pod.labels)
+        share_class = pb.ShareClass.Value(f"SHARE_CLASS_{pod.share_class.upper()}")
+        request = pb.RegisterShareRequest(devices=[ask], share_class=share_class, labels=pod.labels)
         self._answers[pod.name] = self._ask("RegisterShare", request)
 
     def start(self, pod: Pod, command: Sequence[str]) -> Program:

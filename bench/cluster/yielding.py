@@ -37,16 +37,13 @@ STEP_S = 180.0
 RESUME_S = 60.0
 
 
-def _kind(name: str) -> str:
-    return name.partition("-")[0]
-
-
 def _body(name: str) -> dict[str, Any]:
     """Return a pod as the webhook leaves it."""
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"sharepod.io/gpu": str(PODS[name])}}
     return {
         "metadata": {
-            "name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": dict(ANNOTATIONS[_kind(name)]),
+            "name": name, "namespace": "default", "uid": f"uid-{name}",
+            "annotations": dict(ANNOTATIONS[name.partition("-")[0]]),
             "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
         "spec": {

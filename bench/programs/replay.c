@@ -3,11 +3,11 @@
  *
  *     replay TRACE [seconds=10s] [warm=300ms] [wait=1]
  *
- * It knows nothing of shares: the same binary runs bare, under the hook, on the simulated device, which goes by the
+ * It knows nothing of shares: the same binary runs bare and under the hook, on the simulated device, which goes by the
  * names of the kernels.
  *
- * What the host did between calls is done again: it spins where the program computed and sleeps where it slept. What
- * calls cost and how long they wait is the driver's and the device's to say anew.
+ * What the host did between calls is done again: it spins where the program computed, and sleeps until a request is
+ * due. What calls cost and how long they wait is the driver's and the device's to say anew.
  *
  * "ready" comes when the endless loop has gone round for `warm`: what a program does to begin is not measured. The
  * replay stops where a loop, of any depth, goes round; marks that are open then do not count. The last line printed is
