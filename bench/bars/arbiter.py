@@ -65,11 +65,18 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
+def node_of(socket: Path) -> v1_pb2.GetNodeResponse:
+    """Return what an agent says of its node."""
+    with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = v1_pb2_grpc.NodeServiceStub(channel)
+        answer: v1_pb2.GetNodeResponse = stub.GetNode(v1_pb2.GetNodeRequest(), timeout=10)
+    return answer
+
+
 def _decisions(socket: Path) -> tuple[int, int]:
     """Return the decisions of the arbiter on the first device, and the time they took."""
-    with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
-        device = v1_pb2_grpc.NodeServiceStub(channel).GetNode(v1_pb2.GetNodeRequest(), timeout=10).devices[0]
-        return device.decisions, device.decision_ns
+    device = node_of(socket).devices[0]
+    return device.decisions, device.decision_ns
 
 
 def arbiter(scale: Scale) -> list[Line]:

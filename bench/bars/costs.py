@@ -64,7 +64,6 @@ def launch(rig: Rig) -> list[Line]:
     except (subprocess.CalledProcessError, OSError) as error:
         lines.append(Line(LAUNCH.figure.format(NOTHING), f"≤ {LAUNCH.bound} ns", f"not built: {error}"))
     added, bare = _pairs(rig, own, noop=False)
-    rig.facts["cuLaunchKernel_bare_ns"] = figures.median(bare)
     return [*lines, _launch_line(rig.driver, added, bare, judged=rig.real)]
 
 

@@ -71,9 +71,9 @@ def limit_errors(samples: Sequence[Sample], owner: str, limit: float) -> list[fl
     ]
 
 
-def longest_pause_ns(kernels: Iterable[Kernel], owner: str, begin_ns: int, end_ns: int) -> int:
-    """Return the longest time within [begin_ns, end_ns) without any work of `owner` on the device."""
-    spans = sorted((k.started_ns, k.ended_ns) for k in kernels if k.owner == owner)
+def longest_pause_ns(kernels: Iterable[Kernel], owner: str | None, begin_ns: int, end_ns: int) -> int:
+    """Return the longest time within [begin_ns, end_ns) without any work of `owner` (anybody: None) on the device."""
+    spans = sorted((k.started_ns, k.ended_ns) for k in kernels if owner is None or k.owner == owner)
     longest, reached = 0, begin_ns
     for started, ended in spans:
         if started >= end_ns:
@@ -121,37 +121,13 @@ def outside_turns(kernels: Iterable[Kernel], turns: Iterable[Held], slack_ns: in
     return outside
 
 
-def idle_ns(kernels: Iterable[Kernel], begin_ns: int, end_ns: int) -> int:
-    """Return how much of [begin_ns, end_ns) no kernel ran."""
-    idle, reached = 0, begin_ns
-    for kernel in sorted(kernels, key=lambda k: k.started_ns):
-        started, ended = max(kernel.started_ns, begin_ns), min(kernel.ended_ns, end_ns)
-        if started > reached:
-            idle += min(started, end_ns) - reached
-        reached = max(reached, ended)
-        if reached >= end_ns:
-            break
-    return idle + max(0, end_ns - reached)
-
-
 def lost_wake_ups(kernels: Sequence[Kernel], waits: Iterable[tuple[int, int]], bound_ns: int) -> list[tuple[int, int]]:
     """Return the waits (began, ended) at a closed gate during which the device was idle for longer than `bound_ns`.
 
     A share that waits while the device does nothing, for longer than any hand-off can take, was not woken.
     """
-    ordered = sorted(kernels, key=lambda k: k.started_ns)
     return [
         (began, ended)
         for began, ended in waits
-        if ended - began > bound_ns and _longest_idle_ns(ordered, began, ended) > bound_ns
+        if ended - began > bound_ns and longest_pause_ns(kernels, None, began, ended) > bound_ns
     ]
-
-
-def _longest_idle_ns(ordered: Sequence[Kernel], begin_ns: int, end_ns: int) -> int:
-    longest, reached = 0, begin_ns
-    for kernel in ordered:
-        if kernel.started_ns >= end_ns:
-            break
-        longest = max(longest, kernel.started_ns - reached)
-        reached = max(reached, kernel.ended_ns)
-    return max(longest, end_ns - reached)

@@ -5,22 +5,25 @@ hook, on a device of its own.
 """
 
 import functools
-import time
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bars import figures
 from bench.bars.bar import BILL, END_TO_END, KEPT, LATENCY, SHARE_ERROR, THROUGHPUT
-from bench.bars.rig import START_DELAY_NS, Run
+from bench.bars.rig import Run, run_once
+from bench.bars.rig import run as run_together
+from bench.bars.shares import bill_error
 from bench.bars.simulated import SimulatedRig
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
-from bench.traces.format import Trace, parse
-from rig.loads import MS, SECOND, Terms
-from rig.programs import Program, Result, build
+from rig.loads import MS, SECOND, Load, Terms
+from rig.programs import Result, build
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
+SAID_BY_ORIGIN = {"synthesised": ("sources",), "recorded": ("device", "driver", "command", "date")}
+"""What a header has to say, beside the name."""
 TRAINING, SERVER, LOOP = "training", "server", "launch-bound"
 ALONE_NS = 1_200_000_000
 ALONE_PAIRS = 5
@@ -31,8 +34,30 @@ PAIRS = ((TRAINING, TRAINING), (TRAINING, LOOP), (TRAINING, SERVER), (SERVER, LO
 def command(trace: str | Path, **options: object) -> list[str]:
     """Return the command that replays a trace, by its name here or by its path."""
     path = trace if isinstance(trace, Path) else FOLDER / f"{trace}.trace"
-    program = build("replay.c", "replay", "-lpthread")
+    program = build("replay.c", "replay")
     return [str(program), str(path), *(f"{name}={value}" for name, value in options.items()), "wait=1"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a bar has to know of a trace; the rest is for programs/replay.c to read."""
+
+    origin: str
+    """`recorded` or `synthesised`."""
+    longest_kernel_ns: int
+
+
+def parse(text: str) -> Trace:
+    """Read a trace's header and its kernels. Raises ValueError when the header does not say where the trace is from."""
+    header = json.loads(text.partition("\n")[0])
+    needed = SAID_BY_ORIGIN.get(header.get("origin"))
+    if header.get("sharepod_trace") != 1 or needed is None:
+        raise ValueError(f"a trace is of version 1, and its origin is {' or '.join(SAID_BY_ORIGIN)}")
+    missing = [word for word in ("name", *needed) if not header.get(word)]
+    if missing:
+        raise ValueError(f"a trace that is {header['origin']} says its {', '.join(missing)}")
+    kernels = [line.split() for line in text.splitlines() if line.startswith("kernel ")]
+    return Trace(header["origin"], max(int(duration_ns) for _, _, duration_ns, *_ in kernels))
 
 
 @functools.cache
@@ -46,25 +71,17 @@ def origin(*names: str) -> str:
     return ", ".join(sorted({load(name).origin for name in names}))
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A trace and the terms that it runs under."""
+class ReplayRig(SimulatedRig):
+    """The simulated GPU for loads whose mode is a trace's name."""
 
-    trace: str
-    terms: Terms
+    def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
+        """Return the command that replays a trace."""
+        return command(mode, **options)
 
 
-def run(shares: Mapping[str, Share], seconds: int, *, hook: bool = True) -> Run:
+def run(loads: Mapping[str, Load], seconds: int, *, hook: bool = True) -> Run:
     """Replay traces side by side for `seconds`, on a node of their own."""
-    with SimulatedRig(FULL).node(hook=hook) as node:
-        programs = {
-            owner: node.add(owner, command(share.trace), node.share(owner, share.terms))
-            for owner, share in shares.items()
-        }
-        start_ns = time.monotonic_ns() + START_DELAY_NS
-        for program in programs.values():
-            program.go(start_ns, start_ns + seconds * SECOND + 2 * FULL.settle_ns)
-        return node.collect(start_ns + FULL.settle_ns, seconds)
+    return run_together(ReplayRig(FULL), loads, seconds, hook=hook)
 
 
 # ---- alone ----
@@ -83,23 +100,15 @@ def pace_ns(result: Result) -> float:
 
 def overhead(name: str, pairs: int) -> Line:
     """Measure a trace alone, with and without the hook by turns, so that a slow phase of the machine hits both."""
-
-    def pace(environment: Mapping[str, str]) -> float:
-        program = Program("a", command(name), environment)
-        try:
-            program.await_ready()
-            start_ns = time.monotonic_ns() + MS
-            program.go(start_ns, start_ns + ALONE_NS)
-            return pace_ns(program.result())
-        finally:
-            program.kill()
-
     ratios, bare = [], []
     with SimulatedRig(FULL).node() as node:
         hooked = node.share("a", Terms(100))
         for pair in range(pairs):
             order = [(False, node.environment), (True, hooked)]
-            found = {with_hook: pace(environment) for with_hook, environment in (order if pair % 2 else order[::-1])}
+            found = {
+                with_hook: pace_ns(run_once(command(name), environment, ALONE_NS))
+                for with_hook, environment in (order if pair % 2 else order[::-1])
+            }
             ratios.append((found[True] / found[False] - 1) * 100)
             bare.append(found[False])
         turns = node.accounts()["a"].turns
@@ -116,8 +125,8 @@ def _names(pair: tuple[str, str], split: tuple[float, float]) -> str:
     return f"{pair[0]} {split[0]:.0f} and {pair[1]} {split[1]:.0f} ({origin(*pair)})"
 
 
-def _shares(pair: tuple[str, str], split: tuple[float, float]) -> dict[str, Share]:
-    return {owner: Share(name, Terms(part)) for owner, name, part in zip("ab", pair, split, strict=True)}
+def _shares(pair: tuple[str, str], split: tuple[float, float]) -> dict[str, Load]:
+    return {owner: Load(Terms(part), name) for owner, name, part in zip("ab", pair, split, strict=True)}
 
 
 def _kept(done: Run, pair: tuple[str, str], solo: Mapping[str, float]) -> list[float]:
@@ -131,7 +140,7 @@ def _in_words(parts: Sequence[float]) -> str:
 
 def _saturated(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
     """Measure two training loops: both always have work, so each is due its request, and pays for it."""
-    pair, unit_ns = (TRAINING, TRAINING), max(kernel.duration_ns for kernel in load(TRAINING).kernels)
+    pair, unit_ns = (TRAINING, TRAINING), load(TRAINING).longest_kernel_ns
     bare = run(_shares(pair, (50, 50)), 4, hook=False) if scale.baselines else None
     lines = []
     for split in SPLITS:
@@ -142,17 +151,12 @@ def _saturated(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
         without = f"{max(figures.share_errors(bare.samples, targets, 1)):.1f} pp" if bare else ""
         detail = {"median_pp": figures.median(errors), "quantum": milli(done.quantum_ns)}
         lines.append(SHARE_ERROR.line(f"1 s: {what}", max(errors), bound=bound, no_hook=without, detail=detail))
-        lines.append(BILL.line(what, max(map(abs, done.bill_errors.values())), detail=_bill(done)))
+        lines.append(BILL.line(what, bill_error(done), detail=done.bill))
         kept = _kept(done, pair, solo)
         without = _in_words(_kept(bare, pair, solo)) if bare else ""
         title = f"sum of throughputs ÷ alone: {what}"
         lines.append(Line(title, f"≥ {THROUGHPUT.bound}", _in_words(kept), THROUGHPUT.met(sum(kept)), without))
     return lines
-
-
-def _bill(done: Run) -> dict[str, object]:
-    charged = {owner: account.used_ns for owner, account in done.accounts.items()}
-    return {"used_ns": done.used_ns, "charged_ns": charged}
 
 
 def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
@@ -165,7 +169,7 @@ def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
             bills = " and ".join(f"{done.bill_errors[owner]:+.1f} %" for owner in "ab")
             text = f"{_in_words(_kept(done, pair, solo))}, billed {bills}"
             what = f"each one's throughput ÷ alone, and the sum: {_names(pair, split)}"
-            lines.append(Line(what, "", text, None, bare, detail=_bill(done)))
+            lines.append(Line(what, "", text, None, bare, detail=done.bill))
     return lines
 
 
@@ -175,8 +179,8 @@ def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
 def _latency(scale: Scale) -> list[Line]:
     """Measure p99 of the server as a latency share beside a training loop, against its own alone without the hook."""
     seconds = max(8, min(16, scale.requests // 150))
-    server = Share(SERVER, Terms(50, share_class="latency"))
-    beside = {"server": server, "training": Share(TRAINING, Terms(50))}
+    server = Load(Terms(50, share_class="latency"), SERVER)
+    beside = {"server": server, "training": Load(Terms(50), TRAINING)}
 
     solo = run({"server": server}, seconds, hook=False)
     shared = run(beside, seconds)
@@ -211,6 +215,6 @@ def traces(rig: SimulatedRig) -> list[Line]:
     names = (TRAINING, SERVER, LOOP)
     lines = [overhead(name, min(scale.cost_pairs, ALONE_PAIRS)) for name in names]
     solo = {
-        name: figures.utilisation(run({"a": Share(name, Terms(100))}, 3, hook=False).samples, ["a"]) for name in names
+        name: figures.utilisation(run({"a": Load(Terms(100), name)}, 3, hook=False).samples, ["a"]) for name in names
     }
     return [*lines, *_saturated(scale, solo), *_mixed(scale, solo), *_latency(scale)]

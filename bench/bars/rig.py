@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from bench.bars import figures
 from bench.scale import Scale
-from rig.loads import MS, Load, Terms
+from rig.loads import MS, SECOND, Load, Terms
 from rig.programs import Program, Result
 from rig.truth import Held, Kernel, Sample
 
@@ -57,6 +57,12 @@ class Run:
         return figures.median(self.quanta_ns) if self.quanta_ns else SHORTEST_QUANTUM_NS
 
     @property
+    def bill(self) -> dict[str, object]:
+        """What each owner was billed, and what it should be billed for."""
+        charged = {owner: account.used_ns for owner, account in self.accounts.items()}
+        return {"charged_ns": charged, "used_ns": self.used_ns}
+
+    @property
     def bill_errors(self) -> dict[str, float]:
         """By how much each bill is above the truth, in percent of that."""
         used = self.used_ns.items()
@@ -89,9 +95,6 @@ class Node(Protocol):
 
 class Rig(Protocol):
     """A place to measure."""
-
-    facts: dict[str, Any]
-    """What the rows learn, by name."""
 
     @property
     def scale(self) -> Scale:
@@ -136,11 +139,13 @@ def run(
         return node.collect(begin_ns + scale.settle_ns, steps)
 
 
-def run_once(command: Sequence[str], environment: Mapping[str, str]) -> Result:
-    """Run one program to its end, for a minute at most; return what it did."""
+def run_once(command: Sequence[str], environment: Mapping[str, str], length_ns: int = 60 * SECOND) -> Result:
+    """Run one program to its end, for `length_ns` at most; return what it did."""
     program = Program("a", command, environment)
     try:
-        program.await_ready().go(time.monotonic_ns(), time.monotonic_ns() + 60_000_000_000)
+        program.await_ready()
+        begin_ns = time.monotonic_ns() + MS
+        program.go(begin_ns, begin_ns + length_ns)
         return program.result()
     finally:
         program.kill()

@@ -69,8 +69,7 @@ def share(rig: Rig, case: Case) -> list[Line]:
     done = run(rig, case.loads, steps, log=rig.real)
     bare = run(rig, case.loads, min(steps, scale.bare_steps), hook=False) if scale.baselines else None
     lines = _errors(rig, case, done, bare)
-    bill = {"charged_ns": {owner: account.used_ns for owner, account in done.accounts.items()}, "used_ns": done.used_ns}
-    lines.append(BILL.line(case.what, bill_error(done), detail={**bill, **done.detail}))
+    lines.append(BILL.line(case.what, bill_error(done), detail={**done.bill, **done.detail}))
     return [*lines, _outside(case, done)] if rig.real else lines
 
 
@@ -124,6 +123,6 @@ def throughput(rig: Rig) -> list[Line]:
     for count in scale.counts:
         ratio, bare = busy(count, hook=True) / solo, None
         if scale.baselines:
-            bare = rig.facts[f"aggregate_of_{count}_bare"] = busy(count, hook=False) / solo
+            bare = busy(count, hook=False) / solo
         lines.append(THROUGHPUT.line(f"of {count} saturating shares ÷ one alone", ratio, no_hook=bare))
     return lines

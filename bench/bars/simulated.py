@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bench.bars.rig import Account, Run
 from bench.scale import Scale
@@ -17,9 +16,9 @@ LOG_KERNELS = 400_000
 class SimulatedNode(Closing):
     """One simulated node; a context manager."""
 
-    def __init__(self, step_ns: int, *, hook: bool, log: bool, gpu_settings: Mapping[str, str]) -> None:
-        self._step_ns, self._hook, self._log = step_ns, hook, log
-        self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=gpu_settings)
+    def __init__(self, rig: "SimulatedRig", *, hook: bool, log: bool) -> None:
+        self._rig, self._hook, self._log = rig, hook, log
+        self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=rig.gpu_settings)
         self._programs: dict[str, Program] = {}
 
     def open(self) -> None:
@@ -53,13 +52,13 @@ class SimulatedNode(Closing):
     def start(self, loads: Mapping[str, Load], _seconds: float) -> dict[str, Program]:
         """Start a program per load, each in a share of its own; they are ready."""
         return {
-            owner: self.add(owner, load_command(load.mode, load.options), self.share(owner, load.terms))
+            owner: self.add(owner, self._rig.command(load.mode, load.options), self.share(owner, load.terms))
             for owner, load in loads.items()
         }
 
     def collect(self, first_ns: int, steps: int) -> Run:
         """Return what happens from now on, and what the device and the agent know when all programs have ended."""
-        samples = self._node.samples(first_ns, steps, self._step_ns)
+        samples = self._node.samples(first_ns, steps, self._rig.scale.step_ns)
         results = {program.owner: program.result() for program in self._programs.values()}
         used = self._node.sample().busy_ns
         kernels = self._node.kernels() if self._log else []
@@ -81,7 +80,6 @@ class SimulatedRig:
 
     scale: Scale
     gpu_settings: Mapping[str, str] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
     driver = "simulated driver"
     real = False
     cap_bytes = 3 * 2**30 + 4096 * 3
@@ -89,7 +87,7 @@ class SimulatedRig:
 
     def node(self, *, hook: bool = True, log: bool = False) -> SimulatedNode:
         """Return a fresh node."""
-        return SimulatedNode(self.scale.step_ns, hook=hook, log=log, gpu_settings=self.gpu_settings)
+        return SimulatedNode(self, hook=hook, log=log)
 
     def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
         """Return the command of a load program."""

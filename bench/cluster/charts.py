@@ -1,9 +1,11 @@
-"""Draws panels as an SVG page. Pure: numbers in, text out."""
+"""Draws the panels of the dashboard as an SVG page: numbers in, text out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+
+from bench.cluster.prometheus import Panel
 
 WIDTH, ROW = 1320, 34
 """Of the page, which has 24 columns; and of one unit of height."""
@@ -28,13 +30,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A panel; kind, unit and place as Grafana has them."""
+    """A panel and its lines."""
 
-    title: str
-    kind: str
-    unit: str
-    is_stacked: bool
-    place: Mapping[str, int]
+    panel: Panel
     lines: Sequence[Line]
 
 
@@ -52,7 +50,7 @@ def shown(value: float, unit: str) -> str:
 
 def page(charts: Sequence[Chart], seconds: float) -> str:
     """Return the whole picture."""
-    height = max(chart.place["y"] + chart.place["h"] for chart in charts) * ROW + GAP
+    height = max(chart.panel.place["y"] + chart.panel.place["h"] for chart in charts) * ROW + GAP
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"><style>{STYLE}</style>']
     parts.append(f'<rect width="{WIDTH}" height="{height}" fill="#f4f5f5"/>')
     parts += [_panel(chart, seconds) for chart in charts]
@@ -60,13 +58,13 @@ def page(charts: Sequence[Chart], seconds: float) -> str:
 
 
 def _panel(chart: Chart, seconds: float) -> str:
-    x, y = chart.place["x"] * WIDTH / 24 + GAP / 2, chart.place["y"] * ROW + GAP / 2
-    width, height = chart.place["w"] * WIDTH / 24 - GAP, chart.place["h"] * ROW - GAP
-    if chart.kind == "row":
-        return f'<text class="h" x="{x + 4:.0f}" y="{y + 19:.0f}">{escape(chart.title)}</text>'
-    body = {"timeseries": _curves, "stat": _stat, "table": _table}[chart.kind](chart, width, height, seconds)
+    x, y = chart.panel.place["x"] * WIDTH / 24 + GAP / 2, chart.panel.place["y"] * ROW + GAP / 2
+    width, height = chart.panel.place["w"] * WIDTH / 24 - GAP, chart.panel.place["h"] * ROW - GAP
+    if chart.panel.kind == "row":
+        return f'<text class="h" x="{x + 4:.0f}" y="{y + 19:.0f}">{escape(chart.panel.title)}</text>'
+    body = {"timeseries": _curves, "stat": _stat, "table": _table}[chart.panel.kind](chart, width, height, seconds)
     frame = f'<rect width="{width:.0f}" height="{height:.0f}" fill="white" stroke="#ddd"/>'
-    title = f'<text class="t" x="8" y="17">{escape(chart.title)}</text>'
+    title = f'<text class="t" x="8" y="17">{escape(chart.panel.title)}</text>'
     return f'<g transform="translate({x:.0f},{y:.0f})">{frame}{title}{body}</g>'
 
 
@@ -74,7 +72,7 @@ def _stat(chart: Chart, width: float, height: float, _seconds: float) -> str:
     parts = []
     for number, line in enumerate(chart.lines):
         x = width * (number + 0.5) / len(chart.lines)
-        value = shown(line.samples[-1][1], chart.unit)
+        value = shown(line.samples[-1][1], chart.panel.unit)
         parts.append(f'<text class="n" x="{x:.0f}" y="{height / 2:.0f}" text-anchor="middle">{value}</text>')
         parts.append(f'<text x="{x:.0f}" y="{height / 2 + 22:.0f}" text-anchor="middle">{escape(line.title)}</text>')
     return "".join(parts)
@@ -85,7 +83,7 @@ def _table(chart: Chart, width: float, _height: float, _seconds: float) -> str:
     for number, line in enumerate(sorted(chart.lines, key=lambda line: -line.samples[-1][1])):
         y = HEAD + 22 + number * 24
         parts.append(f'<text x="16" y="{y}">{escape(line.title)}</text>')
-        value = shown(line.samples[-1][1], chart.unit)
+        value = shown(line.samples[-1][1], chart.panel.unit)
         parts.append(f'<text x="{width - 16:.0f}" y="{y}" text-anchor="end">{value}</text>')
         parts.append(f'<path d="M8 {y + 8}H{width - 8:.0f}" stroke="#eee"/>')
     return "".join(parts)
@@ -96,9 +94,9 @@ def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
     colours, columns = _colours(chart.lines), max(1, int((width - 16) // (longest * LETTER + 32)))
     rows = math.ceil(len(chart.lines) / columns)
     right, bottom = width - 12, height - FOOT - rows * LEGEND - 4
-    lines = _stacked(chart.lines) if chart.is_stacked else [(line, None) for line in chart.lines]
+    lines = _stacked(chart.lines) if chart.panel.is_stacked else [(line, None) for line in chart.lines]
     tops = [value for line, _ in lines for _, value in line.samples if math.isfinite(value)]
-    step = _step(max(tops, default=0), chart.unit)
+    step = _step(max(tops, default=0), chart.panel.unit)
     top = step * max(1, math.ceil(max(tops, default=0) / step - 1e-9))
 
     def px(at_s: float) -> float:
@@ -111,7 +109,7 @@ def _curves(chart: Chart, width: float, height: float, seconds: float) -> str:
     for tick in range(round(top / step) + 1):
         y = py(tick * step)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{right:.0f}" stroke="#eee"/>')
-        text = shown(tick * step, chart.unit)
+        text = shown(tick * step, chart.panel.unit)
         parts.append(f'<text class="a" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     every = 10 if width > 500 else 20
     parts += [

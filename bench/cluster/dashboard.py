@@ -66,7 +66,7 @@ def _chart(panel: Panel, prometheus: Prometheus, begin_s: float, end_s: float) -
         for series in found:
             title = query.title(series.labels) or "  ".join(series.labels[key] for key in TABLE_LABELS)
             lines.append(charts.Line(title, [(at_s - begin_s, value) for at_s, value in series.samples]))
-    return charts.Chart(panel.title, panel.kind, panel.unit, panel.is_stacked, panel.place, lines)
+    return charts.Chart(panel, lines)
 
 
 def draw() -> str:

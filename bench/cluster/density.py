@@ -20,10 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.bars import figures
-from bench.bars.arbiter import cpu_s
+from bench.bars.arbiter import cpu_s, node_of
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
 from rig.cluster import apiserver
@@ -31,7 +29,7 @@ from rig.cluster.node import plugin_node
 from rig.programs import Program, load_command
 from sharepod.cli.launch import program_environment
 from sharepod.cli.scratch import Scratch
-from sharepod.proto import v1_pb2, v1_pb2_grpc
+from sharepod.proto import v1_pb2
 
 DEVICES = "8xH200"
 PODS = 100
@@ -156,7 +154,7 @@ class _Busy:
         return Line(what, bar, text, of_own[1] <= CALLS_MS * 1e6, detail=detail)
 
     def memory(self) -> Line:
-        mib = {name: _rss_mib(pid) for name, pid in self.pids().items()}
+        mib = {name: rss_mib(pid) for name, pid in self.pids().items()}
         total = sum(mib.values())
         what = f"{PODS} shares: memory of agent and plugin"
         text = f"{total:.0f} MiB ({mib['agent']:.0f} + {mib['plugin']:.0f})"
@@ -199,13 +197,10 @@ class _Busy:
     async def programs(self, seconds: float) -> Line:
         """Run a program in one share of each of the devices; each uses all of its device."""
         chosen = {share.devices[0].device_uuid: share for share in (await self.node.shares()).values()}
-        view = await asyncio.to_thread(node_of, self.node.runtime / "agent.sock")
         running: list[Program] = []
         try:
-            for uuid, share in chosen.items():
-                own = {**view.environment, "SHAREPOD_REGION": share.directory, "CUDA_VISIBLE_DEVICES": uuid}
-                environment = program_environment(os.environ, own, view.hook_path)
-                running.append(Program(share.id, load_command("saturate", {"unit": "5ms"}), environment))
+            for share in chosen.values():
+                running.append(await program_in(self.node, share, load_command("saturate", {"unit": "5ms"})))
                 await asyncio.to_thread(running[-1].await_ready)
             now_ns = time.monotonic_ns()
             for program in running:
@@ -233,18 +228,18 @@ def _cpu_ns(pid: int) -> int:
     return total
 
 
-def _rss_mib(pid: int) -> float:
+def rss_mib(pid: int) -> float:
+    """Return the memory that a process has, in MiB."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
     return int(line.split()[1]) / 1024
 
 
-def node_of(socket: Path) -> v1_pb2.GetNodeResponse:
-    """Return what an agent says of its node."""
-    with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
-        answer: v1_pb2.GetNodeResponse = v1_pb2_grpc.NodeServiceStub(channel).GetNode(
-            v1_pb2.GetNodeRequest(), timeout=10
-        )
-    return answer
+async def program_in(node: Any, share: v1_pb2.Share, command: Sequence[str]) -> Program:
+    """Start a program in a share, as the container runtime starts it; it waits for its go."""
+    view = await asyncio.to_thread(node_of, node.runtime / "agent.sock")
+    uuid = share.devices[0].device_uuid
+    own = {**view.environment, "SHAREPOD_REGION": share.directory, "CUDA_VISIBLE_DEVICES": uuid}
+    return Program(share.id, command, program_environment(os.environ, own, view.hook_path))
 
 
 class _Scraper:

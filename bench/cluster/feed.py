@@ -4,24 +4,19 @@ Server and agents are processes of their own on the loopback, with TLS. The serv
 time and memory are judged, not what the agents take of the same processors. Each node has eight devices and ten shares.
 """
 
-import json
-import subprocess
+import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import trustme
 
 from bench.bars import figures
 from bench.bars.arbiter import cpu_s
-from bench.cluster.density import _rss_mib
+from bench.cluster.density import rss_mib
+from bench.gpu.process import Asked
 from bench.scale import FULL, Scale
 from bench.table import Line, milli
-from rig.programs import ProgramFailed
 from sharepod.cli.scratch import Scratch
 
 MEMORY_MIB = 1024
@@ -31,64 +26,33 @@ LOADS = ((1, 2, True), (8, 10, False))
 """Devices and shares with new numbers in each message; and whether the bar is for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """A process that answers a line with a line."""
-
-    process: subprocess.Popen[str]
-    output: IO[str]
-
-    def line(self) -> str:
-        """Return what it says next. Raises ProgramFailed."""
-        text = self.output.readline()
-        if not text:
-            raise ProgramFailed(f"{self.process.args!r} has ended with {self.process.wait(10)}")
-        return text.strip()
-
-    def ask(self) -> dict[str, Any]:
-        """Ask for its figures."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.line())
-        return answer
-
-
-@contextmanager
-def _child(module: str, *arguments: str) -> Iterator[_Child]:
-    """Run a module of the bench, and end it."""
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield _Child(process, process.stdout)
-        finally:
-            process.kill()
+def _child(module: str, *arguments: str) -> Asked:
+    return Asked([sys.executable, "-m", f"bench.cluster.{module}", *arguments], os.environ)
 
 
 def _measure(scale: Scale, directory: Path, devices: int, shares: int, *, judged: bool) -> list[Line]:
     seconds = 3 * scale.short_s if scale.agents >= FULL.agents else scale.short_s
     certificate, key = str(directory / "tls.crt"), str(directory / "tls.key")
-    with _child("bench.cluster.feed_server", certificate, key) as server:
-        port, pid = server.line(), server.process.pid
+    with _child("feed_server", certificate, key) as server:
+        port, pid = server.read_line(), server.pid
         arguments = (port, str(directory / "ca.crt"), str(scale.agents), str(devices), str(shares))
-        with _child("bench.cluster.feed_clients", *arguments) as clients:
+        with _child("feed_clients", *arguments) as clients:
             began = time.monotonic()
-            clients.line()
+            clients.read_line(CONNECT_S)
             connected_s, connected_cpu_s = time.monotonic() - began, cpu_s(pid)
             time.sleep(WARM_UP_S if scale.agents >= FULL.agents else 2)
-            before, cpu_before, at = server.ask(), cpu_s(pid), time.monotonic()
+            before, cpu_before, at = server.ask(""), cpu_s(pid), time.monotonic()
             time.sleep(seconds)
             passed, cores = time.monotonic() - at, cpu_s(pid) - cpu_before
             cores /= passed
-            after, mib = server.ask(), _rss_mib(pid)
-            sent, _ = clients.process.communicate("\n", timeout=30)
+            after, mib = server.ask(""), rss_mib(pid)
+            sent = clients.ask("")
     rate = (after["messages"] - before["messages"]) / passed
     us_each = cores / rate * 1e6
     whole = after["nodes"] == scale.agents and not any(after["ended"].values()) and rate > 0.98 * scale.agents
     detail: dict[str, object] = {
         "agents": scale.agents, "cores": cores, "mib": mib, "messages_per_s": rate, "ended": after["ended"],
-        "us_per_message": us_each, "clients": json.loads(sent), "connected_s": connected_s,
+        "us_per_message": us_each, "clients": sent, "connected_s": connected_s,
         "connected_cpu_s": connected_cpu_s, "whole": whole,
     }  # fmt: skip
     what = f"{scale.agents:,} agents that tell {devices} device(s) and {shares} shares each second"

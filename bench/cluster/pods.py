@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -13,11 +13,6 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 TIMEOUT_S = 10.0
-_CLASSES = {
-    "latency": pb.SHARE_CLASS_LATENCY,
-    "standard": pb.SHARE_CLASS_STANDARD,
-    "batch": pb.SHARE_CLASS_BATCH,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +49,9 @@ class Pods:
             limit_millipercent=pod.limit * 1000,
             memory_limit_bytes=pod.memory_bytes,
         )
-        request = pb.RegisterShareRequest(devices=[ask], share_class=_CLASSES[pod.share_class], labels=pod.labels)
-        with self._channel() as channel:
-            self._answers[pod.name] = rpc.NodeServiceStub(channel).RegisterShare(request, timeout=TIMEOUT_S)
+        share_class = pb.ShareClass.Value(f"SHARE_CLASS_{pod.share_class.upper()}")
+        request = pb.RegisterShareRequest(devices=[ask], share_class=share_class, labels=pod.labels)
+        self._answers[pod.name] = self._ask("RegisterShare", request)
 
     def start(self, pod: Pod, command: Sequence[str]) -> Program:
         """Start a program in a pod; it waits for its `go`."""
@@ -67,19 +62,15 @@ class Pods:
     def pause(self, pod: Pod, *, paused: bool = True) -> None:
         """Pause a pod, or let it go on."""
         share = self._answers[pod.name].share.id
-        with self._channel() as channel:
-            stub = rpc.NodeServiceStub(channel)
-            if paused:
-                stub.PauseShare(pb.PauseShareRequest(share=share), timeout=TIMEOUT_S)
-            else:
-                stub.ResumeShare(pb.ResumeShareRequest(share=share), timeout=TIMEOUT_S)
+        if paused:
+            self._ask("PauseShare", pb.PauseShareRequest(share=share))
+        else:
+            self._ask("ResumeShare", pb.ResumeShareRequest(share=share))
 
     def release(self, pod: Pod) -> None:
         """End a pod's share."""
-        request = pb.ReleaseShareRequest(share=self._answers.pop(pod.name).share.id)
-        with self._channel() as channel:
-            rpc.NodeServiceStub(channel).ReleaseShare(request, timeout=TIMEOUT_S)
+        self._ask("ReleaseShare", pb.ReleaseShareRequest(share=self._answers.pop(pod.name).share.id))
 
-    def _channel(self) -> grpc.Channel:
-        socket: Path = self._node.socket
-        return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)])
+    def _ask(self, method: str, request: Any) -> Any:
+        with grpc.insecure_channel(f"unix:{self._node.socket}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+            return getattr(rpc.NodeServiceStub(channel), method)(request, timeout=TIMEOUT_S)

@@ -7,7 +7,6 @@ with the `with`. The agent's certificate and token are made by the commands of t
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from rig.closing import Closing
+from rig.cluster.apiserver import unused_port
 from rig.programs import ProgramFailed
 
 FOLDER = Path(__file__).resolve().parents[2] / "daemonset" / "monitoring"
@@ -43,20 +43,13 @@ def rules() -> str:
     return yaml.safe_dump(manifest("prometheusrule.yaml")["spec"], sort_keys=False)
 
 
-def free_address() -> str:
-    """Return an address of the loopback on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 class Monitoring:
     """The Secret of the README, as files, and what agent and Prometheus are told of it."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self._directory = directory
         self._node = node
-        self.agent_address = free_address()
+        self.agent_address = f"127.0.0.1:{unused_port()}"
         readme = (FOLDER / "README.md").read_text(encoding="utf-8")
         block = re.search(r"^ *```\n(.*?)^ *kubectl", readme, re.DOTALL | re.MULTILINE)
         assert block is not None
@@ -125,7 +118,7 @@ class Prometheus(Closing):
     def __init__(self, monitoring: Monitoring, directory: Path, interval_s: float = 1.0) -> None:
         self._configuration = monitoring.write(interval_s)
         self._directory = directory
-        self._address = free_address()
+        self._address = f"127.0.0.1:{unused_port()}"
         self._process: subprocess.Popen[bytes] | None = None
         # A proxy of the environment has no business on the loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from bench.bars import figures
-from bench.scale import FULL, Scale
+from bench.scale import Scale
 from bench.table import Line
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.course import Task
@@ -87,20 +87,17 @@ def gangs(count: int, size: int, nodes: int) -> float:
     raise RuntimeError("not all gangs were released into a cluster that has room for them")
 
 
-def measure(scale: Scale) -> list[Line]:
+def measure(_scale: Scale) -> list[Line]:
     """Measure a round and the release of many gangs."""
-    small = scale.agents < FULL.agents and scale.agents < 1000  # the tests' scale
-    waiting, nodes = (WAITING // 20, NODES // 20) if small else (WAITING, NODES)
-    first, *took = rounds(waiting, nodes, 1 + ROUNDS)
+    first, *took = rounds(WAITING, NODES, 1 + ROUNDS)
     p50, p95 = (figures.percentile([round(value * 1e6) for value in took], percent) / 1e6 for percent in (50, 95))
-    number, size = (GANGS // 20, SIZE // 8) if small else (GANGS, SIZE)
-    gangs_s = gangs(number, size, nodes)
-    what = f"a decision round: {waiting} pods wait, {nodes} nodes, p50 / p95 of {ROUNDS}"
+    gangs_s = gangs(GANGS, SIZE, NODES)
+    what = f"a decision round: {WAITING} pods wait, {NODES} nodes, p50 / p95 of {ROUNDS}"
     line = Line(
         what, f"p95 ≤ {ROUND_MS} ms",
         f"{p50:.0f} / {p95:.0f} ms (the first one {first:.0f})", p95 <= ROUND_MS, detail={"ms": took},
     )  # fmt: skip
-    what = f"{number} gangs of {size} are released into {nodes} empty nodes after"
+    what = f"{GANGS} gangs of {SIZE} are released into {NODES} empty nodes after"
     return [
         line,
         replace(line, what=what, bar=f"≤ {GANGS_S} s", result=f"{gangs_s:.1f} s", met=gangs_s <= GANGS_S, detail={}),

@@ -6,7 +6,6 @@ kernels of 20 ms, which no arbiter can interrupt. The latency is the program's o
 """
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,14 +17,13 @@ from bench.bars import figures
 from bench.bars.bar import KEPT, LATENCY
 from bench.bars.neighbours import PERIOD_NS, REQUESTS, serve
 from bench.bars.simulated import SimulatedRig
-from bench.cluster.density import node_of
+from bench.cluster.density import program_in
 from bench.scale import Scale
 from bench.table import Line, milli
 from rig.cluster.apiserver import unused_port
 from rig.cluster.node import plugin_node
 from rig.loads import SECOND
 from rig.programs import Program, load_command
-from sharepod.cli.launch import program_environment
 
 BATCH = {"unit": "20ms", "depth": 4}
 PODS = {"batch-a": 50, "batch-b": 50, "latency": 40}
@@ -39,16 +37,13 @@ STEP_S = 180.0
 RESUME_S = 60.0
 
 
-def _kind(name: str) -> str:
-    return name.partition("-")[0]
-
-
 def _body(name: str) -> dict[str, Any]:
     """Return a pod as the webhook leaves it."""
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"sharepod.io/gpu": str(PODS[name])}}
     return {
         "metadata": {
-            "name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": dict(ANNOTATIONS[_kind(name)]),
+            "name": name, "namespace": "default", "uid": f"uid-{name}",
+            "annotations": dict(ANNOTATIONS[name.partition("-")[0]]),
             "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
         "spec": {
@@ -122,11 +117,7 @@ class _Cluster:
         self.node.api.put(body)
         self.pods[name] = pod
         share = (await self.node.shares())[f"{name}/main"]
-        view = await asyncio.to_thread(node_of, self.node.runtime / "agent.sock")
-        uuid = share.devices[0].device_uuid
-        own = {**view.environment, "SHAREPOD_REGION": share.directory, "CUDA_VISIBLE_DEVICES": uuid}
-        program = Program(name, command, program_environment(os.environ, own, view.hook_path))
-        self.programs[name] = program
+        program = self.programs[name] = await program_in(self.node, share, command)
         await asyncio.to_thread(program.await_ready)
         now_ns = time.monotonic_ns()
         program.go(now_ns, now_ns + 3600 * 10**9)

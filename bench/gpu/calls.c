@@ -1,20 +1,16 @@
 /* What driver calls cost the host, and how soon it learns of the device's progress: the modes calls, signals, budget.
  */
 #define _GNU_SOURCE
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "probe.h"
 
-#define BATCHES         60u
-#define GRAPH_NODES     20u
-#define LONG_NS         20000000u /* of the kernel that keeps an event pending */
-#define BLOCKED_NS      5000000u  /* a launch that takes so long has waited for room in the queue */
-#define QUEUE_MAX       8192u
-#define SIGNALS         60u
-#define WORD_LIMIT_NS   1000000000u
-#define CAPTURE_RELAXED 2
+#define BATCHES       60u
+#define GRAPH_NODES   20u
+#define LONG_NS       20000000u /* of the kernel that keeps an event pending */
+#define BLOCKED_NS    5000000u  /* a launch that takes so long has waited for room in the queue */
+#define QUEUE_MAX     8192u
+#define SIGNALS       60u
+#define WORD_LIMIT_NS 1000000000u
 
 static struct {
   void *stream, *event, *pending, *done, *graph_of_1, *graph_of_20;
@@ -28,16 +24,6 @@ static void *make_event(unsigned flags) {
   void *event = NULL;
   CALL(cuEventCreate, &event, flags);
   return event;
-}
-
-static void *make_graph(uint32_t nodes) {
-  void *graph = NULL, *executable = NULL;
-  CALL(cuStreamBeginCapture, tools.stream, CAPTURE_RELAXED);
-  for (uint32_t i = 0; i < nodes; i++)
-    check(launch_work(&tools.empty, &tools.log, tools.stream), "cuLaunchKernel");
-  CALL(cuStreamEndCapture, tools.stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &executable, graph, 0);
-  return executable;
 }
 
 static void prepare(uint32_t log) {
@@ -57,43 +43,25 @@ static void drain(void) {
 
 /* ---- calls ---- */
 
-static int call_launch(void) {
-  return launch_work(&tools.empty, &tools.log, tools.stream);
-}
-static int call_graph_of_1(void) {
-  return TRY(cuGraphLaunch, tools.graph_of_1, tools.stream);
-}
-static int call_graph_of_20(void) {
-  return TRY(cuGraphLaunch, tools.graph_of_20, tools.stream);
-}
-static int call_record(void) {
-  return cuEventRecord(tools.event, tools.stream);
-}
-static int call_record_untimed(void) {
-  return cuEventRecord(tools.done, tools.stream);
-}
-static int call_write(void) {
-  return TRY(cuStreamWriteValue32, tools.stream, tools.word_address, 1, 0);
-}
-static int call_query_done(void) {
-  return TRY(cuEventQuery, tools.done);
-}
-static int call_query_pending(void) {
-  int result = TRY(cuEventQuery, tools.pending);
+static int unless_pending(int result) {
   return result == ERROR_NOT_READY ? SUCCESS : result;
 }
-static int call_stream_query(void) {
-  int result = TRY(cuStreamQuery, tools.stream);
-  return result == ERROR_NOT_READY ? SUCCESS : result;
-}
-static int call_is_capturing(void) {
-  int status;
-  return TRY(cuStreamIsCapturing, tools.stream, &status);
-}
-static int call_get_current(void) {
-  void *context;
-  return TRY(cuCtxGetCurrent, &context);
-}
+
+#define TIMED(name, expression)                                                                                        \
+  static int name(void) {                                                                                              \
+    return expression;                                                                                                 \
+  }
+TIMED(call_launch, launch_work(&tools.empty, &tools.log, tools.stream))
+TIMED(call_graph_of_1, TRY(cuGraphLaunch, tools.graph_of_1, tools.stream))
+TIMED(call_graph_of_20, TRY(cuGraphLaunch, tools.graph_of_20, tools.stream))
+TIMED(call_record, cuEventRecord(tools.event, tools.stream))
+TIMED(call_record_untimed, cuEventRecord(tools.done, tools.stream))
+TIMED(call_write, TRY(cuStreamWriteValue32, tools.stream, tools.word_address, 1, 0))
+TIMED(call_query_done, TRY(cuEventQuery, tools.done))
+TIMED(call_query_pending, unless_pending(TRY(cuEventQuery, tools.pending)))
+TIMED(call_stream_query, unless_pending(TRY(cuStreamQuery, tools.stream)))
+TIMED(call_is_capturing, TRY(cuStreamIsCapturing, tools.stream, &(int){0}))
+TIMED(call_get_current, TRY(cuCtxGetCurrent, &(void *){NULL}))
 
 static const struct {
   const char *name;
@@ -173,8 +141,8 @@ void run_calls(void) {
   tools.event = make_event(EVENT_DEFAULT);
   tools.done = make_event(EVENT_DISABLE_TIMING);
   tools.pending = make_event(EVENT_DISABLE_TIMING);
-  tools.graph_of_1 = make_graph(1);
-  tools.graph_of_20 = make_graph(GRAPH_NODES);
+  tools.graph_of_1 = graph_of(&tools.empty, &tools.log, tools.stream, 1);
+  tools.graph_of_20 = graph_of(&tools.empty, &tools.log, tools.stream, GRAPH_NODES);
   await_start();
   begin_result(0, 0);
   printf(", \"queue_depth\": %" PRIu32 ", \"copy_mb_s\": %" PRIu64, queue_depth(), copy_mb_s());
@@ -253,8 +221,7 @@ void run_signals(void) {
     drain();
   }
   struct clock_map last = map_clock();
-  struct log_header head = read_log(&tools.log, &slots);
-  (void)head;
+  read_log(&tools.log, &slots);
   begin_result(0, 0);
   print_quantiles("word_alone", late_ns, SIGNALS);
   print_quantiles("launch_call", returned_ns, SIGNALS);

@@ -5,10 +5,8 @@
  * queries, which is not. So without the hook there is no error, and with it none may appear.
  */
 #define _GNU_SOURCE
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 
 #include "probe.h"
 

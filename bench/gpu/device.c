@@ -1,18 +1,12 @@
 /* What the device is, and its clock: the modes info, clock and calibrate. */
 #define _GNU_SOURCE
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "probe.h"
 
-#define TICKS 2048u
-#define TICKS_LIMIT_NS                                                                                                 \
-  2000000000u              /* until the kernel that writes them must have run, other work before it included           \
-                            */
-#define WARM_NS 300000000u /* a cold device raises its clocks for about this long */
-#define KERNELS 31u
+#define TICKS          2048u
+#define TICKS_LIMIT_NS 2000000000u /* until the kernel that writes them must have run, beside other work */
+#define WARM_NS        300000000u  /* a cold device raises its clocks for about this long */
+#define KERNELS        31u
 
 void run_info(void) {
   char name[128] = "";

@@ -100,7 +100,6 @@ def _beside_deep_queue(host: Host) -> Line:
     p50 = figures.median(latencies)
     text = f"{part_hooked * 100:.1f} % ({milli(figures.median(hooked.results['short'].latencies_ns))} a kernel)"
     bare = f"{part * 100:.1f} % ({milli(p50)} a kernel)"
-    host.facts["short_beside_deep_part"] = part
     return Line("100 µs kernels, each waited for, beside a deep queue: part of the device", "", text, None, bare)
 
 

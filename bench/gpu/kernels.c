@@ -1,10 +1,6 @@
 #define _GNU_SOURCE
 #include "kernels.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "start.h"
 
 static const char header[] = ".version 6.0\n"
                              ".target sm_50\n"
@@ -120,26 +116,18 @@ static const char slices[] = ".visible .entry slices_%s(.param .u64 log, .param 
                              "  ret;\n"
                              "}\n";
 
-static void *module;
+#define PREFIX 2 /* of the names that client.h makes of a duration: `k_` */
 
-/* The simulated device goes by the name, in the largest unit that divides the duration. */
-static void duration_name(char *name, size_t size, uint64_t ns) {
-  if (ns % 1000000 == 0)
-    snprintf(name, size, "%" PRIu64 "ms", ns / 1000000);
-  else if (ns % 1000 == 0)
-    snprintf(name, size, "%" PRIu64 "us", ns / 1000);
-  else
-    snprintf(name, size, "%" PRIu64 "ns", ns);
-}
+static void *module;
 
 void load_kernels(const uint64_t *units_ns, size_t count) {
   size_t size = sizeof header + sizeof ticks + count * (sizeof work + sizeof slices + 128);
   char *ptx = allocate(size, 1), name[48];
   size_t used = (size_t)snprintf(ptx, size, "%s%s", header, ticks);
   for (size_t i = 0; i < count; i++) {
-    duration_name(name, sizeof name, units_ns[i]);
-    used += (size_t)snprintf(ptx + used, size - used, work, name);
-    used += (size_t)snprintf(ptx + used, size - used, slices, name);
+    kernel_name(name, sizeof name, units_ns[i]);
+    used += (size_t)snprintf(ptx + used, size - used, work, name + PREFIX);
+    used += (size_t)snprintf(ptx + used, size - used, slices, name + PREFIX);
   }
   CALL(cuModuleLoadData, &module, ptx);
   free(ptx);
@@ -148,8 +136,8 @@ void load_kernels(const uint64_t *units_ns, size_t count) {
 void *find_timed(const char *prefix, uint64_t unit_ns) {
   char name[96], duration[48];
   void *function = NULL;
-  duration_name(duration, sizeof duration, unit_ns);
-  snprintf(name, sizeof name, "%s_%s", prefix, duration);
+  kernel_name(duration, sizeof duration, unit_ns);
+  snprintf(name, sizeof name, "%s_%s", prefix, duration + PREFIX);
   CALL(cuModuleGetFunction, &function, module, name);
   return function;
 }
@@ -186,4 +174,11 @@ int launch_work(const struct kernel *kernel, const struct log *log, void *stream
   uint32_t capacity = log->capacity, iterations = kernel->iterations;
   void *parameters[] = {&address, &capacity, &iterations};
   return cuLaunchKernel(kernel->function, kernel->blocks, 1, 1, kernel->threads, 1, 1, 0, stream, parameters, NULL);
+}
+
+void *graph_of(const struct kernel *kernel, const struct log *log, void *stream, uint64_t nodes) {
+  begin_capture(stream);
+  for (uint64_t i = 0; i < nodes; i++)
+    check(launch_work(kernel, log, stream), "cuLaunchKernel");
+  return end_capture(stream);
 }

@@ -24,9 +24,9 @@ struct log_header {
   uint64_t reserved_line[4];
 };
 struct log_slot {
-  uint64_t
-      not_started; /* ~the least start of its blocks: atomics can only take the greatest, and zero is memory's state */
-  uint64_t ended;  /* the greatest end */
+  /* ~the least start of its blocks: atomics can only take the greatest, and zero is memory's state */
+  uint64_t not_started;
+  uint64_t ended; /* the greatest end */
 };
 _Static_assert(sizeof(struct log_header) == 64 && sizeof(struct log_slot) == 16, "the PTX has these numbers");
 
@@ -52,5 +52,7 @@ struct log_header read_log(const struct log *log, struct log_slot **slots);
 
 /* Launch a work kernel; 0 or the driver's error. */
 int launch_work(const struct kernel *kernel, const struct log *log, void *stream);
+/* An executable graph of so many of them, one after the other. */
+void *graph_of(const struct kernel *kernel, const struct log *log, void *stream, uint64_t nodes);
 
 #endif

@@ -9,7 +9,6 @@
  *     usage SHARE                                     {"used_ns": ...}
  *     turns AFTER                                     {"turns": [[sequence, share, granted_ns, closed_ns, drained_ns,
  *                                                      charged_ns, reason], ...]}
- *     counters                                        {"charged_ns": ..., "decisions": ..., "decision_ns": ...}
  *
  * A line that fails answers {"error": "..."}. The end of stdin ends it as planned: every gate opens.
  */
@@ -70,16 +69,6 @@ static void print_turns(uint64_t after) {
   puts("]}");
 }
 
-static void print_counters(void) {
-  uint64_t charged_ns, decisions, decision_ns;
-  int error = sp_arbiter_read_device(arbiter, 0, &charged_ns, &decisions, &decision_ns);
-  if (error)
-    answer("counters", error);
-  else
-    printf("{\"charged_ns\": %" PRIu64 ", \"decisions\": %" PRIu64 ", \"decision_ns\": %" PRIu64 "}\n", charged_ns,
-           decisions, decision_ns);
-}
-
 int main(void) {
   char line[1024], uuid[64];
   int share;
@@ -101,8 +90,6 @@ int main(void) {
       print_usage(share);
     else if (sscanf(line, "turns %" SCNu64, &after) == 1)
       print_turns(after);
-    else if (!strcmp(line, "counters\n"))
-      print_counters();
     else
       puts("{\"error\": \"unknown command\"}");
     fflush(stdout);

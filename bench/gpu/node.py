@@ -182,7 +182,6 @@ class HardwareRig:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.facts = host.facts
 
     @property
     def scale(self) -> HardwareScale:

@@ -29,13 +29,7 @@
 #define _GNU_SOURCE
 #include "probe.h"
 
-#include <inttypes.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <unistd.h>
+#include "start.h"
 
 struct options options = {.unit_ns = 500000,
                           .work_ns = 1000000,
@@ -48,22 +42,13 @@ struct options options = {.unit_ns = 500000,
                           .threads = 32,
                           .rate = 1};
 
-static volatile sig_atomic_t stopped;
 static int multiprocessors;
 
 bool running(void) {
-  return !stopped && now_ns() < options.stop_ns;
+  return goes_on(options.stop_ns);
 }
 
 /* ---- options ---- */
-
-static void parse_units(char *text) {
-  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
-    if (options.unit_count == UNITS_MAX)
-      die("more than %u units", UNITS_MAX);
-    options.units_ns[options.unit_count++] = parse_time(part);
-  }
-}
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
@@ -84,7 +69,7 @@ static void parse(int count, char **arguments) {
     if (!value)
       continue;
     if (!strcmp(arguments[i], "units"))
-      parse_units(value);
+      options.unit_count = parse_list(value, options.units_ns, UNITS_MAX, parse_time);
     else if (!strcmp(arguments[i], "rate"))
       options.rate = strtod(value, NULL);
     else if (!strcmp(arguments[i], "path"))
@@ -110,9 +95,7 @@ struct kernel kernel_of(uint64_t unit_ns) {
 /* ---- the result ---- */
 
 void begin_result(uint64_t launches, uint64_t work_ns) {
-  printf("{\"mode\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": %" PRIu64,
-         options.mode, getpid(), options.start_ns, now_ns(), launches, work_ns);
+  print_begin(options.start_ns, now_ns(), launches, work_ns);
 }
 
 void print_quantiles(const char *name, uint64_t *values, size_t count) {
@@ -138,11 +121,6 @@ static const struct {
     {"capture", run_capture, true},   {"memory", run_memory, true},
 };
 
-static void on_signal(int signal_number) {
-  (void)signal_number;
-  stopped = 1;
-}
-
 static void open_device(void) {
   int device = 0;
   open_context(0);
@@ -162,12 +140,7 @@ static void open_device(void) {
 }
 
 void await_start(void) {
-  options.start_ns = now_ns();
-  options.stop_ns = options.start_ns + options.seconds_ns;
-  if (!options.wait)
-    return;
-  hear_start(&options.start_ns, &options.stop_ns);
-  sleep_until(options.start_ns);
+  await_go(options.wait, options.seconds_ns, &options.start_ns, &options.stop_ns);
 }
 
 int main(int count, char **arguments) {
@@ -177,11 +150,8 @@ int main(int count, char **arguments) {
     mode++;
   if (mode == sizeof modes / sizeof *modes)
     die("no mode `%s`", options.mode);
-  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-  sigaction(SIGTERM, &action, NULL);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
-  load_driver();
+  stop_on_signal();
+  begin_program();
   if (modes[mode].context)
     open_device();
   modes[mode].run();

@@ -45,13 +45,13 @@ class Asked(Closing):
         self.pid = self._process.pid
         self._unread = b""
 
-    def read_line(self) -> str:
+    def read_line(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
         """Return its next line. Raises ProgramFailed when it ends or takes too long."""
         assert self._process.stdout is not None
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while b"\n" not in self._unread:
             if not select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-                raise ProgramFailed(f"`{_shown(self._command)}` has not answered for {ANSWER_TIMEOUT_S:.0f} s")
+                raise ProgramFailed(f"`{_shown(self._command)}` has not answered for {timeout_s:.0f} s")
             piece = self._process.stdout.read(65536)
             if not piece:
                 assert self._process.stderr is not None

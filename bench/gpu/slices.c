@@ -1,8 +1,5 @@
 /* When a context is off the device: one kernel that watches the device's clock, see kernels.h. */
 #define _GNU_SOURCE
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "probe.h"
 

@@ -1,20 +1,14 @@
 /* The loads: a known amount of work, logged by the device, and the host's side of every launch. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 #include "probe.h"
 
 #include "loads.h"
 
-#define LOG_DEFAULT     (1u << 20)
-#define CAPTURE_RELAXED 2
-#define MIX_NODES       4u
-#define MIX_BYTES       65536u
-#define COUNTED_NS      400000000u /* after which what the hook counted has been read */
+#define LOG_DEFAULT (1u << 20)
+#define MIX_NODES   4u
+#define MIX_BYTES   65536u
+#define COUNTED_NS  400000000u /* after which what the hook counted has been read */
 
 static struct {
   void *stream, *graph;
@@ -24,16 +18,6 @@ static struct {
   uint64_t nodes;
 } load;
 
-static void *make_graph(uint64_t nodes) {
-  void *graph = NULL, *executable = NULL;
-  CALL(cuStreamBeginCapture, load.stream, CAPTURE_RELAXED);
-  for (uint64_t i = 0; i < nodes; i++)
-    check(launch_work(&load.kernel, &load.log, load.stream), "cuLaunchKernel");
-  CALL(cuStreamEndCapture, load.stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &executable, graph, 0);
-  return executable;
-}
-
 static void prepare(uint64_t graph_nodes) {
   load.kernel = kernel_of(options.unit_ns);
   load.log = make_log(options.log ? (uint32_t)options.log : options.simulated ? 1 : LOG_DEFAULT);
@@ -41,7 +25,7 @@ static void prepare(uint64_t graph_nodes) {
   load.submitted_ns = allocate(load.log.capacity / load.nodes + 1, sizeof *load.submitted_ns);
   CALL(cuStreamCreate, &load.stream, STREAM_NON_BLOCKING);
   if (graph_nodes)
-    load.graph = make_graph(graph_nodes);
+    load.graph = graph_of(&load.kernel, &load.log, load.stream, graph_nodes);
   await_start();
 }
 

@@ -70,20 +70,14 @@ static pid_t start(void (*run)(struct page *, uint32_t), struct page *page, uint
 int main(int count, char **arguments) {
   unsigned long rounds = count > 1 ? strtoul(arguments[1], NULL, 10) : 1000;
   unsigned long pause_us = count > 2 ? strtoul(arguments[2], NULL, 10) : 1000;
-  if (rounds < 1 || rounds > ROUNDS_MAX || pause_us > 1000000) {
-    fprintf(stderr, "chain: rounds 1..%lu, pause at most 1000000 µs\n", ROUNDS_MAX);
-    return 2;
-  }
+  if (rounds < 1 || rounds > ROUNDS_MAX || pause_us > 1000000)
+    die("chain: rounds 1..%lu, pause at most 1000000 µs", ROUNDS_MAX);
   struct page *page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) {
-    perror("chain: mmap");
-    return 1;
-  }
+  if (page == MAP_FAILED)
+    die("chain: no memory");
   pid_t middle = start(pass_on, page, (uint32_t)rounds), taker = start(take, page, (uint32_t)rounds);
-  if (middle < 0 || taker < 0) {
-    perror("chain: fork");
-    return 1;
-  }
+  if (middle < 0 || taker < 0)
+    die("chain: no process");
   struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000), .tv_nsec = (long)(pause_us % 1000000) * 1000};
   for (uint32_t i = 1; i <= rounds; i++) {
     do /* woken by the clock alone, as a keeper is by the device: a wake-up from the taker would move it there */

@@ -11,10 +11,8 @@
  * one JSON object. Exit 0, or 1 with the failing call on stderr.
  */
 #define _GNU_SOURCE
-#include <signal.h>
-#include <sys/prctl.h>
-
 #include "memory_kinds.h"
+#include "start.h"
 
 #define BATCH           1000u
 #define PAIR_BYTES      512u
@@ -117,15 +115,11 @@ int main(int count, char **arguments) {
   for (int i = 2; i < count; i++)
     if (parse_option(known, sizeof known / sizeof *known, arguments[i]))
       die("no option `%s`", arguments[i]);
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
-  load_driver();
+  begin_program();
   open_context(0);
   open_kinds();
-  uint64_t start_ns = now_ns(), stop_ns = 0;
-  if (options.wait) {
-    hear_start(&start_ns, &stop_ns);
-    sleep_until(start_ns);
-  }
+  uint64_t start_ns, stop_ns;
+  await_go(options.wait, 0, &start_ns, &stop_ns);
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"launches\": 0, \"work_ns\": 0", (int)getpid(), start_ns);
   if (pairs)
     time_pairs();

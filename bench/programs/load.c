@@ -23,12 +23,9 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
-#include "client.h"
+#include "start.h"
 
 #define MEMBERS_MAX 16u
 #define DEPTH_MAX   1024u
@@ -60,22 +57,12 @@ struct member {
 };
 
 static struct member members[MEMBERS_MAX];
-static volatile sig_atomic_t stopped;
 
 bool running(void) {
-  return !stopped && now_ns() < options.stop_ns;
+  return goes_on(options.stop_ns);
 }
 
 /* ---- options ---- */
-
-static void parse_devices(char *text) {
-  options.device_count = 0;
-  for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
-    if (options.device_count == MEMBERS_MAX)
-      die("more than %u devices", MEMBERS_MAX);
-    options.devices[options.device_count++] = parse_number(part);
-  }
-}
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
@@ -93,7 +80,7 @@ static void parse(int count, char **arguments) {
     if (!value)
       continue;
     if (!strcmp(arguments[i], "devices"))
-      parse_devices(value);
+      options.device_count = (uint32_t)parse_list(value, options.devices, MEMBERS_MAX, parse_number);
     else if (!strcmp(arguments[i], "words"))
       options.words = value;
     else
@@ -122,12 +109,10 @@ static void *stream_of(uint64_t stream) {
 }
 
 static void make_graph(struct member *member) {
-  void *graph = NULL;
-  CALL(cuStreamBeginCapture, member->stream, CAPTURE_RELAXED);
+  begin_capture(member->stream);
   for (uint64_t i = 0; i < options.graph; i++)
     launch_one(member->function, member->stream, 0);
-  CALL(cuStreamEndCapture, member->stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &member->graph, graph, 0);
+  member->graph = end_capture(member->stream);
 }
 
 /* Members 0..streams-1, spread over the devices in turn. */
@@ -152,10 +137,8 @@ static void open_devices(void) {
 /* ---- the result ---- */
 
 static void begin(void) {
-  printf("{\"mode\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": %" PRIu64,
-         options.mode, getpid(), options.start_ns, now_ns(), launches,
-         launches * options.unit_ns * (options.graph ? options.graph : 1));
+  uint64_t kernels = launches * (options.graph ? options.graph : 1);
+  print_begin(options.start_ns, now_ns(), launches, kernels * options.unit_ns);
 }
 
 /* ---- modes ---- */
@@ -184,11 +167,10 @@ static uint32_t *map_words(uint64_t count) {
 /* A ring over the streams of all ranks: every member says "I am here" and then waits for the next one to say so, as the
  * kernels of a collective do. The words of a round are fresh, so none is read before it is zero. */
 static void run_spin(void) {
-  uint64_t rounds = options.count ? options.count : 4096, done = 0, longest_ns = 0;
+  uint64_t rounds = options.count ? options.count : 4096, done = 0;
   uint64_t ring = options.streams * options.ranks, first = options.streams * options.rank;
   uint32_t *words = map_words(rounds * ring);
   for (; done < rounds && running(); done++) {
-    uint64_t begin = now_ns();
     uint32_t *round = words + done * ring;
     for (uint64_t i = 0; i < options.streams; i++) {
       void *stream = stream_of(i);
@@ -198,8 +180,6 @@ static void run_spin(void) {
       launch(i);
     }
     drain();
-    uint64_t took = now_ns() - begin;
-    longest_ns = took > longest_ns ? took : longest_ns;
     if (options.gap_ns)
       sleep_until(now_ns() + options.gap_ns);
   }
@@ -207,7 +187,7 @@ static void run_spin(void) {
     for (uint64_t i = 0; i < options.streams; i++)
       __atomic_store_n(&words[round * ring + first + i], 1, __ATOMIC_RELEASE);
   begin();
-  printf(", \"rounds\": %" PRIu64 ", \"longest_round_ns\": %" PRIu64, done, longest_ns);
+  printf(", \"rounds\": %" PRIu64, done);
 }
 
 static const struct {
@@ -218,27 +198,12 @@ static const struct {
     {"spin", run_spin},     {"cost", time_launches},
 };
 
-static void on_signal(int signal_number) {
-  (void)signal_number;
-  stopped = 1;
-}
-
 static void warm_up(void) {
   for (uint64_t i = 0; i < options.warm; i++) {
     launch(i % options.streams);
     drain();
   }
   launches = 0;
-}
-
-static void await_start(void) {
-  if (options.wait) {
-    hear_start(&options.start_ns, &options.stop_ns);
-    sleep_until(options.start_ns);
-    return;
-  }
-  options.start_ns = now_ns();
-  options.stop_ns = options.start_ns + options.seconds_ns;
 }
 
 int main(int count, char **arguments) {
@@ -248,14 +213,11 @@ int main(int count, char **arguments) {
     mode++;
   if (mode == sizeof modes / sizeof *modes)
     die("no mode `%s`", options.mode);
-  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-  sigaction(SIGTERM, &action, NULL);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
-  load_driver();
+  stop_on_signal();
+  begin_program();
   open_devices();
   warm_up();
-  await_start();
+  await_go(options.wait, options.seconds_ns, &options.start_ns, &options.stop_ns);
   modes[mode].run();
   puts("}");
   return 0;

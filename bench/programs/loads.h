@@ -7,7 +7,7 @@
 #ifndef SHAREPOD_BENCH_LOADS_H
 #define SHAREPOD_BENCH_LOADS_H
 
-#include "client.h"
+#include "start.h"
 
 #define LATENCIES_MAX 1000000u
 

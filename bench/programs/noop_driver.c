@@ -13,7 +13,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500 };
 
 typedef unsigned long long device_pointer;
 
@@ -40,18 +40,6 @@ ROW_SUCCEED(cuEventDestroy_v2)
 ROW_SUCCEED(cuLaunchKernel)
 ROW_SUCCEED(cuMemFree_v2)
 ROW_SUCCEED(cuThreadExchangeStreamCaptureMode)
-
-#define ROW_REFUSE(name)                                                                                               \
-  EXPORT int name(void);                                                                                               \
-  int name(void) {                                                                                                     \
-    return NOT_SUPPORTED;                                                                                              \
-  }
-ROW_REFUSE(cuStreamBeginCapture_v2)
-ROW_REFUSE(cuStreamEndCapture)
-ROW_REFUSE(cuGraphInstantiateWithFlags)
-ROW_REFUSE(cuGraphLaunch)
-ROW_REFUSE(cuMemHostAlloc)
-ROW_REFUSE(cuStreamWriteValue32_v2)
 
 /* Calls that give one handle or number through their first argument. */
 #define ROW_GIVE(name, type, value)                                                                                    \

@@ -1,73 +1,53 @@
 /*
  * replay: does to the driver what a trace says a program did. The format is in traces/README.md.
  *
- *     replay TRACE [seconds=10s] [warm=300ms] [rate=N] [wait=1]
+ *     replay TRACE [seconds=10s] [warm=300ms] [wait=1]
  *
- * It knows nothing of shares: the same binary runs bare, under the hook, on the simulated device, which goes by the
- * names of the kernels, and on a real one, which runs `rate` loop iterations per microsecond (gpu/probe.c,
- * `calibrate`).
+ * It knows nothing of shares: the same binary runs bare and under the hook, on the simulated device, which goes by the
+ * names of the kernels.
  *
- * What the host did between calls is done again: it spins where the program computed and sleeps where it slept. What
- * calls cost and how long they wait is the driver's and the device's to say anew.
+ * What the host did between calls is done again: it spins where the program computed, and sleeps until a request is
+ * due. What calls cost and how long they wait is the driver's and the device's to say anew.
  *
- * "ready" comes when every thread has been in its endless loop for `warm`: what a program does to begin is not
- * measured. A thread stops where a loop, of any depth, goes round; marks that are open then do not count. The last line
- * printed is one JSON object.
+ * "ready" comes when the endless loop has gone round for `warm`: what a program does to begin is not measured. The
+ * replay stops where a loop, of any depth, goes round; marks that are open then do not count. The last line printed is
+ * one JSON object.
  */
 #define _GNU_SOURCE
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
-
-#include "buffers.h"
-
-#define SPIN_NS 100000u /* what is left of an idle time that is shorter is not worth a timer's wake-up */
+#include "start.h"
+#include "trace.h"
 
 struct series {
   uint64_t begun_ns, *values_ns;
   size_t count, room;
 };
 
-struct thread {
-  pthread_t id;
-  const struct script *script;
-  uint64_t due_ns; /* of an `every` that the next `begin` counts from; 0: none */
-  uint64_t next_ns, warm_until_ns, launches, work_ns;
-  bool met; /* it has had its go */
-  struct series marks[MARKS_MAX];
-};
-
 static struct {
-  uint64_t seconds_ns, warm_ns, rate, wait;
+  uint64_t seconds_ns, warm_ns, wait;
   uint64_t start_ns, stop_ns;
-} options = {.seconds_ns = 10000000000u, .warm_ns = 300000000, .rate = 1};
+} options = {.seconds_ns = 10000000000u, .warm_ns = 300000000};
 
 /* What the trace declares, by its numbers there. */
 static struct {
   uint64_t graph_ns[TABLE_MAX];
-  void *functions[TABLE_MAX], *graphs[TABLE_MAX], *streams[STREAMS_MAX], *events[TABLE_MAX];
+  void *functions[TABLE_MAX], *graphs[TABLE_MAX], *streams[STREAMS_MAX];
+  void *host; /* what copies move: of no meaning, as large as the largest of them */
+  device_pointer device;
 } made;
-static struct thread threads[THREADS_MAX];
 
-static void *context;
-static pthread_barrier_t ready, begun;
-static volatile sig_atomic_t stopped;
-
-static bool running(void) {
-  return !stopped && now_ns() < options.stop_ns;
-}
+static struct {
+  uint64_t due_ns; /* of an `every` that the next `begin` counts from; 0: none */
+  uint64_t next_ns, warm_until_ns, launches, work_ns;
+  bool met; /* it has had its go */
+  struct series marks[MARKS_MAX];
+} doing;
 
 /* ---- making what it needs ---- */
 
-static void launch_kernel(uint64_t kernel, void *stream) {
-  launch_one(made.functions[kernel], stream, trace.kernel_ns[kernel] * options.rate / 1000);
-}
-
 static void make_graph(size_t index) {
-  void *stream, *graph;
+  void *stream;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
-  CALL(cuStreamBeginCapture, stream, CAPTURE_RELAXED);
+  begin_capture(stream);
   for (char *part = strtok(trace.graph_nodes[index], " "); part; part = strtok(NULL, " ")) {
     char *times = strchr(part, '*');
     if (times)
@@ -76,11 +56,10 @@ static void make_graph(size_t index) {
     if (kernel >= trace.kernels)
       die("graph %zu has a kernel that is not declared", index);
     for (uint64_t i = 0; i < count; i++)
-      launch_kernel(kernel, stream);
+      launch_one(made.functions[kernel], stream, 1);
     made.graph_ns[index] += count * trace.kernel_ns[kernel];
   }
-  CALL(cuStreamEndCapture, stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &made.graphs[index], graph, 0);
+  made.graphs[index] = end_capture(stream);
 }
 
 /* A kernel per duration: those of one duration are one. */
@@ -98,26 +77,18 @@ static void make_kernels(void) {
     made.functions[i] = find_kernel(module, trace.kernel_ns[i]);
 }
 
-static void make_events(const struct script *script) {
-  for (size_t i = 0; i < script->count; i++) {
-    const struct step *step = &script->steps[i];
-    if ((step->verb == RECORD || step->verb == WAIT || step->verb == SYNC_EVENT) && !made.events[step->a])
-      CALL(cuEventCreate, &made.events[step->a], EVENT_DISABLE_TIMING);
-  }
-}
-
 static void prepare(void) {
-  context = open_context(0);
+  open_context(0);
   make_kernels();
   for (size_t i = 0; i < trace.stream_count; i++)
-    if (!trace.stream_is_legacy[i])
-      CALL(cuStreamCreate, &made.streams[i], trace.stream_flags[i]);
+    if (trace.streams[i] != LEGACY)
+      CALL(cuStreamCreate, &made.streams[i], trace.streams[i] == BLOCKING ? STREAM_BLOCKING : STREAM_NON_BLOCKING);
   for (size_t i = 0; i < trace.graph_count; i++)
     make_graph(i);
-  for (size_t i = 0; i < trace.thread_count; i++)
-    make_events(&trace.scripts[i]);
-  if (trace.copy_bytes)
-    make_scratch(trace.copy_bytes);
+  if (trace.copy_bytes) {
+    CALL(cuMemHostAlloc, &made.host, trace.copy_bytes, HOST_PORTABLE_MAPPED);
+    CALL(cuMemAlloc, &made.device, trace.copy_bytes);
+  }
 }
 
 /* ---- doing ---- */
@@ -125,13 +96,6 @@ static void prepare(void) {
 static void spin_until(uint64_t until_ns) {
   while (now_ns() < until_ns)
     ;
-}
-
-static void idle(uint64_t until_ns) {
-  if (until_ns > now_ns() + SPIN_NS)
-    sleep_until(until_ns);
-  else
-    spin_until(until_ns);
 }
 
 static void end_mark(struct series *series) {
@@ -147,72 +111,67 @@ static void end_mark(struct series *series) {
   series->begun_ns = 0;
 }
 
-static void do_launches(struct thread *thread, const struct step *step) {
+static void do_launches(const struct step *step) {
   for (uint64_t i = 0; i < step->c; i++) {
     if (step->d)
       spin_until(now_ns() + step->d);
-    launch_kernel(step->b, made.streams[step->a]);
+    launch_one(made.functions[step->b], made.streams[step->a], 1);
   }
-  thread->launches += step->c;
-  thread->work_ns += step->c * trace.kernel_ns[step->b];
+  doing.launches += step->c;
+  doing.work_ns += step->c * trace.kernel_ns[step->b];
 }
 
-static void do_step(struct thread *thread, const struct step *step) {
+static void copy(uint64_t direction, size_t bytes, void *stream) {
+  if (direction == HTOD)
+    CALL(cuMemcpyHtoDAsync, made.device, made.host, bytes, stream);
+  else
+    CALL(cuMemcpyDtoHAsync, made.host, made.device, bytes, stream);
+}
+
+static void copy_and_wait(uint64_t direction, size_t bytes) {
+  if (direction == HTOD)
+    CALL(cuMemcpyHtoD, made.device, made.host, bytes);
+  else
+    CALL(cuMemcpyDtoH, made.host, made.device, bytes);
+}
+
+static void do_step(const struct step *step) {
+  device_pointer kept;
   switch (step->verb) {
   case CPU:
     spin_until(now_ns() + step->a);
     break;
-  case IDLE:
-    idle(now_ns() + step->a);
-    break;
   case EVERY:
-    if (!thread->next_ns)
-      thread->next_ns = now_ns();
-    thread->due_ns = thread->next_ns;
-    thread->next_ns += step->a;
-    sleep_until(thread->due_ns);
+    doing.due_ns = doing.next_ns ? doing.next_ns : now_ns();
+    doing.next_ns = doing.due_ns + step->a;
+    sleep_until(doing.due_ns);
     break;
   case LAUNCH:
-    do_launches(thread, step);
+    do_launches(step);
     break;
   case RUN:
     CALL(cuGraphLaunch, made.graphs[step->b], made.streams[step->a]);
-    thread->launches++;
-    thread->work_ns += made.graph_ns[step->b];
-    break;
-  case RECORD:
-    CALL(cuEventRecord, made.events[step->a], made.streams[step->b]);
-    break;
-  case WAIT:
-    CALL(cuStreamWaitEvent, made.streams[step->b], made.events[step->a], 0);
+    doing.launches++;
+    doing.work_ns += made.graph_ns[step->b];
     break;
   case SYNC_STREAM:
     CALL(cuStreamSynchronize, made.streams[step->a]);
     break;
-  case SYNC_EVENT:
-    CALL(cuEventSynchronize, made.events[step->a]);
-    break;
-  case SYNC_CONTEXT:
-    CALL(cuCtxSynchronize);
-    break;
   case COPY:
-    copy((enum direction)step->b, step->c, made.streams[step->a], false);
+    copy(step->b, step->c, made.streams[step->a]);
     break;
   case COPY_SYNC:
-    copy((enum direction)step->a, step->b, NULL, true);
+    copy_and_wait(step->a, step->b);
     break;
   case ALLOC:
-    take(step->a, (enum memory)step->b, step->c, made.streams[0]);
-    break;
-  case FREE:
-    give(step->a, made.streams[0]);
+    CALL(cuMemAlloc, &kept, step->a);
     break;
   case BEGIN:
-    thread->marks[step->a].begun_ns = thread->due_ns ? thread->due_ns : now_ns();
-    thread->due_ns = 0;
+    doing.marks[step->a].begun_ns = doing.due_ns ? doing.due_ns : now_ns();
+    doing.due_ns = 0;
     break;
   case END:
-    end_mark(&thread->marks[step->a]);
+    end_mark(&doing.marks[step->a]);
     break;
   case REPEAT:
   case AGAIN:
@@ -220,30 +179,27 @@ static void do_step(struct thread *thread, const struct step *step) {
   }
 }
 
-/* Meet the other threads and wait for the go; what was counted so far is forgotten. */
-static void meet(struct thread *thread) {
-  pthread_barrier_wait(&ready);
-  pthread_barrier_wait(&begun);
-  thread->next_ns = thread->due_ns = thread->launches = thread->work_ns = 0;
+/* Wait for the go; what was counted so far is forgotten. */
+static void meet(void) {
+  CALL(cuCtxSynchronize);
+  doing.next_ns = doing.due_ns = doing.launches = doing.work_ns = 0;
   for (size_t i = 0; i < MARKS_MAX; i++)
-    thread->marks[i].count = thread->marks[i].begun_ns = 0;
-  thread->met = true;
-  idle(options.start_ns);
+    doing.marks[i].count = doing.marks[i].begun_ns = 0;
+  doing.met = true;
+  await_go(options.wait, options.seconds_ns, &options.start_ns, &options.stop_ns);
 }
 
-/* Where the thread goes on from a loop's begin: into its body, or to its end. Outside, the endless loop is SIZE_MAX. */
-static size_t go_round(struct thread *thread, size_t at, uint64_t *rounds, size_t *endless) {
-  const struct step *step = &thread->script->steps[at];
+/* Where it goes on from a loop's begin: into its body, or to its end. Outside, the endless loop is SIZE_MAX. */
+static size_t go_round(size_t at, uint64_t *rounds, size_t *endless) {
+  const struct step *step = &trace.steps[at];
   if (!step->a && *endless == SIZE_MAX) {
     *endless = at;
-    thread->warm_until_ns = now_ns() + options.warm_ns;
+    doing.warm_until_ns = now_ns() + options.warm_ns;
   }
-  if (*endless != SIZE_MAX && !thread->met && now_ns() >= thread->warm_until_ns) {
-    CALL(cuCtxSynchronize);
-    meet(thread);
-  }
-  if (*endless != SIZE_MAX && thread->met && !running())
-    return (size_t)thread->script->steps[*endless].b;
+  if (*endless != SIZE_MAX && !doing.met && now_ns() >= doing.warm_until_ns)
+    meet();
+  if (*endless != SIZE_MAX && doing.met && !goes_on(options.stop_ns))
+    return (size_t)trace.steps[*endless].b;
   if (!step->a || rounds[at] < step->a) {
     rounds[at]++;
     return at;
@@ -252,102 +208,53 @@ static size_t go_round(struct thread *thread, size_t at, uint64_t *rounds, size_
   return (size_t)step->b;
 }
 
-static void *run_thread(void *argument) {
-  struct thread *thread = argument;
-  uint64_t *rounds = allocate(thread->script->count, sizeof *rounds);
+static void do_all(void) {
+  uint64_t *rounds = allocate(trace.count, sizeof *rounds);
   size_t endless = SIZE_MAX;
   bool has_endless = false;
-  CALL(cuCtxSetCurrent, context);
-  for (size_t i = 0; i < thread->script->count; i++)
-    has_endless = has_endless || (thread->script->steps[i].verb == REPEAT && !thread->script->steps[i].a);
+  for (size_t i = 0; i < trace.count; i++)
+    has_endless = has_endless || (trace.steps[i].verb == REPEAT && !trace.steps[i].a);
   if (!has_endless)
-    meet(thread);
-  for (size_t at = 0; at < thread->script->count; at++) {
-    const struct step *step = &thread->script->steps[at];
+    meet();
+  for (size_t at = 0; at < trace.count; at++) {
+    const struct step *step = &trace.steps[at];
     if (step->verb == REPEAT)
-      at = go_round(thread, at, rounds, &endless);
+      at = go_round(at, rounds, &endless);
     else if (step->verb == AGAIN)
       at = (size_t)step->b - 1;
     else
-      do_step(thread, step);
+      do_step(step);
   }
   free(rounds);
   CALL(cuCtxSynchronize);
-  return NULL;
 }
 
 /* ---- the result ---- */
 
-static uint64_t nearest_rank(const uint64_t *values, size_t count, size_t percent) {
-  return count ? values[(count * percent + 99) / 100 - 1] : 0;
+static uint64_t nearest_rank(const struct series *series, size_t percent) {
+  return series->count ? series->values_ns[(series->count * percent + 99) / 100 - 1] : 0;
 }
 
-/* All threads' values of a mark, in the order of the threads. */
-static uint64_t *gather(size_t index, size_t *count) {
-  *count = 0;
-  for (size_t i = 0; i < trace.thread_count; i++)
-    *count += threads[i].marks[index].count;
-  uint64_t *values = allocate(*count, sizeof *values), *place = values;
-  for (size_t i = 0; i < trace.thread_count; i++) {
-    const struct series *series = &threads[i].marks[index];
-    if (series->count)
-      memcpy(place, series->values_ns, series->count * sizeof *values);
-    place += series->count;
-  }
-  return values;
-}
-
-static void print_marks(uint64_t end_ns) {
-  size_t count;
-  if (trace.mark_count) {
-    uint64_t *first = gather(0, &count);
-    print_list("latencies_ns", first, count);
-    free(first);
-  }
+static void print_result(void) {
+  uint64_t end_ns = now_ns();
+  print_begin(options.start_ns, end_ns, doing.launches, doing.work_ns);
   printf(", \"marks\": {");
   for (size_t i = 0; i < trace.mark_count; i++) {
-    uint64_t *values = gather(i, &count);
-    qsort(values, count, sizeof *values, ascending);
+    const struct series *series = &doing.marks[i];
+    if (series->count)
+      qsort(series->values_ns, series->count, sizeof *series->values_ns, ascending);
     printf("%s\"%s\": {\"count\": %zu, \"per_s\": %.3f, \"p50_ns\": %" PRIu64 ", \"p99_ns\": %" PRIu64 "}",
-           i ? ", " : "", trace.mark_names[i], count, (double)count * 1e9 / (double)(end_ns - options.start_ns),
-           nearest_rank(values, count, 50), nearest_rank(values, count, 99));
-    free(values);
+           i ? ", " : "", trace.mark_names[i], series->count,
+           (double)series->count * 1e9 / (double)(end_ns - options.start_ns), nearest_rank(series, 50),
+           nearest_rank(series, 99));
   }
-  putchar('}');
-}
-
-static void print_result(const char *path) {
-  uint64_t launches = 0, work_ns = 0, end_ns = now_ns();
-  for (size_t i = 0; i < trace.thread_count; i++) {
-    launches += threads[i].launches;
-    work_ns += threads[i].work_ns;
-  }
-  printf("{\"trace\": \"%s\", \"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": %" PRIu64 ", \"peak_bytes\": %" PRIu64,
-         strrchr(path, '/') ? strrchr(path, '/') + 1 : path, getpid(), options.start_ns, end_ns, launches, work_ns,
-         (uint64_t)memory.peak);
-  print_marks(end_ns);
-  puts("}");
-}
-
-static void await_start(void) {
-  options.start_ns = now_ns();
-  options.stop_ns = options.start_ns + options.seconds_ns;
-  if (!options.wait)
-    return;
-  hear_start(&options.start_ns, &options.stop_ns);
-}
-
-static void on_signal(int signal_number) {
-  (void)signal_number;
-  stopped = 1;
+  puts("}}");
 }
 
 int main(int count, char **arguments) {
   const struct option known[] = {
       {"seconds", &options.seconds_ns, true},
       {"warm", &options.warm_ns, true},
-      {"rate", &options.rate, false},
       {"wait", &options.wait, false},
   };
   if (count < 2)
@@ -355,25 +262,11 @@ int main(int count, char **arguments) {
   for (int i = 2; i < count; i++)
     if (parse_option(known, sizeof known / sizeof *known, arguments[i]))
       die("unknown option `%s`", arguments[i]);
-  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-  sigaction(SIGTERM, &action, NULL);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* a bench that dies leaves no load behind */
+  stop_on_signal();
   read_trace(arguments[1]);
-  load_driver();
+  begin_program();
   prepare();
-  pthread_barrier_init(&ready, NULL, (unsigned)trace.thread_count + 1);
-  pthread_barrier_init(&begun, NULL, (unsigned)trace.thread_count + 1);
-  for (size_t i = 0; i < trace.thread_count; i++) {
-    threads[i].script = &trace.scripts[i];
-    if (pthread_create(&threads[i].id, NULL, run_thread, &threads[i]))
-      die("no thread");
-  }
-  pthread_barrier_wait(&ready);
-  await_start();
-  pthread_barrier_wait(&begun);
-  for (size_t i = 0; i < trace.thread_count; i++)
-    pthread_join(threads[i].id, NULL);
-  print_result(arguments[1]);
+  do_all();
+  print_result();
   return 0;
 }

@@ -12,11 +12,8 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
-#include "client.h"
+#include "start.h"
 
 #define DEVICES_MAX 4u
 #define STEPS_MAX   16u
@@ -27,7 +24,7 @@ struct rank {
   pthread_t thread;
   uint32_t device;
   void *context, *stream, *spin, *work;
-  uint64_t collectives, launches, longest_ns, total_ns;
+  uint64_t collectives, launches, longest_ns;
 };
 
 static struct {
@@ -59,7 +56,7 @@ static void launch_collective(struct rank *rank, uint64_t number) {
 
 /* All ranks make the same number of groups: rank 0 says which is the last one before it begins it, and no other rank
  * has finished that by then. */
-static bool goes_on(const struct rank *rank, uint64_t group) {
+static bool another(const struct rank *rank, uint64_t group) {
   if (rank->device == 0 && now_ns() >= ring.stop_ns)
     __atomic_store_n(&ring.last, group, __ATOMIC_SEQ_CST);
   return group <= __atomic_load_n(&ring.last, __ATOMIC_SEQ_CST);
@@ -68,14 +65,13 @@ static bool goes_on(const struct rank *rank, uint64_t group) {
 static void *run(void *argument) {
   struct rank *rank = argument;
   CALL(cuCtxSetCurrent, rank->context);
-  for (uint64_t group = 0; goes_on(rank, group); group++) {
+  for (uint64_t group = 0; another(rank, group); group++) {
     uint64_t began_ns = now_ns();
     for (uint64_t index = 0; index < ring.group; index++)
       launch_collective(rank, rank->collectives + index);
     CALL(cuStreamSynchronize, rank->stream);
     uint64_t took_ns = now_ns() - began_ns;
     rank->collectives += ring.group;
-    rank->total_ns += took_ns;
     if (took_ns > rank->longest_ns)
       rank->longest_ns = took_ns;
     if (rank->device == 0 && __atomic_load_n(&ring.last, __ATOMIC_SEQ_CST) == group)
@@ -105,14 +101,11 @@ int main(int count, char **arguments) {
   if (ring.devices < 2 || ring.devices > DEVICES_MAX || ring.steps < 1 || ring.steps > STEPS_MAX || ring.group < 1 ||
       ring.group > GROUP_MAX)
     die("ring: 2..%u devices, 1..%u steps, groups of 1..%u", DEVICES_MAX, STEPS_MAX, GROUP_MAX);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  load_driver();
+  begin_program();
   for (uint32_t device = 0; device < ring.devices; device++)
     open_rank(&ranks[device], device);
   CALL(cuMemHostAlloc, (void **)&ring.words, WORDS * sizeof *ring.words, HOST_PORTABLE_MAPPED);
-  hear_start(&ring.start_ns, &ring.stop_ns);
-  sleep_until(ring.start_ns);
+  await_go(true, 0, &ring.start_ns, &ring.stop_ns);
   for (uint32_t device = 0; device < ring.devices; device++)
     if (pthread_create(&ranks[device].thread, NULL, run, &ranks[device]))
       die("ring: no thread");
@@ -123,10 +116,8 @@ int main(int count, char **arguments) {
     if (ranks[device].longest_ns > longest_ns)
       longest_ns = ranks[device].longest_ns;
   }
-  printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": %" PRIu64 ", \"collectives\": %" PRIu64 ", \"longest_ns\": %" PRIu64 ", \"total_ns\": %" PRIu64
-         "}\n",
-         getpid(), ring.start_ns, now_ns(), launches, ranks[0].collectives * ring.work_ns * ring.devices,
-         ranks[0].collectives, longest_ns, ranks[0].total_ns);
+  uint64_t collectives = ranks[0].collectives;
+  print_begin(ring.start_ns, now_ns(), launches, collectives * ring.work_ns * ring.devices);
+  printf(", \"collectives\": %" PRIu64 ", \"longest_ns\": %" PRIu64 "}\n", collectives, longest_ns);
   return 0;
 }

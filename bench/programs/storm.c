@@ -11,13 +11,9 @@
  * many episodes, and which took long ("slow": began, ended, ...), so that the caller can ask what the device did then.
  */
 #define _GNU_SOURCE
-#include <limits.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
-#include "client.h"
+#include "start.h"
 
 #define THREADS_MAX     4u
 #define DEVICES_MAX     4u
@@ -38,7 +34,7 @@ struct worker {
   void *graphs[DEVICES_MAX];
   uint32_t *words; /* fresh ones for every round of spinning; never reused */
   uint32_t words_used;
-  uint64_t episodes, launches, longest_ns;
+  uint64_t episodes, launches;
   uint64_t slow[SLOW_MAX]; /* began, ended, ... */
   uint32_t slow_count;
 };
@@ -84,12 +80,10 @@ static void burst(struct worker *worker, uint32_t device) {
 static void graph(struct worker *worker, uint32_t device) {
   void **executable = &worker->graphs[device], *stream = worker->streams[device][0];
   if (!*executable) {
-    void *captured = NULL;
-    CALL(cuStreamBeginCapture, stream, CAPTURE_RELAXED);
+    begin_capture(stream);
     for (uint32_t i = 0; i < GRAPH_KERNELS; i++)
       launch_one(storm.kernels[device][1], stream, 1);
-    CALL(cuStreamEndCapture, stream, &captured);
-    CALL(cuGraphInstantiateWithFlags, executable, captured, 0);
+    *executable = end_capture(stream);
   }
   CALL(cuGraphLaunch, *executable, stream);
   worker->launches++;
@@ -133,10 +127,9 @@ static void *run(void *argument) {
   while (now_ns() < storm.stop_ns) {
     uint64_t began = now_ns();
     episode(worker);
-    uint64_t ended = now_ns(), took = ended - began;
+    uint64_t ended = now_ns();
     worker->episodes++;
-    worker->longest_ns = took > worker->longest_ns ? took : worker->longest_ns;
-    if (took > SLOW_NS && worker->slow_count + 2 <= SLOW_MAX) {
+    if (ended - began > SLOW_NS && worker->slow_count + 2 <= SLOW_MAX) {
       worker->slow[worker->slow_count++] = began;
       worker->slow[worker->slow_count++] = ended;
     }
@@ -166,23 +159,14 @@ static void open_all(uint64_t seed) {
   }
 }
 
-static uint32_t number(const char *text, uint32_t most) {
-  unsigned long value = strtoul(text, NULL, 10);
-  if (value < 1 || value > most)
-    die("storm: `%s` is not a number of 1..%u", text, most);
-  return (uint32_t)value;
-}
-
 static void print_result(void) {
-  uint64_t episodes = 0, launches = 0, longest_ns = 0;
+  uint64_t episodes = 0, launches = 0;
   for (uint32_t t = 0; t < storm.threads; t++) {
     episodes += workers[t].episodes;
     launches += workers[t].launches;
-    longest_ns = workers[t].longest_ns > longest_ns ? workers[t].longest_ns : longest_ns;
   }
-  printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": 0, \"episodes\": %" PRIu64 ", \"longest_ns\": %" PRIu64 ", \"slow\": [",
-         getpid(), storm.start_ns, now_ns(), launches, episodes, longest_ns);
+  print_begin(storm.start_ns, now_ns(), launches, 0);
+  printf(", \"episodes\": %" PRIu64 ", \"slow\": [", episodes);
   const char *separator = "";
   for (uint32_t t = 0; t < storm.threads; t++)
     for (uint32_t i = 0; i < workers[t].slow_count; i++, separator = ", ")
@@ -193,14 +177,13 @@ static void print_result(void) {
 int main(int count, char **arguments) {
   if (count != 4)
     die("usage: storm SEED THREADS DEVICES");
-  storm.threads = number(arguments[2], THREADS_MAX);
-  storm.devices = number(arguments[3], DEVICES_MAX);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  load_driver();
-  open_all(number(arguments[1], UINT_MAX));
-  hear_start(&storm.start_ns, &storm.stop_ns);
-  sleep_until(storm.start_ns);
+  storm.threads = (uint32_t)parse_number(arguments[2]);
+  storm.devices = (uint32_t)parse_number(arguments[3]);
+  if (storm.threads < 1 || storm.threads > THREADS_MAX || storm.devices < 1 || storm.devices > DEVICES_MAX)
+    die("storm: 1..%u threads, 1..%u devices", THREADS_MAX, DEVICES_MAX);
+  begin_program();
+  open_all(parse_number(arguments[1]));
+  await_go(true, 0, &storm.start_ns, &storm.stop_ns);
   for (uint32_t t = 0; t < storm.threads; t++)
     if (pthread_create(&workers[t].thread, NULL, run, &workers[t]))
       die("storm: no thread");

@@ -9,26 +9,22 @@
  *     kinds    one letter per stream: n non-blocking, b blocking, l the legacy stream, p the thread's own
  *     units    the length of each stream's kernels
  *     bursts   how many of them each stream gets in a round
- *     sync     at a round's end wait for every stream (stream), for the context (context), for an event (event), or for
- *              the round `depth` rounds ago (behind): then the streams never run empty
+ *     sync     at a round's end wait for every stream (stream), for the context (context), or for the round before the
+ *              last (behind): then the streams never run empty
  *     gap      stay off the device after a round
  *     fork     the first stream's work goes before the others', and comes after them again
  *     graph    kernels in a graph, launched in place of each kernel
- *     fresh    1: the streams are destroyed with work in flight at the end of a round, and made anew
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
-#include "client.h"
+#include "start.h"
 
 #define STREAMS_MAX   8u
 #define THREADS_MAX   8u
-#define DEPTH_MAX     64u
+#define DEPTH         2u /* rounds in flight with sync=behind */
 #define LEGACY        ((void *)1)
 #define PER_THREAD    ((void *)2)
 #define STREAM_BLOCKS 0u
@@ -41,33 +37,32 @@ struct worker {
   pthread_t thread;
   struct lane lanes[STREAMS_MAX];
   void *begun; /* the first stream has come so far */
-  void *rounds[DEPTH_MAX][STREAMS_MAX];
+  void *rounds[DEPTH][STREAMS_MAX];
   uint64_t launches, count;
 };
 
 static struct {
   const char *kinds, *sync;
   uint64_t units_ns[STREAMS_MAX], bursts[STREAMS_MAX], streams;
-  uint64_t threads, gap_ns, depth, fork, graph, fresh;
+  uint64_t threads, gap_ns, fork, graph;
   uint64_t start_ns, stop_ns;
   void *context, *functions[STREAMS_MAX];
-} options = {.kinds = "n", .sync = "stream", .threads = 1, .depth = 2};
+} options = {.kinds = "n", .sync = "stream", .threads = 1};
 
 static struct worker workers[THREADS_MAX];
 
-/* Read a list with commas; what is not given is like the last. */
-static void parse_list(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
-  uint64_t last = 0, count = 0;
-  for (char *part = strtok(text, ","); part && count < STREAMS_MAX; part = strtok(NULL, ","))
-    last = values[count++] = read(part);
-  while (count < STREAMS_MAX)
-    values[count++] = last;
+/* A value for each stream; those that are not given are like the last. */
+static void parse_each(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
+  for (size_t count = parse_list(text, values, STREAMS_MAX, read); count && count < STREAMS_MAX; count++)
+    values[count] = values[count - 1];
 }
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
-      {"threads", &options.threads, false}, {"gap", &options.gap_ns, true},   {"depth", &options.depth, false},
-      {"fork", &options.fork, false},       {"graph", &options.graph, false}, {"fresh", &options.fresh, false},
+      {"threads", &options.threads, false},
+      {"gap", &options.gap_ns, true},
+      {"fork", &options.fork, false},
+      {"graph", &options.graph, false},
   };
   for (uint32_t i = 0; i < STREAMS_MAX; i++)
     options.units_ns[i] = 100000, options.bursts[i] = 1;
@@ -80,16 +75,15 @@ static void parse(int count, char **arguments) {
     else if (!strcmp(arguments[i], "sync"))
       options.sync = value;
     else if (!strcmp(arguments[i], "units"))
-      parse_list(value, options.units_ns, parse_time);
+      parse_each(value, options.units_ns, parse_time);
     else if (!strcmp(arguments[i], "bursts"))
-      parse_list(value, options.bursts, parse_number);
+      parse_each(value, options.bursts, parse_number);
     else
       die("unknown option `%s`", arguments[i]);
   }
   options.streams = strlen(options.kinds);
-  if (!options.streams || options.streams > STREAMS_MAX || !options.threads || options.threads > THREADS_MAX ||
-      !options.depth || options.depth > DEPTH_MAX)
-    die("an option is out of range: streams 1..%u, threads 1..%u, depth 1..%u", STREAMS_MAX, THREADS_MAX, DEPTH_MAX);
+  if (!options.streams || options.streams > STREAMS_MAX || !options.threads || options.threads > THREADS_MAX)
+    die("an option is out of range: streams 1..%u, threads 1..%u", STREAMS_MAX, THREADS_MAX);
 }
 
 static void open_stream(struct lane *lane, uint32_t index) {
@@ -103,13 +97,12 @@ static void open_stream(struct lane *lane, uint32_t index) {
 }
 
 static void make_graph(struct lane *lane, uint32_t index) {
-  void *graph = NULL, *stream = NULL;
+  void *stream = NULL;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
-  CALL(cuStreamBeginCapture, stream, CAPTURE_RELAXED);
+  begin_capture(stream);
   for (uint64_t i = 0; i < options.graph; i++)
     launch_one(options.functions[index], stream, 1);
-  CALL(cuStreamEndCapture, stream, &graph);
-  CALL(cuGraphInstantiateWithFlags, &lane->graph, graph, 0);
+  lane->graph = end_capture(stream);
   CALL(cuStreamDestroy, stream);
 }
 
@@ -119,7 +112,7 @@ static void open_worker(struct worker *worker) {
   for (uint32_t i = 0; i < options.streams; i++) {
     open_stream(&worker->lanes[i], i);
     CALL(cuEventCreate, &worker->lanes[i].event, EVENT_DISABLE_TIMING);
-    for (uint64_t round = 0; round < options.depth; round++)
+    for (uint64_t round = 0; round < DEPTH; round++)
       CALL(cuEventCreate, &worker->rounds[round][i], EVENT_DISABLE_TIMING);
     if (options.graph)
       make_graph(&worker->lanes[i], i);
@@ -152,9 +145,9 @@ static void give_all(struct worker *worker) {
 }
 
 static void wait_behind(struct worker *worker) {
-  void **events = worker->rounds[worker->count % options.depth];
+  void **events = worker->rounds[worker->count % DEPTH];
   for (uint32_t i = 0; i < options.streams; i++) {
-    if (worker->count >= options.depth)
+    if (worker->count >= DEPTH)
       CALL(cuEventSynchronize, events[i]);
     CALL(cuEventRecord, events[i], worker->lanes[i].stream);
   }
@@ -169,21 +162,8 @@ static void wait_all(struct worker *worker) {
     CALL(cuCtxSynchronize);
     return;
   }
-  for (uint32_t i = 0; i < options.streams; i++) {
-    if (!strcmp(options.sync, "event")) {
-      CALL(cuEventRecord, worker->lanes[i].event, worker->lanes[i].stream);
-      CALL(cuEventSynchronize, worker->lanes[i].event);
-    } else {
-      CALL(cuStreamSynchronize, worker->lanes[i].stream);
-    }
-  }
-}
-
-static void renew(struct worker *worker) {
-  for (uint32_t i = 0; i < options.streams; i++) {
-    CALL(cuStreamDestroy, worker->lanes[i].stream);
-    open_stream(&worker->lanes[i], i);
-  }
+  for (uint32_t i = 0; i < options.streams; i++)
+    CALL(cuStreamSynchronize, worker->lanes[i].stream);
 }
 
 static void *run(void *argument) {
@@ -191,8 +171,6 @@ static void *run(void *argument) {
   open_worker(worker);
   for (; now_ns() < options.stop_ns; worker->count++) {
     give_all(worker);
-    if (options.fresh)
-      renew(worker);
     wait_all(worker);
     if (options.gap_ns)
       sleep_until(now_ns() + options.gap_ns);
@@ -203,15 +181,12 @@ static void *run(void *argument) {
 
 int main(int count, char **arguments) {
   parse(count, arguments);
-  prctl(PR_SET_TIMERSLACK, 1);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  load_driver();
+  begin_program();
   options.context = open_context(0);
   void *module = load_module(options.units_ns, STREAMS_MAX);
   for (uint32_t i = 0; i < options.streams; i++)
     options.functions[i] = find_kernel(module, options.units_ns[i]);
-  hear_start(&options.start_ns, &options.stop_ns);
-  sleep_until(options.start_ns);
+  await_go(true, 0, &options.start_ns, &options.stop_ns);
   uint64_t launches = 0, rounds = 0;
   for (uint64_t i = 0; i < options.threads; i++)
     if (pthread_create(&workers[i].thread, NULL, run, &workers[i]))
@@ -221,8 +196,7 @@ int main(int count, char **arguments) {
     launches += workers[i].launches;
     rounds += workers[i].count;
   }
-  printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64 ", \"launches\": %" PRIu64
-         ", \"work_ns\": 0, \"rounds\": %" PRIu64 "}\n",
-         getpid(), options.start_ns, now_ns(), launches, rounds);
+  print_begin(options.start_ns, now_ns(), launches, 0);
+  printf(", \"rounds\": %" PRIu64 "}\n", rounds);
   return 0;
 }

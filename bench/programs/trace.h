@@ -2,7 +2,7 @@
  * trace: what a trace says a program did, read from its file into memory. The format is in traces/README.md.
  *
  * A trace that is not as it should be ends the program with the line and what is wrong there. Nothing here calls the
- * driver: replay.c makes what is declared and does what the scripts say.
+ * driver: replay.c makes what is declared and does the steps.
  */
 #ifndef SHAREPOD_BENCH_TRACE_H
 #define SHAREPOD_BENCH_TRACE_H
@@ -10,39 +10,19 @@
 #include "client.h"
 
 #define STREAM_BLOCKING 0u
-#define THREADS_MAX     16u
 #define STREAMS_MAX     64u
-#define TABLE_MAX       4096u /* kernels, graphs, events, buffers */
+#define TABLE_MAX       4096u /* kernels, graphs */
 #define MARKS_MAX       8u
 #define LOOPS_MAX       8u
 #define LINE_MAX        65536u
 #define COPY_MAX        ((size_t)256 << 20)
 
-enum verb {
-  CPU,
-  IDLE,
-  EVERY,
-  LAUNCH,
-  RUN,
-  RECORD,
-  WAIT,
-  SYNC_STREAM,
-  SYNC_EVENT,
-  SYNC_CONTEXT,
-  COPY,
-  COPY_SYNC,
-  ALLOC,
-  FREE,
-  BEGIN,
-  END,
-  REPEAT,
-  AGAIN
-};
-enum direction { HTOD, DTOH, DTOD, SET };
-enum memory { LINEAR, MANAGED, PITCHED, ASYNC, HOST };
+enum verb { CPU, EVERY, LAUNCH, RUN, SYNC_STREAM, COPY, COPY_SYNC, ALLOC, BEGIN, END, REPEAT, AGAIN };
+enum direction { HTOD, DTOH };
+enum stream_type { LEGACY, BLOCKING, NON_BLOCKING };
 
-static const char *const directions[] = {"htod", "dtoh", "dtod", "set", NULL};
-static const char *const memories[] = {"linear", "managed", "pitched", "async", "host", NULL};
+static const char *const directions[] = {"htod", "dtoh", NULL};
+static const char *const stream_types[] = {"legacy", "blocking", "nonblocking", NULL};
 
 /* Every number of a line in its order; of a loop: how often, and the place of its other end. */
 struct step {
@@ -50,21 +30,15 @@ struct step {
   uint64_t a, b, c, d;
 };
 
-/* What one thread does. */
-struct script {
-  struct step *steps;
-  size_t count, room;
-};
-
 static struct {
   uint64_t kernel_ns[TABLE_MAX];
   char *graph_nodes[TABLE_MAX];
-  unsigned stream_flags[STREAMS_MAX];
-  bool stream_is_legacy[STREAMS_MAX];
-  size_t kernels, graph_count, stream_count, thread_count, mark_count;
+  enum stream_type streams[STREAMS_MAX];
+  size_t kernels, graph_count, stream_count, mark_count;
   size_t copy_bytes; /* of the largest copy */
   char mark_names[MARKS_MAX][32];
-  struct script scripts[THREADS_MAX];
+  struct step *steps; /* what the program does */
+  size_t count, room;
 } trace;
 
 static void wrong(size_t line, const char *what) {
@@ -107,10 +81,7 @@ static void declare(size_t line, const char *kind) {
   if (!strcmp(kind, "kernel") && at == trace.kernels) {
     trace.kernel_ns[trace.kernels++] = number(line, word(), UINT64_MAX);
   } else if (!strcmp(kind, "stream") && at == trace.stream_count && at < STREAMS_MAX) {
-    const char *type = word();
-    trace.stream_is_legacy[at] = type && !strcmp(type, "legacy");
-    trace.stream_flags[at] = type && !strcmp(type, "nonblocking") ? STREAM_NON_BLOCKING : STREAM_BLOCKING;
-    trace.stream_count++;
+    trace.streams[trace.stream_count++] = (enum stream_type)choice(line, word(), stream_types);
   } else if (!strcmp(kind, "graph") && at == trace.graph_count) {
     char *nodes = strtok(NULL, "\n");
     trace.graph_nodes[trace.graph_count++] = nodes ? strdup(nodes) : NULL;
@@ -119,25 +90,18 @@ static void declare(size_t line, const char *kind) {
   }
 }
 
-/* Letters say what each argument is: s stream, k kernel, g graph, e event or buffer, n number, d direction,
- * m memory, w mark; small things first. */
+/* Letters say what each argument is: s stream, k kernel, g graph, n number, d direction, w mark. */
 static const struct {
   const char *name, *form;
 } verbs[] = {
     [CPU] = {"cpu", "n"},
-    [IDLE] = {"idle", "n"},
     [EVERY] = {"every", "n"},
     [LAUNCH] = {"launch", "sknn"},
     [RUN] = {"run", "sg"},
-    [RECORD] = {"record", "es"},
-    [WAIT] = {"wait", "es"},
     [SYNC_STREAM] = {"sync-stream", "s"},
-    [SYNC_EVENT] = {"sync-event", "e"},
-    [SYNC_CONTEXT] = {"sync-context", ""},
     [COPY] = {"copy", "sdn"},
     [COPY_SYNC] = {"copy-sync", "dn"},
-    [ALLOC] = {"alloc", "emn"},
-    [FREE] = {"free", "e"},
+    [ALLOC] = {"alloc", "n"},
     [BEGIN] = {"begin", "w"},
     [END] = {"end", "w"},
     [REPEAT] = {"repeat", "n"},
@@ -152,12 +116,8 @@ static uint64_t argument(size_t line, char form, const char *text) {
     return number(line, text, trace.kernels);
   case 'g':
     return number(line, text, trace.graph_count);
-  case 'e':
-    return number(line, text, TABLE_MAX);
   case 'd':
     return choice(line, text, directions);
-  case 'm':
-    return choice(line, text, memories);
   case 'w':
     return mark(line, text);
   default:
@@ -165,13 +125,13 @@ static uint64_t argument(size_t line, char form, const char *text) {
   }
 }
 
-static void read_step(size_t line, struct script *script, const char *name) {
+static void read_step(size_t line, const char *name) {
   struct step step = {0};
   size_t verb = 0, count = sizeof verbs / sizeof *verbs;
   while (verb < count && strcmp(verbs[verb].name, name))
     verb++;
   if (verb == count)
-    wrong(line, "it is nothing that a thread does");
+    wrong(line, "it is nothing that a program does");
   step.verb = (enum verb)verb;
   uint64_t *places[] = {&step.a, &step.b, &step.c, &step.d};
   for (size_t i = 0; verbs[verb].form[i]; i++) {
@@ -186,28 +146,28 @@ static void read_step(size_t line, struct script *script, const char *name) {
     trace.copy_bytes = step.c > trace.copy_bytes ? step.c : trace.copy_bytes;
   if (verb == COPY_SYNC)
     trace.copy_bytes = step.b > trace.copy_bytes ? step.b : trace.copy_bytes;
-  if (script->count == script->room) {
-    script->room = script->room ? 2 * script->room : 256;
-    script->steps = realloc(script->steps, script->room * sizeof *script->steps);
-    if (!script->steps)
-      die("no memory for %zu steps", script->room);
+  if (trace.count == trace.room) {
+    trace.room = trace.room ? 2 * trace.room : 256;
+    trace.steps = realloc(trace.steps, trace.room * sizeof *trace.steps);
+    if (!trace.steps)
+      die("no memory for %zu steps", trace.room);
   }
-  script->steps[script->count++] = step;
+  trace.steps[trace.count++] = step;
 }
 
 /* Each end of a loop learns where the other one is. */
-static void join_loops(struct script *script) {
+static void join_loops(void) {
   size_t open[LOOPS_MAX], depth = 0;
-  for (size_t i = 0; i < script->count; i++) {
-    if (script->steps[i].verb == REPEAT) {
+  for (size_t i = 0; i < trace.count; i++) {
+    if (trace.steps[i].verb == REPEAT) {
       if (depth == LOOPS_MAX)
         die("loops are more than %u deep", LOOPS_MAX);
       open[depth++] = i;
-    } else if (script->steps[i].verb == AGAIN) {
+    } else if (trace.steps[i].verb == AGAIN) {
       if (!depth--)
         die("a loop ends that did not begin");
-      script->steps[i].b = open[depth];
-      script->steps[open[depth]].b = i;
+      trace.steps[i].b = open[depth];
+      trace.steps[open[depth]].b = i;
     }
   }
   if (depth)
@@ -216,7 +176,7 @@ static void join_loops(struct script *script) {
 
 static void read_trace(const char *path) {
   static char text[LINE_MAX];
-  struct script *script = NULL;
+  bool declared = false;
   FILE *file = fopen(path, "r");
   if (!file)
     die("%s cannot be read", path);
@@ -226,20 +186,17 @@ static void read_trace(const char *path) {
     char *name = strtok(text, " \n");
     if (!name || *name == '#')
       continue;
-    if (!strcmp(name, "thread")) {
-      if (number(line, word(), THREADS_MAX) != trace.thread_count)
-        wrong(line, "a thread is out of order");
-      script = &trace.scripts[trace.thread_count++];
-    } else if (script) {
-      read_step(line, script, name);
+    if (!strcmp(name, "thread") && !declared) {
+      declared = true;
+    } else if (declared) {
+      read_step(line, name);
     } else {
       declare(line, name);
     }
   }
   fclose(file);
-  for (size_t i = 0; i < trace.thread_count; i++)
-    join_loops(&trace.scripts[i]);
-  if (!script || !trace.kernels || trace.copy_bytes > COPY_MAX)
+  join_loops();
+  if (!declared || !trace.kernels || trace.copy_bytes > COPY_MAX)
     die("%s has no thread, no kernel, or a copy of more than %zu bytes", path, COPY_MAX);
 }
 

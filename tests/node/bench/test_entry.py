@@ -12,7 +12,7 @@ import pytest
 from rig.node import Node
 from rig.until import until
 
-COMMANDS = ["bench", "bench.stress", "bench.traces", "bench.gpu", "bench.cluster.dashboard"]
+COMMANDS = ["bench", "bench.stress", "bench.gpu", "bench.cluster.dashboard"]
 KILLED = """
 import time
 from rig.node import Node

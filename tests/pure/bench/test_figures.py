@@ -95,13 +95,6 @@ def test_finding_kernels_outside_turns_agrees_with_looking_at_every_turn(
     assert figures.outside_turns(kernels, turns) == expected
 
 
-def test_idle_time_is_what_no_kernel_covers() -> None:
-    kernels = [Kernel("a", 0, 10, 30), Kernel("b", 0, 20, 40), Kernel("a", 0, 60, 70)]
-    assert figures.idle_ns(kernels, 0, 100) == 10 + 20 + 30
-    assert figures.idle_ns(kernels, 15, 35) == 0
-    assert figures.idle_ns([], 5, 25) == 20
-
-
 def test_a_wait_beside_an_idle_device_is_a_lost_wake_up() -> None:
     kernels = [Kernel("a", 0, 0, 100), Kernel("a", 0, 300, 400)]
     assert figures.lost_wake_ups(kernels, [(0, 100), (90, 310)], bound_ns=150) == [(90, 310)]

@@ -8,6 +8,7 @@ from replays import Written, replayed, result
 
 from bench.bars import replay
 from rig.gpu import MakeSimgpu
+from rig.loads import Load, Terms
 from rig.node import START_DELAY_NS, Node
 
 GAP_NS = 5_000
@@ -39,7 +40,7 @@ def test_an_endless_loop_ends_in_time_and_requests_come_when_they_are_due(
 
 def test_a_replay_under_a_share_is_billed_and_said_to_be_synthesised() -> None:
     def error_percent() -> float:
-        done = replay.run({"a": replay.Share(replay.SERVER, replay.Terms(100))}, 1)
+        done = replay.run({"a": Load(Terms(100), replay.SERVER)}, 1)
         assert done.results["a"].other["marks"]["token"]["count"] >= 40
         assert done.used_ns["a"] > 0
         return done.bill_errors["a"]
@@ -53,7 +54,7 @@ def test_a_launch_bound_replay_is_billed_its_kernels_and_at_most_the_gaps_that_n
 
     def error_percent() -> float:
         with Node(log_kernels=1 << 18) as node:
-            program = node.add("a", replay.command(replay.LOOP), node.share_environment("a", replay.Terms(100)))
+            program = node.add("a", replay.command(replay.LOOP), node.share_environment("a", Terms(100)))
             start_ns = time.monotonic_ns() + START_DELAY_NS
             program.go(start_ns, start_ns + 400_000_000)
             steps = program.result().other["marks"]["step"]["count"]
