@@ -51,12 +51,12 @@ static void print_usage(int share) {
     answer("usage", error);
     return;
   }
-  printf("{\"used_ns\": %" PRIu64 ", \"estimated_ns\": %" PRIu64 ", \"waited_ns\": %" PRIu64
-         ", \"overrun_ns\": %" PRIu64 ", \"turns\": %" PRIu64 ", \"launches\": %" PRIu64 ", \"passed\": %" PRIu64
-         ", \"cogrants\": %" PRIu64 ", \"faults\": %" PRIu64 ", \"memory_used_bytes\": %" PRIu64
-         ", \"processes\": %" PRIu32 "}\n",
-         usage.used_ns, usage.estimated_ns, usage.waited_ns, usage.overrun_ns, usage.turns, usage.launches,
-         usage.passed, usage.cogrants, usage.faults, usage.memory_used_bytes, usage.processes);
+  char next = '{';
+#define SP_USAGE(type, name, metric, meaning)                                                                          \
+  printf("%c\"" #name "\": %" PRId64, next, (int64_t)usage.name);                                                      \
+  next = ',';
+#include "usage.def"
+  puts("}");
 }
 
 static void print_turns(uint64_t after) {
