@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_ROW = re.compile(
-    r'^(WRAPPED|DRIVER|ABSENT)\((\w+), (\d+), (\w+), (?:([A-Z]+), )?"([^"]*)", "([^"]*)"\)$', re.MULTILINE
-)
+_ABSENT = re.compile(r"^ABSENT\((\w+), (\d+)\)$", re.MULTILINE)
+_IS_PASSED = r'DRIVER(\1, \2, passed, "not in the driver for Linux", "absent")'
+_ROW = re.compile(r'^(WRAPPED|DRIVER)\((\w+), (\d+), (\w+), (?:([A-Z]+), )?"([^"]*)", "([^"]*)"\)$', re.MULTILINE)
 _BEGINS = re.compile(r"^[A-Z]+\(", re.MULTILINE)
 _VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 
@@ -130,7 +130,7 @@ def read_functions() -> list[Function]:
     Raises:
         ValueError: for a row that does not parse or says what does not exist.
     """
-    text = (_HERE / "driver.def").read_text(encoding="utf-8")
+    text = _ABSENT.sub(_IS_PASSED, (_HERE / "driver.def").read_text(encoding="utf-8"))
     rows = _ROW.findall(text)
     if len(rows) != len(_BEGINS.findall(text)) or any((macro == "WRAPPED") != bool(row[3]) for macro, *row in rows):
         raise ValueError("driver.def: a row is not of the form that its head describes")

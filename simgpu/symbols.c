@@ -58,8 +58,9 @@ enum lookup find_symbol(const char *name, int version, int own_stream, int (**fu
   for (size_t n = 0; n < sizeof symbols / sizeof *symbols && !strchr(name, '_'); n++) {
     if (!symbols[n].since || !is_variant(symbols[n].name, name, length))
       continue;
-    bool replaces = found && symbols[n].since > DRIVER_VERSION; /* what there is a model of by what there is none of */
-    if (symbols[n].since <= version && (!found || symbols[n].since > found->since) && !replaces)
+    /* An older variant has a model; one that is newer than the simulated driver may have none. */
+    int known = found && version > DRIVER_VERSION ? DRIVER_VERSION : version;
+    if (symbols[n].since <= known && (!found || symbols[n].since > found->since))
       found = &symbols[n];
     lookup = found ? SYMBOL_FOUND : VERSION_NOT_SUFFICIENT;
   }

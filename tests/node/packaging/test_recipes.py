@@ -102,8 +102,5 @@ def test_each_step_of_a_launch_has_its_file_and_its_function() -> None:
 
 def test_every_room_is_in_the_table() -> None:
     rooms = re.findall(r"^\| `(\w+)/` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
-    command = ["git", "ls-tree", "-d", "--name-only", "HEAD"]
-    done = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip("not a checkout of git")
-    assert sorted(rooms) == sorted(name for name in done.stdout.split() if not name.startswith("."))
+    there = {path.name for path in REPO_ROOT.iterdir() if path.is_dir() and path.name.isalpha()}
+    assert set(rooms) == there - {"build", "dist"}

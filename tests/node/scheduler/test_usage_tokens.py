@@ -38,7 +38,7 @@ def reviewed(*nodes: str, user: str = AGENT_USER, audiences: tuple[str, ...] = (
 
 @contextlib.asynccontextmanager
 async def asking(account: Path) -> AsyncIterator[tuple[ApiServer, Identities, SimpleNamespace]]:
-    """An API server to which "new.one" is the token of the agent on n1, who asks it, and his clock."""
+    """An API server to which "new.one" is the token of the agent on n1; the review that asks it, and its clock."""
     clock = SimpleNamespace(now_s=1000.0)
     async with ApiServer() as server:
         server.registry.reviews = {"new.one": reviewed("n1")}

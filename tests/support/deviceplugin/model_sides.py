@@ -187,7 +187,7 @@ class ModelAgent:
         assert share.id in self.held, "a share that is gone is changed"
         self.terms[share.id] = terms
         was, changed = self.held[share.id], pb.Share()
-        changed.CopyFrom(was)  # who has asked before has what was there then
+        changed.CopyFrom(was)  # an earlier answer keeps what was there then
         self.held[share.id] = changed
         if labels is not None:
             changed.labels.clear()
