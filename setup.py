@@ -190,6 +190,7 @@ def extensions() -> list[Extension]:
                     "simgpu/catalogue.c",
                     "simgpu/model.c",
                     "simgpu/repair.c",
+                    "simgpu/settings.c",
                 ),
             ]
             if nvml

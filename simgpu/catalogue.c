@@ -1,4 +1,5 @@
 /* The devices of the machine: SIMGPU_DEVICES and what is known of each model and of each MIG instance of it. */
+#include "settings.h"
 #include "state.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
 /* Life cycle of the library, and what it says about the whole system. */
 #include "nvml.h"
+#include "settings.h"
 #include "symbols.h"
 
 #include <errno.h>

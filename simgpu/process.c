@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "process.h"
 
+#include "settings.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,16 +43,6 @@ void handle_free(void *pointer) {
 
 /* --- start ------------------------------------------------------------------------------------------------------- */
 
-const char *setting_text(const char *name) {
-  const char *text = getenv(name);
-  return text && *text ? text : NULL;
-}
-
-static uint64_t setting(const char *name, uint64_t otherwise) {
-  const char *text = setting_text(name);
-  return text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 /* A forked child shares nothing with the driver it inherited: as with the real one, every call fails. */
 static void in_child(void) {
   process.forked = true;
@@ -72,10 +64,10 @@ EXPORT CUresult cuInit(unsigned flags) {
                                      : "these settings or this state file");
     } else {
       process.settings = (struct settings){
-          .launch_cost_ns = setting("SIMGPU_LAUNCH_COST_NS", 2500),
-          .record_cost_ns = setting("SIMGPU_RECORD_COST_NS", 1000),
-          .write_cost_ns = setting("SIMGPU_WRITE_COST_NS", 1000),
-          .query_cost_ns = setting("SIMGPU_QUERY_COST_NS", 300),
+          .launch_cost_ns = sg_setting("SIMGPU_LAUNCH_COST_NS", 2500),
+          .record_cost_ns = sg_setting("SIMGPU_RECORD_COST_NS", 1000),
+          .write_cost_ns = sg_setting("SIMGPU_WRITE_COST_NS", 1000),
+          .query_cost_ns = sg_setting("SIMGPU_QUERY_COST_NS", 300),
       };
       find_visible();
       if (!process.device_count)
@@ -115,9 +107,9 @@ void burn(uint64_t from_ns, uint64_t cost_ns) {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-/* $SIMGPU_LOG names the file; a client's own output is not ours to write to. */
+/* SIMGPU_LOG names the file; a client's own output is not ours to write to. */
 CUresult not_supported(const char *what) {
-  const char *path = setting_text("SIMGPU_LOG");
+  const char *path = sg_setting_text("SIMGPU_LOG");
   FILE *log = path ? fopen(path, "ae") : NULL;
   if (log) {
     fprintf(log, "simgpu: not simulated: %s\n", what);

@@ -2,13 +2,13 @@
 #include "state.h"
 
 #include "model.h"
+#include "settings.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -35,18 +35,9 @@ void sg_kick(struct sg_shared *shared) {
 
 /* --- making the file --------------------------------------------------------------------------------------------- */
 
-uint64_t sg_setting(const char *name, uint64_t otherwise) {
-  const char *text = getenv(name);
-  return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
-static const char *devices_wanted(void) {
-  const char *text = getenv("SIMGPU_DEVICES");
-  return text && *text ? text : "1xH200";
-}
-
 /* Fill a zeroed mapping. The magic comes last: a maker that dies before leaves a file that is made again. */
 static int make(struct sg_shared *shared) {
+  const char *devices = sg_setting_text("SIMGPU_DEVICES");
   shared->model = (struct sg_model){
       .slice_ns = sg_setting("SIMGPU_SLICE_US", 2000) * 1000,
       .switch_ns = sg_setting("SIMGPU_SWITCH_US", 180) * 1000,
@@ -59,7 +50,8 @@ static int make(struct sg_shared *shared) {
       .log_records = sg_setting("SIMGPU_LOG_KERNELS", 0),
       .driver_release = sg_setting("SIMGPU_DRIVER_RELEASE", 580),
   };
-  if (!shared->model.slice_ns || !shared->model.pcie_bytes_per_s || sg_add_devices(shared, devices_wanted()))
+  if (!shared->model.slice_ns || !shared->model.pcie_bytes_per_s ||
+      sg_add_devices(shared, devices ? devices : "1xH200"))
     return -EINVAL;
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -115,9 +107,8 @@ static int map_shared(struct sg_state *state, bool may_make) {
   if (state->shared == MAP_FAILED)
     return -errno;
   struct sg_shared *shared = state->shared;
-  const char *wanted = getenv("SIMGPU_DEVICES");
-  bool stale = may_make && shared->magic == SG_MAGIC && wanted && *wanted &&
-               strcmp(wanted, shared->devices_setting) != 0 &&
+  const char *wanted = sg_setting_text("SIMGPU_DEVICES");
+  bool stale = may_make && shared->magic == SG_MAGIC && wanted && strcmp(wanted, shared->devices_setting) != 0 &&
                !sg_lock_byte(state->fd, F_WRLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
   if (stale && (ftruncate(state->fd, 0) || ftruncate(state->fd, sizeof(struct sg_shared))))
     return -errno;
@@ -127,11 +118,11 @@ static int map_shared(struct sg_state *state, bool may_make) {
 }
 
 int sg_open(struct sg_state *state, const char *path) {
-  const char *named = getenv("SIMGPU_STATE");
+  const char *named = path ? path : sg_setting_text("SIMGPU_STATE");
   bool may_make = !path;
   *state = (struct sg_state){.fd = -1, .pids_fd = -1, .pid_namespace = sg_pid_namespace(), .client = SG_NONE};
-  if (path || (named && *named))
-    snprintf(state->path, sizeof state->path, "%s", path ? path : named);
+  if (named)
+    snprintf(state->path, sizeof state->path, "%s", named);
   else
     snprintf(state->path, sizeof state->path, "/dev/shm/simgpu-%u", (unsigned)getuid());
   int fd = open(state->path, O_RDWR | O_CLOEXEC | (may_make ? O_CREAT : 0), 0666);

@@ -288,8 +288,8 @@ struct sg_state {
 
 /* --- state.c: open, lock, tables ------------------------------------------------------------------------------- */
 
-/* Map the state file. With a path: that file, which must be there. NULL: $SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
- * is made from the environment's settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
+/* Map the state file. With a path: that file, which must be there. NULL: SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
+ * is made from the settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
  * and no process has it open. Returns 0 or -errno; -EPROTO: made by another build; -EINVAL: a setting is wrong. */
 int sg_open(struct sg_state *state, const char *path);
 /* Unmap. OFD locks, and so the contexts of this process, are lost with it. */
@@ -312,8 +312,6 @@ void sg_reap(struct sg_state *state);
 int sg_add_devices(struct sg_shared *shared, const char *text);
 /* GPUs, without their instances. */
 uint32_t sg_gpu_count(const struct sg_shared *shared);
-/* A number from the environment. */
-uint64_t sg_setting(const char *name, uint64_t otherwise);
 
 /* --- state.c: contexts, faults ----------------------------------------------------------------------------------- */
 
