@@ -69,7 +69,8 @@ EXPORT CUresult cuInit(unsigned flags) {
           .write_cost_ns = sg_setting("SIMGPU_WRITE_COST_NS", 1000),
           .query_cost_ns = sg_setting("SIMGPU_QUERY_COST_NS", 300),
       };
-      find_visible();
+      if (sg_find_hidden(&process.state))
+        find_visible();
       if (!process.device_count)
         process.init_error = CUDA_ERROR_NO_DEVICE;
       pthread_atfork(NULL, NULL, in_child);

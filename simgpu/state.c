@@ -62,7 +62,7 @@ static int make(struct sg_shared *shared) {
   shared->version = SG_VERSION;
   shared->context_bytes = sizeof(struct sg_context);
   shared->total_bytes = sizeof(struct sg_shared);
-  shared->now_ns = sg_now();
+  shared->made_ns = shared->now_ns = sg_now();
   __atomic_store_n(&shared->magic, SG_MAGIC, __ATOMIC_RELEASE);
   return 0;
 }

@@ -97,9 +97,7 @@ def test_what_pods_may_have_mapped_is_never_written_again(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     [hook] = (tmp_path / "hook").iterdir()
     libraries = sorted((tmp_path / "simgpu").iterdir())
-    assert [path.name for path in libraries] == [
-        *("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1")
-    ]
+    assert [path.name for path in libraries] == ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"]
     before = hook.stat().st_ino
     with libraries[0].open("rb") as mapped:
         held = os.fstat(mapped.fileno()).st_ino
