@@ -110,6 +110,18 @@ class BuildExt(build_ext):
                 self.warn(str(error))
         self.extensions = built
 
+    def copy_extensions_to_source(self) -> None:
+        """Copy what was built into the tree, with its names without a version.
+
+        A wheel lacks these names: it has no links, and a copy of the simulated driver would be a second one.
+        """
+        super().copy_extensions_to_source()
+        for extension in self.extensions:
+            if isinstance(extension, PlainSharedObject) and extension.library.endswith(".so.1"):
+                plain = Path(self.get_ext_fullpath(extension.name)).with_suffix("")
+                plain.unlink(missing_ok=True)
+                plain.symlink_to(extension.library)
+
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of the built file; a plain shared object keeps its own name."""
         extension = getattr(self, "ext_map", {}).get(fullname)
@@ -191,7 +203,9 @@ def extensions() -> list[Extension]:
                     "simgpu/model.c",
                     "simgpu/slice.c",
                     "simgpu/profile.c",
+                    "simgpu/nodes.c",
                     "simgpu/repair.c",
+                    "simgpu/settings.c",
                 ),
             ]
             if nvml

@@ -7,6 +7,8 @@ The libraries are found by the loader, never imported. This package only says wh
 from pathlib import Path
 
 LIBRARY_DIR = Path(__file__).resolve().parent / "lib"
-"""The directory to put into ``LD_LIBRARY_PATH``: ``libcuda.so.1`` and ``libnvidia-ml.so.1``."""
+"""The directory to put into ``LD_LIBRARY_PATH``: ``libcuda.so.1`` and ``libnvidia-ml.so.1``.
+
+In a source tree ``libcuda.so`` and ``libnvidia-ml.so`` lead to them; an installed package has no such links."""
 
 __all__ = ["LIBRARY_DIR"]

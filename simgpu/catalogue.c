@@ -1,4 +1,5 @@
 /* The devices of the machine: SIMGPU_DEVICES and what is known of each model and of each MIG instance of it. */
+#include "settings.h"
 #include "state.h"
 
 #include <errno.h>
@@ -7,27 +8,24 @@
 #include <string.h>
 
 #define MIB            1048576ull
-#define COMPUTE_SLICES 7
-#define MEMORY_SLICES  8
+#define COMPUTE_SLICES 7u
+#define MEMORY_SLICES  8u
 
 struct model_row {
   const char *setting, *name;
   uint64_t memory_mib;
   uint32_t sm_count, major, minor, clock_khz, memory_clock_khz, bus_bits, l2_bytes;
   uint64_t bandwidth_bytes_per_s;
-  uint32_t pci_id;
+  uint32_t pci_id, power_limit_w, nvlinks;
 };
 static const struct model_row catalogue[] = {
 #include "catalogue.inc"
 };
 
-struct mig_row {
-  const char *setting, *profile;
-  uint32_t compute_slices, memory_slices, sm_count;
-};
-static const struct mig_row profiles[] = {
+static const struct sg_mig_profile profiles[] = {
 #include "mig.inc"
 };
+#define PROFILES (uint32_t)(sizeof profiles / sizeof *profiles)
 
 static bool is(const char *name, const char *text, size_t length) {
   return strlen(name) == length && !strncmp(name, text, length);
@@ -56,10 +54,18 @@ static void name_device(struct sg_device *device, uint32_t index, uint32_t insta
   memcpy(device->uuid, uuid, sizeof uuid);
 }
 
+/* Without instances. */
+static uint32_t gpu_count(const struct sg_shared *shared) {
+  uint32_t count = 0;
+  for (uint32_t n = 0; n < shared->device_count; n++)
+    count += shared->devices[n].parent == SG_NONE;
+  return count;
+}
+
 static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_row *row) {
   if (shared->device_count == SG_MAX_DEVICES)
     return NULL;
-  uint32_t index = sg_gpu_count(shared);
+  uint32_t index = gpu_count(shared);
   struct sg_device *device = &shared->devices[shared->device_count++];
   *device = (struct sg_device){
       .sm_count = row->sm_count,
@@ -71,6 +77,9 @@ static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_ro
       .l2_bytes = row->l2_bytes,
       .pci_bus = 0x10 + index * 8,
       .pci_id = row->pci_id,
+      .model = (uint32_t)(row - catalogue),
+      .power_limit_mw = row->power_limit_w * 1000,
+      .nvlinks = row->nvlinks,
       .memory_total_bytes = sg_setting("SIMGPU_MEMORY_MIB", row->memory_mib) * MIB,
       .bandwidth_bytes_per_s = row->bandwidth_bytes_per_s,
       .current = SG_NONE,
@@ -82,9 +91,13 @@ static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_ro
   return device;
 }
 
+uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile) {
+  return gpu->memory_total_bytes / MIB * profile->memory_slices / MEMORY_SLICES;
+}
+
 /* An instance has its slices of the GPU to itself: it is a device of its own to the model. */
 static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, const char *model, uint32_t number,
-                         const struct mig_row *row) {
+                         const struct sg_mig_profile *row) {
   if (shared->device_count == SG_MAX_DEVICES)
     return false;
   struct sg_device *device = &shared->devices[shared->device_count++];
@@ -93,13 +106,34 @@ static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, 
   device->bus_bits = gpu->bus_bits * row->memory_slices / MEMORY_SLICES;
   device->l2_bytes = gpu->l2_bytes / MEMORY_SLICES * row->memory_slices;
   device->bandwidth_bytes_per_s = gpu->bandwidth_bytes_per_s / MEMORY_SLICES * row->memory_slices;
-  device->memory_total_bytes = gpu->memory_total_bytes / MIB * row->memory_slices / MEMORY_SLICES * MIB;
+  device->memory_total_bytes = sg_mig_profile_memory_mib(gpu, row) * MIB;
   device->mig = 0;
   device->parent = (uint32_t)(gpu - shared->devices);
   device->number = number;
-  snprintf(device->name, sizeof device->name, "%s MIG %s", model, row->profile);
+  device->profile = (uint32_t)(row - profiles);
+  snprintf(device->name, sizeof device->name, "%s MIG %s", model, row->name);
   name_device(device, gpu->number, number + 1);
   return true;
+}
+
+uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
+  return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
+}
+
+/* Each instance gets the highest place that is free, as the driver gives them out, and larger ones come first: then all
+ * combinations whose sums fit find their places. The rows of a model in mig.inc grow. */
+static void place_instances(struct sg_shared *shared, const struct sg_device *gpu) {
+  uint32_t taken = 0;
+  for (uint32_t row = PROFILES; row--;)
+    for (struct sg_device *device = shared->devices; device < shared->devices + shared->device_count; device++) {
+      if (device->parent != (uint32_t)(gpu - shared->devices) || device->profile != row)
+        continue;
+      uint32_t size = profiles[row].memory_slices, slices = (1u << size) - 1;
+      device->start = sg_mig_profile_last_start(&profiles[row]);
+      while (device->start && taken & slices << device->start)
+        device->start -= size;
+      taken |= slices << device->start;
+    }
 }
 
 /* "3g.40gb+4g.40gb"; "mig": MIG is on and nothing is cut. What the hardware would refuse is refused. */
@@ -107,7 +141,7 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
                size_t length) {
   uint32_t compute = 0, memory = 0;
   bool known = false;
-  for (size_t n = 0; n < sizeof profiles / sizeof *profiles; n++)
+  for (uint32_t n = 0; n < PROFILES; n++)
     known |= !strcmp(profiles[n].setting, model->setting);
   gpu->mig = 1;
   if (known && is("mig", text, length))
@@ -115,15 +149,16 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
   const char *end = text + length;
   for (uint32_t number = 0; text < end; number++) {
     size_t part = strcspn(text, "+,");
-    const struct mig_row *row = NULL;
-    for (size_t n = 0; n < sizeof profiles / sizeof *profiles; n++)
-      if (!strcmp(profiles[n].setting, model->setting) && is(profiles[n].profile, text, part))
+    const struct sg_mig_profile *row = NULL;
+    for (uint32_t n = 0; n < PROFILES; n++)
+      if (!strcmp(profiles[n].setting, model->setting) && is(profiles[n].name, text, part))
         row = &profiles[n];
     if (!row || (compute += row->compute_slices) > COMPUTE_SLICES || (memory += row->memory_slices) > MEMORY_SLICES ||
         !add_instance(shared, gpu, model->name, number, row))
       return -EINVAL;
     text += part + (text[part] == '+');
   }
+  place_instances(shared, gpu);
   return compute ? 0 : -EINVAL;
 }
 
@@ -163,9 +198,13 @@ int sg_add_devices(struct sg_shared *shared, const char *text) {
   return shared->device_count ? 0 : -EINVAL;
 }
 
-uint32_t sg_gpu_count(const struct sg_shared *shared) {
-  uint32_t count = 0;
-  for (uint32_t n = 0; n < shared->device_count; n++)
-    count += shared->devices[n].parent == SG_NONE;
-  return count;
+const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number) {
+  for (uint32_t n = 0; n < PROFILES; n++)
+    if (profiles[n].number == number && !strcmp(profiles[n].setting, catalogue[device->model].setting))
+      return &profiles[n];
+  return NULL;
+}
+
+const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance) {
+  return &profiles[instance->profile];
 }

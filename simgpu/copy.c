@@ -33,10 +33,12 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
                             .duration_ns = copy_ns(bytes, device->bandwidth_bytes_per_s),
                             .watch = effect->value ? (uintptr_t)effect->dst : 0,
                             .watch_bytes = bytes};
-  bool inside = on_device(effect->dst, &block) && on_device(effect->src, &block);
+  bool inward = on_device(effect->dst, &block), inside = inward && on_device(effect->src, &block);
   return (struct sg_item){
       .kind = inside ? SG_COPY_DEVICE : SG_COPY,
-      .flags = inside ? SG_LOGGED : 0,
+      .flags = inside   ? SG_LOGGED
+               : inward ? SG_INWARD
+                        : 0,
       .name = SG_NONE,
       .demand = inside ? SG_ALL_SMS : 0,
       .duration_ns = inside ? copy_ns(2 * bytes, device->bandwidth_bytes_per_s)

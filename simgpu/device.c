@@ -1,15 +1,14 @@
 #include "process.h"
+#include "settings.h"
 #include "symbols.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 EXPORT CUresult cuDriverGetVersion(int *version) {
-  const char *older = setting_text("SIMGPU_DRIVER_VERSION");
   if (!version)
     return CUDA_ERROR_INVALID_VALUE;
-  *version = older ? atoi(older) : DRIVER_VERSION;
+  *version = (int)sg_setting("SIMGPU_DRIVER_VERSION", DRIVER_VERSION);
   return CUDA_SUCCESS;
 }
 

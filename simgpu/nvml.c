@@ -1,5 +1,6 @@
 /* Life cycle of the library, and what it says about the whole system. */
 #include "nvml.h"
+#include "settings.h"
 #include "symbols.h"
 
 #include <errno.h>
@@ -24,10 +25,24 @@ static nvmlReturn_t error_of(int errnum) {
   }
 }
 
+#define NO_GPUS 1u /* a flag: succeed without a GPU too */
+
+static nvmlReturn_t open_state(bool without_gpus) {
+  nvmlReturn_t result = error_of(sg_open(&nvml.state, NULL));
+  if (result)
+    return result;
+  if (!sg_find_hidden(&nvml.state))
+    result = NVML_ERROR_DRIVER_NOT_LOADED;
+  else if (!nvml_gpu_count() && !without_gpus)
+    result = NVML_ERROR_NOT_FOUND;
+  if (result)
+    sg_close(&nvml.state);
+  return result;
+}
+
 NVML_EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
-  (void)flags; /* they say what to do with devices that cannot be reached; here all can */
   pthread_mutex_lock(&nvml.lock);
-  nvmlReturn_t result = nvml.users ? NVML_SUCCESS : error_of(sg_open(&nvml.state, NULL));
+  nvmlReturn_t result = nvml.users ? NVML_SUCCESS : open_state(flags & NO_GPUS);
   if (result == NVML_SUCCESS && !nvml.users++)
     for (uint32_t n = 0; n < SG_MAX_DEVICES; n++)
       nvml.handles[n].index = n;
@@ -67,7 +82,7 @@ nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const s
     return result;
   const struct sg_shared *shared = nvml.state.shared;
   for (uint32_t n = 0; n < shared->device_count; n++) {
-    if (handle != &nvml.handles[n])
+    if (handle != &nvml.handles[n] || sg_hidden(&nvml.state, n))
       continue;
     *device = &shared->devices[n];
     if (need != NVML_KNOWN && (*device)->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE)
@@ -114,10 +129,10 @@ NVML_EXPORT const char *nvmlErrorString(nvmlReturn_t result) {
   return known ? texts[result] : "Unknown Error";
 }
 
-/* "580.00.00", with `lead` in front of it. */
+/* "580.65.06", with `lead` in front of it. */
 static nvmlReturn_t tell_version(char *version, unsigned int length, const char *lead, uint64_t release) {
   char text[48];
-  snprintf(text, sizeof text, "%s%llu.00.00", lead, (unsigned long long)release);
+  snprintf(text, sizeof text, "%s%llu.65.06", lead, (unsigned long long)release);
   return nvml_text(version, length, text);
 }
 

@@ -49,6 +49,8 @@ struct nvml {
   uint32_t users;       /* inits less shutdowns; the state is mapped while it is above 0 */
   struct sg_state state;
   struct nvml_handle handles[SG_MAX_DEVICES];
+  /* Handles of what MIG cuts: the addresses of these. */
+  struct nvml_handle gpu_instances[SG_MAX_DEVICES], compute_instances[SG_MAX_DEVICES];
 };
 extern struct nvml nvml;
 
@@ -59,12 +61,23 @@ nvmlReturn_t nvml_enter(void);
  * a whole GPU has, and not supported by instances; `LOAD` calls not by GPUs in MIG mode either. */
 enum nvml_need { NVML_KNOWN, NVML_LIVE, NVML_BOARD, NVML_LOAD };
 nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device);
+/* A whole call that tells one number of a device. */
+nvmlReturn_t nvml_number(nvmlDevice_t handle, enum nvml_need need, uint32_t *value,
+                         uint32_t (*read)(const struct sg_device *));
+#define NVML_NUMBER(name, need, read)                                                                                  \
+  NVML_EXPORT nvmlReturn_t name(nvmlDevice_t handle, unsigned int *value) {                                            \
+    return nvml_number(handle, need, value, read);                                                                     \
+  }
+/* A name of before, for a function whose interface has not changed since. */
+#define NVML_OLDER(name, newer) NVML_EXPORT __typeof(newer) name __attribute__((alias(#newer)));
 /* End a call; gives back `result` for convenience. */
 nvmlReturn_t nvml_leave(nvmlReturn_t result);
 /* Copy text into a caller's buffer of `length` bytes. */
 nvmlReturn_t nvml_text(char *buffer, uint32_t length, const char *text);
 /* Where a device stands in the state: contexts and handles are numbered so. Inside a call. */
 uint32_t nvml_place(const struct sg_device *device);
+/* GPUs that the process may use. Inside a call. */
+uint32_t nvml_gpu_count(void);
 /* "GPU-53474750-..." or "MIG-...": what clients call the device. `text` holds 64 bytes. */
 void nvml_uuid_text(const struct sg_device *device, char *text);
 /* Share of the time, 0 to 100, that the device was busy lately. Inside a call. */

@@ -1,4 +1,4 @@
-/* What the library says about one device: identity, memory, load, place in the machine. */
+/* What the library says about any device: identity, memory, load. What only a whole GPU has is in nvml_board.c. */
 #include "nvml.h"
 
 #include <stdio.h>
@@ -11,13 +11,25 @@
 
 /* --- handles ------------------------------------------------------------------------------------------------------ */
 
+/* GPUs before this place that the process may use. */
+static uint32_t gpus_before(uint32_t place) {
+  uint32_t count = 0;
+  for (uint32_t n = 0; n < place; n++)
+    count += nvml.state.shared->devices[n].parent == SG_NONE && !sg_hidden(&nvml.state, n);
+  return count;
+}
+
+uint32_t nvml_gpu_count(void) {
+  return gpus_before(nvml.state.shared->device_count);
+}
+
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   nvmlReturn_t result = nvml_enter();
   if (result)
     return result;
   if (!count)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *count = sg_gpu_count(nvml.state.shared);
+  *count = nvml_gpu_count();
   return nvml_leave(NVML_SUCCESS);
 }
 
@@ -27,7 +39,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlD
     return result;
   for (uint32_t n = 0; device && n < nvml.state.shared->device_count; n++) {
     const struct sg_device *found = &nvml.state.shared->devices[n];
-    if (found->parent == SG_NONE && found->number == index) {
+    if (found->parent == SG_NONE && !sg_hidden(&nvml.state, n) && gpus_before(n) == index) {
       *device = &nvml.handles[n];
       return nvml_leave(NVML_SUCCESS);
     }
@@ -44,7 +56,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_
   for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) {
     char text[64];
     nvml_uuid_text(&nvml.state.shared->devices[n], text);
-    if (!strcasecmp(text, uuid)) {
+    if (!strcasecmp(text, uuid) && !sg_hidden(&nvml.state, n)) {
       *device = &nvml.handles[n];
       return nvml_leave(NVML_SUCCESS);
     }
@@ -65,13 +77,17 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nv
   for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) {
     const struct sg_device *found = &nvml.state.shared->devices[n];
     if (found->parent == SG_NONE && found->pci_domain == domain && found->pci_bus == bus && found->pci_device == slot &&
-        !function) {
+        !function && !sg_hidden(&nvml.state, n)) {
       *device = &nvml.handles[n];
       return nvml_leave(NVML_SUCCESS);
     }
   }
   return nvml_leave(NVML_ERROR_NOT_FOUND);
 }
+
+NVML_OLDER(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
+NVML_OLDER(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
+NVML_OLDER(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 /* --- identity ----------------------------------------------------------------------------------------------------- */
 
@@ -112,13 +128,11 @@ uint32_t nvml_place(const struct sg_device *device) {
 
 /* Of an instance: what nvmlDeviceGetMigDeviceHandleByIndex takes. */
 static uint32_t index_of(const struct sg_device *d) {
+  return d->parent == SG_NONE ? gpus_before(nvml_place(d)) : d->number;
+}
+/* Of its node, /dev/nvidiaN. */
+static uint32_t minor_number(const struct sg_device *d) {
   return d->number;
-}
-static uint32_t zero(const struct sg_device *d) {
-  return (void)d, 0;
-}
-static uint32_t one(const struct sg_device *d) {
-  return (void)d, 1;
 }
 static uint32_t cores(const struct sg_device *d) {
   return d->sm_count * (d->major == 7 ? 64 : 128);
@@ -126,27 +140,13 @@ static uint32_t cores(const struct sg_device *d) {
 static uint32_t bus_width(const struct sg_device *d) {
   return d->bus_bits;
 }
-/* Plausible, not modelled: enough for a dashboard to move with the load. */
-static uint32_t power_limit(const struct sg_device *d) {
-  return 150000u + 4000u * d->sm_count;
-}
-static uint32_t power(const struct sg_device *d) {
-  return 40000u + (power_limit(d) - 40000u) / 100u * nvml_busy_percent(d);
-}
-static uint32_t temperature(const struct sg_device *d) {
-  return 32 + nvml_busy_percent(d) * 36 / 100;
-}
-/* P0 busy, P8 idle. */
-static uint32_t performance_state(const struct sg_device *d) {
-  return nvml_busy_percent(d) ? 0 : 8;
-}
 /* NVML_ARCH: Turing 6, Ampere 7, Ada 8, Hopper 9, Blackwell 10. */
 static uint32_t architecture(const struct sg_device *d) {
   return d->major == 7 ? 6 : d->major > 8 ? d->major : d->minor == 9 ? 8 : 7;
 }
 
-static nvmlReturn_t number(nvmlDevice_t handle, enum nvml_need need, uint32_t *value,
-                           uint32_t (*read)(const struct sg_device *)) {
+nvmlReturn_t nvml_number(nvmlDevice_t handle, enum nvml_need need, uint32_t *value,
+                         uint32_t (*read)(const struct sg_device *)) {
   const struct sg_device *device;
   nvmlReturn_t result = nvml_enter_device(handle, need, &device);
   if (result)
@@ -157,29 +157,15 @@ static nvmlReturn_t number(nvmlDevice_t handle, enum nvml_need need, uint32_t *v
   return nvml_leave(NVML_SUCCESS);
 }
 
-#define NUMBER(name, need, read)                                                                                       \
-  NVML_EXPORT nvmlReturn_t name(nvmlDevice_t handle, unsigned int *value) {                                            \
-    return number(handle, need, value, read);                                                                          \
-  }
-NUMBER(nvmlDeviceGetIndex, NVML_KNOWN, index_of)
-NUMBER(nvmlDeviceGetMinorNumber, NVML_BOARD, index_of)
-NUMBER(nvmlDeviceGetArchitecture, NVML_KNOWN, architecture)
-NUMBER(nvmlDeviceGetNumGpuCores, NVML_BOARD, cores)
-NUMBER(nvmlDeviceGetMemoryBusWidth, NVML_KNOWN, bus_width)
-NUMBER(nvmlDeviceGetComputeMode, NVML_BOARD, zero)    /* default: many processes */
-NUMBER(nvmlDeviceGetPersistenceMode, NVML_BOARD, one) /* enabled */
-NUMBER(nvmlDeviceGetPowerUsage, NVML_BOARD, power)
-NUMBER(nvmlDeviceGetPowerManagementLimit, NVML_BOARD, power_limit)
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, NVML_BOARD, power_limit)
-NUMBER(nvmlDeviceGetPerformanceState, NVML_BOARD, performance_state)
+NVML_NUMBER(nvmlDeviceGetIndex, NVML_KNOWN, index_of)
+NVML_NUMBER(nvmlDeviceGetMinorNumber, NVML_BOARD, minor_number)
+NVML_NUMBER(nvmlDeviceGetArchitecture, NVML_KNOWN, architecture)
+NVML_NUMBER(nvmlDeviceGetNumGpuCores, NVML_BOARD, cores)
+NVML_NUMBER(nvmlDeviceGetMemoryBusWidth, NVML_KNOWN, bus_width)
 static uint32_t is_instance(const struct sg_device *d) {
   return d->parent != SG_NONE;
 }
-NUMBER(nvmlDeviceIsMigDeviceHandle, NVML_KNOWN, is_instance)
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t handle, unsigned int sensor, unsigned int *celsius) {
-  return sensor ? NVML_ERROR_INVALID_ARGUMENT : number(handle, NVML_BOARD, celsius, temperature);
-}
+NVML_NUMBER(nvmlDeviceIsMigDeviceHandle, NVML_KNOWN, is_instance)
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int *minor) {
   const struct sg_device *device;
@@ -191,27 +177,6 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle,
   *major = (int)device->major;
   *minor = (int)device->minor;
   return nvml_leave(NVML_SUCCESS);
-}
-
-enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
-
-static nvmlReturn_t clock_mhz(nvmlDevice_t handle, unsigned int type, unsigned int *mhz) {
-  const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
-  if (result)
-    return result;
-  if (!mhz || type > CLOCK_VIDEO)
-    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *mhz = (type == CLOCK_MEM ? device->memory_clock_khz : device->clock_khz) / 1000;
-  return nvml_leave(NVML_SUCCESS);
-}
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t handle, unsigned int type, unsigned int *mhz) {
-  return clock_mhz(handle, type, mhz);
-}
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t handle, unsigned int type, unsigned int *mhz) {
-  return clock_mhz(handle, type, mhz);
 }
 
 /* --- memory and load ---------------------------------------------------------------------------------------------- */
@@ -269,92 +234,5 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, stru
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
   rates->gpu = nvml_busy_percent(device);
   rates->memory = rates->gpu / 2; /* the model has no memory controller */
-  return nvml_leave(NVML_SUCCESS);
-}
-
-/* --- place in the machine ----------------------------------------------------------------------------------------- */
-
-struct pci_info {
-  char bus_id_legacy[16];
-  unsigned int domain, bus, device, pci_device_id, pci_subsystem_id;
-  char bus_id[32];
-};
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, struct pci_info *pci) {
-  const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
-  if (result)
-    return result;
-  if (!pci)
-    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *pci = (struct pci_info){
-      .domain = device->pci_domain,
-      .bus = device->pci_bus,
-      .device = device->pci_device,
-      .pci_device_id = device->pci_id,
-      .pci_subsystem_id = device->pci_id,
-  };
-  snprintf(pci->bus_id_legacy, sizeof pci->bus_id_legacy, "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff,
-           pci->device & 0xff);
-  snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", pci->domain, pci->bus & 0xff, pci->device & 0xff);
-  return nvml_leave(NVML_SUCCESS);
-}
-
-enum { TOPOLOGY_INTERNAL = 0, TOPOLOGY_NODE = 40, TOPOLOGY_SYSTEM = 50 };
-
-/* Four devices to a CPU, as in common servers; no switch joins them. */
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, int *level) {
-  unsigned int first, second;
-  nvmlReturn_t result = nvmlDeviceGetIndex(a, &first);
-  if (!result)
-    result = nvmlDeviceGetIndex(b, &second);
-  if (result)
-    return result;
-  if (!level)
-    return NVML_ERROR_INVALID_ARGUMENT;
-  *level = first == second ? TOPOLOGY_INTERNAL : first / 4 == second / 4 ? TOPOLOGY_NODE : TOPOLOGY_SYSTEM;
-  return NVML_SUCCESS;
-}
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t handle, unsigned int link, unsigned int *active) {
-  (void)link, (void)active;
-  const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
-  return result ? result : nvml_leave(NVML_ERROR_NOT_SUPPORTED);
-}
-
-/* --- fields ------------------------------------------------------------------------------------------------------- */
-
-#define FIELD_RECOVERY_ACTION 230 /* NVML_FI_DEV_GET_GPU_RECOVERY_ACTION */
-enum { RECOVERY_NONE = 0, RECOVERY_RESET = 1 };
-
-struct field_value {
-  unsigned int field, scope;
-  long long timestamp_us, latency_us;
-  unsigned int type; /* 1 = unsigned int */
-  nvmlReturn_t result;
-  union {
-    unsigned int number;
-    unsigned long long widest;
-  } value;
-};
-
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, struct field_value *fields) {
-  const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
-  if (result)
-    return result;
-  if (count < 1 || !fields)
-    return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  for (int n = 0; n < count; n++) {
-    bool known = fields[n].field == FIELD_RECOVERY_ACTION;
-    fields[n].timestamp_us = now.tv_sec * 1000000ll + now.tv_nsec / 1000;
-    fields[n].latency_us = 0;
-    fields[n].type = 1;
-    fields[n].result = known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-    fields[n].value.widest = known && device->lost_error ? RECOVERY_RESET : RECOVERY_NONE;
-  }
   return nvml_leave(NVML_SUCCESS);
 }

@@ -12,6 +12,7 @@
 
 #define LOOK_EVERY_NS 1000000000 /* whether somebody has shut NVML down meanwhile */
 #define EVENT_XID     8ull
+#define EVENTS 31ull /* errors of memory, P-states, XIDs, clocks: a set may ask for all and is told of XIDs alone */
 
 typedef struct event_set {
   uint64_t seen[SG_MAX_DEVICES]; /* number of the last XID told of each device; guarded by nvml.lock */
@@ -48,7 +49,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, u
     return result;
   if (!types)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *types = EVENT_XID;
+  *types = EVENTS;
   return nvml_leave(NVML_SUCCESS);
 }
 
@@ -59,10 +60,10 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned 
     return result;
   if (!set)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  if (types & ~EVENT_XID)
+  if (types & ~EVENTS)
     return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
   uint32_t index = handle->index;
-  if (types && !set->watched[index]) {
+  if (types & EVENT_XID && !set->watched[index]) {
     set->watched[index] = true;
     set->seen[index] = nvml.state.shared->xid_seq;
   }

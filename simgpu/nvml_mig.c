@@ -1,4 +1,5 @@
-/* MIG: whether a GPU is cut, and into what. The instances are cut by SIMGPU_DEVICES and never change. */
+/* MIG: whether a GPU is cut, and the devices it is cut into; nvml_instance.c has what they consist of. The instances
+ * are cut by SIMGPU_DEVICES and never change. */
 #include "nvml.h"
 
 #define MOST_INSTANCES 7

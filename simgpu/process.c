@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "process.h"
 
+#include "settings.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,16 +43,6 @@ void handle_free(void *pointer) {
 
 /* --- start ------------------------------------------------------------------------------------------------------- */
 
-const char *setting_text(const char *name) {
-  const char *text = getenv(name);
-  return text && *text ? text : NULL;
-}
-
-static uint64_t setting(const char *name, uint64_t otherwise) {
-  const char *text = setting_text(name);
-  return text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 /* A forked child shares nothing with the driver it inherited: as with the real one, every call fails. */
 static void in_child(void) {
   process.forked = true;
@@ -73,13 +65,14 @@ EXPORT CUresult cuInit(unsigned flags) {
     } else {
       const struct sg_profile *profile = &process.state.shared->model.profile;
       process.settings = (struct settings){
-          .launch_cost_ns = setting("SIMGPU_LAUNCH_COST_NS", (uint64_t)profile->launch_cost_ns),
-          .record_cost_ns = setting("SIMGPU_RECORD_COST_NS", (uint64_t)profile->record_cost_ns),
-          .plain_record_cost_ns = setting("SIMGPU_PLAIN_RECORD_COST_NS", (uint64_t)profile->plain_record_cost_ns),
-          .write_cost_ns = setting("SIMGPU_WRITE_COST_NS", (uint64_t)profile->write_cost_ns),
-          .query_cost_ns = setting("SIMGPU_QUERY_COST_NS", (uint64_t)profile->query_cost_ns),
+          .launch_cost_ns = sg_setting("SIMGPU_LAUNCH_COST_NS", (uint64_t)profile->launch_cost_ns),
+          .record_cost_ns = sg_setting("SIMGPU_RECORD_COST_NS", (uint64_t)profile->record_cost_ns),
+          .plain_record_cost_ns = sg_setting("SIMGPU_PLAIN_RECORD_COST_NS", (uint64_t)profile->plain_record_cost_ns),
+          .write_cost_ns = sg_setting("SIMGPU_WRITE_COST_NS", (uint64_t)profile->write_cost_ns),
+          .query_cost_ns = sg_setting("SIMGPU_QUERY_COST_NS", (uint64_t)profile->query_cost_ns),
       };
-      find_visible();
+      if (sg_find_hidden(&process.state))
+        find_visible();
       if (!process.device_count)
         process.init_error = CUDA_ERROR_NO_DEVICE;
       pthread_atfork(NULL, NULL, in_child);
@@ -117,9 +110,9 @@ void burn(uint64_t from_ns, uint64_t cost_ns) {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-/* $SIMGPU_LOG names the file; a client's own output is not ours to write to. */
+/* SIMGPU_LOG names the file; a client's own output is not ours to write to. */
 CUresult not_supported(const char *what) {
-  const char *path = setting_text("SIMGPU_LOG");
+  const char *path = sg_setting_text("SIMGPU_LOG");
   FILE *log = path ? fopen(path, "ae") : NULL;
   if (log) {
     fprintf(log, "simgpu: not simulated: %s\n", what);

@@ -116,7 +116,6 @@ CUresult ready(void);
 /* ... and is there a current, healthy context? Also has due effects happen. */
 CUresult enter(struct context **context);
 CUresult not_supported(const char *what);
-const char *setting_text(const char *name);
 
 /* visible.c: fill process.devices; once, with the state mapped */
 void find_visible(void);

@@ -2,13 +2,13 @@
 #include "state.h"
 
 #include "model.h"
+#include "settings.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -52,30 +52,16 @@ void sg_kick(struct sg_shared *shared) {
 
 /* --- making the file --------------------------------------------------------------------------------------------- */
 
-const char *sg_setting_text(const char *name) {
-  const char *text = getenv(name);
-  return text && *text ? text : NULL;
-}
-
-uint64_t sg_setting(const char *name, uint64_t otherwise) {
-  const char *text = sg_setting_text(name);
-  return text ? strtoull(text, NULL, 0) : otherwise;
-}
-
-static const char *devices_wanted(void) {
-  const char *text = getenv("SIMGPU_DEVICES");
-  return text && *text ? text : "1xH200";
-}
-
 /* Fill a zeroed mapping. The magic comes last: a maker that dies before leaves a file that is made again. */
 static int make(struct sg_shared *shared) {
+  const char *devices = sg_setting_text("SIMGPU_DEVICES");
   shared->model = (struct sg_model){
       .context_bytes = sg_setting("SIMGPU_CONTEXT_MIB", 0) * MIB,
       .module_bytes = sg_setting("SIMGPU_MODULE_KIB", 0) * 1024,
       .log_records = sg_setting("SIMGPU_LOG_KERNELS", 0),
       .driver_release = sg_setting("SIMGPU_DRIVER_RELEASE", 580),
   };
-  if (sg_profile_read(&shared->model.profile) || sg_add_devices(shared, devices_wanted()))
+  if (sg_profile_read(&shared->model.profile) || sg_add_devices(shared, devices ? devices : "1xH200"))
     return -EINVAL;
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -86,7 +72,7 @@ static int make(struct sg_shared *shared) {
   shared->version = SG_VERSION;
   shared->context_bytes = sizeof(struct sg_context);
   shared->total_bytes = sizeof(struct sg_shared);
-  shared->now_ns = sg_now();
+  shared->made_ns = shared->now_ns = sg_now();
   __atomic_store_n(&shared->magic, SG_MAGIC, __ATOMIC_RELEASE);
   return 0;
 }
@@ -131,9 +117,8 @@ static int map_shared(struct sg_state *state, bool may_make) {
   if (state->shared == MAP_FAILED)
     return -errno;
   struct sg_shared *shared = state->shared;
-  const char *wanted = getenv("SIMGPU_DEVICES");
-  bool stale = may_make && shared->magic == SG_MAGIC && wanted && *wanted &&
-               strcmp(wanted, shared->devices_setting) != 0 &&
+  const char *wanted = sg_setting_text("SIMGPU_DEVICES");
+  bool stale = may_make && shared->magic == SG_MAGIC && wanted && strcmp(wanted, shared->devices_setting) != 0 &&
                !sg_lock_byte(state->fd, F_WRLCK, SG_PRESENCE_BYTE, F_OFD_SETLK);
   if (stale && (ftruncate(state->fd, 0) || ftruncate(state->fd, sizeof(struct sg_shared))))
     return -errno;
@@ -143,12 +128,12 @@ static int map_shared(struct sg_state *state, bool may_make) {
 }
 
 int sg_open(struct sg_state *state, const char *path) {
-  const char *named = getenv("SIMGPU_STATE");
+  const char *named = path ? path : sg_setting_text("SIMGPU_STATE");
   bool may_make = !path;
   *state = (struct sg_state){.fd = -1, .pids_fd = -1, .pid_namespace = sg_pid_namespace(), .client = SG_NONE};
   find_namespace();
-  if (path || (named && *named))
-    snprintf(state->path, sizeof state->path, "%s", path ? path : named);
+  if (named)
+    snprintf(state->path, sizeof state->path, "%s", named);
   else
     snprintf(state->path, sizeof state->path, "/dev/shm/simgpu-%u", (unsigned)getuid());
   int fd = open(state->path, O_RDWR | O_CLOEXEC | (may_make ? O_CREAT : 0), 0666);

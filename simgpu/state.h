@@ -81,9 +81,8 @@ enum sg_phase {
 #define SG_EFFECT   4u  /* on completion the owning process has something to do in its own memory (effect.c) */
 #define SG_LOGGED   8u  /* goes to the kernel log */
 #define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
-#define SG_INLINE                                                                                                      \
-  32u /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so                  \
-       */
+#define SG_INLINE   32u /* a copy among the commands of its channel: needs the turn where intrusion_us says so */
+#define SG_INWARD   64u /* a copy from the host */
 
 /* One piece of work in a stream. */
 struct sg_item {
@@ -197,7 +196,9 @@ struct sg_device {
   uint32_t major, minor; /* compute capability */
   uint32_t clock_khz, memory_clock_khz, bus_bits, l2_bytes;
   uint32_t pci_domain, pci_bus, pci_device, pci_id; /* pci_id: device id << 16 | vendor id */
-  uint32_t lost_error;                              /* CUresult that new calls get, 0 = healthy */
+  uint32_t model;                                   /* row of catalogue.inc */
+  uint32_t power_limit_mw, nvlinks;
+  uint32_t lost_error; /* CUresult that new calls get, 0 = healthy */
   uint64_t memory_total_bytes;
   uint64_t bandwidth_bytes_per_s; /* device memory */
   uint64_t busy_ns;
@@ -213,6 +214,8 @@ struct sg_device {
   uint32_t number;  /* of a GPU on the machine, of an instance on its GPU */
   uint32_t mig;     /* a GPU in MIG mode: nothing runs on it but in its instances */
   uint32_t mps_pid; /* the MPS server that serves it, 0 = none */
+  uint32_t profile; /* an instance: row of mig.inc */
+  uint32_t start;   /* and its first memory slice */
 };
 
 struct sg_xid {
@@ -242,6 +245,7 @@ struct sg_shared {
   uint32_t last_id;
   uint32_t last_owner;
   uint32_t name_count;
+  uint64_t made_ns;          /* the model began here */
   uint64_t now_ns;           /* the model stands here; never goes back */
   uint64_t reaped_ns;        /* last look for dead processes */
   uint64_t blocked_until_ns; /* until then some waiter cannot know when it will be done: wake it on every submission */
@@ -289,13 +293,14 @@ struct sg_state {
   struct sg_owner owner;              /* this process, id 0: not one yet; guarded by the lock */
   uint64_t own[SG_MAX_CONTEXTS / 64]; /* slots of this hold; guarded by the lock */
   uint32_t client;                    /* of this hold, SG_NONE: not one yet; guarded by the lock */
+  uint32_t hidden;                    /* bit n: device n has no node that this process can open */
   char path[240];
 };
 
 /* --- state.c: open, lock, tables ------------------------------------------------------------------------------- */
 
-/* Map the state file. With a path: that file, which must be there. NULL: $SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
- * is made from the environment's settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
+/* Map the state file. With a path: that file, which must be there. NULL: SIMGPU_STATE or /dev/shm/simgpu-<uid>, which
+ * is made from the settings if it is not there, and made anew if SIMGPU_DEVICES is set to something else
  * and no process has it open. Returns 0 or -errno; -EPROTO: made by another build; -EINVAL: a setting is wrong. */
 int sg_open(struct sg_state *state, const char *path);
 /* Unmap. OFD locks, and so the contexts of this process, are lost with it. */
@@ -319,12 +324,29 @@ void sg_reap(struct sg_state *state);
 /* Fill the devices from "2xH200,1xH100:3g.40gb+4g.40gb": counts, models, and MIG instances behind a colon. An instance
  * follows its GPU. 0 or -EINVAL. */
 int sg_add_devices(struct sg_shared *shared, const char *text);
-/* GPUs, without their instances. */
-uint32_t sg_gpu_count(const struct sg_shared *shared);
-/* A number from the environment. */
-uint64_t sg_setting(const char *name, uint64_t otherwise);
-/* Text from the environment; NULL: not set, or empty. */
-const char *sg_setting_text(const char *name);
+/* What a GPU can be cut into: mig.inc. */
+struct sg_mig_profile {
+  const char *setting, *name;
+  uint32_t compute_slices, memory_slices, sm_count;
+  uint32_t number, id; /* as NVML counts profiles of every GPU, and as the GPU does */
+  uint32_t copy_engines, decoders, jpegs, ofas;
+};
+/* The profile of the device's model with this number, or NULL. */
+const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number);
+/* The profile of an instance. */
+const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance);
+/* What an instance of it has of the GPU's memory. */
+uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile);
+/* Where a profile's instances may begin: each multiple of its memory slices from 0 to this one. */
+uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile);
+
+/* --- nodes.c: which devices a process may use --------------------------------------------------------------------- */
+
+/* Fill state->hidden. False: this process cannot open the node of the driver itself. */
+bool sg_find_hidden(struct sg_state *state);
+static inline bool sg_hidden(const struct sg_state *state, uint32_t device) {
+  return state->hidden >> device & 1;
+}
 
 /* --- state.c: contexts, faults ----------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /*
- * Which devices the process sees, in which order: CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES, as the real driver reads
- * them.
+ * Which of the devices that it may use (nodes.c) the process sees, in which order: CUDA_DEVICE_ORDER and
+ * CUDA_VISIBLE_DEVICES, as the real driver reads them.
  *
  * GPUs are numbered fastest first, or by PCI bus. A list of numbers, of GPU UUIDs or of MIG UUIDs picks among them; a
  * UUID may be cut short as long as one device alone begins so. What follows the first entry that names nothing is
@@ -28,7 +28,7 @@ static void number_gpus(const struct sg_shared *shared, struct choice *gpus) {
   const char *order = getenv("CUDA_DEVICE_ORDER");
   bool by_bus = order && !strcmp(order, "PCI_BUS_ID");
   for (uint32_t n = 0; n < shared->device_count; n++) {
-    if (shared->devices[n].parent != SG_NONE)
+    if (shared->devices[n].parent != SG_NONE || sg_hidden(&process.state, n))
       continue;
     uint32_t at = gpus->count++;
     while (!by_bus && at && speed(&shared->devices[gpus->devices[at - 1]]) < speed(&shared->devices[n])) {
@@ -49,7 +49,8 @@ static uint32_t named(const struct sg_shared *shared, bool instance, const char 
     for (int byte = 0; byte < 16; byte++)
       at += snprintf(full + at, sizeof full - (size_t)at, "%s%02x",
                      byte == 4 || byte == 6 || byte == 8 || byte == 10 ? "-" : "", device->uuid[byte]);
-    if ((device->parent != SG_NONE) != instance || length > (size_t)at || strncmp(full, text, length) != 0)
+    if ((device->parent != SG_NONE) != instance || length > (size_t)at || strncmp(full, text, length) != 0 ||
+        sg_hidden(&process.state, n))
       continue;
     if (found != SG_NONE)
       return SG_NONE;

@@ -55,6 +55,9 @@ def main() -> int:
             libraries.mkdir(mode=0o755, exist_ok=True)
             for source in sorted(simgpu.LIBRARY_DIR.glob("lib*.so.*")):
                 files.replace(libraries / source.name, source.read_bytes(), 0o755)
+                plain = libraries / source.stem
+                if not plain.is_symlink():
+                    plain.symlink_to(source.name)
                 print(f"simulated GPU {libraries / source.name}")
             # Programs of every user are on the simulated devices, and make files beside their state; nobody may remove
             # what is another's.

@@ -97,12 +97,13 @@ def test_what_pods_may_have_mapped_is_never_written_again(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     [hook] = (tmp_path / "hook").iterdir()
     libraries = sorted((tmp_path / "simgpu").iterdir())
-    assert [path.name for path in libraries] == ["libcuda.so.1", "libnvidia-ml.so.1"]
+    assert [path.name for path in libraries] == ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"]
     before = hook.stat().st_ino
     with libraries[0].open("rb") as mapped:
         held = os.fstat(mapped.fileno()).st_ino
         assert install(tmp_path, "--simulated", state).returncode == 0
         assert libraries[0].stat().st_ino != held, "replaced, not written"
+        assert [library.resolve().name for library in libraries] == [*["libcuda.so.1"] * 2, *["libnvidia-ml.so.1"] * 2]
     assert hook.stat().st_ino == before
     assert state.stat().st_mode & 0o666 == 0o666
     assert sorted(path.name for path in (tmp_path / "simgpu").iterdir()) == [path.name for path in libraries]

@@ -45,7 +45,7 @@ def test_what_a_device_lacks_is_not_supported_and_so_is_what_is_not_simulated(as
     assert ask("nvmlDeviceGetMigMode(gpu(0))") == [0, 0]
     assert ask("nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), 0) and 0") == "NVMLError_NotFound"
     assert ask("nvmlDeviceGetMigMode(gpu(2))") == "NVMLError_NotSupported"
-    assert ask("nvmlDeviceGetNvLinkState(gpu(0), 0)") == "NVMLError_NotSupported"
+    assert ask("nvmlDeviceGetNvLinkState(gpu(2), 0)") == "NVMLError_NotSupported"
     assert ask("nvmlDeviceGetFanSpeed(gpu(0))") == "NVMLError_NotSupported"
 
 
@@ -92,8 +92,19 @@ def test_an_xid_reaches_whoever_registered_for_the_device(ask: Ask, machine: Gpu
     told = "(lambda e: [nvmlDeviceGetIndex(e.device), e.eventData, e.eventType])(nvmlEventSetWait_v2(events, 2000))"
     assert [ask(told), ask(told)] == [[1, 31, 8], [0, 45, 8]]
     assert ask("nvmlEventSetWait_v2(events, 20)") == "NVMLError_Timeout"
-    assert ask("nvmlDeviceRegisterEvents(gpu(0), nvmlEventTypeClock, events)") == "NVMLError_NotSupported"
+    storm = "nvmlEventTypeSingleBitEccErrorStorm"
+    assert ask(f"nvmlDeviceRegisterEvents(gpu(0), {storm}, events)") == "NVMLError_NotSupported"
     assert ask("nvmlEventSetFree(events)") is None
+
+
+def test_a_set_that_asks_for_no_xids_is_told_of_none(ask: Ask, machine: Gpu) -> None:
+    assert ask("nvmlDeviceGetSupportedEventTypes(gpu(0))") == 31
+    ask("globals().update(events=nvmlEventSetCreate())")
+    other = "nvmlEventTypeDoubleBitEccError | nvmlEventTypeClock"
+    assert ask(f"nvmlDeviceRegisterEvents(gpu(0), {other}, events)") is None
+    with machine.truth() as truth:
+        truth.inject_xid(0, 31)
+    assert ask("nvmlEventSetWait_v2(events, 20)") == "NVMLError_Timeout"
 
 
 def test_a_device_off_the_bus_is_lost_until_it_is_back_and_a_memory_fault_asks_for_a_reset(

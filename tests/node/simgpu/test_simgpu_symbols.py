@@ -106,6 +106,11 @@ def test_it_exports_every_function_that_a_driver_for_linux_has() -> None:
     assert exported(NVML) == set(rows)
 
 
+def test_a_library_is_loaded_once_under_its_name_with_and_without_a_version(new_gpu: NewGpu) -> None:
+    text = "print(*(ctypes.CDLL(name)._handle == ctypes.CDLL(name + '.1')._handle for name in sys.argv[1:]))"
+    assert new_gpu().play(text, "libcuda.so", "libnvidia-ml.so") == ["True True"]
+
+
 def test_a_function_that_has_a_model_is_the_one_that_is_exported() -> None:
     sources = "".join(path.read_text() for path in (REPO_ROOT / "simgpu").glob("*.c"))
     written = set(re.findall(r"^(?:NVML_)?EXPORT \w+ (cu\w+|nvml\w+)\(", sources, re.MULTILINE))
