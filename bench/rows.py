@@ -5,11 +5,12 @@ Progress goes to stderr, the table to stdout, everything to bench/results/<machi
 """
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable
 
-from bench import table
+from bench import peer, table
 from bench.bars import arbiter, costs, memory, neighbours, pauses, replay, shares, streams
 from bench.bars.gemini import gemini
 from bench.bars.simulated import SimulatedRig
@@ -40,7 +41,7 @@ def _duty(rig: SimulatedRig) -> list[Line]:
 
 
 def _launch_cost(rig: SimulatedRig) -> list[Line]:
-    return costs.launch(SimulatedRig(rig.scale, NO_LAUNCH_COST))
+    return costs.launch(dataclasses.replace(rig, gpu_settings=NO_LAUNCH_COST))
 
 
 def _memory(rig: SimulatedRig) -> list[Line]:
@@ -73,6 +74,8 @@ ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
     "feed": _of_scale(feed.feed),
     "traces": replay.traces,
 }
+OF_PEERS = ("share", "stall", "limit", "launch-cost", "hand-off", "throughput", "latency", "duty")
+"""What a peer is measured by as well: programs on a node, judged by the device."""
 
 
 def main() -> int:
@@ -82,7 +85,9 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")
     parser.add_argument("--no-baselines", action="store_true", help="leave out the runs without the hook")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    peer.add_flags(parser)
     options = parser.parse_args()
+    peers = peer.read_flags(parser, options)
     scale = QUICK if options.quick else FULL
     if options.no_baselines:
         scale = dataclasses.replace(scale, baselines=False)
@@ -91,6 +96,9 @@ def main() -> int:
         began = time.monotonic()
         print(f"{row} ...", end=" ", file=sys.stderr, flush=True)
         measured = [dataclasses.replace(line, row=row) for line in ROWS[row](rig)]
+        for other in peers if row in OF_PEERS else ():
+            its = SimulatedRig(dataclasses.replace(scale, baselines=False), peer=other)
+            measured = peer.beside(measured, other, *peer.attempt(functools.partial(ROWS[row], its)))
         verdict = "MISSED" if table.missed(measured) else "ok"
         print(f"{verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         lines += measured

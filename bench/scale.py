@@ -99,6 +99,7 @@ class HardwareScale(Scale):
     chain_rounds: int = 800
     memory_rounds: int = 10
     slices_ms: int = 300
+    drift_ms: int = 4000
     budget_ms: int = 700
     call_group: int = 32
     copy_bytes: int = 256 << 20
@@ -126,7 +127,8 @@ DRY = HardwareScale(
     noop_batches=200,
     chain_rounds=20,
     memory_rounds=1,
-    slices_ms=20,
+    slices_ms=100,
+    drift_ms=200,
     budget_ms=20,
     call_group=4,
     copy_bytes=1 << 20,

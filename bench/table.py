@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ class Line:
         met: None when there is no bar, only a measurement.
         no_hook: the same case without the hook: the device's default time slicing.
         gemini: the same case under Gemini's policy, modelled.
+        peers: the same case under each interposer of others, by its name.
         detail: numbers behind the result.
         excusable: it may be missed with a stated reason (hand-off and hardware alone).
         row: key of the row that measured it, for `--only`.
@@ -36,6 +37,7 @@ class Line:
     detail: Mapping[str, Any] = field(default_factory=dict)
     excusable: bool = False
     row: str = ""
+    peers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -50,8 +52,19 @@ def missed(lines: Sequence[Line]) -> list[Line]:
 
 def markdown(lines: Sequence[Line]) -> str:
     """Return the table as aligned Markdown."""
-    cells = [(x.what, x.bar, x.result, x.verdict, x.no_hook, x.gemini) for x in lines]
-    return "\n".join(aligned([HEADINGS, *cells]))
+    peers = peer_names(lines)
+    cells = [(x.what, x.bar, x.result, x.verdict, x.no_hook, x.gemini, *cells_of(x, peers)) for x in lines]
+    return "\n".join(aligned([(*HEADINGS, *peers), *cells]))
+
+
+def peer_names(lines: Iterable[Line]) -> list[str]:
+    """Return the columns of the peers, in the order in which they were given."""
+    return [*dict.fromkeys(name for line in lines for name in line.peers)]
+
+
+def cells_of(line: Line, peers: Sequence[str]) -> list[str]:
+    """Return a line's cells in the columns of the peers."""
+    return [line.peers.get(name, "") for name in peers]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,7 +1,6 @@
 """What sharing itself costs: per launch, and per hand-off."""
 
 import dataclasses
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
@@ -16,14 +15,15 @@ from rig.programs import Result
 GROUP = 256
 COUNTED_NS = 2_000_000_000
 NOTHING = "no-op driver"
+NOOP_DRIVER = ("noop_driver.c", "noop/libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+"""How it is built."""
 
 # ---- per launch ----
 
 
 def noop_driver(node: Node) -> dict[str, str]:
     """Return what makes a program of the node run on the no-op driver, as on the node's only device."""
-    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
-    driver = programs.build("noop_driver.c", "noop/libcuda.so.1", *flags)
+    driver = programs.build(*NOOP_DRIVER)
     uuid = node.uuid.partition("-")[2].replace("-", "")
     return {"LD_LIBRARY_PATH": str(driver.parent), "NOOP_UUID": uuid}
 
@@ -45,11 +45,16 @@ def _pairs(rig: Rig, command: Sequence[str], *, noop: bool) -> tuple[list[float]
             bare.append(_per_launch_ns(run_once(command, without)))
             added.append(_per_launch_ns(run_once(command, hooked)) - bare[-1])
         limit_ns = time.monotonic_ns() + COUNTED_NS  # a turn counts when it has ended, and its process is just gone
-        while not (turns := node.accounts()["a"].turns) and time.monotonic_ns() < limit_ns:
+        while not (turned := _turned(node)) and time.monotonic_ns() < limit_ns:
             time.sleep(0.02)
-    if not turns:
+    if not turned:
         raise RuntimeError("the share held no turn: the hook was not there, its cost was not measured")
     return added, bare
+
+
+def _turned(node: Node) -> bool:
+    accounts = node.accounts()
+    return not accounts or accounts["a"].turns > 0  # a peer keeps none
 
 
 def launch(rig: Rig) -> list[Line]:
@@ -61,7 +66,7 @@ def launch(rig: Rig) -> list[Line]:
     try:
         noop = programs.load_command("cost", {**options, "count": rig.scale.noop_batches})
         lines.append(_launch_line(NOTHING, *_pairs(rig, noop, noop=True)))
-    except (subprocess.CalledProcessError, OSError) as error:
+    except (programs.BuildFailed, OSError) as error:
         lines.append(Line(LAUNCH.figure.format(NOTHING), f"≤ {LAUNCH.bound} ns", f"not built: {error}"))
     added, bare = _pairs(rig, own, noop=False)
     return [*lines, _launch_line(rig.driver, added, bare, judged=rig.real)]

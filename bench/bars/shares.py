@@ -74,6 +74,8 @@ def share(rig: Rig, case: Case) -> list[Line]:
     done = run(rig, case.loads, steps, log=rig.real)
     bare = run(rig, case.loads, min(steps, scale.bare_steps), hook=False) if scale.baselines else None
     lines = _errors(rig, case, done, bare)
+    if not done.accounts:  # a peer keeps none
+        return lines
     lines.append(BILL.line(case.what, bill_error(done), detail={**done.bill, **done.detail}))
     return [*lines, _outside(case, done)] if rig.real else lines
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.bars.rig import Account, Run
+from bench.peer import Peer
 from bench.scale import Scale
 from rig.closing import Closing
 from rig.loads import Load, Terms
@@ -17,6 +18,8 @@ class SimulatedNode(Closing):
     """One simulated node; a context manager."""
 
     def __init__(self, rig: "SimulatedRig", *, hook: bool, log: bool) -> None:
+        self._preloaded = rig.peer.environment if hook and rig.peer else {}
+        hook = hook and not rig.peer
         self._rig, self._hook, self._log = rig, hook, log
         self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=rig.gpu_settings)
         self._programs: dict[str, Program] = {}
@@ -41,7 +44,7 @@ class SimulatedNode(Closing):
 
     def share(self, name: str, terms: Terms) -> Mapping[str, str]:
         """Register a share; return the environment of its programs. Without the hook: the bare one."""
-        return self._node.share_environment(name, terms)
+        return {**self._node.share_environment(name, terms), **self._preloaded}
 
     def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
         """Start one more program of `owner`; it is ready."""
@@ -69,7 +72,9 @@ class SimulatedNode(Closing):
         return Run(samples, results, used, self.accounts(), kernels, self._node.held(turns), quanta)
 
     def accounts(self) -> dict[str, Account]:
-        """Return what the agent counts now, by share."""
+        """Return what the agent counts now, by share; nothing without it."""
+        if not self._hook:
+            return {}
         found = {name: share.devices[0].usage for name, share in self._node.usage().items()}
         return {name: Account(use.used_ns, use.turns, use.memory_used_bytes) for name, use in found.items()}
 
@@ -80,6 +85,8 @@ class SimulatedRig:
 
     scale: Scale
     gpu_settings: Mapping[str, str] = field(default_factory=dict)
+    peer: Peer | None = None
+    """It takes the hook's place, without an agent."""
     driver = "simulated driver"
     real = False
     cap_bytes = 3 * 2**30 + 4096 * 3

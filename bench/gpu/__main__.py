@@ -10,12 +10,12 @@ missed is missed, or a row has failed. 2: nothing can be measured here.
 
     python3 -m bench.gpu                        # everything
     python3 -m bench.gpu --only latency         # one row, as often as you like: --only latency --only duty
+    python3 -m bench.gpu --only calibration     # what a simulated GPU has to be set to, to be like this one: a profile
     python3 -m bench.gpu --only frameworks      # all rows of PyTorch, JAX, CuPy and Triton
     python3 -m bench.gpu --results /tmp/out     # write there
     python3 -m bench.gpu --simulated            # all of it on the simulated GPU, in seconds; its figures mean nothing
 """
 
-import argparse
 import dataclasses
 import functools
 import os
@@ -23,16 +23,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bench import peer
 from bench.bars import costs, memory, neighbours, pauses, shares
 from bench.bars.rig import Rig
 from bench.entry import Parser, duration, run
-from bench.gpu import calibration, census, frameworks, hardware, smi
-from bench.gpu.build import ROOT, BuildFailed, build
+from bench.gpu import census, contexts, frameworks, hardware, smi
+from bench.gpu.build import ROOT, build
 from bench.gpu.host import Host, Unusable
 from bench.gpu.node import HardwareRig
 from bench.gpu.report import FAILED, MEASURED, SKIPPED, Report, Row
@@ -55,11 +56,13 @@ class Entry:
     title: str
     box_s: float
     measure: Callable[[Host], list[Line]]
+    of_peers: bool = False
+    """Measured under each peer as well, in a box of its own."""
 
 
-def _bar(title: str, box_s: float, measure: Callable[[Rig], list[Line]]) -> Entry:
+def _bar(title: str, box_s: float, measure: Callable[[Rig], list[Line]], *, of_peers: bool = True) -> Entry:
     """Return a row that the simulated GPU has as well."""
-    return Entry(title, box_s, lambda host: measure(HardwareRig(host)))
+    return Entry(title, box_s, lambda host: measure(HardwareRig(host)), of_peers)
 
 
 def _share(case: Case) -> Entry:
@@ -74,6 +77,20 @@ def _framework(key: str, box_s: float) -> Entry:
     case = frameworks.CASES[key]
     return Entry(case.what, box_s, functools.partial(frameworks.compare, case=case))
 
+
+CALIBRATION: dict[str, Entry] = {
+    "slices": Entry("time slices and switches of the hardware", 60, contexts.slices),
+    "commands": Entry("what disturbs without a multiprocessor", 20, contexts.commands),
+    "streams": Entry("streams of one context", 10, contexts.streams),
+    "start": Entry("how soon a launch begins", 10, contexts.latency),
+    "events": Entry("events", 15, contexts.events),
+    "calls": Entry("host time of driver calls", 30, hardware.calls),
+    "clock": Entry("drift of the clocks", 15, contexts.clock),
+    "signals": Entry("how soon the host knows", 15, hardware.signals),
+    "capture": Entry("captures beside launches", 40, hardware.capture),
+    "census": Entry("launches counted three ways", 90, census.census),
+}
+"""What the hardware and its driver are like, which everything else is judged by: it comes first."""
 
 FRAMEWORKS: dict[str, Entry] = {
     "torch-training": _framework("torch-training", 60),
@@ -90,6 +107,7 @@ FRAMEWORKS: dict[str, Entry] = {
 """Needs packages: `--only frameworks` runs these rows alone, and all of them fit."""
 
 ROWS: dict[str, Entry] = {
+    **CALIBRATION,
     "share-500us": _share(shares.KERNELS),
     "share-20us": _share(shares.SMALL),
     "share-graph": _share(shares.GRAPHS),
@@ -100,19 +118,14 @@ ROWS: dict[str, Entry] = {
     "launch-cost": _bar("added cost per launch", 50, costs.launch),
     "hand-off": _bar("hand-off", 45, costs.hand_off),
     "duty": _bar("small shares beside a trainer", 40, neighbours.duty),
-    "memory": _bar("memory cap", 30, memory.caps),
-    **FRAMEWORKS,
-    "slices": Entry("time slices of the hardware", 40, hardware.slices),
-    "calls": Entry("host time of driver calls", 30, hardware.calls),
-    "signals": Entry("how soon the host knows", 15, hardware.signals),
+    "memory": _bar("memory cap", 30, memory.caps, of_peers=False),
     "smi": Entry("nvidia-smi inside a share", 25, smi.inside),
-    "census": Entry("launches counted three ways", 90, census.census),
     "budget": Entry("throughput against work in flight", 20, hardware.budget),
-    "capture": Entry("captures beside launches", 40, hardware.capture),
+    **FRAMEWORKS,
 }
 """In the order of their worth: what time does not allow is left out at the end."""
 
-GROUP = "frameworks"
+GROUPS = {"calibration": CALIBRATION, "frameworks": FRAMEWORKS}
 LEAST_S = 8.0
 """A row that has less time left than this is not begun."""
 
@@ -125,9 +138,20 @@ def _ring(number: int, frame: FrameType | None) -> None:
     raise TimeUp
 
 
-def _row(host: Host, key: str, left_s: float) -> Row:
-    """Measure one row in its time box; whatever goes wrong is its result."""
+def _row(host: Host, key: str, ends: float, peers: Sequence[peer.Peer]) -> Row:
+    """Measure one row, also under each peer; whatever goes wrong is its result."""
     entry = ROWS[key]
+    row = _boxed(host, key, ends)
+    for host.peer in peers if entry.of_peers and row.lines else ():
+        under = _boxed(host, key, ends)
+        lines = peer.beside(row.lines, host.peer, under.lines, f"{under.state}: {under.reason}")
+        row = dataclasses.replace(row, seconds=row.seconds + under.seconds, lines=lines)
+    host.peer = None
+    return row
+
+
+def _boxed(host: Host, key: str, ends: float) -> Row:
+    entry, left_s = ROWS[key], ends - time.monotonic()
     if left_s < LEAST_S:
         return Row(key, entry.title, SKIPPED, reason="no time left")
     box_s = min(entry.box_s, left_s)
@@ -156,7 +180,7 @@ def _about(host: Host) -> dict[str, object]:
         "device": dataclasses.asdict(host.device),
         "simulated": host.simulated,
         "MPS": mps if _mps_runs() else "none",
-        "clock resolution": f"{host.facts['device_clock_resolution_ns']} ns",
+        "clock resolution": f"{host.clock_resolution_ns} ns",
         "kernel lengths alone": {f"{unit} ns": f"{ns} ns" for unit, ns in host.units_ns.items()},
         "not done": NOT_DONE,
         "scale": dataclasses.asdict(host.scale),
@@ -177,13 +201,13 @@ def _say(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)
 
 
-def _measure(host: Host, rows: list[str], ends: float, results: Path) -> Report:
+def _measure(host: Host, rows: list[str], ends: float, results: Path, peers: Sequence[peer.Peer]) -> Report:
     report = Report(host.machine, _about(host))
     for key in rows:
         _say(f"{key} ...", end=" ")
-        row = _row(host, key, ends - time.monotonic())
+        row = _row(host, key, ends, peers)
         report.rows.append(row)
-        report.calibration = calibration.calibration(host.facts)
+        report.profile = {name: round(value) for name, value in host.profile.items()}
         report.save(results)
         missed = any(line.met is False for line in row.lines)
         word = f"{row.state}: {row.reason}" if row.state != MEASURED else "MISSED" if missed else "ok"
@@ -198,30 +222,32 @@ def _measure(host: Host, rows: list[str], ends: float, results: Path) -> Report:
 
 
 def _percent(host: Host) -> str:
-    change = host.facts.get("device_speed_change_percent")
+    change = host.speed_change_percent
     return "not measured" if change is None else f"{change:+.2f} %"
 
 
-def _parse() -> argparse.Namespace:
+def _parser() -> Parser:
     parser = Parser(prog="python3 -m bench.gpu", description=__doc__)
-    choices = [*ROWS, GROUP]
+    choices = [*ROWS, *GROUPS]
     parser.add_argument("--only", action="append", metavar="ROW", choices=choices, help=f"one of {', '.join(choices)}")
     parser.add_argument("--minutes", type=duration, default=7.5, help="the whole run, building included (default 7.5)")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="where the files go")
     parser.add_argument("--simulated", action="store_true", help="a dry run on the simulated GPU, after `make build`")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
-    return parser.parse_args()
+    peer.add_flags(parser)
+    return parser
 
 
 def _chosen(only: list[str] | None) -> list[str]:
-    """Return the rows to run; the group stands for its rows."""
-    named = only or [*ROWS]
-    return [row for name in named for row in (FRAMEWORKS if name == GROUP else (name,))]
+    """Return the rows to run; a group stands for its rows."""
+    return [row for name in only or ROWS for row in GROUPS.get(name, (name,))]
 
 
 def main() -> int:
     """Run what was asked for; return the exit code."""
-    options = _parse()
+    parser = _parser()
+    options = parser.parse_args()
+    peers = peer.read_flags(parser, options)
     ends = time.monotonic() + options.minutes * 60
     signal.signal(signal.SIGALRM, _ring)
     try:
@@ -231,8 +257,8 @@ def main() -> int:
         _say("ok")
         with Host(built, DRY if options.simulated else HARDWARE, options.simulated, options.results) as host:
             _say(f"{host.device.name}, driver for CUDA {host.device.cuda_version / 1000:.1f}, {os.cpu_count()} cores")
-            report = _measure(host, _chosen(options.only), ends, options.results)
-    except (BuildFailed, Unusable, ProgramFailed, OSError) as error:
+            report = _measure(host, _chosen(options.only), ends, options.results, peers)
+    except (Unusable, ProgramFailed, OSError) as error:
         _say(f"nothing can be measured here: {error}")
         return 2
     written = report.save(options.results)

@@ -1,109 +1,27 @@
-"""What the hardware itself does: time slices, the cost of calls, and how soon the host learns of the device's progress.
+"""What a program meets of the hardware: what calls cost, how soon the host learns of the device's progress, captures.
 
-The measurements that the design wants from a real device first, as far as they need no privilege and leave its
-settings alone. Each leaves what the simulated GPU needs in `host.facts`.
+No privilege is needed, and the device's settings are left alone. What the simulated GPU needs goes to `host.profile`.
+Contexts beside each other are in contexts.py.
 """
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
-from bench.bars import figures
-from bench.bars.rig import START_DELAY_NS, run
-from bench.gpu import spans
+from bench.bars.rig import START_DELAY_NS
 from bench.gpu.host import Host
-from bench.gpu.node import HardwareRig, Node
-from bench.table import Line, micro, milli
+from bench.gpu.node import Node
+from bench.table import Line, micro
 from rig.loads import MS, Load, Terms, saturating
-from rig.programs import Program
 
 BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")
-
-
-# ---- slices ----
-
-
-def _together(host: Host, commands: Mapping[str, list[str]]) -> dict[str, Mapping[str, Any]]:
-    programs = {name: Program(name, command, host.environment) for name, command in commands.items()}
-    try:
-        for program in programs.values():
-            program.await_ready()
-        begin_ns = time.monotonic_ns() + START_DELAY_NS
-        for program in programs.values():
-            program.go(begin_ns, begin_ns + (host.scale.slices_ms + 100) * MS)
-        return {name: program.result().other for name, program in programs.items()}
-    finally:
-        for program in programs.values():
-            program.kill()
-
-
-def slices(host: Host) -> list[Line]:
-    """Measure time slices and switches between two contexts that always have work, small ones and full ones."""
-    lines = []
-    gap_ns = max(5_000, 4 * int(host.facts["device_clock_resolution_ns"]))
-    full = {"blocks": host.device.multiprocessors, "threads": 1024}
-    for what, size in (("one block each", {"blocks": 1, "threads": 32}), ("every multiprocessor full", full)):
-        command = host.probe("slices", work=f"{host.scale.slices_ms}ms", gap=f"{gap_ns}ns", wait=1, **size)
-        found = _together(host, {"one": command, "other": command})
-        title = f"time slice between two busy contexts, {what}"
-        if not all(told["began"] for told in found.values()):
-            lines.append(Line(title, "", "the device does not log: simulated"))
-            continue
-        one, other = (spans.running(told["began"], told["ended"], told["gaps"]) for told in found.values())
-        try:
-            seen = spans.slicing(one, other)
-        except ValueError as error:
-            lines.append(Line(title, "", str(error)))
-            continue
-        slice_ns = figures.median(seen.slices_ns) if seen.slices_ns else 0
-        switch_ns = figures.median(seen.switches_ns) if seen.switches_ns else 0
-        text = f"{micro(slice_ns)}, a switch {micro(switch_ns)}, lost {seen.lost * 100:.2f} %"
-        detail = {"slices_ns": seen.slices_ns[:400], "switches_ns": seen.switches_ns[:400], "lost": seen.lost}
-        lines.append(Line(title, "", text, None, detail=detail))
-        host.facts |= {"slice_ns": slice_ns, "switch_ns": switch_ns}  # the full one comes last and stays
-    return [*lines, _visits(host), _beside_deep_queue(host)]
-
-
-def _visits(host: Host) -> Line:
-    """Measure a context that empties its queue at once, beside one that always has work."""
-    gap_ns = max(5_000, 4 * int(host.facts["device_clock_resolution_ns"]))
-    path = host.directory / "visits.log"
-    size = {"blocks": 1, "threads": 32}
-    log = {} if host.simulated else {"log": 65536}
-    commands = {
-        "busy": host.probe("slices", work=f"{host.scale.slices_ms}ms", gap=f"{gap_ns}ns", wait=1, **size),
-        "visitor": host.probe("sync", unit="100us", gap="1ms", path=path, wait=1, **size, **log),
-    }
-    found = _together(host, commands)
-    title = "a 100 µs kernel beside a busy context"
-    gaps = [(left, back) for left, back in found["busy"]["gaps"]]
-    content = path.read_bytes() if path.exists() else b""
-    seen = spans.visits(gaps, [(began, ended) for _, began, ended in spans.RECORD.iter_unpack(content)])
-    path.unlink(missing_ok=True)
-    if not seen:
-        return Line(title, "", "the device does not log: simulated" if host.simulated else "it never ran in a gap")
-    preempt, back = figures.median([v.preempted_ns for v in seen]), figures.median([v.back_ns for v in seen])
-    host.facts |= {"preempt_ns": preempt, "drain_switch_ns": back}
-    text = f"begins {micro(preempt)} after the other stops; that one is back {micro(back)} after its end"
-    return Line(title, "", text, None, detail={"visits": len(seen)})
-
-
-def _beside_deep_queue(host: Host) -> Line:
-    """Measure what a context that waits for each short kernel gets beside a deep queue: what sharing must repair."""
-    loads = {"deep": saturating(50), "short": Load(Terms(50), "sync", {"unit": "100us"})}
-    rig = HardwareRig(host)
-    bare_run = run(rig, loads, host.scale.bare_steps, hook=False)
-    part = figures.utilisation(bare_run.samples, ["short"]) / (figures.utilisation(bare_run.samples) or 1)
-    latencies = bare_run.results["short"].latencies_ns
-    hooked = run(rig, loads, host.scale.short_steps)
-    part_hooked = figures.utilisation(hooked.samples, ["short"]) / (figures.utilisation(hooked.samples) or 1)
-    p50 = figures.median(latencies)
-    text = f"{part_hooked * 100:.1f} % ({milli(figures.median(hooked.results['short'].latencies_ns))} a kernel)"
-    bare = f"{part * 100:.1f} % ({milli(p50)} a kernel)"
-    return Line("100 µs kernels, each waited for, beside a deep queue: part of the device", "", text, None, bare)
-
-
-# ---- calls and signals ----
+COSTS = {
+    "launch_cost_ns": "cuLaunchKernel",
+    "record_cost_ns": "cuEventRecord",
+    "plain_record_cost_ns": "cuEventRecord without timing",
+    "write_cost_ns": "cuStreamWriteValue32",
+    "query_cost_ns": "cuEventQuery pending",
+}
+"""Host times of a profile, by the call that takes them."""
 
 
 def calls(host: Host) -> list[Line]:
@@ -115,10 +33,9 @@ def calls(host: Host) -> list[Line]:
         taken = before - host.free_bytes()
         program.go(time.monotonic_ns(), time.monotonic_ns() + MS)
         program.result()
-    host.facts["context_bytes"] = taken
     unit = "1us" if host.simulated else "20us"
     found = host.ask("calls", unit=unit, group=host.scale.call_group, bytes=host.scale.copy_bytes)
-    host.facts["calls"] = found
+    host.profile |= {name: found[call]["p50_ns"] for name, call in COSTS.items() if "p50_ns" in found[call]}
     lines = []
     for name, told in found.items():
         if isinstance(told, dict):
@@ -133,7 +50,6 @@ def calls(host: Host) -> list[Line]:
 def signals(host: Host) -> list[Line]:
     """Measure how soon the host learns that a kernel has ended, by each way to learn it."""
     found = host.ask("signals", unit="200us")
-    host.facts["signals"] = found
     names = {
         "word_alone": "cuStreamWriteValue32 on an idle stream → the host sees the word",
         "call_to_start": "cuLaunchKernel called → the kernel begins, idle device",

@@ -12,6 +12,7 @@ from typing import Any
 from bench.gpu.build import ROOT, Built
 from bench.gpu.process import Asked, ask_once
 from bench.gpu.spans import Tick
+from bench.peer import Peer
 from bench.scale import HardwareScale
 from rig.closing import Closing
 from rig.programs import machine
@@ -63,8 +64,17 @@ class Host(Closing):
     """Loop iterations per microsecond of the device."""
     units_ns: dict[int, int] = field(default_factory=dict)
     """How long a kernel named for a duration really takes, alone."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What the rows have learnt for the calibration of the simulated GPU, by name."""
+    profile: dict[str, float] = field(default_factory=dict)
+    """What the rows have learnt for the simulated GPU, by the property's name."""
+    clock_resolution_ns: int = 1
+    speed_change_percent: float | None = None
+    """Between the last two calibrations."""
+    peer: Peer | None = None
+    """It takes the hook's place in every node, without an arbiter."""
+    event_ticks: list[Tick] = field(default_factory=list)
+    """When events took their time, by both clocks, over the whole run."""
+    heavy_rate: float = 1.0
+    """Iterations of a heavy kernel per microsecond."""
     _clock: Asked | None = None
     _scratch: Scratch = field(default_factory=lambda: Scratch("sharepod-gpu"))
 
@@ -75,8 +85,7 @@ class Host(Closing):
         self.device = self._describe()
         self._clock = Asked([*self.probe("clock")], self.environment)
         self._clock.read_line()
-        resolution = self._clock.ask("sample")["resolution_ns"]
-        self.facts["device_clock_resolution_ns"] = resolution
+        self.clock_resolution_ns = self._sample()["resolution_ns"]
         self.calibrate()
 
     def close(self) -> None:
@@ -101,7 +110,8 @@ class Host(Closing):
                 continue
 
     def _bare_environment(self) -> dict[str, str]:
-        own = ("SIMGPU_", "SHAREPOD_", "CUPTI_", "CENSUS_", "CUDA_INJECTION")
+        # What a dry run is dry on may be set: SIMGPU_PROFILE and the like.
+        own = ("SHAREPOD_", "CUPTI_", "CENSUS_", "CUDA_INJECTION", *(() if self.simulated else ("SIMGPU_",)))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         environment.pop("LD_PRELOAD", None)
         # Indices as NVML has them, so that device 0 is the same for everybody.
@@ -140,7 +150,8 @@ class Host(Closing):
 
     def probe(self, mode: str, **options: object) -> list[str]:
         """Return the command of a probe."""
-        fixed = {"rate": f"{self.rate:.6f}", **({"simulated": 1} if self.simulated else {})}
+        rate = self.heavy_rate if options.get("heavy") else self.rate
+        fixed = {"rate": f"{rate:.6f}", **({"simulated": 1} if self.simulated else {})}
         return [str(self.built.probe), mode, *(f"{name}={value}" for name, value in {**fixed, **options}.items())]
 
     def ask(self, mode: str, *, timeout_s: float = 60.0, **options: object) -> Mapping[str, Any]:
@@ -151,9 +162,10 @@ class Host(Closing):
         """Learn how fast the device is: the loop's rate and what the named durations come to."""
         found = self.ask("calibrate", unit="500us", units=",".join(UNITS))
         if self.rate != 1.0 and not self.simulated:
-            self.facts["device_speed_change_percent"] = (found["rate"] / self.rate - 1) * 100
+            self.speed_change_percent = (found["rate"] / self.rate - 1) * 100
         self.rate = float(found["rate"])
         self.units_ns = {int(unit): int(ns) for unit, ns in found["units"].items()}
+        self.heavy_rate = float(self.ask("calibrate", unit="500us", heavy=1)["rate"])
 
     def work_ns(self, unit_ns: int) -> int:
         """Return how long a kernel named for `unit_ns` takes alone."""
@@ -161,14 +173,18 @@ class Host(Closing):
 
     def tick(self) -> Tick:
         """Read both clocks at one instant. The device should be idle."""
+        told = self._sample()
+        return Tick(told["host_ns"], told["device_ns"])
+
+    def _sample(self) -> Mapping[str, Any]:
         assert self._clock is not None
         told = self._clock.ask("sample")
-        return Tick(told["host_ns"], told["device_ns"])
+        self.event_ticks.append(Tick(told["event_host_ns"], round(told["event_ms"] * 1e6)))
+        return told
 
     def free_bytes(self) -> int:
         """Return the device memory that is free."""
-        assert self._clock is not None
-        return int(self._clock.ask("sample")["free_bytes"])
+        return int(self._sample()["free_bytes"])
 
     @property
     def machine(self) -> str:

@@ -4,10 +4,15 @@
 
 static const char header[] = ".version 6.0\n"
                              ".target sm_50\n"
-                             ".address_size 64\n";
+                             ".address_size 64\n"
+                             ".extern .shared .align 16 .b8 own[];\n";
 
-/* slot = ticket / blocks: no block of a launch ends before all those of the launch before it have. */
-static const char work[] = ".visible .entry work_%s(.param .u64 log, .param .u32 capacity, .param .u32 iterations) {\n"
+/*
+ * A work kernel: its prefix and name, its directives, what it sets up, what it does in each iteration, and afterwards.
+ * slot = ticket / blocks: no block of a launch ends before all those of the launch before it have.
+ */
+static const char work[] = ".visible .entry %s_%s(.param .u64 log, .param .u32 capacity, .param .u32 iterations,\n"
+                           "    .param .u64 stream) %s {\n"
                            "  .reg .pred %%p;\n"
                            "  .reg .u32 %%x, %%i, %%n, %%t, %%slot, %%room;\n"
                            "  .reg .u64 %%at, %%log, %%start, %%end;\n"
@@ -18,13 +23,16 @@ static const char work[] = ".visible .entry work_%s(.param .u64 log, .param .u32
                            "  mov.u64 %%start, %%globaltimer;\n"
                            "  mov.u32 %%x, %%tid.x;\n"
                            "  mov.u32 %%i, 0;\n"
+                           "%s"
                            "again:\n"
                            "  setp.ge.u32 %%p, %%i, %%n;\n"
                            "  @%%p bra worked;\n"
                            "  mad.lo.u32 %%x, %%x, 1664525, 1013904223;\n"
+                           "%s"
                            "  add.u32 %%i, %%i, 1;\n"
                            "  bra again;\n"
                            "worked:\n"
+                           "%s"
                            "  setp.eq.u32 %%p, %%x, 305419896;\n"
                            "  @%%p st.global.u32 [%%log+4], %%x;\n"
                            "  mov.u32 %%t, %%tid.x;\n"
@@ -44,6 +52,26 @@ static const char work[] = ".visible .entry work_%s(.param .u64 log, .param .u32
                            "done:\n"
                            "  ret;\n"
                            "}\n";
+
+/* What makes it heavy: HEAVY_LIVE values that stay in registers (with the rest about 64 of them, all that a block of
+ * 1,024 threads can have), a store into the block's dynamic shared memory, and a read that no cache holds. */
+#define HEAVY_LIVE 50u
+static const char heavy_setup[] = "  .reg .u32 %%h<%u>, %%v, %%o, %%s;\n"
+                                  "  .reg .u64 %%from, %%w;\n"
+                                  "  ld.param.u64 %%from, [stream];\n"
+                                  "  cvta.to.global.u64 %%from, %%from;\n"
+                                  "  mov.u32 %%s, own;\n"
+                                  "  mad.lo.u32 %%s, %%x, 4, %%s;\n"
+                                  "  mov.u32 %%o, %%ctaid.x;\n"
+                                  "  shl.b32 %%o, %%o, 12;\n"
+                                  "  mad.lo.u32 %%o, %%x, 4, %%o;\n";
+static const char heavy_step[] = "  and.b32 %%o, %%o, %u;\n"
+                                 "  cvt.u64.u32 %%w, %%o;\n"
+                                 "  add.u64 %%w, %%w, %%from;\n"
+                                 "  ld.global.cs.u32 %%v, [%%w];\n"
+                                 "  add.u32 %%o, %%o, 1048576;\n"
+                                 "  add.u32 %%h0, %%h0, %%v;\n"
+                                 "  st.volatile.shared.u32 [%%s], %%h1;\n";
 
 static const char ticks[] = ".visible .entry ticks_1ms(.param .u64 ticks, .param .u32 count) {\n"
                             "  .reg .pred %p;\n"
@@ -66,69 +94,39 @@ static const char ticks[] = ".visible .entry ticks_1ms(.param .u64 ticks, .param
                             "  ret;\n"
                             "}\n";
 
-/* The first thread of each block watches the clock. Its warp has no other; further warps wait at the barrier, so that
- * their registers are there to be saved and nobody crowds the clock. */
-static const char slices[] = ".visible .entry slices_%s(.param .u64 log, .param .u32 capacity,\n"
-                             "    .param .u64 threshold, .param .u64 duration) {\n"
-                             "  .reg .pred %%p, %%logs;\n"
-                             "  .reg .u32 %%room, %%t, %%b, %%gaps;\n"
-                             "  .reg .u64 %%log, %%at, %%over, %%stop, %%start, %%last, %%now, %%gap;\n"
-                             "  ld.param.u64 %%log, [log];\n"
-                             "  ld.param.u32 %%room, [capacity];\n"
-                             "  ld.param.u64 %%over, [threshold];\n"
-                             "  ld.param.u64 %%stop, [duration];\n"
-                             "  cvta.to.global.u64 %%log, %%log;\n"
-                             "  mov.u32 %%t, %%tid.x;\n"
-                             "  setp.ge.u32 %%p, %%t, 32;\n"
-                             "  @%%p bra wait;\n"
-                             "  setp.ne.u32 %%p, %%t, 0;\n"
-                             "  @%%p bra done;\n"
-                             "  mov.u32 %%b, %%ctaid.x;\n"
-                             "  setp.eq.u32 %%logs, %%b, 0;\n"
-                             "  mov.u32 %%gaps, 0;\n"
-                             "  mov.u64 %%start, %%globaltimer;\n"
-                             "  add.u64 %%stop, %%stop, %%start;\n"
-                             "  mov.u64 %%last, %%start;\n"
-                             "again:\n"
-                             "  mov.u64 %%now, %%globaltimer;\n"
-                             "  sub.u64 %%gap, %%now, %%last;\n"
-                             "  setp.gt.and.u64 %%p, %%gap, %%over, %%logs;\n"
-                             "  @!%%p bra went_on;\n"
-                             "  setp.ge.u32 %%p, %%gaps, %%room;\n"
-                             "  @%%p bra went_on;\n"
-                             "  mul.wide.u32 %%at, %%gaps, 16;\n"
-                             "  add.u64 %%at, %%at, %%log;\n"
-                             "  not.b64 %%last, %%last;\n"
-                             "  st.global.u64 [%%at+64], %%last;\n"
-                             "  st.global.u64 [%%at+72], %%now;\n"
-                             "  add.u32 %%gaps, %%gaps, 1;\n"
-                             "went_on:\n"
-                             "  mov.u64 %%last, %%now;\n"
-                             "  setp.lt.u64 %%p, %%now, %%stop;\n"
-                             "  @%%p bra again;\n"
-                             "  @!%%logs bra wait;\n"
-                             "  st.global.u32 [%%log+8], %%gaps;\n"
-                             "  st.global.u64 [%%log+16], %%start;\n"
-                             "  st.global.u64 [%%log+24], %%now;\n"
-                             "wait:\n"
-                             "  bar.sync 0;\n"
-                             "done:\n"
-                             "  ret;\n"
-                             "}\n";
-
 #define PREFIX 2 /* of the names that client.h makes of a duration: `k_` */
 
 static void *module;
 
-void load_kernels(const uint64_t *units_ns, size_t count) {
-  size_t size = sizeof header + sizeof ticks + count * (sizeof work + sizeof slices + 128);
+/* One line of PTX for every live value of a heavy kernel: `line` takes its number, and then that of the next. */
+static size_t each_live(char *to, size_t size, const char *line) {
+  size_t used = 0;
+  for (unsigned i = 0; i < HEAVY_LIVE; i++)
+    used += (size_t)snprintf(to + used, size - used, line, i, i, (i + 1) % HEAVY_LIVE);
+  return used;
+}
+
+char *write_ptx(const uint64_t *units_ns, size_t count) {
+  static char setup[4096], step[8192], rest[4096];
+  size_t used = (size_t)snprintf(setup, sizeof setup, heavy_setup, HEAVY_LIVE);
+  each_live(setup + used, sizeof setup - used, "  add.u32 %%h%u, %%x, %u; // %u\n");
+  used = (size_t)snprintf(step, sizeof step, heavy_step, STREAM_BYTES - 1);
+  each_live(step + used, sizeof step - used, "  mad.lo.u32 %%h%u, %%h%u, 1664525, %%h%u;\n");
+  each_live(rest, sizeof rest, "  xor.b32 %%x, %%x, %%h%u; // %u %u\n");
+  size_t size = sizeof header + sizeof ticks + count * (2 * sizeof work + sizeof setup + sizeof step + sizeof rest);
   char *ptx = allocate(size, 1), name[48];
-  size_t used = (size_t)snprintf(ptx, size, "%s%s", header, ticks);
+  used = (size_t)snprintf(ptx, size, "%s%s", header, ticks);
   for (size_t i = 0; i < count; i++) {
     kernel_name(name, sizeof name, units_ns[i]);
-    used += (size_t)snprintf(ptx + used, size - used, work, name + PREFIX);
-    used += (size_t)snprintf(ptx + used, size - used, slices, name + PREFIX);
+    used += (size_t)snprintf(ptx + used, size - used, work, "work", name + PREFIX, "", "", "", "");
+    used += (size_t)snprintf(ptx + used, size - used, work, "heavy", name + PREFIX, ".maxntid 1024, 1, 1", setup, step,
+                             rest);
   }
+  return ptx;
+}
+
+void load_kernels(const uint64_t *units_ns, size_t count) {
+  char *ptx = write_ptx(units_ns, count);
   CALL(cuModuleLoadData, &module, ptx);
   free(ptx);
 }
@@ -170,10 +168,11 @@ struct log_header read_log(const struct log *log, struct log_slot **slots) {
 }
 
 int launch_work(const struct kernel *kernel, const struct log *log, void *stream) {
-  uint64_t address = log->address;
+  uint64_t address = log->address, from = kernel->stream;
   uint32_t capacity = log->capacity, iterations = kernel->iterations;
-  void *parameters[] = {&address, &capacity, &iterations};
-  return cuLaunchKernel(kernel->function, kernel->blocks, 1, 1, kernel->threads, 1, 1, 0, stream, parameters, NULL);
+  void *parameters[] = {&address, &capacity, &iterations, &from};
+  return cuLaunchKernel(kernel->function, kernel->blocks, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream,
+                        parameters, NULL);
 }
 
 void *graph_of(const struct kernel *kernel, const struct log *log, void *stream, uint64_t nodes) {

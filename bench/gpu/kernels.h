@@ -4,8 +4,9 @@
  * work    a fixed number of loop iterations in every block, so that work is work: sliced out or slowed, it takes
  *         longer. The first thread of each block stamps %globaltimer, the device's clock, at begin and end, into the
  *         log: the device's own record of what ran when, comparable between processes.
+ * heavy   the same with all that a context can have on a multiprocessor: 64 registers in each of 1,024 threads, shared
+ *         memory as far as there is, and a stream of reads.
  * ticks   writes %globaltimer to host memory again and again: maps the device's clock to the host's.
- * slices  spins until a time and logs every gap in its own progress: when the context was off the device.
  *
  * On the simulated device kernels compute nothing and last as long as their names say (`work_500us`).
  */
@@ -14,14 +15,11 @@
 
 #include "client.h"
 
-/* The log in device memory: this header, then one slot per kernel (or gap). All zero at first. */
+/* The log in device memory: this header, then one slot per kernel. All zero at first. */
 struct log_header {
   uint32_t tickets; /* blocks that have ended; work kernels of one stream run one after the other */
   uint32_t sink;    /* keeps the compiler from folding the loop away */
-  uint32_t gaps;
-  uint32_t reserved;
-  uint64_t started, ended; /* of a slices kernel */
-  uint64_t reserved_line[4];
+  uint32_t reserved[14];
 };
 struct log_slot {
   /* ~the least start of its blocks: atomics can only take the greatest, and zero is memory's state */
@@ -38,9 +36,13 @@ struct log {
 struct kernel {
   void *function;
   uint64_t unit_ns;
-  uint32_t iterations, blocks, threads;
+  uint32_t iterations, blocks, threads, shared_bytes;
+  device_pointer stream; /* what a heavy one reads, of STREAM_BYTES */
 };
+#define STREAM_BYTES (256u << 20) /* more than any cache holds; a power of two */
 
+/* The module with a kernel of each kind for every duration, as text; the caller's to free. */
+char *write_ptx(const uint64_t *units_ns, size_t count);
 void load_kernels(const uint64_t *units_ns, size_t count);
 void *find_timed(const char *prefix, uint64_t unit_ns);
 

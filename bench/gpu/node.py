@@ -4,6 +4,7 @@ The same node without the hook is the baseline: the device's own time slicing. W
 log, never from the arbiter.
 """
 
+import dataclasses
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from rig.truth import Held
 END_TIMEOUT_S = 60.0
 QUANTUM = 1  # the reason of a turn that its quantum ended
 CLASSES = {"latency": 0, "standard": 1, "batch": 2}
+LOGGED = {"saturate", "sync", "periodic", "latency", "records"}
+"""What writes a log of its kernels."""
 SIMULATED_LOG = 200_000
 CLOCK_ERROR_NS = 10_000
 """How far a kernel's host time may be off: the map of the clocks, and what they drift within a run."""
@@ -36,7 +39,8 @@ class Node(Closing):
     def __init__(self, host: Host, *, hook: bool = True) -> None:
         Node._made += 1
         self._host = host
-        self._hook = hook
+        self._hook = hook and host.peer is None
+        self._preloaded = host.peer.environment if hook and host.peer else {}
         self._directory = host.directory / f"node{Node._made}"
         self._arbiter: Asked | None = None
         self._shares: dict[str, int] = {}
@@ -73,7 +77,7 @@ class Node(Closing):
     def share(self, name: str, terms: Terms) -> dict[str, str]:
         """Make a share; return the environment of its programs. Without the hook: the bare one."""
         if self._arbiter is None:
-            return self.environment
+            return {**self.environment, **self._preloaded}
         directory = self._directory / name
         directory.mkdir()
         millipercent = (round(terms.request * 1000), round(terms.limit * 1000))
@@ -98,7 +102,7 @@ class Node(Closing):
 
     def _begin(self, owner: str, load: Load, seconds: float) -> Program:
         options = {name: value for name, value in load.options.items() if name != "warm"}  # a probe always is
-        if load.mode in {"saturate", "sync", "periodic"}:
+        if load.mode in LOGGED:
             kernels = int((seconds + 2) * 1.2e9 / load.unit_ns) + 4096
             options |= {"path": self._log(owner)}
             options |= {} if self._host.simulated else {"log": min(kernels, 1 << 24)}
@@ -112,9 +116,7 @@ class Node(Closing):
 
     def collect(self, first_ns: int, steps: int) -> Run:
         """Wait for all programs and return what happened, with samples from `first_ns` on."""
-        results = {owner: program.result(END_TIMEOUT_S) for owner, (_, program) in self._programs.items()}
-        clock = ClockMap(self._first, self._host.tick())
-        found = self._simulated_spans(results) if self._host.simulated else self._logged_spans(results, clock)
+        results, clock, found = self.finish()
         samples = spans.samples(found, first_ns, self._host.scale.step_ns, steps)
         kernel_ns = {owner: sum(span.ended_ns - span.started_ns for span in found[owner]) for owner in found}
         detail = {"clock_drift_ppm": clock.drift_ppm, "kernels_alone_ns": kernel_ns, "account": self.usage()}
@@ -123,6 +125,13 @@ class Node(Closing):
         return Run(samples, results, used, self.accounts(), kernels, held, quanta_ns, detail)
 
     # ---- what is true ----
+
+    def finish(self) -> tuple[dict[str, Result], ClockMap, dict[str, list[Span]]]:
+        """Wait for all programs; return what they say, the map of the clocks, and their kernels."""
+        results = {owner: program.result(END_TIMEOUT_S) for owner, (_, program) in self._programs.items()}
+        clock = ClockMap(self._first, self._host.tick())
+        found = self._simulated_spans(results) if self._host.simulated else self._logged_spans(results, clock)
+        return results, clock, found
 
     def _logged_spans(self, results: Mapping[str, Result], clock: ClockMap) -> dict[str, list[Span]]:
         found: dict[str, list[Span]] = {}
@@ -143,7 +152,7 @@ class Node(Closing):
         with Truth(self.environment["SIMGPU_STATE"]) as truth:
             for kernel in truth.kernels(0):
                 owner = owners.get(kernel.pid)
-                if owner is not None and kernel.name.startswith(("work_", "graph")):
+                if owner is not None and kernel.name.startswith(("work_", "heavy_", "graph")):
                     found[owner].append(Span(kernel.submitted_ns, kernel.started_ns, kernel.ended_ns, kernel.busy_ns))
         return found
 
@@ -185,8 +194,9 @@ class HardwareRig:
 
     @property
     def scale(self) -> HardwareScale:
-        """How long everything takes."""
-        return self._host.scale
+        """How long everything takes; a peer's column has no baselines of its own."""
+        scale = self._host.scale
+        return dataclasses.replace(scale, baselines=False) if self._host.peer else scale
 
     def node(self, *, hook: bool = True, log: bool = True) -> Node:
         """Return a fresh node; its programs are logged anyway."""

@@ -12,19 +12,24 @@
  *     periodic    every `period`: `work` of device time in kernels of `unit`, then synchronise; prints latencies
  *     cost        the host's time per launch, in `count` batches of `group` empty launches
  *     mix         `count` rounds of everything that counts as a launch: kernels, a graph, a memset, a copy
- *     slices      one kernel for `work` that logs when it was off the device
+ *     ptx         the text of the kernels of `units`; needs no device
  *     calls       the host's time of driver calls, batches of `group`
- *     signals     how long after the end of a kernel the host knows, by each way to know
- *     budget      throughput of kernels of `unit` with at most each of `units` in flight
- *     capture     captures in every mode while another thread launches: the errors
- *     memory      fill the memory that is free, to the last byte, by every kind of allocation; `count` rounds
+ *     latency     `count` launches on an idle device, each after `gap`
+ *     records     kernels of `units` by turns: first alone, then with an event behind each, then with one that takes
+ * the time; prints what that said passed from each to the next streams     how long kernels of `unit` that fill the
+ * device take on one stream, and as many on each of two commands    every `gap`, what needs no multiprocessor: 0 a word
+ * written, 1 an event, 2 a wait (`command`) signals     how long after the end of a kernel the host knows, by each way
+ * to know budget      throughput of kernels of `unit` with at most each of `units` in flight capture     captures in
+ * every mode while another thread launches: the errors memory      fill the memory that is free, to the last byte, by
+ * every kind of allocation; `count` rounds
  *
  * A program whose kernels are logged writes the log to the file `path`: three 64-bit words a kernel: when its launch
  * had returned (host, ns; 0 unknown), its begin and its end (device, ns).
  *
  * Times take a suffix: ns, us, ms, s. With wait=1 it prints "ready" when its context stands and reads "START STOP"
  * (CLOCK_MONOTONIC ns) from stdin. simulated=1: kernels last as long as their names say and log nothing. The last line
- * is one JSON object. Exit 0, or 1 with the failing call on stderr.
+ * is one JSON object. heavy=1: kernels that take all that a multiprocessor has. Exit 0, or 1 with the failing call on
+ * stderr.
  */
 #define _GNU_SOURCE
 #include "probe.h"
@@ -60,6 +65,7 @@ static void parse(int count, char **arguments) {
       {"log", &options.log, false},           {"blocks", &options.blocks, false},
       {"threads", &options.threads, false},   {"bytes", &options.bytes, false},
       {"wait", &options.wait, false},         {"simulated", &options.simulated, false},
+      {"heavy", &options.heavy, false},       {"command", &options.command, false},
   };
   if (count < 2)
     die("usage: probe MODE [option=value ...]");
@@ -85,11 +91,24 @@ struct kernel kernel_of(uint64_t unit_ns) {
   double iterations = (double)unit_ns * options.rate / 1000;
   if (iterations > 4e9)
     die("a kernel of %" PRIu64 " ns at %.0f iterations a microsecond does not fit", unit_ns, options.rate);
-  return (struct kernel){.function = find_timed("work", unit_ns),
-                         .unit_ns = unit_ns,
-                         .iterations = (uint32_t)iterations,
-                         .blocks = options.blocks ? (uint32_t)options.blocks : (uint32_t)multiprocessors,
-                         .threads = (uint32_t)options.threads};
+  struct kernel kernel = {.function = find_timed(options.heavy ? "heavy" : "work", unit_ns),
+                          .unit_ns = unit_ns,
+                          .iterations = (uint32_t)iterations,
+                          .blocks = options.blocks ? (uint32_t)options.blocks : (uint32_t)multiprocessors,
+                          .threads = (uint32_t)options.threads};
+  if (options.heavy) {
+    static device_pointer stream;
+    int bytes = 0;
+    if (!stream)
+      CALL(cuMemAlloc, &stream, STREAM_BYTES);
+    CALL(cuDeviceGetAttribute, &bytes, ATTRIBUTE_SHARED_BYTES, 0);
+    bytes = bytes < HEAVY_SHARED ? bytes : HEAVY_SHARED;
+    CALL(cuFuncSetAttribute, kernel.function, FUNCTION_SHARED_BYTES, bytes);
+    kernel.stream = stream;
+    kernel.shared_bytes = (uint32_t)bytes;
+    kernel.threads = 1024;
+  }
+  return kernel;
 }
 
 /* ---- the result ---- */
@@ -116,9 +135,11 @@ static const struct {
     {"periodic", run_periodic, true}, {"cost", run_cost, true},
     {"mix", run_mix, true},           {"info", run_info, false},
     {"clock", run_clock, true},       {"calibrate", run_calibrate, true},
-    {"slices", run_slices, true},     {"calls", run_calls, true},
-    {"signals", run_signals, true},   {"budget", run_budget, true},
-    {"capture", run_capture, true},   {"memory", run_memory, true},
+    {"latency", run_latency, true},   {"records", run_records, true},
+    {"streams", run_streams, true},   {"commands", run_commands, true},
+    {"calls", run_calls, true},       {"signals", run_signals, true},
+    {"budget", run_budget, true},     {"capture", run_capture, true},
+    {"memory", run_memory, true},
 };
 
 static void open_device(void) {
@@ -148,6 +169,10 @@ int main(int count, char **arguments) {
   size_t mode = 0;
   while (mode < sizeof modes / sizeof *modes && strcmp(modes[mode].name, options.mode))
     mode++;
+  if (!strcmp(options.mode, "ptx")) {
+    fputs(write_ptx(options.units_ns, options.unit_count), stdout);
+    return 0;
+  }
   if (mode == sizeof modes / sizeof *modes)
     die("no mode `%s`", options.mode);
   stop_on_signal();

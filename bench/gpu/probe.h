@@ -4,12 +4,13 @@
 
 #include "kernels.h"
 
-#define UNITS_MAX 16u
+#define UNITS_MAX    16u
+#define HEAVY_SHARED (200 << 10) /* bytes of shared memory that a heavy kernel takes, or as many as there are */
 
 struct options {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, streams, graph, burst, count, log, blocks, threads, bytes, wait, simulated;
+  uint64_t depth, group, streams, graph, burst, count, log, blocks, threads, bytes, wait, simulated, heavy, command;
   uint64_t units_ns[UNITS_MAX];
   size_t unit_count;
   double rate; /* loop iterations per microsecond of the device */
@@ -46,7 +47,10 @@ void run_mix(void);
 void run_info(void);
 void run_clock(void);
 void run_calibrate(void);
-void run_slices(void);
+void run_latency(void);
+void run_records(void);
+void run_streams(void);
+void run_commands(void);
 void run_calls(void);
 void run_signals(void);
 void run_budget(void);

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.table import Line, aligned
+from bench.table import Line, aligned, cells_of, peer_names
 
 MEASURED, FAILED, SKIPPED = "measured", "failed", "skipped"
 HEADINGS = ("what", "bar", "with SharePod", "", "without")
@@ -34,7 +34,8 @@ class Report:
     about: Mapping[str, Any]
     """The device and the settings of the run."""
     rows: list[Row] = field(default_factory=list)
-    calibration: Sequence[Mapping[str, str]] = ()
+    profile: Mapping[str, int] = field(default_factory=dict)
+    """What the simulated GPU has to be set to, to be like this one: SIMGPU_PROFILE takes the file."""
 
     @property
     def missed(self) -> list[Line]:
@@ -50,26 +51,26 @@ class Report:
         """Return one JSON document."""
         document = {
             "machine": self.machine,
+            "profile": self.profile,
             **self.about,
             "rows": [dataclasses.asdict(row) for row in self.rows],
-            "simgpu_calibration": self.calibration,
         }
         return json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n"
 
     def markdown(self) -> str:
         """Return the tables."""
-        cells = [HEADINGS]
+        peers = peer_names(line for row in self.rows for line in row.lines)
+        cells = [(*HEADINGS, *peers)]
         for row in self.rows:
-            cells += [(line.what, line.bar, line.result, line.verdict, line.no_hook) for line in row.lines]
+            cells += [(x.what, x.bar, x.result, x.verdict, x.no_hook, *cells_of(x, peers)) for x in row.lines]
             if row.state != MEASURED:
-                cells.append((row.title, "", f"{row.state}: {_one_line(row.reason)}", "", ""))
+                cells.append((row.title, "", f"{row.state}: {_one_line(row.reason)}", "", "", *([""] * len(peers))))
         about = [f"* {name}: {_in_words(value)}" for name, value in self.about.items() if name != "scale"]
         text = [f"# {self.machine}", "", *about, ""]
         text += [*aligned(cells), ""]
-        if self.calibration:
-            names = ("setting of simgpu", "now", "measured", "how")
-            values = [tuple(str(entry[name]) for name in names) for entry in self.calibration]
-            text += ["## simgpu calibration", "", *aligned([names, *values]), ""]
+        if self.profile:
+            values = [(name, str(value)) for name, value in self.profile.items()]
+            text += ["## profile", "", *aligned([("property of the simulated GPU", "measured"), *values]), ""]
         return "\n".join(text)
 
     def save(self, directory: Path) -> tuple[Path, Path]:

@@ -3,12 +3,14 @@
 Host times are CLOCK_MONOTONIC nanoseconds, device times are of the device's clock (%globaltimer).
 """
 
-import itertools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean
 from typing import NamedTuple
 
+from bench.bars.figures import median
 from rig.truth import Kernel, Sample
 
 JOINED_GAP_NS = 10_000
@@ -16,6 +18,10 @@ JOINED_GAP_NS = 10_000
 to use, so a bill counts the gap."""
 
 
+DRIFT_WINDOW_NS = 1_000_000_000
+"""The drift is looked at over so long a time, or an eighth of what there is."""
+READING_NS = 10_000
+"""Two clocks read one after the other are known apart this well, on a busy machine."""
 RECORD = struct.Struct("<QQQ")
 """A kernel in a probe's log: when its launch had returned (host time), its begin and end (device time)."""
 
@@ -135,72 +141,76 @@ def _joined(spans: Sequence[Span], gap_ns: int) -> list[tuple[int, int]]:
     return found
 
 
-# ---- time slices ----
+# ---- what a context misses of the device ----
 
 
-def running(began_ns: int, ended_ns: int, gaps: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return when a kernel was on the device, given its begin, its end and the gaps in its progress."""
-    found, reached = [], began_ns
-    for left, back in sorted(gaps):
-        found.append((reached, left))
-        reached = back
-    found.append((reached, ended_ns))
-    return found
+def absences(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Return how long the owner of kernels of one length, back to back, was off the device, each time.
 
-
-@dataclass(frozen=True, slots=True)
-class Slicing:
-    """How the device slices between two contexts that both always have work."""
-
-    slices_ns: list[int]
-    switches_ns: list[int]
-    """From the last progress of one to the first of the other."""
-    lost: float
-    """The part of the time in which both wanted to run and neither did."""
-
-
-def slicing(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Slicing:
-    """Return the slices and switches of two contexts while both had work.
-
-    Raises ValueError when they never overlapped.
+    Beside it is how long the owner had worked since the time before; 0 where that is not known. Only the ends of
+    kernels count, so that it does not matter whether a kernel was interrupted or none was begun. A kernel that was not
+    launched before its predecessor had ended waited for its host: that is no absence.
     """
-    begin = max(one[0][0], other[0][0])
-    end = min(one[-1][1], other[-1][1])
-    turns = sorted(
-        [(*span, 0) for span in one if span[1] > begin and span[0] < end]
-        + [(*span, 1) for span in other if span[1] > begin and span[0] < end]
-    )
-    if end <= begin or len(turns) < 2:
-        raise ValueError("the two contexts were never on the device together: nothing to learn of its slices")
-    # The first and the last slice are cut by where the measurement begins and ends.
-    lengths = [left - came for came, left, _ in turns[1:-1]]
-    switches = [max(0, after[0] - before[1]) for before, after in itertools.pairwise(turns) if before[2] != after[2]]
-    used = sum(min(left, end) - max(came, begin) for came, left, _ in turns)
-    return Slicing(lengths, switches, max(0.0, 1 - used / (end - begin)))
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A short piece of work of another context inside a gap of one that always has work."""
-
-    preempted_ns: int
-    """From the last progress of the one that was put off to the visitor's begin."""
-    back_ns: int
-    """From the visitor's end, which leaves it without work, to the other's next progress."""
-
-
-def visits(gaps: Iterable[tuple[int, int]], kernels: Iterable[tuple[int, int]]) -> list[Visit]:
-    """Return the visits of kernels (begin, end), in device time like the gaps, one or more kernels to a gap."""
-    ordered = sorted(kernels)
-    found, place = [], 0
-    for left, back in sorted(gaps):
-        while place < len(ordered) and ordered[place][0] < left:
-            place += 1
-        inside = place
-        while inside < len(ordered) and ordered[inside][1] <= back:
-            inside += 1
-        if inside > place:
-            began, ended = ordered[place][0], ordered[inside - 1][1]
-            found.append(Visit(began - left, back - ended))
-        place = inside
+    ordered = sorted(spans, key=lambda span: span.ended_ns)
+    steps = [
+        (after.ended_ns - before.ended_ns, after.submitted_ns < before.ended_ns) for before, after in pairwise(ordered)
+    ]
+    usual_ns = median([step_ns for step_ns, _ in steps]) if steps else 0
+    found, kernels = [], -1
+    for step_ns, queued in steps:
+        kernels += kernels >= 0
+        if step_ns > usual_ns * 5 / 4:
+            if queued:
+                found.append((round(step_ns - usual_ns), round(kernels * usual_ns) if kernels > 0 else 0))
+            kernels = 0 if queued else -1
     return found
+
+
+def slice_ns(found: Sequence[tuple[int, int]]) -> float:
+    """Return the mean time between absences, those apart that are far from the usual. Raises ValueError without any."""
+    worked = [worked_ns for _, worked_ns in found if worked_ns]
+    usual_ns = median(worked)
+    # Whole kernels are counted, of which one is cut at either end: only the mean of many is finer than one kernel.
+    return mean([worked_ns for worked_ns in worked if usual_ns * 3 / 4 <= worked_ns <= usual_ns * 5 / 4])
+
+
+# ---- events ----
+
+
+def resolution_ns(steps_ms: Sequence[float]) -> int:
+    """Return the unit of which all times between events are whole multiples, in nanoseconds, 1 at least."""
+    unit_ns = 0.0
+    for step_ns in (step_ms * 1e6 for step_ms in steps_ms):
+        larger, smaller = max(unit_ns, step_ns), min(unit_ns, step_ns)
+        while smaller > 0.5:  # a float of milliseconds is this exact
+            larger, smaller = smaller, abs(larger - round(larger / smaller) * smaller)
+        unit_ns = larger
+    return max(1, round(unit_ns))
+
+
+def drift(ticks: Sequence[Tick]) -> tuple[float, float]:
+    """Return how much faster the device's clock goes, in parts per million, and how many seconds it keeps that sign.
+
+    0 seconds: the sign changes less than twice. Raises ValueError with fewer than two instants.
+    """
+    if len(ticks) < 2:
+        raise ValueError("the clocks were compared less than twice")
+    window_ns = min(DRIFT_WINDOW_NS, (ticks[-1].host_ns - ticks[0].host_ns) // 8)
+    slopes, place = [], 0
+    for before in ticks:
+        while place < len(ticks) and ticks[place].host_ns < before.host_ns + window_ns:
+            place += 1
+        if place < len(ticks):
+            slopes.append((before.host_ns, _ppm(before, ticks[place])))
+    # Where the sign changes within a window, and where the two clocks are read less exactly than they differ.
+    least_ppm = max(median([abs(ppm) for _, ppm in slopes]) / 2, READING_NS / max(1, window_ns) * 1e6)
+    clear = [(at_ns, ppm) for at_ns, ppm in slopes if abs(ppm) > least_ppm]
+    changes = [after[0] for before, after in pairwise(clear) if before[1] * after[1] < 0]
+    if len(changes) < 2:
+        return _ppm(ticks[0], ticks[-1]), 0.0
+    period_s = (changes[-1] - changes[0]) / (len(changes) - 1) / 1e9
+    return median([abs(ppm) for _, ppm in clear]), period_s
+
+
+def _ppm(first: Tick, last: Tick) -> float:
+    return ClockMap(first, last).drift_ppm

@@ -95,6 +95,99 @@ void run_cost(void) {
   time_launches();
 }
 
+void run_latency(void) {
+  prepare(0);
+  for (uint64_t i = 0; i < options.count && running(); i++) {
+    sleep_until(now_ns() + options.gap_ns);
+    launch(0);
+    drain();
+  }
+  begin();
+  write_log();
+}
+
+/* ---- events, streams, and what needs no multiprocessor ---- */
+
+#define RECORDED 120u /* kernels of each kind: with their events fewer than the launches that a driver queues */
+#define AHEAD_NS 20000000u
+
+static void *event_with(unsigned flags) {
+  void *event = NULL;
+  CALL(cuEventCreate, &event, flags);
+  return event;
+}
+
+void run_records(void) {
+  void *timed[RECORDED], *plain = event_with(EVENT_DISABLE_TIMING);
+  prepare(0);
+  struct kernel kernels[UNITS_MAX];
+  for (size_t i = 0; i < options.unit_count; i++)
+    kernels[i] = kernel_of(options.units_ns[i]);
+  for (uint32_t i = 0; i < RECORDED; i++)
+    timed[i] = event_with(EVENT_DEFAULT);
+  load.kernel = kernel_of(AHEAD_NS); /* meanwhile the host queues all the rest */
+  launch(0);
+  for (uint32_t i = 0; i < 3 * RECORDED; i++) {
+    load.kernel = kernels[i % options.unit_count];
+    launch(0);
+    if (i >= RECORDED)
+      CALL(cuEventRecord, i < 2 * RECORDED ? plain : timed[i % RECORDED], load.stream);
+  }
+  drain();
+  begin();
+  printf(", \"steps_ms\": [");
+  for (uint32_t i = 1; i < RECORDED; i++) {
+    float ms = 0;
+    CALL(cuEventElapsedTime, &ms, timed[i - 1], timed[i]);
+    printf("%s%.9g", i > 1 ? ", " : "", (double)ms);
+  }
+  putchar(']');
+  write_log();
+}
+
+/* Kernels that fill the device: with another stream beside them only where that has the same units to itself. */
+void run_streams(void) {
+  void *streams[2];
+  options.threads = 1024;
+  options.log = 1;
+  prepare(0);
+  for (int i = 0; i < 2; i++)
+    CALL(cuStreamCreate, &streams[i], STREAM_NON_BLOCKING);
+  uint64_t took_ns[2][16], repeats = options.count < 16 ? options.count : 16;
+  for (uint64_t i = 0; i < 2 * repeats; i++) {
+    uint64_t began_ns = now_ns();
+    for (uint64_t n = 0; n < options.depth; n++)
+      for (uint64_t s = 0; s <= i % 2; s++)
+        check(launch_work(&load.kernel, &load.log, streams[s]), "cuLaunchKernel");
+    for (uint64_t s = 0; s <= i % 2; s++)
+      CALL(cuStreamSynchronize, streams[s]);
+    took_ns[i % 2][i / 2] = now_ns() - began_ns;
+  }
+  begin();
+  print_quantiles("one", took_ns[0], repeats);
+  print_quantiles("two", took_ns[1], repeats);
+}
+
+void run_commands(void) {
+  device_pointer address;
+  void *event = event_with(EVENT_DISABLE_TIMING);
+  mapped(64, &address);
+  options.log = 1;
+  prepare(0);
+  CALL(cuEventRecord, event, load.stream);
+  for (; running(); launches++) {
+    sleep_until(now_ns() + options.gap_ns);
+    if (options.command == 0)
+      CALL(cuStreamWriteValue32, load.stream, address, 1, 0);
+    else if (options.command == 1)
+      CALL(cuEventRecord, event, load.stream);
+    else
+      CALL(cuStreamWaitEvent, load.stream, event, 0);
+  }
+  drain();
+  begin();
+}
+
 /* CUPTI's count, when the driver was told to load the library that has it. */
 static void report_cupti(void) {
   const char *path = getenv("CUDA_INJECTION64_PATH"), *report = getenv("CUPTI_REPORT");

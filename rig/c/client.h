@@ -7,18 +7,20 @@
 
 #include "program.h"
 
-#define CUDA_VERSION         12080 /* the interface asked for; an older driver answers with what it has */
-#define STREAM_NON_BLOCKING  1u
-#define EVENT_DEFAULT        0u
-#define EVENT_BLOCKING_SYNC  1u
-#define EVENT_DISABLE_TIMING 2u
-#define CAPTURE_RELAXED      2
-#define HOST_PORTABLE_MAPPED 3u
-#define ATTACH_GLOBAL        1u
-#define ATTRIBUTE_SM_COUNT   16
-#define ATTRIBUTE_MODE       20 /* compute mode: 0 default, 2 prohibited, 3 exclusive */
-#define ATTRIBUTE_MAJOR      75
-#define ATTRIBUTE_MINOR      76
+#define CUDA_VERSION           12080 /* the interface asked for; an older driver answers with what it has */
+#define STREAM_NON_BLOCKING    1u
+#define EVENT_DEFAULT          0u
+#define EVENT_BLOCKING_SYNC    1u
+#define EVENT_DISABLE_TIMING   2u
+#define CAPTURE_RELAXED        2
+#define HOST_PORTABLE_MAPPED   3u
+#define ATTACH_GLOBAL          1u
+#define ATTRIBUTE_SM_COUNT     16
+#define ATTRIBUTE_MODE         20 /* compute mode: 0 default, 2 prohibited, 3 exclusive */
+#define ATTRIBUTE_MAJOR        75
+#define ATTRIBUTE_MINOR        76
+#define ATTRIBUTE_SHARED_BYTES 97 /* that a block can ask for */
+#define FUNCTION_SHARED_BYTES  8
 
 #define SUCCESS             0
 #define ERROR_OUT_OF_MEMORY 2
@@ -98,6 +100,7 @@ struct ipc_handle {
   row(cuCtxSetCurrent, (void *))                                                                                       \
   row(cuModuleLoadData, (void **, const void *))                                                                       \
   row(cuModuleGetFunction, (void **, void *, const char *))                                                            \
+  row(cuFuncSetAttribute, (void *, int, int))                                                                          \
   row(cuStreamCreate, (void **, unsigned))                                                                             \
   row(cuStreamSynchronize, (void *))                                                                                   \
   row(cuEventCreate, (void **, unsigned))                                                                              \

@@ -1,0 +1,177 @@
+"""What contexts, streams and events do to each other on the hardware itself: most of a profile of the simulated GPU.
+
+Everything is read from when kernels began and ended, by the device's own log, so that the same code measures a real GPU
+and a simulated one. Each row leaves what it learns in `host.profile`.
+"""
+
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+
+from bench.bars import figures
+from bench.bars.rig import START_DELAY_NS, run
+from bench.gpu import spans
+from bench.gpu.host import Host
+from bench.gpu.node import HardwareRig, Node
+from bench.gpu.spans import Span
+from bench.table import Line, micro, milli
+from rig.loads import MS, Load, Terms, saturating
+from rig.programs import Result
+
+UNIT = "50us"
+VISIT_NS = 100_000
+SIZES = {"light": 0, "heavy": 1}
+COMMANDS = ("a word written", "an event recorded", "an event waited for")
+ODD_UNITS = ("7001ns", "11003ns", "13007ns", "17011ns")
+"""No two have a common divisor: what their ends have in common is the clock's."""
+
+
+def _busy(heavy: int) -> Load:
+    return saturating(50, UNIT, depth=8, group=8, heavy=heavy)
+
+
+def _beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result], Mapping[str, list[Span]]]:
+    """Run loads side by side without the hook; return what they say and when their kernels ran."""
+    length_ns = host.scale.slices_ms * MS
+    with Node(host, hook=False) as node:
+        programs = node.start(loads, length_ns / 1e9)
+        begin_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs.values():
+            program.go(begin_ns, begin_ns + length_ns)
+        results, _, found = node.finish()
+    return results, found
+
+
+# ---- slices and switches ----
+
+
+def slices(host: Host) -> list[Line]:
+    """Measure time slices and switches between contexts: of two that always have work, and of one that runs empty."""
+    lines, switches_ns, backs_ns = [], dict[str, float](), dict[str, float]()
+    slice_ns = 0.0
+    for size, heavy in SIZES.items():
+        _, found = _beside(host, {"one": _busy(heavy), "other": _busy(heavy)})
+        missed = [spans.absences(kernels) for kernels in found.values()]
+        off_ns = figures.median([off_ns for one in missed for off_ns, _ in one])
+        slice_ns = sum(map(spans.slice_ns, missed)) / len(missed)
+        switches_ns[size] = max(0.0, (off_ns - slice_ns) / 2)
+        lost = switches_ns[size] / (slice_ns + switches_ns[size])
+        text = f"{micro(slice_ns)}, a switch {micro(switches_ns[size])}, lost {lost * 100:.2f} %"
+        what = f"time slice between two busy contexts, {size} kernels"
+        lines.append(Line(what, "", text, detail={"slices": sum(map(len, missed))}))
+        backs_ns[size] = _visit(host, heavy, VISIT_NS, slice_ns, switches_ns[size])
+    # A context that had nearly all of its slice when it ran empty can keep no more than the rest.
+    rest_ns = slice_ns / 16
+    late_ns = _visit(host, 0, round(slice_ns - rest_ns), slice_ns, switches_ns["light"])
+    stay_ns = backs_ns["light"] - late_ns + rest_ns if backs_ns["light"] - late_ns > rest_ns / 2 else 0.0
+    for size, back_ns in backs_ns.items():
+        text = f"{micro(back_ns)}, of which the empty one is left alone for {micro(stay_ns)}"
+        lines.append(Line(f"a busy context is back after another has run empty, {size} kernels", "", text))
+    # A real program is rather a heavy one, and a simulated GPU should not be kinder than the real one.
+    host.profile |= {
+        "slice_us": slice_ns / 1e3,
+        "switch_us": max(switches_ns.values()) / 1e3,
+        "drain_stay_us": stay_ns / 1e3,
+        "drain_switch_us": max(0.0, *backs_ns.values()) / 1e3 - stay_ns / 1e3,
+    }
+    return [*lines, _beside_deep_queue(host)]
+
+
+def _visit(host: Host, heavy: int, unit_ns: int, slice_ns: float, switch_ns: float) -> float:
+    """Return how long a busy context waits after each visit of another's one kernel, which leaves that without work."""
+    options = {"unit": f"{unit_ns}ns", "gap": f"{round(4 * slice_ns)}ns", "heavy": heavy}
+    _, found = _beside(host, {"busy": _busy(heavy), "visitor": Load(Terms(50), "sync", options)})
+    took_ns = figures.median([span.ended_ns - span.started_ns for span in found["visitor"]])
+    return figures.median([off_ns for off_ns, _ in spans.absences(found["busy"])]) - took_ns - switch_ns
+
+
+def _beside_deep_queue(host: Host) -> Line:
+    """Measure what a context that waits for each short kernel gets beside a deep queue: what sharing must repair."""
+    loads = {"deep": saturating(50), "short": Load(Terms(50), "sync", {"unit": "100us"})}
+    rig = HardwareRig(host)
+    bare_run = run(rig, loads, host.scale.bare_steps, hook=False)
+    part = figures.utilisation(bare_run.samples, ["short"]) / (figures.utilisation(bare_run.samples) or 1)
+    latencies = bare_run.results["short"].latencies_ns
+    hooked = run(rig, loads, host.scale.short_steps)
+    part_hooked = figures.utilisation(hooked.samples, ["short"]) / (figures.utilisation(hooked.samples) or 1)
+    p50 = figures.median(latencies)
+    text = f"{part_hooked * 100:.1f} % ({milli(figures.median(hooked.results['short'].latencies_ns))} a kernel)"
+    bare = f"{part * 100:.1f} % ({milli(p50)} a kernel)"
+    return Line("100 µs kernels, each waited for, beside a deep queue: part of the device", "", text, None, bare)
+
+
+def commands(host: Host) -> list[Line]:
+    """Measure what a busy context loses to commands of another that need no multiprocessor."""
+    switch_us, back_us = (host.profile[name] for name in ("switch_us", "drain_switch_us"))
+    gap_ns = round(4000 * host.profile["slice_us"])
+    lines, intrusions_us = [], []
+    for command, what in enumerate(COMMANDS):
+        other = Load(Terms(50), "commands", {"gap": f"{gap_ns}ns", "command": command})
+        results, found = _beside(host, {"busy": _busy(0), "other": other})
+        missed = [off_ns for off_ns, _ in spans.absences(found["busy"])]
+        disturbs = len(missed) > results["other"].launches / 2
+        lost_ns = figures.median(missed) if disturbs else 0.0
+        intrusions_us.append(max(0.0, lost_ns / 1e3 - switch_us - back_us - host.profile["drain_stay_us"]))
+        text = f"{micro(lost_ns)} each ({len(missed)} absences, {results['other'].launches} commands)"
+        lines.append(Line(f"lost beside a context without work: {what}", "", text))
+    host.profile["intrusion_us"] = max(intrusions_us)
+    return lines
+
+
+def streams(host: Host) -> list[Line]:
+    """Measure whether streams of one context share the multiprocessors."""
+    told = host.ask("streams", unit="1ms", depth=20, count=5)
+    ratio = told["two"]["p50_ns"] / told["one"]["p50_ns"]
+    share = ratio > 1.5
+    host.profile |= {"streams_share_sms": share, "interference_percent": max(0.0, ratio * 50 - 100) if share else 0}
+    return [Line("twice the work on two streams of a context ÷ on one: the time", "", f"{ratio:.3f}")]
+
+
+# ---- launches and events ----
+
+
+def latency(host: Host) -> list[Line]:
+    """Measure how soon a launch begins on an idle device."""
+    options = {"unit": "100us", "gap": "1ms", "count": host.scale.slices_ms // 2}
+    _, found = _beside(host, {"a": Load(Terms(100), "latency", options)})
+    late_ns = figures.median([span.started_ns - span.submitted_ns for span in found["a"]])
+    host.profile["latency_ns"] = max(0.0, late_ns)
+    return [Line("cuLaunchKernel has returned → the kernel begins, idle device, p50", "", micro(late_ns))]
+
+
+def events(host: Host) -> list[Line]:
+    """Measure what events cost the device, and how fine the time is that they take."""
+    options = {"units": ",".join(ODD_UNITS), "work": "20ms", "unit": "500us"}
+    results, found = _beside(host, {"a": Load(Terms(100), "records", options)})
+    kernels = sorted(found["a"], key=lambda span: span.started_ns)[1:]
+    third = len(kernels) // 3
+    gaps_ns = [
+        figures.median([after.started_ns - before.ended_ns for before, after in pairwise(kernels[at : at + third])])
+        for at in range(0, 3 * third, third)
+    ]
+    resolution_ns = spans.resolution_ns(results["a"].other["steps_ms"])
+    host.profile |= {"record_gap_ns": max(0.0, gaps_ns[2] - gaps_ns[0]), "event_resolution_ns": resolution_ns}
+    shown = ", ".join(f"{gap_ns:.0f}" for gap_ns in gaps_ns)
+    return [
+        Line("between kernels of a stream: nothing, an event, one that takes the time", "", f"{shown} ns"),
+        Line("the unit of times between events", "", f"{resolution_ns} ns"),
+    ]
+
+
+def clock(host: Host) -> list[Line]:
+    """Measure how the clock of events drifts from the host's."""
+    ends_ns = time.monotonic_ns() + host.scale.drift_ms * MS
+    while time.monotonic_ns() < ends_ns:
+        host.tick()
+        time.sleep(0.03)
+    return [drifted(host)]
+
+
+def drifted(host: Host) -> Line:
+    """Return the drift so far, which the profile gets: the longer the run, the better it is known."""
+    ppm, period_s = spans.drift(host.event_ticks)
+    host.profile["event_drift_ppm"] = ppm
+    if period_s:
+        host.profile["event_drift_period_s"] = period_s
+    text = f"{ppm:+.1f} ppm" + (f", its sign changes every {period_s:.1f} s" if period_s else "")
+    return Line("clock of events against the host's", "", text)

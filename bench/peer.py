@@ -1,0 +1,110 @@
+"""Interposers of others (`--peer`): loaded into the programs instead of our hook, each with a column of its own.
+
+A peer has no agent of ours: a program under it runs as a bare one does, with LD_PRELOAD and the variables that the user
+gave. Every row that measures programs on a node is measured once more for each peer.
+"""
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.table import Line
+from rig.programs import ProgramFailed
+
+ELF = b"\x7fELF"
+TAKEN = {"what", "bar", "result", "no hook", "with SharePod", "without", "Gemini's policy"}
+"""Names that a column of a table has already."""
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One interposer of somebody else."""
+
+    name: str
+    library: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its programs have beyond the bare ones."""
+        return {**self.variables, "LD_PRELOAD": str(self.library)}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--peer` and `--peer-env`."""
+    loaded = "load another interposer instead of our hook and give it a column; as often as you like"
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=LIBRARY.so", help=loaded)
+    parser.add_argument("--peer-env", action="append", default=[], metavar="NAME:VAR=VALUE", help="a variable for it")
+
+
+def read_flags(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[Peer, ...]:
+    """Return the peers that the flags name. What is wrong with a flag ends the program in one line, with status 2."""
+    try:
+        return _peers(options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _peers(options: argparse.Namespace) -> tuple[Peer, ...]:
+    found: dict[str, Peer] = {}
+    for text in options.peer:
+        name, _, path = (part.strip() for part in text.partition("="))
+        if not name or not path:
+            raise ValueError(f"--peer {text}: give NAME=LIBRARY.so")
+        if name in found or name in TAKEN:
+            raise ValueError(f"--peer {text}: the name {name!r} is taken: give another")
+        found[name] = Peer(name, _library(text, path))
+    for text in options.peer_env:
+        name, _, setting = text.partition(":")
+        variable, equals, value = setting.partition("=")
+        if name not in found or not variable or not equals:
+            raise ValueError(
+                f"--peer-env {text}: give NAME:VAR=VALUE, where NAME is one of {', '.join(found) or 'none'}"
+            )
+        if variable == "LD_PRELOAD":
+            raise ValueError(f"--peer-env {text}: LD_PRELOAD is the peer's library itself")
+        found[name] = dataclasses.replace(found[name], variables={**found[name].variables, variable: value})
+    return tuple(found.values())
+
+
+def _library(text: str, path: str) -> Path:
+    library = Path(path).resolve()
+    try:
+        with library.open("rb") as file:
+            magic = file.read(len(ELF))
+    except OSError as error:
+        raise ValueError(f"--peer {text}: {error.strerror}: {library}") from None
+    if magic != ELF:
+        raise ValueError(f"--peer {text}: {library} is not an ELF file: give a shared library")
+    if re.search(r"[\s:]", str(library)):
+        raise ValueError(f"--peer {text}: LD_PRELOAD takes no path with a space or a colon: copy {library} elsewhere")
+    return library
+
+
+def attempt(measure: Callable[[], Sequence[Line]]) -> tuple[Sequence[Line], str]:
+    """Return the lines of a row under a peer and "", or none and why: a program that fails under it is its result."""
+    try:
+        return measure(), ""
+    except (ProgramFailed, OSError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
+        return (), f"failed: {error}"
+
+
+def beside(lines: Sequence[Line], peer: Peer, under: Sequence[Line], missing: str = "") -> list[Line]:
+    """Return the lines of a row with a peer's figures in a column of its own, from the row's lines `under` it.
+
+    `missing` says why there are none.
+    """
+    results = {_case(line): line.result for line in under}
+    without = NOT_MEASURED if under else " ".join(missing.split())[:200].replace("|", "/")
+    return [
+        dataclasses.replace(line, peers={**line.peers, peer.name: results.get(_case(line), without)}) for line in lines
+    ]
+
+
+def _case(line: Line) -> str:
+    """Return what a line is about, without the figures of its run."""
+    return re.sub(r" \([^()]*\)", "", line.what)
