@@ -17,7 +17,6 @@ from rig.programs import ProgramFailed
 ELF = b"\x7fELF"
 TAKEN = {"what", "bar", "result", "no hook", "with SharePod", "without", "Gemini's policy"}
 """Names that a column of a table has already."""
-NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +90,3 @@ def attempt(measure: Callable[[], Sequence[Line]]) -> tuple[Sequence[Line], str]
         return measure(), ""
     except (ProgramFailed, OSError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
         return (), f"failed: {error}"
-
-
-def beside(lines: Sequence[Line], peer: Peer, under: Sequence[Line], missing: str = "") -> list[Line]:
-    """Return the lines of a row with a peer's figures in a column of its own, from the row's lines `under` it.
-
-    `missing` says why there are none.
-    """
-    results = {_case(line): line.result for line in under}
-    without = NOT_MEASURED if under else " ".join(missing.split())[:200].replace("|", "/")
-    return [
-        dataclasses.replace(line, peers={**line.peers, peer.name: results.get(_case(line), without)}) for line in lines
-    ]
-
-
-def _case(line: Line) -> str:
-    """Return what a line is about, without the figures of its run."""
-    return re.sub(r" \([^()]*\)", "", line.what)

@@ -4,22 +4,26 @@ Progress goes to stderr, the table to stdout, everything to bench/results/<machi
 (the hand-off may be, with a measured reason).
 """
 
+import argparse
 import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from bench import peer, table
-from bench.bars import arbiter, costs, memory, neighbours, pauses, replay, shares, streams
+from bench.bars import arbiter, costs, memory, neighbours, pauses, replay, sensitivity, shares, streams
 from bench.bars.gemini import gemini
 from bench.bars.simulated import SimulatedRig
 from bench.cluster import chosen, decisions, density, feed, rounds, yielding
 from bench.entry import Parser
-from bench.scale import FULL, QUICK, Scale
+from bench.scale import BESIDE, FULL, QUICK, Scale
 from bench.table import Line
 from rig.programs import machine
 
+PROFILES = ("typical", "ideal", "harsh")
+"""Of the simulated device. The first is what counts."""
 NO_LAUNCH_COST = {"SIMGPU_LAUNCH_COST_NS": "0"}
 
 
@@ -73,9 +77,28 @@ ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
     "rounds": _of_scale(rounds.measure),
     "feed": _of_scale(feed.feed),
     "traces": replay.traces,
+    "sensitivity": sensitivity.measure,
 }
+OF_PROFILES = ("share", "streams", "stall", "limit", "hand-off", "throughput", "latency", "duty", "traces")
+"""What depends on how kind the device is."""
 OF_PEERS = ("share", "stall", "limit", "launch-cost", "hand-off", "throughput", "latency", "duty")
 """What a peer is measured by as well: programs on a node, judged by the device."""
+
+
+def _beside(row: str, measured: list[Line], places: Mapping[str, SimulatedRig]) -> list[Line]:
+    """Return a row's lines with a column for each other place that it can be measured in."""
+    for name, place in places.items():
+        if row in (OF_PEERS if place.peer else OF_PROFILES):
+            measured = table.beside(measured, name, *peer.attempt(functools.partial(ROWS[row], place)))
+    return measured
+
+
+def _profile(text: str) -> str:
+    if text not in PROFILES and not Path(text).is_file():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no profile: give {', '.join(PROFILES)} or the path of a JSON file"
+        )
+    return str(Path(text).resolve()) if text not in PROFILES else text
 
 
 def main() -> int:
@@ -85,24 +108,35 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="ROW", choices=[*ROWS], help=f"one of {', '.join(ROWS)}")
     parser.add_argument("--no-baselines", action="store_true", help="leave out the runs without the hook")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    profile = (
+        f"a device to measure on: {', '.join(PROFILES)} or a JSON file; the first is judged, others stand beside it, "
+        "measured in shorter runs (default: typical, with ideal and harsh beside it; with --quick or --only typical)"
+    )
+    parser.add_argument("--profile", action="append", metavar="PROFILE", type=_profile, help=profile)
     peer.add_flags(parser)
     options = parser.parse_args()
     peers = peer.read_flags(parser, options)
     scale = QUICK if options.quick else FULL
     if options.no_baselines:
         scale = dataclasses.replace(scale, baselines=False)
-    rig, lines = SimulatedRig(scale), list[Line]()
+    judged, *others = options.profile or (PROFILES[:1] if options.quick or options.only else PROFILES)
+    rig, lines = SimulatedRig(scale, profile=judged), list[Line]()
+    places = {
+        name: SimulatedRig(dataclasses.replace(QUICK if options.quick else BESIDE, baselines=False), profile=name)
+        for name in others
+    }
+    places |= {
+        other.name: dataclasses.replace(rig, scale=dataclasses.replace(scale, baselines=False), peer=other)
+        for other in peers
+    }
     for row in options.only or ROWS:
         began = time.monotonic()
         print(f"{row} ...", end=" ", file=sys.stderr, flush=True)
-        measured = [dataclasses.replace(line, row=row) for line in ROWS[row](rig)]
-        for other in peers if row in OF_PEERS else ():
-            its = SimulatedRig(dataclasses.replace(scale, baselines=False), peer=other)
-            measured = peer.beside(measured, other, *peer.attempt(functools.partial(ROWS[row], its)))
+        measured = _beside(row, [dataclasses.replace(line, row=row) for line in ROWS[row](rig)], places)
         verdict = "MISSED" if table.missed(measured) else "ok"
         print(f"{verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         lines += measured
-    document = table.as_json(lines, machine("sim"), dataclasses.asdict(scale))
+    document = table.as_json(lines, machine("sim"), {"profile": judged, **dataclasses.asdict(scale)})
     print(document if options.output == "json" else table.markdown(lines))
     if not options.only and not options.quick:
         print(f"written: {table.save(document, machine('sim'))}", file=sys.stderr)

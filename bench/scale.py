@@ -67,6 +67,18 @@ QUICK = Scale(
     cost_pairs=3,
     agents=2000,
 )
+BESIDE = Scale(
+    minute_steps=11,
+    share_steps=11,
+    short_steps=6,
+    alone_ns=3 * SECOND,
+    requests=500,
+    latency_runs=3,
+    solo_runs=3,
+    cost_pairs=3,
+    baselines=False,
+)
+"""What stands beside the figures that are judged, in other columns."""
 TEST = Scale(
     minute_steps=4,
     share_steps=3,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class Line:
         met: None when there is no bar, only a measurement.
         no_hook: the same case without the hook: the device's default time slicing.
         gemini: the same case under Gemini's policy, modelled.
-        peers: the same case under each interposer of others, by its name.
+        beside: the same case on devices of other profiles, and under each interposer of others, by their names.
         detail: numbers behind the result.
         excusable: it may be missed with a stated reason (hand-off and hardware alone).
         row: key of the row that measured it, for `--only`.
@@ -37,7 +38,7 @@ class Line:
     detail: Mapping[str, Any] = field(default_factory=dict)
     excusable: bool = False
     row: str = ""
-    peers: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -52,19 +53,36 @@ def missed(lines: Sequence[Line]) -> list[Line]:
 
 def markdown(lines: Sequence[Line]) -> str:
     """Return the table as aligned Markdown."""
-    peers = peer_names(lines)
-    cells = [(x.what, x.bar, x.result, x.verdict, x.no_hook, x.gemini, *cells_of(x, peers)) for x in lines]
-    return "\n".join(aligned([(*HEADINGS, *peers), *cells]))
+    columns = columns_beside(lines)
+    cells = [(x.what, x.bar, x.result, x.verdict, *cells_of(x, columns), x.no_hook, x.gemini) for x in lines]
+    return "\n".join(aligned([(*HEADINGS[:4], *columns, *HEADINGS[4:]), *cells]))
 
 
-def peer_names(lines: Iterable[Line]) -> list[str]:
-    """Return the columns of the peers, in the order in which they were given."""
-    return [*dict.fromkeys(name for line in lines for name in line.peers)]
+def beside(lines: Sequence[Line], name: str, under: Sequence[Line], missing: str = "") -> list[Line]:
+    """Return the lines of a row with a column more, from the row's lines under the profile or peer `name`.
+
+    `missing` says why there are none.
+    """
+    results = {_case(line): " ".join([line.result, *(["MISSED"] if line.met is False else [])]) for line in under}
+    without = "not measured" if under else " ".join(missing.split())[:200].replace("|", "/")
+    return [
+        dataclasses.replace(line, beside={**line.beside, name: results.get(_case(line), without)}) for line in lines
+    ]
 
 
-def cells_of(line: Line, peers: Sequence[str]) -> list[str]:
-    """Return a line's cells in the columns of the peers."""
-    return [line.peers.get(name, "") for name in peers]
+def _case(line: Line) -> str:
+    """Return what a line is about, without the figures of its run."""
+    return re.sub(r" \([^()]*\)|, \d+ requests", "", line.what)
+
+
+def columns_beside(lines: Iterable[Line]) -> list[str]:
+    """Return the columns beside the result, in the order in which they were measured."""
+    return [*dict.fromkeys(name for line in lines for name in line.beside)]
+
+
+def cells_of(line: Line, columns: Sequence[str]) -> list[str]:
+    """Return a line's cells in these columns."""
+    return [line.beside.get(name, "") for name in columns]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,7 +5,7 @@ row has its smallest value and the measurement gives the one of its run. How lon
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.table import Line
@@ -26,6 +26,7 @@ class Bar:
         least: the bound is the least that is allowed.
         signed: the figure is written with its sign, and its size is judged.
         excusable: it may be missed with a stated reason (hand-off and hardware alone).
+        profiles: bounds that are others under some profile of the simulated device.
     """
 
     figure: str
@@ -37,6 +38,11 @@ class Bar:
     least: bool = False
     signed: bool = False
     excusable: bool = False
+    profiles: Mapping[str, float] = field(default_factory=dict)
+
+    def under(self, profile: str) -> float:
+        """Return the bound under a profile of the simulated device; empty: a real one."""
+        return self.profiles.get(profile, self.bound)
 
     def text(self, value: float) -> str:
         """Write a figure with its unit."""
@@ -80,11 +86,11 @@ class Bar:
 SHARE_ERROR = Bar("share error over {}", 0.5, "pp", 2, bound_digits=2)
 """Or (quantum + longest unit) / window, whatever is more."""
 SHARE_ERROR_OF_A_MINUTE = 0.1
-BILL = Bar("bill against the truth: {}", 0.5, "%", 2)
+BILL = Bar("bill against the truth: {}", 0.5, "%", 2, profiles={"harsh": 1})
 BILL_ABOVE = replace(BILL, figure="bill against the truth, {}", signed=True)
 OUTSIDE = Bar("kernels outside turns: {}", 0, "", 0)
 """Or as many as were passed on purpose."""
-THROUGHPUT = Bar("throughput {}", 0.99, "", 3, bound_digits=2, least=True)
+THROUGHPUT = Bar("throughput {}", 0.99, "", 3, least=True, profiles={"typical": 0.985, "harsh": 0.98})
 STALL = Bar("longest stall: {}", 100 * MS, "ms", 1, per=MS, bound_digits=1)
 """Or shares × quantum + longest unit."""
 LIMIT_ERROR = Bar("error over {}", 1, "pp", 2)

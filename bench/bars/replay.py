@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from bench.bars import figures
 from bench.bars.bar import BILL, END_TO_END, KEPT, LATENCY, SHARE_ERROR, THROUGHPUT
-from bench.bars.rig import Run, run_once
-from bench.bars.rig import run as run_together
+from bench.bars.rig import Run, run, run_once
 from bench.bars.shares import bill_error
 from bench.bars.simulated import SimulatedRig
 from bench.scale import FULL, Scale
@@ -74,14 +74,14 @@ def origin(*names: str) -> str:
 class ReplayRig(SimulatedRig):
     """The simulated GPU for loads whose mode is a trace's name."""
 
+    @classmethod
+    def of(cls, rig: SimulatedRig) -> Self:
+        """Return the same place for traces: they run for as long as they are told."""
+        return cls(FULL, rig.gpu_settings, rig.peer, rig.profile)
+
     def command(self, mode: str, options: Mapping[str, object]) -> list[str]:
         """Return the command that replays a trace."""
         return command(mode, **options)
-
-
-def run(loads: Mapping[str, Load], seconds: int, *, hook: bool = True) -> Run:
-    """Replay traces side by side for `seconds`, on a node of their own."""
-    return run_together(ReplayRig(FULL), loads, seconds, hook=hook)
 
 
 # ---- alone ----
@@ -98,10 +98,10 @@ def pace_ns(result: Result) -> float:
     return (result.end_ns - result.start_ns) / result.work_ns * MS
 
 
-def overhead(name: str, pairs: int) -> Line:
+def overhead(rig: ReplayRig, name: str, pairs: int) -> Line:
     """Measure a trace alone, with and without the hook by turns, so that a slow phase of the machine hits both."""
     ratios, bare = [], []
-    with SimulatedRig(FULL).node() as node:
+    with rig.node() as node:
         hooked = node.share("a", Terms(100))
         for pair in range(pairs):
             order = [(False, node.environment), (True, hooked)]
@@ -138,34 +138,34 @@ def _in_words(parts: Sequence[float]) -> str:
     return f"{sum(parts):.3f} ({' + '.join(f'{part:.3f}' for part in parts)})"
 
 
-def _saturated(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
+def _saturated(rig: ReplayRig, scale: Scale, solo: Mapping[str, float]) -> list[Line]:
     """Measure two training loops: both always have work, so each is due its request, and pays for it."""
     pair, unit_ns = (TRAINING, TRAINING), load(TRAINING).longest_kernel_ns
-    bare = run(_shares(pair, (50, 50)), 4, hook=False) if scale.baselines else None
+    bare = run(rig, _shares(pair, (50, 50)), 4, hook=False) if scale.baselines else None
     lines = []
     for split in SPLITS:
-        done = run(_shares(pair, split), scale.short_s)
+        done = run(rig, _shares(pair, split), scale.short_s)
         what, targets = _names(pair, split), {"a": split[0] / 100, "b": split[1] / 100}
         errors = figures.share_errors(done.samples, targets, 1)
         bound = max(SHARE_ERROR.bound, (done.quantum_ns + unit_ns) / SECOND * 100)
         without = f"{max(figures.share_errors(bare.samples, targets, 1)):.1f} pp" if bare else ""
         detail = {"median_pp": figures.median(errors), "quantum": milli(done.quantum_ns)}
         lines.append(SHARE_ERROR.line(f"1 s: {what}", max(errors), bound=bound, no_hook=without, detail=detail))
-        lines.append(BILL.line(what, bill_error(done), detail=done.bill))
+        lines.append(BILL.line(what, bill_error(done), bound=BILL.under(rig.profile), detail=done.bill))
         kept = _kept(done, pair, solo)
         without = _in_words(_kept(bare, pair, solo)) if bare else ""
-        title = f"sum of throughputs ÷ alone: {what}"
-        lines.append(Line(title, f"≥ {THROUGHPUT.bound}", _in_words(kept), THROUGHPUT.met(sum(kept)), without))
+        title, bound = f"sum of throughputs ÷ alone: {what}", THROUGHPUT.under(rig.profile)
+        lines.append(Line(title, f"≥ {bound}", _in_words(kept), THROUGHPUT.met(sum(kept), bound), without))
     return lines
 
 
-def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
+def _mixed(rig: ReplayRig, scale: Scale, solo: Mapping[str, float]) -> list[Line]:
     """Measure pairs of which one at least often waits for its host: shown, as nobody is due what he does not use."""
     lines = []
     for pair in PAIRS[1:]:
-        bare = _in_words(_kept(run(_shares(pair, (50, 50)), 3, hook=False), pair, solo)) if scale.baselines else ""
+        bare = _in_words(_kept(run(rig, _shares(pair, (50, 50)), 3, hook=False), pair, solo)) if scale.baselines else ""
         for split in SPLITS:
-            done = run(_shares(pair, split), 3)
+            done = run(rig, _shares(pair, split), 3)
             bills = " and ".join(f"{done.bill_errors[owner]:+.1f} %" for owner in "ab")
             text = f"{_in_words(_kept(done, pair, solo))}, billed {bills}"
             what = f"each one's throughput ÷ alone, and the sum: {_names(pair, split)}"
@@ -176,15 +176,15 @@ def _mixed(scale: Scale, solo: Mapping[str, float]) -> list[Line]:
 # ---- the server's latency ----
 
 
-def _latency(scale: Scale) -> list[Line]:
+def _latency(rig: ReplayRig, scale: Scale) -> list[Line]:
     """Measure p99 of the server as a latency share beside a training loop, against its own alone without the hook."""
     seconds = max(8, min(16, scale.requests // 150))
     server = Load(Terms(50, share_class="latency"), SERVER)
     beside = {"server": server, "training": Load(Terms(50), TRAINING)}
 
-    solo = run({"server": server}, seconds, hook=False)
-    shared = run(beside, seconds)
-    bare = run(beside, seconds, hook=False)
+    solo = run(rig, {"server": server}, seconds, hook=False)
+    shared = run(rig, beside, seconds)
+    bare = run(rig, beside, seconds, hook=False)
     lines = []
     for mark in ("request", "token"):
         alone, found, ns = _mark(solo, mark), _mark(shared, mark), _mark(bare, mark)["p99_ns"]
@@ -211,10 +211,9 @@ def _left_kept(done: Run) -> float:
 
 def traces(rig: SimulatedRig) -> list[Line]:
     """Measure everything about the traces that are kept here."""
-    scale = rig.scale
+    scale, place = rig.scale, ReplayRig.of(rig)
     names = (TRAINING, SERVER, LOOP)
-    lines = [overhead(name, min(scale.cost_pairs, ALONE_PAIRS)) for name in names]
-    solo = {
-        name: figures.utilisation(run({"a": Load(Terms(100), name)}, 3, hook=False).samples, ["a"]) for name in names
-    }
-    return [*lines, *_saturated(scale, solo), *_mixed(scale, solo), *_latency(scale)]
+    lines = [overhead(place, name, min(scale.cost_pairs, ALONE_PAIRS)) for name in names]
+    alone = {name: run(place, {"a": Load(Terms(100), name)}, 3, hook=False) for name in names}
+    solo = {name: figures.utilisation(done.samples, ["a"]) for name, done in alone.items()}
+    return [*lines, *_saturated(place, scale, solo), *_mixed(place, scale, solo), *_latency(place, scale)]

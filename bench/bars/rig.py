@@ -109,6 +109,10 @@ class Rig(Protocol):
         """Whether a real GPU's own figures are measured: launches are judged there, and every kernel is in its log."""
 
     @property
+    def profile(self) -> str:
+        """How kind the simulated device is; empty on a real GPU."""
+
+    @property
     def cap_bytes(self) -> int:
         """The cap of a share that is filled to the byte."""
 

@@ -1,5 +1,6 @@
 """What the headline figures are worth on other hardware: properties of the simulated device, two values each."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 
@@ -7,6 +8,7 @@ from bench.bars import figures, neighbours, shares
 from bench.bars.bar import BILL, LATENCY, SHARE_ERROR, THROUGHPUT
 from bench.bars.rig import run
 from bench.bars.simulated import SimulatedRig
+from bench.scale import QUICK
 from bench.table import Line
 
 AXES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
@@ -48,4 +50,4 @@ def measure(rig: SimulatedRig) -> list[Line]:
 
     A result is the sum of throughputs ÷ one alone, the worst share error over 1 s, the worst bill, and p99 ÷ solo p99.
     """
-    return [_measure(SimulatedRig(rig.scale, {**rig.gpu_settings, **made}), what) for what, made in machines()]
+    return [_measure(dataclasses.replace(rig, scale=QUICK, gpu_settings=made), what) for what, made in machines()]

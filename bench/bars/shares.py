@@ -76,7 +76,9 @@ def share(rig: Rig, case: Case) -> list[Line]:
     lines = _errors(rig, case, done, bare)
     if not done.accounts:  # a peer keeps none
         return lines
-    lines.append(BILL.line(case.what, bill_error(done), detail={**done.bill, **done.detail}))
+    lines.append(
+        BILL.line(case.what, bill_error(done), bound=BILL.under(rig.profile), detail={**done.bill, **done.detail})
+    )
     return [*lines, _outside(case, done)] if rig.real else lines
 
 
@@ -126,10 +128,13 @@ def throughput(rig: Rig) -> list[Line]:
         return figures.utilisation(run(rig, loads, steps, hook=hook).samples)
 
     solo = busy(1, hook=False)
-    lines = [THROUGHPUT.line("alone, hook ÷ no hook", busy(1, hook=True) / solo, detail={"solo": solo})]
+    bound = THROUGHPUT.under(rig.profile)
+    alone = busy(1, hook=True) / solo
+    lines = [THROUGHPUT.line("alone, hook ÷ no hook", alone, bound=bound, detail={"solo": solo})]
     for count in scale.counts:
         ratio, bare = busy(count, hook=True) / solo, None
         if scale.baselines:
             bare = busy(count, hook=False) / solo
-        lines.append(THROUGHPUT.line(f"of {count} saturating shares ÷ one alone", ratio, no_hook=bare))
+        what = f"of {count} saturating shares ÷ one alone"
+        lines.append(THROUGHPUT.line(what, ratio, bound=bound, no_hook=bare))
     return lines

@@ -21,7 +21,8 @@ class SimulatedNode(Closing):
         self._preloaded = rig.peer.environment if hook and rig.peer else {}
         hook = hook and not rig.peer
         self._rig, self._hook, self._log = rig, hook, log
-        self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=rig.gpu_settings)
+        settings = {"SIMGPU_PROFILE": rig.profile, **rig.gpu_settings}
+        self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=settings)
         self._programs: dict[str, Program] = {}
 
     def open(self) -> None:
@@ -87,6 +88,8 @@ class SimulatedRig:
     gpu_settings: Mapping[str, str] = field(default_factory=dict)
     peer: Peer | None = None
     """It takes the hook's place, without an agent."""
+    profile: str = "typical"
+    """How kind the device is, as `SIMGPU_PROFILE` says it."""
     driver = "simulated driver"
     real = False
     cap_bytes = 3 * 2**30 + 4096 * 3

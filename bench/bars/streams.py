@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.bars.bar import BILL_ABOVE
 from bench.bars.rig import START_DELAY_NS
@@ -61,9 +61,9 @@ CASES = (
 )
 
 
-def bill_errors(case: Case, seconds: float) -> dict[str, float]:
+def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, float]:
     """Return how much more each share is billed than the device worked for it, in percent of that."""
-    with SimulatedRig(FULL, case.gpu).node() as node:
+    with replace(rig, scale=FULL, gpu_settings={**rig.gpu_settings, **case.gpu}).node() as node:
         environment = node.share("a", Terms(50))
         command = streams_command(case.options)
         programs = [node.add("a", command, environment) for _ in range(case.processes)]
@@ -82,8 +82,9 @@ def measure(rig: SimulatedRig) -> list[Line]:
     """Measure the bill of every case over a short run."""
     lines = []
     for case in CASES:
-        errors = bill_errors(case, rig.scale.short_s)
+        errors = bill_errors(rig, case, rig.scale.short_s)
         where = "beside a busy share" if case.beside else "alone"
         worst = max(errors.values(), key=abs)
-        lines.append(BILL_ABOVE.line(f"{where}: {case.what}", worst, detail={"percent": errors}))
+        bound, detail = BILL_ABOVE.under(rig.profile), {"percent": errors}
+        lines.append(BILL_ABOVE.line(f"{where}: {case.what}", worst, bound=bound, detail=detail))
     return lines

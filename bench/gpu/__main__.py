@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from bench import peer
+from bench import peer, table
 from bench.bars import costs, memory, neighbours, pauses, shares
 from bench.bars.rig import Rig
 from bench.entry import Parser, duration, run
@@ -144,7 +144,7 @@ def _row(host: Host, key: str, ends: float, peers: Sequence[peer.Peer]) -> Row:
     row = _boxed(host, key, ends)
     for host.peer in peers if entry.of_peers and row.lines else ():
         under = _boxed(host, key, ends)
-        lines = peer.beside(row.lines, host.peer, under.lines, f"{under.state}: {under.reason}")
+        lines = table.beside(row.lines, host.peer.name, under.lines, f"{under.state}: {under.reason}")
         row = dataclasses.replace(row, seconds=row.seconds + under.seconds, lines=lines)
     host.peer = None
     return row

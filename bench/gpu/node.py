@@ -186,6 +186,7 @@ class HardwareRig:
 
     driver = "this driver"
     real = True
+    profile = ""
     cap_bytes = (1 << 30) + (3 << 21)
     """Of whole blocks of 2 MiB, the coarsest step of any kind, and far below what any device has."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.table import Line, aligned, cells_of, peer_names
+from bench.table import Line, aligned, cells_of, columns_beside
 
 MEASURED, FAILED, SKIPPED = "measured", "failed", "skipped"
 HEADINGS = ("what", "bar", "with SharePod", "", "without")
@@ -59,7 +59,7 @@ class Report:
 
     def markdown(self) -> str:
         """Return the tables."""
-        peers = peer_names(line for row in self.rows for line in row.lines)
+        peers = columns_beside(line for row in self.rows for line in row.lines)
         cells = [(*HEADINGS, *peers)]
         for row in self.rows:
             cells += [(x.what, x.bar, x.result, x.verdict, x.no_hook, *cells_of(x, peers)) for x in row.lines]

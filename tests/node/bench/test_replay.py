@@ -7,13 +7,14 @@ import pytest
 from replays import HEADER, TABLES, Written, replayed, result
 
 from bench.bars import replay
+from bench.scale import FULL
 from bench.table import markdown
 from rig.gpu import MakeSimgpu
 from sharepod.simgpu.truth import Truth
 
 
 def test_kernels_graphs_and_copies_are_those_of_the_trace(make_simgpu: MakeSimgpu, written: Written) -> None:
-    gpu = make_simgpu(SIMGPU_LOG_KERNELS="1000")
+    gpu = make_simgpu(SIMGPU_LOG_KERNELS="1000", SIMGPU_STREAMS_SHARE_SMS="0")
     path = written(
         "thread 0\nalloc 1000000\nlaunch 0 0\nlaunch 1 1 4 1000\nlaunch 0 2\nrepeat 2\n  run 1 0\n  repeat 3\n"
         "    launch 1 1\n  again\nagain\ncopy 1 htod 4096\ncopy-sync dtoh 64\nsync-stream 1\n"
@@ -70,7 +71,7 @@ def test_what_cannot_be_replayed_says_why(simgpu: dict[str, str], tmp_path: Path
 
 
 def test_the_overhead_of_the_hook_is_measured_in_pairs_and_marked() -> None:
-    line = replay.overhead(replay.SERVER, 1)
+    line = replay.overhead(replay.ReplayRig(FULL), replay.SERVER, 1)
     assert "(synthesised)" in markdown([line])
     assert line.bar == "≤ 0.5 %"
     assert line.detail["pairs_percent"] == [pytest.approx(float(line.result.split()[0]), abs=0.01)]

@@ -51,7 +51,7 @@ def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(ca
 @pytest.mark.parametrize("case", [streams.CASES[n] for n in (3, 5, 7, 8)], ids=lambda case: case.what)
 def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(case: streams.Case) -> None:
     def error_percent() -> float:  # by the sum of the spans: 139, 60
-        return abs(streams.bill_errors(case, STREAMS_S)["a"])
+        return abs(streams.bill_errors(RIG, case, STREAMS_S)["a"])
 
     two_of_three(error_percent, lambda error: error <= 2 * BILL_ABOVE.bound)
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 from replays import Written, replayed, result
 
 from bench.bars import replay
+from bench.bars.rig import run
+from bench.scale import FULL
 from rig.gpu import MakeSimgpu
 from rig.loads import Load, Terms
 from rig.node import START_DELAY_NS, Node
@@ -16,6 +18,7 @@ GAP_NS = 5_000
 
 
 ATTEMPTS = 3
+RIG = replay.ReplayRig(FULL)
 
 
 def billed_within(most: float, attempt: Callable[[], float]) -> None:
@@ -40,7 +43,7 @@ def test_an_endless_loop_ends_in_time_and_requests_come_when_they_are_due(
 
 def test_a_replay_under_a_share_is_billed_and_said_to_be_synthesised() -> None:
     def error_percent() -> float:
-        done = replay.run({"a": Load(Terms(100), replay.SERVER)}, 1)
+        done = run(RIG, {"a": Load(Terms(100), replay.SERVER)}, 1)
         assert done.results["a"].other["marks"]["token"]["count"] >= 40
         assert done.used_ns["a"] > 0
         return done.bill_errors["a"]
