@@ -202,6 +202,8 @@ def extensions() -> list[Extension]:
                     "simgpu/catalogue.c",
                     "simgpu/model.c",
                     "simgpu/nodes.c",
+                    "simgpu/slice.c",
+                    "simgpu/profile.c",
                     "simgpu/repair.c",
                     "simgpu/settings.c",
                 ),

@@ -22,7 +22,7 @@ static const struct model_row catalogue[] = {
 #include "catalogue.inc"
 };
 
-static const struct sg_profile profiles[] = {
+static const struct sg_mig_profile profiles[] = {
 #include "mig.inc"
 };
 #define PROFILES (uint32_t)(sizeof profiles / sizeof *profiles)
@@ -91,13 +91,13 @@ static struct sg_device *add_gpu(struct sg_shared *shared, const struct model_ro
   return device;
 }
 
-uint64_t sg_profile_memory_mib(const struct sg_device *gpu, const struct sg_profile *profile) {
+uint64_t sg_mig_profile_memory_mib(const struct sg_device *gpu, const struct sg_mig_profile *profile) {
   return gpu->memory_total_bytes / MIB * profile->memory_slices / MEMORY_SLICES;
 }
 
 /* An instance has its slices of the GPU to itself: it is a device of its own to the model. */
 static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, const char *model, uint32_t number,
-                         const struct sg_profile *row) {
+                         const struct sg_mig_profile *row) {
   if (shared->device_count == SG_MAX_DEVICES)
     return false;
   struct sg_device *device = &shared->devices[shared->device_count++];
@@ -106,7 +106,7 @@ static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, 
   device->bus_bits = gpu->bus_bits * row->memory_slices / MEMORY_SLICES;
   device->l2_bytes = gpu->l2_bytes / MEMORY_SLICES * row->memory_slices;
   device->bandwidth_bytes_per_s = gpu->bandwidth_bytes_per_s / MEMORY_SLICES * row->memory_slices;
-  device->memory_total_bytes = sg_profile_memory_mib(gpu, row) * MIB;
+  device->memory_total_bytes = sg_mig_profile_memory_mib(gpu, row) * MIB;
   device->mig = 0;
   device->parent = (uint32_t)(gpu - shared->devices);
   device->number = number;
@@ -116,7 +116,7 @@ static bool add_instance(struct sg_shared *shared, const struct sg_device *gpu, 
   return true;
 }
 
-uint32_t sg_profile_last_start(const struct sg_profile *profile) {
+uint32_t sg_mig_profile_last_start(const struct sg_mig_profile *profile) {
   return (COMPUTE_SLICES - profile->compute_slices) / profile->memory_slices * profile->memory_slices;
 }
 
@@ -129,7 +129,7 @@ static void place_instances(struct sg_shared *shared, const struct sg_device *gp
       if (device->parent != (uint32_t)(gpu - shared->devices) || device->profile != row)
         continue;
       uint32_t size = profiles[row].memory_slices, slices = (1u << size) - 1;
-      device->start = sg_profile_last_start(&profiles[row]);
+      device->start = sg_mig_profile_last_start(&profiles[row]);
       while (device->start && taken & slices << device->start)
         device->start -= size;
       taken |= slices << device->start;
@@ -149,7 +149,7 @@ static int cut(struct sg_shared *shared, struct sg_device *gpu, const struct mod
   const char *end = text + length;
   for (uint32_t number = 0; text < end; number++) {
     size_t part = strcspn(text, "+,");
-    const struct sg_profile *row = NULL;
+    const struct sg_mig_profile *row = NULL;
     for (uint32_t n = 0; n < PROFILES; n++)
       if (!strcmp(profiles[n].setting, model->setting) && is(profiles[n].name, text, part))
         row = &profiles[n];
@@ -198,13 +198,13 @@ int sg_add_devices(struct sg_shared *shared, const char *text) {
   return shared->device_count ? 0 : -EINVAL;
 }
 
-const struct sg_profile *sg_profile_numbered(const struct sg_device *device, uint32_t number) {
+const struct sg_mig_profile *sg_mig_profile_numbered(const struct sg_device *device, uint32_t number) {
   for (uint32_t n = 0; n < PROFILES; n++)
     if (profiles[n].number == number && !strcmp(profiles[n].setting, catalogue[device->model].setting))
       return &profiles[n];
   return NULL;
 }
 
-const struct sg_profile *sg_profile_of(const struct sg_device *instance) {
+const struct sg_mig_profile *sg_mig_profile_of(const struct sg_device *instance) {
   return &profiles[instance->profile];
 }

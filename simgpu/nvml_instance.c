@@ -78,7 +78,7 @@ NVML_EXPORT nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t handle, struct
     return result;
   if (!info)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  const struct sg_profile *profile = sg_profile_of(instance);
+  const struct sg_mig_profile *profile = sg_mig_profile_of(instance);
   *info = (struct gpu_instance_info){&nvml.handles[instance->parent],
                                      nvml_gpu_instance(instance),
                                      profile->id,
@@ -108,7 +108,7 @@ static nvmlReturn_t tell_compute_instance(nvmlComputeInstance_t handle, struct c
     return result;
   if (!info)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  uint32_t slices = sg_profile_of(instance)->compute_slices;
+  uint32_t slices = sg_mig_profile_of(instance)->compute_slices;
   struct compute_instance_info whole = {&nvml.handles[instance->parent],
                                         &nvml.gpu_instances[nvml_place(instance)],
                                         nvml_compute_instance(instance),
@@ -141,7 +141,7 @@ static nvmlReturn_t tell_attributes(nvmlDevice_t handle, struct attributes *attr
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
   if (device->parent == SG_NONE)
     return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
-  const struct sg_profile *profile = sg_profile_of(device);
+  const struct sg_mig_profile *profile = sg_mig_profile_of(device);
   struct attributes whole = {.sms = device->sm_count,
                              .copy_engines = profile->copy_engines,
                              .decoders = profile->decoders,
@@ -177,11 +177,11 @@ struct gpu_profile_v1 {
 
 /* Begin a call about a profile that the GPU has, whether it is in MIG mode or not. */
 static nvmlReturn_t enter_profile(nvmlDevice_t handle, uint32_t number, const struct sg_device **gpu,
-                                  const struct sg_profile **profile) {
+                                  const struct sg_mig_profile **profile) {
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, gpu);
   if (result)
     return result;
-  *profile = sg_profile_numbered(*gpu, number);
+  *profile = sg_mig_profile_numbered(*gpu, number);
   if (*profile)
     return NVML_SUCCESS;
   return nvml_leave(number < PROFILES ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT);
@@ -189,20 +189,20 @@ static nvmlReturn_t enter_profile(nvmlDevice_t handle, uint32_t number, const st
 
 static nvmlReturn_t gpu_profile(nvmlDevice_t handle, uint32_t number, struct gpu_profile_v2 *info) {
   const struct sg_device *gpu;
-  const struct sg_profile *profile;
+  const struct sg_mig_profile *profile;
   nvmlReturn_t result = enter_profile(handle, number, &gpu, &profile);
   if (result)
     return result;
   *info = (struct gpu_profile_v2){.version = GPU_PROFILE_V2,
                                   .id = profile->id,
                                   .slices = profile->compute_slices,
-                                  .instances = sg_profile_last_start(profile) / profile->memory_slices + 1,
+                                  .instances = sg_mig_profile_last_start(profile) / profile->memory_slices + 1,
                                   .sms = profile->sm_count,
                                   .copy_engines = profile->copy_engines,
                                   .decoders = profile->decoders,
                                   .jpegs = profile->jpegs,
                                   .ofas = profile->ofas,
-                                  .memory_mib = sg_profile_memory_mib(gpu, profile)};
+                                  .memory_mib = sg_mig_profile_memory_mib(gpu, profile)};
   snprintf(info->name, sizeof info->name, "MIG %s", profile->name);
   return nvml_leave(NVML_SUCCESS);
 }
@@ -228,17 +228,17 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevic
                                                                        struct placement *placements,
                                                                        unsigned int *count) {
   const struct sg_device *gpu;
-  const struct sg_profile *profile = NULL;
+  const struct sg_mig_profile *profile = NULL;
   nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &gpu);
   if (result)
     return result;
   for (uint32_t number = 0; number < PROFILES && (!profile || profile->id != id); number++)
-    profile = sg_profile_numbered(gpu, number);
+    profile = sg_mig_profile_numbered(gpu, number);
   if (!profile || profile->id != id)
     return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
   if (!count)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *count = sg_profile_last_start(profile) / profile->memory_slices + 1;
+  *count = sg_mig_profile_last_start(profile) / profile->memory_slices + 1;
   for (uint32_t n = 0; placements && n < *count; n++)
     placements[n] = (struct placement){n * profile->memory_slices, profile->memory_slices};
   return nvml_leave(NVML_SUCCESS);
@@ -260,7 +260,7 @@ static nvmlReturn_t compute_profile_info(nvmlGpuInstance_t handle, uint32_t numb
     return result;
   if (number >= COMPUTE_PROFILES || engines >= ENGINE_PROFILES)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  const struct sg_profile *profile = sg_profile_of(instance);
+  const struct sg_mig_profile *profile = sg_mig_profile_of(instance);
   uint32_t slices = number == compute_profile(7) ? 7 : number + 1, of = profile->compute_slices;
   if (slices > of || number > compute_profile(7) || (slices == 3 && of == 4))
     return nvml_leave(NVML_ERROR_NOT_SUPPORTED);
@@ -268,7 +268,7 @@ static nvmlReturn_t compute_profile_info(nvmlGpuInstance_t handle, uint32_t numb
                                       .id = number,
                                       .slices = slices,
                                       .instances = of / slices,
-                                      .sms = slices * sg_profile_numbered(instance, 0)->sm_count,
+                                      .sms = slices * sg_mig_profile_numbered(instance, 0)->sm_count,
                                       .copy_engines = profile->copy_engines,
                                       .decoders = profile->decoders,
                                       .jpegs = profile->jpegs,
