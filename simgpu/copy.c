@@ -36,9 +36,7 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
   bool inward = on_device(effect->dst, &block), inside = inward && on_device(effect->src, &block);
   return (struct sg_item){
       .kind = inside ? SG_COPY_DEVICE : SG_COPY,
-      .flags = inside   ? SG_LOGGED
-               : inward ? SG_INWARD
-                        : 0,
+      .flags = (uint16_t)((inside ? SG_LOGGED : 0) | (inward ? SG_INWARD : 0)),
       .name = SG_NONE,
       .demand = inside ? SG_ALL_SMS : 0,
       .duration_ns = inside ? copy_ns(2 * bytes, device->bandwidth_bytes_per_s)

@@ -271,7 +271,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t handle, unsign
           const struct sg_item *item = &context->items[context->lanes[lane].head];
           bool inward = item->flags & SG_INWARD;
           if (item->kind == SG_COPY && item->phase == SG_RUNNING && inward == (counter == PCIE_RECEIVED))
-            *value += (unsigned int)(shared->model.profile.pcie_mb_s * 1000);
+            *value += (unsigned int)shared->model.profile.pcie_mb_s * 1000u;
         }
     }
   return nvml_leave(NVML_SUCCESS);

@@ -1,10 +1,10 @@
 #include "profile.h"
 
 #include "settings.h"
+#include "state.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
-#define SG_VERSION      5u
+#define SG_VERSION      6u
 #define SG_MAX_DEVICES  16
 #define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
 #define SG_MAX_LANES    128  /* streams of one context */
@@ -81,8 +81,10 @@ enum sg_phase {
 #define SG_EFFECT   4u  /* on completion the owning process has something to do in its own memory (effect.c) */
 #define SG_LOGGED   8u  /* goes to the kernel log */
 #define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
-#define SG_INLINE   32u /* a copy among the commands of its channel: needs the turn where intrusion_us says so */
-#define SG_INWARD   64u /* a copy from the host */
+#define SG_INLINE                                                                                                      \
+  32u                 /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so  \
+                       */
+#define SG_INWARD 64u /* a copy from the host */
 
 /* One piece of work in a stream. */
 struct sg_item {

@@ -1,9 +1,9 @@
 """The programs of the e2e cluster, built from their Go modules with the Go on the path, kept between runs.
 
 Owns the cache: ``$XDG_CACHE_HOME/sharepod/tools`` has one folder per module of ``tools/``, named for everything that
-its binaries depend on: ``go.mod``, ``go.sum``, the version of Go and the flags. Modules and build objects are in a
-temporary folder that goes when the build ends. Run as a program it builds what is missing and prints the folders; a
-second run is instant. With ``--check`` it only says what the build lacks.
+its binaries depend on: ``go.mod``, ``go.sum``, Go sources of our own, the version of Go and the flags. Modules and
+build objects are in a temporary folder that goes when the build ends. Run as a program it builds what is missing and
+prints the folders; a second run is instant. With ``--check`` it only says what the build lacks.
 """
 
 import fcntl
@@ -75,7 +75,8 @@ class Module:
     def digest(self, go: str) -> str:
         """Name what the binaries depend on."""
         said = repr((go, self.programs, self.linker_flags(), self.cgo, self.tags, self.copied))
-        return hashlib.sha256((self._text("go.mod") + self._text("go.sum") + said).encode()).hexdigest()[:12]
+        own = "".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.rglob("*.go")))
+        return hashlib.sha256((self._text("go.mod") + self._text("go.sum") + said + own).encode()).hexdigest()[:12]
 
     def _text(self, name: str) -> str:
         return (self.folder / name).read_text(encoding="utf-8")
@@ -125,7 +126,17 @@ KUEUE = Module(
     ("sigs.k8s.io/kueue/pkg/version.GitVersion=%s",),
     copied="config",
 )
-ALL = (NEWEST, RUNTIME, OLDEST, KUEUE)
+NVIDIA = Module(
+    "nvidia",
+    (
+        ("nvidia-ctk", "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk"),
+        ("nvml-list", "sharepod.io/tests/e2e/tools/nvidia/nvml-list"),
+    ),
+    "github.com/NVIDIA/nvidia-container-toolkit",
+    ("github.com/NVIDIA/nvidia-container-toolkit/internal/info.version=%s",),
+    cgo=True,  # NVIDIA's bindings load the library from C
+)
+ALL = (NEWEST, RUNTIME, OLDEST, KUEUE, NVIDIA)
 
 
 def say(text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from build_tools import KUEUE, RUNTIME, BuildError, Module, build
+from build_tools import KUEUE, NVIDIA, RUNTIME, BuildError, Module, build
 from cluster import Cluster
 from kubectl import Kubectl
 from leftovers import leftovers
@@ -72,6 +72,12 @@ def programs(pytestconfig: pytest.Config) -> Programs:
 def kueue_folder(pytestconfig: pytest.Config) -> Path:
     """Return the folder of Kueue's manager and manifests."""
     return built(pytestconfig, KUEUE)[0]
+
+
+@pytest.fixture(scope="session")
+def nvidia_folder(pytestconfig: pytest.Config) -> Path:
+    """Return the folder of NVIDIA's programs and of ours with NVIDIA's bindings."""
+    return built(pytestconfig, NVIDIA)[0]
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_tools import KUEUE, NEWEST, OLDEST, RUNTIME, BuildError, Module
+from build_tools import KUEUE, NEWEST, NVIDIA, OLDEST, RUNTIME, BuildError, Module
 
 VARIABLE = "SHAREPOD_E2E_KUBERNETES"
 RELEASES = {module.name.partition("-")[2]: module for module in (NEWEST, OLDEST)}
@@ -16,6 +16,7 @@ TOLD = (
     ("containerd", RUNTIME, RUNTIME.source),
     ("runc", RUNTIME, "github.com/opencontainers/runc"),
     ("Kueue", KUEUE, KUEUE.source),
+    ("NVIDIA's container toolkit", NVIDIA, NVIDIA.source),
 )
 """What the header of a run tells beside Kubernetes: the name, the module that pins it, and its own path."""
 

@@ -75,6 +75,17 @@ def test_instances_work_beside_each_other_at_full_rate(machine: Gpu, use: Use) -
         assert [c.pid for uuid in (SMALL, LARGE) for c in truth.contexts(places[uuid])] == [p.pid for p in programs]
 
 
+def test_a_gpu_that_is_cut_draws_power_for_its_instances(ask: Ask, use: Use) -> None:
+    power, energy = "nvmlDeviceGetPowerUsage(gpu(1))", "nvmlDeviceGetTotalEnergyConsumption(gpu(1))"
+    assert ask(power) == 100_000
+    program = use(0, 20000, CUDA_VISIBLE_DEVICES=LARGE)  # 64 of 132 SMs
+    until(lambda: 380_000 <= ask(power) <= 388_000)
+    before = ask(energy)
+    until(lambda: ask(energy) > before + 50_000)  # millijoules: an eighth of a second
+    program.kill()
+    until(lambda: ask(power) == 100_000)
+
+
 def test_an_xid_of_an_instance_is_told_on_its_gpu_with_its_ids(machine: Gpu, ask: Ask) -> None:
     ask("globals().update(events=nvmlEventSetCreate())")
     assert ask(f"nvmlDeviceRegisterEvents({mig(0)}, 8, events)") == "NVMLError_NotSupported"

@@ -104,6 +104,8 @@ def test_it_exports_every_function_that_a_driver_for_linux_has() -> None:
     rows = re.findall(r"^NVML\w*\((\w+)\)$", (REPO_ROOT / "driver" / "nvml.def").read_text(), re.MULTILINE)
     assert rows == sorted(set(rows))
     assert exported(NVML) == set(rows)
+    said = f"{len(rows)}, of which {len(exported(NVML, 'T'))} have a model"
+    assert said in (REPO_ROOT / "simgpu" / "README.md").read_text()
 
 
 def test_a_library_is_loaded_once_under_its_name_with_and_without_a_version(new_gpu: NewGpu) -> None:
