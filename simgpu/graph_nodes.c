@@ -78,6 +78,35 @@ static CUresult child_body(struct body *body) {
   return body->child ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Kernels compute nothing, so none sets a condition: a body runs once if the value that launches assign is not zero,
+ * the body of a WHILE node too, and else never. All of that is in the handle; the high bits make it unique. */
+EXPORT CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *out, CUgraph graph, CUcontext context,
+                                               unsigned value, unsigned flags) {
+  CUresult result = graph_valid(graph);
+  if (result || !out || flags & ~(unsigned)CU_GRAPH_COND_ASSIGN_DEFAULT)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  if (context && !is_handle(context, CONTEXT_HANDLE))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  bool runs = value && flags & CU_GRAPH_COND_ASSIGN_DEFAULT;
+  *out = __atomic_add_fetch(&process.next_id, 1, __ATOMIC_RELAXED) << 1 | runs;
+  return CUDA_SUCCESS;
+}
+
+/* The driver makes the graph of the condition, and the program fills it. */
+static CUresult conditional_body(struct body *body) {
+  const CUDA_CONDITIONAL_NODE_PARAMS *params = &body->params.conditional;
+  if (!params->handle || !params->size)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (params->size > 1 || (params->type != CU_GRAPH_COND_TYPE_IF && params->type != CU_GRAPH_COND_TYPE_WHILE))
+    return not_supported("a conditional node with several graphs");
+  body->child = graph_new();
+  return body->child ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool body_runs(const struct body *body) {
+  return body->params.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || body->params.conditional.handle & 1;
+}
+
 static CUresult event_body(struct body *body) {
   return is_handle(body->params.eventWait.event, EVENT_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -122,12 +151,17 @@ static CUresult batch_body(struct body *body) {
 }
 
 CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
-  static CUresult (*const makers[])(struct body *) = {
-      [CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,      [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
-      [CU_GRAPH_NODE_TYPE_MEMSET] = memset_body,      [CU_GRAPH_NODE_TYPE_HOST] = host_body,
-      [CU_GRAPH_NODE_TYPE_GRAPH] = child_body,        [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = event_body,
-      [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = event_body, [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = alloc_body,
-      [CU_GRAPH_NODE_TYPE_MEM_FREE] = free_body,      [CU_GRAPH_NODE_TYPE_BATCH_MEM_OP] = batch_body};
+  static CUresult (*const makers[])(struct body *) = {[CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEMSET] = memset_body,
+                                                      [CU_GRAPH_NODE_TYPE_HOST] = host_body,
+                                                      [CU_GRAPH_NODE_TYPE_GRAPH] = child_body,
+                                                      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = event_body,
+                                                      [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = event_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = alloc_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEM_FREE] = free_body,
+                                                      [CU_GRAPH_NODE_TYPE_BATCH_MEM_OP] = batch_body,
+                                                      [CU_GRAPH_NODE_TYPE_CONDITIONAL] = conditional_body};
   CUresult result = ready();
   *body = (struct body){.item.kind = SG_WRITE};
   if (result)
@@ -144,7 +178,7 @@ bool body_copy(const struct body *from, struct body *to) {
   *to = *from;
   to->effect = from->effect ? effect_copy_of(from->effect) : NULL;
   to->child = from->child ? graph_clone(from->child) : NULL;
-  if (to->child)
+  if (to->child && from->params.type == CU_GRAPH_NODE_TYPE_GRAPH)
     to->params.graph.graph = to->child;
   if (to->memory)
     graph_memory_hold(to->memory);
@@ -221,15 +255,18 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size
     params->alloc.dptr = node->body.params.alloc.dptr;
   if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
     params->graph.graph = node->body.child;
+  if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+    params->conditional.phGraph_out = &node->body.child;
   *out = node;
   return CUDA_SUCCESS;
 }
 
-/* Give a node other parameters of the same type. What belongs to its graph, memory, cannot be changed. */
+/* Give a node other parameters of the same type. Memory and conditions belong to its graph and cannot be changed. */
 static CUresult set(struct node *node, const CUgraphNodeParams *params) {
   if (!is_handle(node, NODE_HANDLE) || !params || node->body.params.type != params->type)
     return CUDA_ERROR_INVALID_VALUE;
-  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE ||
+      params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
     return CUDA_ERROR_NOT_SUPPORTED;
   struct body body;
   CUresult result = body_make(params, &body);
