@@ -189,6 +189,8 @@ def extensions() -> list[Extension]:
                     "simgpu/owner.c",
                     "simgpu/catalogue.c",
                     "simgpu/model.c",
+                    "simgpu/slice.c",
+                    "simgpu/profile.c",
                     "simgpu/repair.c",
                 ),
             ]

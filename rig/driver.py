@@ -50,10 +50,10 @@ def new_stream(flags: int = 1) -> c_void_p:
     return stream
 
 
-def new_event() -> c_void_p:
-    """Create an event with timing."""
+def new_event(flags: int = 0) -> c_void_p:
+    """Create an event, with timing unless told."""
     event = c_void_p()
-    ok(cuda.cuEventCreate(byref(event), 0))
+    ok(cuda.cuEventCreate(byref(event), flags))
     return event
 
 

@@ -29,6 +29,7 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
     return (struct sg_item){.kind = SG_MEMSET,
                             .flags = SG_LOGGED,
                             .name = SG_NONE,
+                            .demand = SG_ALL_SMS,
                             .duration_ns = copy_ns(bytes, device->bandwidth_bytes_per_s),
                             .watch = effect->value ? (uintptr_t)effect->dst : 0,
                             .watch_bytes = bytes};
@@ -37,8 +38,9 @@ struct sg_item copy_item(const struct context *context, const struct effect *eff
       .kind = inside ? SG_COPY_DEVICE : SG_COPY,
       .flags = inside ? SG_LOGGED : 0,
       .name = SG_NONE,
-      .duration_ns =
-          inside ? copy_ns(2 * bytes, device->bandwidth_bytes_per_s) : copy_ns(bytes, shared->model.pcie_bytes_per_s),
+      .demand = inside ? SG_ALL_SMS : 0,
+      .duration_ns = inside ? copy_ns(2 * bytes, device->bandwidth_bytes_per_s)
+                            : copy_ns(bytes, (uint64_t)shared->model.profile.pcie_mb_s * 1000000),
   };
 }
 
@@ -69,8 +71,10 @@ CUresult transfer(CUstream handle, struct effect effect, bool blocking) {
   if (!wait && source_pageable && !is_capturing(stream)) {
     staging = bytes <= STAGED_BYTES && effect.height * effect.depth == 1 ? malloc(bytes) : NULL;
     wait = !staging;
-    if (staging)
+    if (staging) {
       effect.src = effect.staging = memcpy(staging, effect.src, bytes);
+      item.flags |= SG_INLINE;
+    }
   }
   uint64_t count;
   result = issue(stream, item, &effect, &count);

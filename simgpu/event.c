@@ -61,6 +61,8 @@ CUresult submit_record(struct stream *stream, struct event *event) {
   if (!result) {
     item->kind = SG_RECORD;
     item->name = event->slot;
+    item->duration_ns =
+        event->flags & CU_EVENT_DISABLE_TIMING ? 0 : (uint64_t)process.state.shared->model.profile.record_gap_ns;
     sg_submit(process.state.shared, stream->context->slot, stream->lane, item, sg_now());
     event->recorded = shared_of(stream->context)->events[event->slot].recorded;
     event->capture_id = 0;
@@ -80,7 +82,9 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags) {
     return result;
   if (!is_handle(event, EVENT_HANDLE) || event->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
-  burn(entry_ns, process.settings.record_cost_ns); /* first: what other threads do meanwhile counts */
+  bool timed = !(event->flags & CU_EVENT_DISABLE_TIMING);
+  /* First: what other threads do meanwhile counts. */
+  burn(entry_ns, timed ? process.settings.record_cost_ns : process.settings.plain_record_cost_ns);
   result = legacy_conflict(stream);
   if (result)
     return result;
@@ -148,6 +152,13 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
   return result;
 }
 
+/* With the state locked: the time that the event took, by the clock of its device. */
+static int64_t time_of(CUevent event) {
+  const struct sg_context *context = shared_of(event->context);
+  return sg_event_clock(&process.state.shared->model.profile, context->device,
+                        context->events[event->slot].completed_ns);
+}
+
 EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end) {
   struct context *context;
   CUresult result = usable(start, &context);
@@ -160,12 +171,11 @@ EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end)
     return CUDA_ERROR_INVALID_HANDLE;
   sg_lock_advanced(&process.state);
   bool over = complete(start) && complete(end);
-  uint64_t from_ns = shared_of(start->context)->events[start->slot].completed_ns;
-  uint64_t to_ns = shared_of(end->context)->events[end->slot].completed_ns;
+  int64_t from_ns = time_of(start), to_ns = time_of(end);
   sg_unlock(&process.state);
   if (!over)
     return CUDA_ERROR_NOT_READY;
-  *out_ms = (float)((double)(int64_t)(to_ns - from_ns) / 1e6);
+  *out_ms = (float)((double)(to_ns - from_ns) / 1e6);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuEventElapsedTime(float *out_ms, CUevent start, CUevent end) {

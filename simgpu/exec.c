@@ -123,7 +123,16 @@ static CUresult launch_work(struct stream *stream, const struct step *step) {
     name = sg_intern(process.state.shared, "graph");
     sg_unlock(&process.state);
   }
-  struct sg_item item = {.kind = SG_GRAPH, .flags = SG_LOGGED, .name = name, .duration_ns = step->duration_ns};
+  /* Branches that do not fit on the SMs together share them: then the graph takes the sum of their work. */
+  uint64_t whole_ns = step->whole_device_ns, duration_ns = step->duration_ns;
+  if (process.state.shared->model.profile.streams_share_sms && whole_ns > duration_ns)
+    duration_ns = whole_ns;
+  uint64_t demand = duration_ns ? (whole_ns * SG_ALL_SMS + duration_ns - 1) / duration_ns : 1;
+  struct sg_item item = {.kind = SG_GRAPH,
+                         .flags = SG_LOGGED,
+                         .name = name,
+                         .demand = demand < 1 ? 1 : demand < SG_ALL_SMS ? (uint32_t)demand : SG_ALL_SMS,
+                         .duration_ns = duration_ns};
   struct effect watching = {.kind = EFFECT_LIST};
   if (step->spin) {
     item.flags |= SG_SPIN;

@@ -40,10 +40,11 @@ struct graph {
 /* One piece of what a launch of an executable gives to its stream. */
 struct step {
   enum { STEP_WORK, STEP_RECORD, STEP_WORDS, STEP_HOST, STEP_WAIT } kind;
-  bool there;              /* work: there is any at this level */
-  const struct node *node; /* steps other than work: of the executable's own graph */
-  uint64_t duration_ns;
-  uint64_t watch; /* work with a spin node: the word */
+  bool there;               /* work: there is any at this level */
+  const struct node *node;  /* steps other than work: of the executable's own graph */
+  uint64_t duration_ns;     /* work: of the longest path */
+  uint64_t whole_device_ns; /* work: of all of it, if each part had every SM */
+  uint64_t watch;           /* work with a spin node: the word */
   bool spin;
   struct effect *effects; /* in order; NULL: none */
 };

@@ -96,6 +96,7 @@ static bool read_work(struct reading *reading, const struct node *node, struct p
   if (node->disabled)
     return true;
   at->ns += body->item.duration_ns;
+  work->whole_device_ns += body->item.duration_ns * body->item.demand / SG_ALL_SMS;
   work->duration_ns = at->ns > work->duration_ns ? at->ns : work->duration_ns;
   if (body->item.flags & SG_SPIN) {
     work->spin = true;

@@ -1,13 +1,13 @@
 #include "process.h"
 
-/* The kernel's first parameter, however the parameters were passed. */
-static uint64_t first_parameter(const struct launch *launch) {
+/* Where the kernel's first parameter is, however the parameters were passed; NULL: it has none. */
+static const void *first_parameter(const struct launch *launch) {
   if (launch->params)
-    return launch->params[0] ? *(uint64_t *)launch->params[0] : 0;
+    return launch->params[0];
   for (void **option = launch->extra; option && *option; option += 2)
     if ((uintptr_t)*option == 1) /* CU_LAUNCH_PARAM_BUFFER_POINTER */
-      return *(uint64_t *)option[1];
-  return 0;
+      return option[1];
+  return NULL;
 }
 
 CUresult launch_item(const struct context *context, const struct launch *launch, struct sg_item *item) {
@@ -19,15 +19,23 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
   }
   if (!blocks || !threads || threads > 1024)
     return CUDA_ERROR_INVALID_VALUE;
-  *item = (struct sg_item){.kind = SG_KERNEL, .flags = SG_LOGGED, .name = launch->function->shared_name};
+  uint64_t demand = blocks < sm_count ? (blocks * SG_ALL_SMS + sm_count - 1) / sm_count : SG_ALL_SMS;
+  *item = (struct sg_item){
+      .kind = SG_KERNEL, .flags = SG_LOGGED, .name = launch->function->shared_name, .demand = (uint32_t)demand};
+  const void *first = first_parameter(launch);
+  if (launch->function->varies) {
+    item->duration_ns = first ? *(const uint32_t *)first : 0;
+    return CUDA_SUCCESS;
+  }
   if (!launch->function->spin) {
     uint64_t fixed_ns = launch->function->fixed_ns;
-    item->duration_ns = fixed_ns ? fixed_ns : (blocks + sm_count - 1) / sm_count * shared->model.wave_ns;
+    item->duration_ns =
+        fixed_ns ? fixed_ns : (blocks + sm_count - 1) / sm_count * (uint64_t)shared->model.profile.wave_ns;
     return CUDA_SUCCESS;
   }
   /* A word outside the driver's memory could vanish under us: such a spin ends at once. */
   struct block block;
-  uint64_t watch = first_parameter(launch);
+  uint64_t watch = first ? *(const uint64_t *)first : 0;
   item->flags |= SG_SPIN;
   item->watch = find_block(watch, &block) && watch + 4 <= block.address + block.bytes ? watch : 0;
   return CUDA_SUCCESS;

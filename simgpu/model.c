@@ -1,10 +1,7 @@
 #include "model.h"
+#include "slice.h"
 
 #include <string.h>
-
-static struct sg_item *head_of(struct sg_context *context, const struct sg_lane *lane) {
-  return lane->head == SG_NONE ? NULL : &context->items[lane->head];
-}
 
 /* --- items and events ------------------------------------------------------------------------------------------- */
 
@@ -42,6 +39,16 @@ void sg_event_free(struct sg_context *context, uint32_t event) {
   context->free_event = event;
 }
 
+/* What a context does only while it holds the device. A record that takes no time is noted at once, unless the work of
+ * channels disturbs; with the gap that a timestamp leaves in the pipeline it is work of the channel in any case. */
+static bool needs_turn(const struct sg_profile *profile, const struct sg_item *item) {
+  if (item->kind <= SG_COPY_DEVICE)
+    return true;
+  if (item->kind == SG_RECORD && item->duration_ns)
+    return true;
+  return profile->intrusion_us && (item->kind == SG_RECORD || item->kind == SG_WRITE || item->flags & SG_INLINE);
+}
+
 /* The link into the lane comes last: a writer that dies before it has changed nothing. */
 void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, struct sg_item *item, uint64_t now_ns) {
   struct sg_context *context = &shared->contexts[slot];
@@ -51,7 +58,10 @@ void sg_submit(struct sg_shared *shared, uint32_t slot, uint32_t lane_index, str
   item->lane = lane_index;
   item->order = ++context->order;
   item->submitted_ns = now_ns;
-  item->ready_ns = now_ns + (sg_takes_device(item) || item->kind == SG_COPY ? shared->model.latency_ns : 0);
+  if (needs_turn(&shared->model.profile, item))
+    item->flags |= SG_TURN;
+  bool moves = item->kind <= SG_COPY_DEVICE || item->kind == SG_COPY;
+  item->ready_ns = now_ns + (moves ? (uint64_t)shared->model.profile.latency_ns : 0);
   item->left_ns = item->duration_ns ? item->duration_ns : 1;
   lane->submitted_ns += item->duration_ns;
   item->mark_ns = lane->submitted_ns;
@@ -127,7 +137,7 @@ static void release_watchers(struct sg_shared *shared, uint32_t owner, const str
         continue;
     for
       SG_EACH(index, context->active, SG_MAX_LANES) {
-        struct sg_item *item = head_of(context, &context->lanes[index]);
+        struct sg_item *item = sg_head_of(context, &context->lanes[index]);
         if (item && releases(write, item))
           sg_release(shared, slot, item);
       }
@@ -209,13 +219,13 @@ static bool in_order(struct sg_context *context, uint32_t index, const struct sg
   if (index == 0) {
     for
       SG_EACH(other, context->active, SG_MAX_LANES)
-    if (other && context->lanes[other].blocking && head_of(context, &context->lanes[other])->order < item->order)
+    if (other && context->lanes[other].blocking && sg_head_of(context, &context->lanes[other])->order < item->order)
       return false;
     return true;
   }
   if (!lane->blocking || !sg_bit(context->active, 0))
     return true;
-  return head_of(context, &context->lanes[0])->order > item->order;
+  return sg_head_of(context, &context->lanes[0])->order > item->order;
 }
 
 static bool wait_over(struct sg_shared *shared, const struct sg_item *item) {
@@ -227,7 +237,7 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   struct sg_shared *shared = state->shared;
   struct sg_context *context = &shared->contexts[slot];
   struct sg_lane *lane = &context->lanes[index];
-  struct sg_item *item = head_of(context, lane);
+  struct sg_item *item = sg_head_of(context, lane);
   if (!item)
     return false;
   if (item->phase == SG_QUEUED) {
@@ -253,8 +263,9 @@ static bool settle_lane(struct sg_state *state, uint32_t slot, uint32_t index) {
   }
   if (item->phase != SG_RUNNING)
     return false;
-  bool over = item->kind == SG_COPY ? shared->now_ns >= item->started_ns + item->left_ns
-                                    : item->left_ns == 0 || (item->flags & SG_RELEASED);
+  bool beside = item->kind == SG_COPY && !sg_takes_device(item);
+  bool over =
+      beside ? shared->now_ns >= item->started_ns + item->left_ns : item->left_ns == 0 || (item->flags & SG_RELEASED);
   if (over)
     complete(state, slot, lane, item);
   return over;
@@ -273,141 +284,6 @@ static void settle(struct sg_state *state) {
   }
 }
 
-static bool runnable(struct sg_shared *shared, uint32_t slot) {
-  struct sg_context *context = &shared->contexts[slot];
-  if (slot == SG_NONE || !sg_bit(shared->active, slot))
-    return false;
-  for
-    SG_EACH(lane, context->active, SG_MAX_LANES) {
-      const struct sg_item *item = head_of(context, &context->lanes[lane]);
-      if (sg_takes_device(item) && (item->phase == SG_READY || item->phase == SG_RUNNING))
-        return true;
-    }
-  return false;
-}
-
-/* The next context after `slot`, round robin, that has work for this device; `slot` itself comes last. */
-static uint32_t next_runnable(struct sg_shared *shared, uint32_t device, uint32_t slot) {
-  uint32_t from = slot == SG_NONE ? 0 : slot + 1;
-  for (int pass = 0; pass < 2; pass++, from = 0)
-    for (uint32_t n = sg_next_bit(shared->active, from, SG_MAX_CONTEXTS); n < SG_MAX_CONTEXTS;
-         n = sg_next_bit(shared->active, n + 1, SG_MAX_CONTEXTS))
-      if (shared->contexts[n].device == device && runnable(shared, n))
-        return n;
-  return SG_NONE;
-}
-
-/* Who holds the device from now on? */
-static void dispatch(struct sg_shared *shared, uint32_t index) {
-  struct sg_device *device = &shared->devices[index];
-  const struct sg_model *model = &shared->model;
-  uint64_t now_ns = shared->now_ns;
-  if (device->switch_until_ns > now_ns)
-    return;
-  bool same = device->current != SG_NONE && shared->contexts[device->current].id == device->current_id;
-  bool busy = same && shared->contexts[device->current].device == index && runnable(shared, device->current);
-  /* Alone at the slice's end, or that had been a change: it got another one. */
-  if (busy && now_ns > device->slice_end_ns)
-    device->slice_end_ns += (now_ns - device->slice_end_ns + model->slice_ns - 1) / model->slice_ns * model->slice_ns;
-  if (busy && now_ns < device->slice_end_ns)
-    return;
-  uint32_t next = next_runnable(shared, index, device->current);
-  if (next == SG_NONE)
-    return;
-  uint64_t cost_ns = 0;
-  if (!same || next != device->current) {
-    bool first = device->current == SG_NONE; /* nothing to save */
-    cost_ns = first ? 0 : busy ? model->switch_ns : model->drain_switch_ns;
-    device->switches += !first;
-  }
-  device->current = next;
-  device->current_id = shared->contexts[next].id;
-  device->switch_until_ns = now_ns + cost_ns;
-  device->slice_end_ns = now_ns + cost_ns + model->slice_ns;
-}
-
-static bool holds(struct sg_shared *shared, uint32_t index) {
-  struct sg_device *device = &shared->devices[index];
-  return device->current != SG_NONE && device->switch_until_ns <= shared->now_ns &&
-         shared->contexts[device->current].id == device->current_id &&
-         shared->contexts[device->current].device == index && runnable(shared, device->current);
-}
-
-static uint64_t earlier(uint64_t a, uint64_t b) {
-  return a < b ? a : b;
-}
-
-/* The next instant at which anything changes, SG_NEVER if nothing will. */
-static uint64_t next_change(struct sg_shared *shared) {
-  uint64_t now_ns = shared->now_ns, next = SG_NEVER;
-  for
-    SG_EACH(slot, shared->active, SG_MAX_CONTEXTS) {
-      struct sg_context *context = &shared->contexts[slot];
-      struct sg_device *device = &shared->devices[context->device];
-      bool running = device->current == slot && holds(shared, context->device);
-    for
-      SG_EACH(lane, context->active, SG_MAX_LANES) {
-        const struct sg_item *item = head_of(context, &context->lanes[lane]);
-        if (item->ready_ns > now_ns)
-          next = earlier(next, item->ready_ns);
-        else if (item->kind == SG_COPY && item->phase == SG_RUNNING)
-          next = earlier(next, item->started_ns + item->left_ns);
-        else if (running && sg_takes_device(item) && item->phase >= SG_READY && !sg_spins(item))
-          next = earlier(next, now_ns + ((item->flags & SG_RELEASED) ? 1 : item->left_ns));
-      }
-    }
-  for (uint32_t n = 0; n < shared->device_count; n++) {
-    struct sg_device *device = &shared->devices[n];
-    if (device->switch_until_ns > now_ns)
-      next = earlier(next, device->switch_until_ns);
-    else if (holds(shared, n) && next_runnable(shared, n, device->current) != device->current)
-      next = earlier(next, device->slice_end_ns);
-  }
-  return next > now_ns ? next : now_ns + 1;
-}
-
-static void account(struct sg_history *history, uint64_t from_ns, uint64_t to_ns) {
-  while (from_ns < to_ns) {
-    uint64_t stamp = from_ns / SG_BUCKET_NS, end_ns = earlier(to_ns, (stamp + 1) * SG_BUCKET_NS);
-    uint32_t n = (uint32_t)(stamp % SG_BUCKETS);
-    if (history->stamp[n] != stamp) {
-      history->stamp[n] = stamp;
-      history->busy_ns[n] = 0;
-    }
-    history->busy_ns[n] += end_ns - from_ns;
-    from_ns = end_ns;
-  }
-}
-
-/* Let the contexts that hold their device work until `to_ns`, an instant before which nothing changes. */
-static void run(struct sg_shared *shared, uint64_t to_ns) {
-  uint64_t from_ns = shared->now_ns, step_ns = to_ns - from_ns;
-  for (uint32_t n = 0; n < shared->device_count; n++) {
-    if (!holds(shared, n))
-      continue;
-    struct sg_device *device = &shared->devices[n];
-    struct sg_context *context = &shared->contexts[device->current];
-    for
-      SG_EACH(lane, context->active, SG_MAX_LANES) {
-        struct sg_item *item = head_of(context, &context->lanes[lane]);
-        if (!sg_takes_device(item) || item->phase < SG_READY)
-          continue;
-        if (item->phase == SG_READY) {
-          item->started_ns = from_ns;
-          item->phase = SG_RUNNING;
-        }
-        item->busy_ns += step_ns;
-        if (!(item->flags & SG_SPIN))
-          item->left_ns -= earlier(step_ns, item->left_ns);
-      }
-    context->busy_ns += step_ns;
-    device->busy_ns += step_ns;
-    account(&context->history, from_ns, to_ns);
-    account(&device->history, from_ns, to_ns);
-  }
-  shared->now_ns = to_ns;
-}
-
 void sg_advance(struct sg_state *state, uint64_t now_ns) {
   struct sg_shared *shared = state->shared;
   for (;;) {
@@ -418,9 +294,10 @@ void sg_advance(struct sg_state *state, uint64_t now_ns) {
     }
     settle(state);
     for (uint32_t n = 0; n < shared->device_count; n++)
-      dispatch(shared, n);
+      sg_dispatch(shared, n);
     if (shared->now_ns >= now_ns)
       return;
-    run(shared, earlier(now_ns, next_change(shared)));
+    uint64_t change_ns = sg_next_change(shared);
+    sg_run(shared, now_ns < change_ns ? now_ns : change_ns);
   }
 }

@@ -1,19 +1,21 @@
 /*
  * The model of the devices, in virtual time: pure functions of the shared state, no clock, no system call.
  *
- * Contexts of all processes take turns on their device, round robin, work conserving: a slice of slice_ns of execution,
- * then switch_ns lost; a context that runs empty is left at once, at drain_switch_ns. While a context holds its device
- * its streams run side by side at full rate. Copies to and from the host run on copy engines beside the turns. A stream
- * is a FIFO; the legacy stream (lane 0) and blocking streams wait for each other in submission order.
+ * Contexts of all processes take turns on their device, round robin, work conserving: a slice of slice_us of execution,
+ * then switch_us lost; a context that runs empty is left at drain_switch_us. While a context holds its device its
+ * streams run side by side: at full rate as long as their kernels fit on the SMs together, else they share them. Copies
+ * to and from the host run on copy engines beside the turns. Records and word writes take no SM, but they are commands
+ * of the context's channel, so they too can need the turn (SG_TURN). A stream is a FIFO; the legacy stream (lane 0) and
+ * blocking streams wait for each other in submission order.
  */
 #ifndef SIMGPU_MODEL_H
 #define SIMGPU_MODEL_H
 
 #include "state.h"
 
-/* Needs the device and its turn; the rest runs beside it. */
+/* Needs its context to hold the device; the rest runs beside it. */
 static inline bool sg_takes_device(const struct sg_item *item) {
-  return item->kind <= SG_COPY_DEVICE;
+  return item->flags & SG_TURN;
 }
 /* How long it takes is not known when it is submitted. */
 static inline bool sg_is_blocker(const struct sg_item *item) {
@@ -22,6 +24,10 @@ static inline bool sg_is_blocker(const struct sg_item *item) {
 }
 static inline bool sg_spins(const struct sg_item *item) {
   return (item->flags & (SG_SPIN | SG_RELEASED)) == SG_SPIN;
+}
+
+static inline struct sg_item *sg_head_of(struct sg_context *context, const struct sg_lane *lane) {
+  return lane->head == SG_NONE ? NULL : &context->items[lane->head];
 }
 
 /* A watch at the head of its lane, whose word does not have the value yet as far as we know. */

@@ -179,6 +179,7 @@ static CUresult get_function(CUfunction *out, CUmodule module, const char *name)
     snprintf(function->name, sizeof function->name, "%s", name);
     function->module = module;
     function->fixed_ns = duration_in(plain, length);
+    function->varies = memmem(plain, length, "_var", 4) != NULL;
     function->spin = length == strlen("spin_until") && !strncmp(plain, "spin_until", length);
     sg_lock(&process.state);
     function->shared_name = sg_intern(process.state.shared, function->name);

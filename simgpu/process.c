@@ -71,11 +71,13 @@ EXPORT CUresult cuInit(unsigned flags) {
       not_supported(error == -EPROTO ? "a state file of another build: remove it"
                                      : "these settings or this state file");
     } else {
+      const struct sg_profile *profile = &process.state.shared->model.profile;
       process.settings = (struct settings){
-          .launch_cost_ns = setting("SIMGPU_LAUNCH_COST_NS", 2500),
-          .record_cost_ns = setting("SIMGPU_RECORD_COST_NS", 1000),
-          .write_cost_ns = setting("SIMGPU_WRITE_COST_NS", 1000),
-          .query_cost_ns = setting("SIMGPU_QUERY_COST_NS", 300),
+          .launch_cost_ns = setting("SIMGPU_LAUNCH_COST_NS", (uint64_t)profile->launch_cost_ns),
+          .record_cost_ns = setting("SIMGPU_RECORD_COST_NS", (uint64_t)profile->record_cost_ns),
+          .plain_record_cost_ns = setting("SIMGPU_PLAIN_RECORD_COST_NS", (uint64_t)profile->plain_record_cost_ns),
+          .write_cost_ns = setting("SIMGPU_WRITE_COST_NS", (uint64_t)profile->write_cost_ns),
+          .query_cost_ns = setting("SIMGPU_QUERY_COST_NS", (uint64_t)profile->query_cost_ns),
       };
       find_visible();
       if (!process.device_count)

@@ -83,7 +83,7 @@ struct event {
 };
 
 struct settings {
-  uint64_t launch_cost_ns, record_cost_ns, write_cost_ns, query_cost_ns;
+  uint64_t launch_cost_ns, record_cost_ns, plain_record_cost_ns, write_cost_ns, query_cost_ns;
 };
 
 struct process {
@@ -305,6 +305,7 @@ struct function {
   char name[256];
   uint64_t fixed_ns; /* duration from the name; 0 = by grid */
   bool spin;
+  bool varies;          /* takes as many nanoseconds as its first parameter, 32 bits wide, says */
   uint32_t shared_name; /* in the table of names */
   unsigned block[3];    /* cuFuncSetBlockShape */
   struct function *next;

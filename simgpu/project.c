@@ -14,7 +14,7 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
 
 /* How much of the head's duration is behind us. */
 static uint64_t progress(const struct sg_shared *shared, const struct sg_item *head) {
-  if (head->kind == SG_COPY)
+  if (head->kind == SG_COPY && !sg_takes_device(head))
     return head->phase == SG_RUNNING ? earlier(shared->now_ns - head->started_ns, head->duration_ns) : 0;
   return head->duration_ns > head->left_ns ? head->duration_ns - head->left_ns : 0;
 }
@@ -57,7 +57,8 @@ static uint64_t turn(const struct sg_shared *shared, uint32_t slot) {
   uint64_t hold_ns = holds_for(shared, holder);
   if (!hold_ns)
     return from;
-  uint64_t cost_ns = earlier(shared->model.switch_ns, shared->model.drain_switch_ns);
+  uint64_t cost_ns =
+      SG_US * earlier((uint64_t)shared->model.profile.switch_us, (uint64_t)shared->model.profile.drain_switch_us);
   return later(from, hold_ns == SG_NEVER ? device->slice_end_ns : earlier(device->slice_end_ns, from + hold_ns)) +
          cost_ns;
 }

@@ -18,13 +18,14 @@
 #define SIMGPU_STATE_H
 
 #include "owner.h"
+#include "profile.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
-#define SG_VERSION      4u
+#define SG_VERSION      5u
 #define SG_MAX_DEVICES  16
 #define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
 #define SG_MAX_LANES    128  /* streams of one context */
@@ -41,6 +42,8 @@
 #define SG_MAX_XIDS     64
 #define SG_NONE         UINT32_MAX
 #define SG_NEVER        UINT64_MAX
+#define SG_US           1000ull
+#define SG_ALL_SMS      1024u /* the demand of work that fills the device */
 
 /* Busy time per span of SG_BUCKET_NS; a span's entry is valid when its stamp equals time / SG_BUCKET_NS. */
 struct sg_history {
@@ -54,7 +57,7 @@ enum sg_kind {
   SG_MEMSET,
   SG_COPY_DEVICE, /* device to device: takes device time */
   SG_COPY,        /* to or from the host: a copy engine, beside the turns */
-  SG_RECORD,      /* these take no time */
+  SG_RECORD,      /* these take no time of the SMs */
   SG_WAIT,
   SG_WRITE,
   SG_HOST,  /* blocks its stream until the owning process has run it */
@@ -73,10 +76,14 @@ enum sg_phase {
   SG_TAKEN,    /* complete, and the owner is at its effect */
 };
 
-#define SG_SPIN     1u /* runs until released, not for duration_ns */
-#define SG_RELEASED 2u /* the word a spin kernel watches has become non-zero */
-#define SG_EFFECT   4u /* on completion the owning process has something to do in its own memory (effect.c) */
-#define SG_LOGGED   8u /* goes to the kernel log */
+#define SG_SPIN     1u  /* runs until released, not for duration_ns */
+#define SG_RELEASED 2u  /* the word a spin kernel watches has become non-zero */
+#define SG_EFFECT   4u  /* on completion the owning process has something to do in its own memory (effect.c) */
+#define SG_LOGGED   8u  /* goes to the kernel log */
+#define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
+#define SG_INLINE                                                                                                      \
+  32u /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so                  \
+       */
 
 /* One piece of work in a stream. */
 struct sg_item {
@@ -87,10 +94,12 @@ struct sg_item {
   uint32_t next_effect; /* the next item of the same lane with SG_EFFECT */
   uint32_t name;        /* kernels: index in names; records and waits: event slot */
   uint32_t peer;        /* waits: context slot of the event; watches: how the word compares */
+  uint32_t demand;      /* of the SMs, in parts of SG_ALL_SMS; 0: runs on none */
   uint32_t lane;
   uint64_t order; /* submission number inside its context: orders the legacy stream against blocking ones */
   uint64_t duration_ns;
   uint64_t left_ns;
+  uint64_t part;         /* of a nanosecond, worked and not yet taken off left_ns, see model.c */
   uint64_t mark_ns;      /* lane's submitted_ns including this item: what must be done when it is complete */
   uint64_t submitted_ns; /* clock */
   uint64_t ready_ns;     /* clock: not before this (launch latency) */
@@ -197,6 +206,8 @@ struct sg_device {
   uint32_t current_id;      /* and its id: a slot may have been given to another since */
   uint64_t switch_until_ns; /* the device changes contexts until then */
   uint64_t slice_end_ns;
+  uint64_t worked_ns;    /* when the current context last had work */
+  uint64_t hold_busy_ns; /* busy_ns when the current context got the device */
   struct sg_history history;
   uint32_t parent;  /* a MIG instance: the index of its GPU; SG_NONE: a GPU */
   uint32_t number;  /* of a GPU on the machine, of an instance on its GPU */
@@ -213,12 +224,7 @@ struct sg_xid {
 
 /* Fixed when the file is made: every process must run the same model. */
 struct sg_model {
-  uint64_t slice_ns;
-  uint64_t switch_ns;       /* from a context that still has work */
-  uint64_t drain_switch_ns; /* from one that has none */
-  uint64_t latency_ns;      /* from a launch to its start on an idle device */
-  uint64_t wave_ns;
-  uint64_t pcie_bytes_per_s;
+  struct sg_profile profile;
   uint64_t context_bytes; /* device memory that a context itself takes */
   uint64_t module_bytes;  /* and that each loaded module takes */
   uint64_t log_records;
@@ -297,7 +303,10 @@ void sg_close(struct sg_state *state);
 /* Drop the mapping and the descriptor in a forked child, whose parent keeps both. */
 void sg_abandon(struct sg_state *state);
 
+/* Nanoseconds of CLOCK_MONOTONIC as the machine has it: the same in every time namespace. */
 uint64_t sg_now(void);
+/* The same instant as this process's time namespace has it. */
+uint64_t sg_own_clock(uint64_t now_ns);
 void sg_lock(struct sg_state *state);
 /* sg_lock, then advance to now; now and then also drop the contexts of dead processes. */
 void sg_lock_advanced(struct sg_state *state);
@@ -314,6 +323,8 @@ int sg_add_devices(struct sg_shared *shared, const char *text);
 uint32_t sg_gpu_count(const struct sg_shared *shared);
 /* A number from the environment. */
 uint64_t sg_setting(const char *name, uint64_t otherwise);
+/* Text from the environment; NULL: not set, or empty. */
+const char *sg_setting_text(const char *name);
 
 /* --- state.c: contexts, faults ----------------------------------------------------------------------------------- */
 

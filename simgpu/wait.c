@@ -106,6 +106,7 @@ bool inside_host_function(void) {
 
 /* Sleep until `until_ns` or a kick that came after `generation` was read. */
 static void sleep_until(uint64_t until_ns, uint32_t generation) {
+  until_ns = sg_own_clock(until_ns);
   struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
   int slack = prctl(PR_GET_TIMERSLACK);
   prctl(PR_SET_TIMERSLACK, 1);

@@ -29,6 +29,11 @@ TINY = Case("50/30/20, 5 µs kernels", {"a": _tiny(50), "b": _tiny(30), "c": _ti
 SMALL = Case("50/30/20, 20 µs kernels", {"a": _small(50), "b": _small(30), "c": _small(20)}, 20_000)
 LONG = Case("60/40, 20 ms kernels", {"a": _load(60, "20ms", depth=4), "b": _load(40, "20ms", depth=4)}, 20 * MS)
 UNEQUAL = Case("70 with 5 µs, 30 with 20 ms kernels", {"a": _tiny(70), "b": _load(30, "20ms", depth=4)}, 20 * MS)
+VARIED = Case(
+    "70/30, one function that takes 20 µs or 1 ms",
+    {"a": _load(70, "20us", other="1ms"), "b": _load(30, "20us", other="1ms")},
+    MS,
+)
 GRAPHS = Case(
     "70/30, graphs of 20 × 100 µs", {"a": _load(70, "100us", graph=20), "b": _load(30, "100us", graph=20)}, 2 * MS
 )
@@ -46,7 +51,7 @@ EIGHT = Case(
     },
     20 * MS,
 )
-CASES = (KERNELS, TINY, LONG, UNEQUAL, GRAPHS, EIGHT)
+CASES = (KERNELS, TINY, LONG, UNEQUAL, VARIED, GRAPHS, EIGHT)
 """On the simulated GPU. A host does not keep a real one filled with kernels of 5 µs: SMALL is for that."""
 
 

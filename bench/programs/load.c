@@ -15,7 +15,8 @@
  *     cost       the host's time per launch, in `count` batches of `group` launches
  *
  * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`), and the simulated device goes by
- * the name.
+ * the name. With `other` every kernel is `k_var`, which takes what its parameter says: half of them, drawn at random,
+ * take `other` instead of `unit`.
  *
  * With `wait=1` it prints "ready" when its context stands, and reads "START STOP" (CLOCK_MONOTONIC ns) from stdin; with
  * `warm=N` it has made N launches by then, as a program that has been running for a while.
@@ -32,7 +33,7 @@
 
 static struct {
   const char *mode;
-  uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
+  uint64_t unit_ns, other_ns, work_ns, period_ns, gap_ns, seconds_ns;
   uint64_t depth, group, streams, graph, burst, count, wait, warm, rank, ranks;
   uint64_t devices[MEMBERS_MAX];
   uint32_t device_count;
@@ -66,11 +67,12 @@ bool running(void) {
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
-      {"unit", &options.unit_ns, true}, {"work", &options.work_ns, true},       {"period", &options.period_ns, true},
-      {"gap", &options.gap_ns, true},   {"seconds", &options.seconds_ns, true}, {"depth", &options.depth, false},
-      {"group", &options.group, false}, {"streams", &options.streams, false},   {"graph", &options.graph, false},
-      {"burst", &options.burst, false}, {"count", &options.count, false},       {"wait", &options.wait, false},
-      {"warm", &options.warm, false},   {"rank", &options.rank, false},         {"ranks", &options.ranks, false},
+      {"unit", &options.unit_ns, true},     {"other", &options.other_ns, true}, {"work", &options.work_ns, true},
+      {"period", &options.period_ns, true}, {"gap", &options.gap_ns, true},     {"seconds", &options.seconds_ns, true},
+      {"depth", &options.depth, false},     {"group", &options.group, false},   {"streams", &options.streams, false},
+      {"graph", &options.graph, false},     {"burst", &options.burst, false},   {"count", &options.count, false},
+      {"wait", &options.wait, false},       {"warm", &options.warm, false},     {"rank", &options.rank, false},
+      {"ranks", &options.ranks, false},
   };
   if (count < 2)
     die("usage: load MODE [option=value ...]");
@@ -95,11 +97,18 @@ static void parse(int count, char **arguments) {
 
 /* ---- the work ---- */
 
+/* By a hash of the launch's number (splitmix64), so that two runs do the same work. */
+static uint64_t duration_of(uint64_t number) {
+  uint64_t mixed = number * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9u;
+  return options.other_ns && mixed >> 63 ? options.other_ns : options.unit_ns;
+}
+
 static void put(uint64_t stream) {
   if (members[stream].graph)
     CALL(cuGraphLaunch, members[stream].graph, members[stream].stream);
   else
-    launch_one(members[stream].function, members[stream].stream, 0);
+    launch_one(members[stream].function, members[stream].stream, duration_of(launches));
 }
 
 static void *stream_of(uint64_t stream) {
@@ -126,7 +135,10 @@ static void open_devices(void) {
     }
     members[i].context = contexts[place];
     CALL(cuCtxSetCurrent, members[i].context);
-    members[i].function = find_kernel(modules[place], options.unit_ns);
+    if (options.other_ns)
+      CALL(cuModuleGetFunction, &members[i].function, modules[place], "k_var");
+    else
+      members[i].function = find_kernel(modules[place], options.unit_ns);
     CALL(cuModuleGetFunction, &members[i].spin, modules[place], "spin_until");
     CALL(cuStreamCreate, &members[i].stream, STREAM_NON_BLOCKING);
     if (options.graph)
@@ -138,7 +150,8 @@ static void open_devices(void) {
 
 static void begin(void) {
   uint64_t kernels = launches * (options.graph ? options.graph : 1);
-  print_begin(options.start_ns, now_ns(), launches, kernels * options.unit_ns);
+  uint64_t mean_ns = options.other_ns ? (options.unit_ns + options.other_ns) / 2 : options.unit_ns;
+  print_begin(options.start_ns, now_ns(), launches, kernels * mean_ns);
 }
 
 /* ---- modes ---- */
@@ -176,7 +189,7 @@ static void run_spin(void) {
       void *stream = stream_of(i);
       device_pointer here = (uintptr_t)&round[first + i];
       CALL(cuStreamWriteValue32, stream, here, 1, 0);
-      launch_one(members[i].spin, stream, (uintptr_t)&round[(first + i + 1) % ring]);
+      launch_spin(members[i].spin, stream, (uintptr_t)&round[(first + i + 1) % ring]);
       launch(i);
     }
     drain();

@@ -48,7 +48,7 @@ static void launch_collective(struct rank *rank, uint64_t number) {
     uint32_t *own = word_of(number, step, rank->device);
     uint32_t *next = word_of(number, step, (rank->device + 1) % ring.devices);
     CALL(cuMemsetD32Async, (device_pointer)(uintptr_t)own, 1, 1, rank->stream);
-    launch_one(rank->spin, rank->stream, (uintptr_t)next);
+    launch_spin(rank->spin, rank->stream, (uintptr_t)next);
   }
   launch_one(rank->work, rank->stream, 1);
   rank->launches += 2 * ring.steps + 1;

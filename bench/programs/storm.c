@@ -101,7 +101,7 @@ static void spin(struct worker *worker, uint32_t device) {
     use(places[i]);
     void *stream = worker->streams[places[i]][i];
     CALL(cuStreamWriteValue32, stream, (device_pointer)(uintptr_t)&words[i], 1, 0);
-    launch_one(storm.spins[places[i]], stream, (uintptr_t)&words[!i]);
+    launch_spin(storm.spins[places[i]], stream, (uintptr_t)&words[!i]);
     launch_one(storm.kernels[places[i]][draw(worker, 3)], stream, 1);
     worker->launches += 2;
   }

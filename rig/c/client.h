@@ -276,9 +276,9 @@ static const char __attribute__((unused)) ptx_kernel[] = ".visible .entry %s(.pa
                                                          "  ret;\n"
                                                          "}\n";
 
-/* Load a module into the current context with a kernel for every duration and `spin_until`. */
+/* Load a module into the current context with a kernel for every duration, `k_var` and `spin_until`. */
 static inline void *load_module(const uint64_t *units_ns, size_t count) {
-  size_t size = sizeof ptx_header + count * (sizeof ptx_kernel + 64);
+  size_t size = sizeof ptx_header + (count + 1) * (sizeof ptx_kernel + 64);
   char *ptx = malloc(size), name[64];
   if (!ptx)
     die("no memory for the module");
@@ -287,6 +287,7 @@ static inline void *load_module(const uint64_t *units_ns, size_t count) {
     kernel_name(name, sizeof name, units_ns[i]);
     used += (size_t)snprintf(ptx + used, size - used, ptx_kernel, name);
   }
+  snprintf(ptx + used, size - used, ptx_kernel, "k_var");
   void *module = NULL;
   CALL(cuModuleLoadData, &module, ptx);
   free(ptx);
@@ -301,9 +302,19 @@ static inline void *find_kernel(void *module, uint64_t unit_ns) {
   return function;
 }
 
-static inline void launch_one(void *function, void *stream, uint64_t argument) {
+static inline void launch_blocks(void *function, unsigned blocks, void *stream, uint64_t argument) {
   void *parameters[] = {&argument};
-  CALL(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+  CALL(cuLaunchKernel, function, blocks, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+/* Work as kernels usually are: there are blocks for every SM, so that two at a time share the device. */
+static inline void launch_one(void *function, void *stream, uint64_t argument) {
+  launch_blocks(function, 1024, stream, argument);
+}
+
+/* A kernel that waits for others leaves them room. */
+static inline void launch_spin(void *function, void *stream, uint64_t argument) {
+  launch_blocks(function, 1, stream, argument);
 }
 
 #endif

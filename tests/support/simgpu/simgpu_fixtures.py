@@ -146,11 +146,14 @@ def prelude() -> str:
 
 @pytest.fixture
 def new_gpu(make_simgpu: MakeSimgpu, prelude: str) -> Iterator[NewGpu]:
-    """Make simulated GPUs that log their work; programs that still run at the end of the test are killed."""
+    """Make simulated GPUs that log their work, of the profile `ideal`, whose times are round, unless told.
+
+    Programs that still run at the end of the test are killed.
+    """
     started: list[Program] = []
 
     def make(devices: str = "1xH200", **settings: str) -> Gpu:
-        return Gpu(make_simgpu(devices, **{"SIMGPU_LOG_KERNELS": "200"} | settings), prelude, started)
+        return Gpu(make_simgpu(devices, **{"SIMGPU_LOG_KERNELS": "200", "SIMGPU_PROFILE": "ideal"} | settings), prelude, started)
 
     yield make
     for program in started:
