@@ -329,6 +329,10 @@ enum {
   CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
   CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
   CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12,
+  CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
+  CU_GRAPH_COND_TYPE_IF = 0,
+  CU_GRAPH_COND_TYPE_WHILE = 1,
+  CU_GRAPH_COND_ASSIGN_DEFAULT = 1,
   CU_GRAPH_EXEC_UPDATE_SUCCESS = 0,
   CU_GRAPH_EXEC_UPDATE_ERROR = 1,
   CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED = 2,
@@ -393,6 +397,14 @@ typedef struct {
   CUgraph graph;
   int ownership;
 } CUDA_CHILD_GRAPH_NODE_PARAMS;
+typedef uint64_t CUgraphConditionalHandle;
+typedef struct {
+  CUgraphConditionalHandle handle;
+  int type;
+  unsigned int size;
+  CUgraph *phGraph_out;
+  CUcontext ctx;
+} CUDA_CONDITIONAL_NODE_PARAMS;
 typedef struct {
   CUmemPoolProps poolProps;
   const CUmemAccessDesc *accessDescs;
@@ -418,6 +430,7 @@ typedef struct {
       CUdeviceptr dptr;
     } free;
     CUDA_BATCH_MEM_OP_NODE_PARAMS memOp;
+    CUDA_CONDITIONAL_NODE_PARAMS conditional;
   };
   long long reserved2;
 } CUgraphNodeParams;

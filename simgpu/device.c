@@ -194,6 +194,12 @@ static int attribute_of(const struct sg_device *device, int attribute) {
   case 94:
   case 95:
   case 99:
+  case 102:
+  case 103:
+  case 112:
+  case 115:
+  case 119:
+  case 121:
   case 122:
   case 123:
     return 1;

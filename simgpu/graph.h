@@ -70,6 +70,11 @@ void body_free(struct body *body);
 /* The body of what a stream was about to be given; its parameters are told as well as they are known. */
 CUresult body_of_item(const struct sg_item *item, const struct effect *effect, struct body *body);
 
+/* conditional.c */
+CUresult conditional_body(struct body *body);
+/* Whether what the node has runs with its graph: false of a condition that is not met. */
+bool body_runs(const struct body *body);
+
 /* graph_memory.c: allocations that belong to graphs. Their addresses are fixed when the node is made; the device's
  * memory behind them is taken when an executable of the graph is uploaded or first launched. */
 CUresult graph_memory_new(uint32_t device, size_t bytes, struct graph_memory **out);

@@ -122,12 +122,17 @@ static CUresult batch_body(struct body *body) {
 }
 
 CUresult body_make(const CUgraphNodeParams *params, struct body *body) {
-  static CUresult (*const makers[])(struct body *) = {
-      [CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,      [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
-      [CU_GRAPH_NODE_TYPE_MEMSET] = memset_body,      [CU_GRAPH_NODE_TYPE_HOST] = host_body,
-      [CU_GRAPH_NODE_TYPE_GRAPH] = child_body,        [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = event_body,
-      [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = event_body, [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = alloc_body,
-      [CU_GRAPH_NODE_TYPE_MEM_FREE] = free_body,      [CU_GRAPH_NODE_TYPE_BATCH_MEM_OP] = batch_body};
+  static CUresult (*const makers[])(struct body *) = {[CU_GRAPH_NODE_TYPE_KERNEL] = kernel_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEMCPY] = memcpy_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEMSET] = memset_body,
+                                                      [CU_GRAPH_NODE_TYPE_HOST] = host_body,
+                                                      [CU_GRAPH_NODE_TYPE_GRAPH] = child_body,
+                                                      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = event_body,
+                                                      [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = event_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = alloc_body,
+                                                      [CU_GRAPH_NODE_TYPE_MEM_FREE] = free_body,
+                                                      [CU_GRAPH_NODE_TYPE_BATCH_MEM_OP] = batch_body,
+                                                      [CU_GRAPH_NODE_TYPE_CONDITIONAL] = conditional_body};
   CUresult result = ready();
   *body = (struct body){.item.kind = SG_WRITE};
   if (result)
@@ -144,7 +149,7 @@ bool body_copy(const struct body *from, struct body *to) {
   *to = *from;
   to->effect = from->effect ? effect_copy_of(from->effect) : NULL;
   to->child = from->child ? graph_clone(from->child) : NULL;
-  if (to->child)
+  if (to->child && from->params.type == CU_GRAPH_NODE_TYPE_GRAPH)
     to->params.graph.graph = to->child;
   if (to->memory)
     graph_memory_hold(to->memory);
@@ -221,15 +226,18 @@ static CUresult add(CUgraphNode *out, CUgraph graph, CUgraphNode const *on, size
     params->alloc.dptr = node->body.params.alloc.dptr;
   if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
     params->graph.graph = node->body.child;
+  if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+    params->conditional.phGraph_out = &node->body.child;
   *out = node;
   return CUDA_SUCCESS;
 }
 
-/* Give a node other parameters of the same type. What belongs to its graph, memory, cannot be changed. */
+/* Give a node other parameters of the same type. Memory and conditions belong to its graph and cannot be changed. */
 static CUresult set(struct node *node, const CUgraphNodeParams *params) {
   if (!is_handle(node, NODE_HANDLE) || !params || node->body.params.type != params->type)
     return CUDA_ERROR_INVALID_VALUE;
-  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE ||
+      params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
     return CUDA_ERROR_NOT_SUPPORTED;
   struct body body;
   CUresult result = body_make(params, &body);

@@ -120,7 +120,7 @@ static CUresult read_graph(struct reading *reading, struct graph *graph, struct 
     for (uint32_t m = 0; m < node->on_count; m++)
       here = later(here, (struct position){node->on[m]->level, node->on[m]->until_ns});
     int kind = step_of(node);
-    if (node->body.child) {
+    if (node->body.child && body_runs(&node->body)) {
       result = read_graph(reading, node->body.child, &here);
     } else if (kind == STEP_WORK) {
       result = read_work(reading, node, &here) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

@@ -97,3 +97,18 @@ def test_a_state_has_its_header_from_the_beginning_so_that_a_full_tmpfs_is_an_er
     gpu.play("ok(cuda.cuInit(0))")
     header = gpu.simulated.state.stat().st_blocks * 512
     assert 20_000 < header < 4 << 20  # all devices that there can be; the rest of the file stays sparse
+
+
+def test_a_device_says_that_it_has_the_kinds_of_memory_that_are_simulated(new_gpu: NewGpu) -> None:
+    # Programs that do not find pools among the attributes allocate in another way: Quadrants from within its kernels.
+    lines = new_gpu("1xH200,1xT4").play("""
+        from cuda.bindings import driver
+        ok(cuda.cuInit(0))
+        names = ["MEMORY_POOLS_SUPPORTED", "MEMPOOL_SUPPORTED_HANDLE_TYPES", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+                 "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "SPARSE_CUDA_ARRAY_SUPPORTED",
+                 "DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED", "HANDLE_TYPE_FABRIC_SUPPORTED", "MULTICAST_SUPPORTED"]
+        kinds = [getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_" + name) for name in names]
+        for device in (0, 1):
+            print([driver.cuDeviceGetAttribute(kind, device)[1] for kind in kinds])
+        """)
+    assert lines == ["[1, 1, 1, 1, 1, 1, 0, 0]"] * 2

@@ -95,6 +95,43 @@ print(cuda.cuGraphNodeFindInClone(byref(found), inner, graph), cuda.cuGraphDestr
     assert [record.busy_ns for record in gpu.kernels()] == [380_000, 1_280_000, 83_000]
 
 
+def test_the_graph_of_a_condition_runs_once_if_launches_assign_a_value_that_is_not_zero(new_gpu: NewGpu) -> None:
+    # NVIDIA's own bindings bring the layout of the parameters.
+    gpu = new_gpu()
+    lines = gpu.play("""
+from cuda.bindings import driver as d
+def condition(graph, value, flags, kind=1, size=1, on=None):
+    result, handle = d.cuGraphConditionalHandleCreate(graph, None, value, flags)
+    params = d.CUgraphNodeParams()
+    params.type = d.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+    params.conditional.handle = handle
+    params.conditional.type = d.CUgraphConditionalNodeType(kind)
+    params.conditional.size = size
+    result, node = d.cuGraphAddNode(graph, on, None, len(on or ()), params)
+    return int(result), node, params, handle
+
+graph = new_graph()
+first = add_kernel(graph, module, "first_100us")
+theirs, none = d.CUgraph(graph.value), []
+handles = set()
+for duration, value, flags, kind in ((200, 1, 1, 1), (400, 0, 1, 1), (800, 1, 0, 0), (1600, 7, 1, 0)):
+    result, node, params, handle = condition(theirs, value, flags, kind, on=[d.CUgraphNode(first.value)])
+    ok(result)
+    body = c_void_p(int(params.conditional.phGraph_out[0]))
+    add_kernel(body, module, f"body_{duration}us")
+    handles.add(int(handle))
+executable = instantiate(graph)
+run(executable, stream)
+run(executable, stream)
+print(len(handles), 0 in handles)
+print(condition(theirs, 1, 1, size=2)[0], int(d.cuGraphConditionalHandleCreate(theirs, None, 1, 2)[0]))
+""")
+    assert lines == ["4 False", "801 1"]
+    # The nodes with the conditions that are met run side by side, after the first kernel.
+    busy = [record.busy_ns // 1000 for record in gpu.kernels() if record.name == "graph"]
+    assert busy == [1700, 1700]
+
+
 def test_what_depends_on_a_host_function_or_an_event_comes_after_it_and_the_rest_does_not_wait(new_gpu: NewGpu) -> None:
     held, between, at_once, ordered = new_gpu().play("""
 graph, other = new_graph(), new_stream()
