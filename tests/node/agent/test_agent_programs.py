@@ -15,6 +15,8 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
+    import pytest
+
     from rig.agent import MakeAgent, RunningAgent
 
 
@@ -35,7 +37,12 @@ def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) 
     until(lambda: usage(agent, "a").processes == 0)
 
 
-def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(agent: RunningAgent) -> None:
+def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a `typical` device a marker waits for its context's part of the rotation as well.
+    monkeypatch.setenv("SIMGPU_PROFILE", "ideal")
+    agent = make_agent().start()
     slow = {**metered(agent.register(50, name="slow", device="0")), "SIMGPU_RECORD_COST_NS": str(12 * MS)}
     with program(slow), program(metered(agent.register(50, name="other", device="0"))):
         until(lambda: usage(agent, "slow").turns > 0)
