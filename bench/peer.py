@@ -7,6 +7,7 @@ gave. Every row that measures programs on a node is measured once more for each 
 import argparse
 import dataclasses
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,16 @@ class Peer:
     library: Path
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What its programs have beyond the bare ones."""
-        return {**self.variables, "LD_PRELOAD": str(self.library)}
+    def inside(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a program under it, from that of a bare one.
+
+        Raises ProgramFailed when the loader leaves it out, with which it would be a bare program.
+        """
+        under = {**environment, **self.variables, "LD_PRELOAD": str(self.library)}
+        said = subprocess.run(["true"], env=under, capture_output=True, text=True, check=False, timeout=20).stderr
+        if "cannot be preloaded" in said:
+            raise ProgramFailed(f"{self.library} is not loaded into the programs: {said.strip()}")
+        return under
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ class SimulatedNode(Closing):
     """One simulated node; a context manager."""
 
     def __init__(self, rig: "SimulatedRig", *, hook: bool, log: bool) -> None:
-        self._preloaded = rig.peer.environment if hook and rig.peer else {}
+        self._peer = rig.peer if hook else None
         hook = hook and not rig.peer
         self._rig, self._hook, self._log = rig, hook, log
         settings = {"SIMGPU_PROFILE": rig.profile, **rig.gpu_settings}
@@ -45,7 +45,8 @@ class SimulatedNode(Closing):
 
     def share(self, name: str, terms: Terms) -> Mapping[str, str]:
         """Register a share; return the environment of its programs. Without the hook: the bare one."""
-        return {**self._node.share_environment(name, terms), **self._preloaded}
+        environment = self._node.share_environment(name, terms)
+        return self._peer.inside(environment) if self._peer else environment
 
     def add(self, owner: str, command: Sequence[str], environment: Mapping[str, str]) -> Program:
         """Start one more program of `owner`; it is ready."""

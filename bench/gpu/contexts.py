@@ -121,7 +121,7 @@ def commands(host: Host) -> list[Line]:
 def streams(host: Host) -> list[Line]:
     """Measure whether streams of one context share the multiprocessors."""
     told = host.ask("streams", unit="1ms", depth=20, count=5)
-    ratio = told["two"]["p50_ns"] / told["one"]["p50_ns"]
+    ratio = told["two"]["p10_ns"] / told["one"]["p10_ns"]
     share = ratio > 1.5
     host.profile |= {"streams_share_sms": share, "interference_percent": max(0.0, ratio * 50 - 100) if share else 0}
     return [Line("twice the work on two streams of a context ÷ on one: the time", "", f"{ratio:.3f}")]

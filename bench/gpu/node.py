@@ -40,7 +40,7 @@ class Node(Closing):
         Node._made += 1
         self._host = host
         self._hook = hook and host.peer is None
-        self._preloaded = host.peer.environment if hook and host.peer else {}
+        self._peer = host.peer if hook else None
         self._directory = host.directory / f"node{Node._made}"
         self._arbiter: Asked | None = None
         self._shares: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Node(Closing):
     def share(self, name: str, terms: Terms) -> dict[str, str]:
         """Make a share; return the environment of its programs. Without the hook: the bare one."""
         if self._arbiter is None:
-            return {**self.environment, **self._preloaded}
+            return self._peer.inside(self.environment) if self._peer else self.environment
         directory = self._directory / name
         directory.mkdir()
         millipercent = (round(terms.request * 1000), round(terms.limit * 1000))

@@ -120,8 +120,10 @@ void begin_result(uint64_t launches, uint64_t work_ns) {
 void print_quantiles(const char *name, uint64_t *values, size_t count) {
   qsort(values, count, sizeof *values, ascending);
   size_t last = count ? count - 1 : 0;
-  printf(", \"%s\": {\"p50_ns\": %" PRIu64 ", \"p99_ns\": %" PRIu64 ", \"max_ns\": %" PRIu64 ", \"count\": %zu}", name,
-         count ? values[last / 2] : 0, count ? values[last * 99 / 100] : 0, count ? values[last] : 0, count);
+  printf(", \"%s\": {\"p10_ns\": %" PRIu64 ", \"p50_ns\": %" PRIu64 ", \"p99_ns\": %" PRIu64 ", \"max_ns\": %" PRIu64
+         ", \"count\": %zu}",
+         name, count ? values[last / 10] : 0, count ? values[last / 2] : 0, count ? values[last * 99 / 100] : 0,
+         count ? values[last] : 0, count);
 }
 
 /* ---- the start ---- */

@@ -29,7 +29,7 @@ struct kernel kernel_of(uint64_t unit_ns);
 
 /* Print the common part of the result, without its closing brace. */
 void begin_result(uint64_t launches, uint64_t work_ns);
-/* The middle, and the nearest-rank percentile, of values that get sorted. */
+/* Nearest-rank percentiles of values, which get sorted. */
 void print_quantiles(const char *name, uint64_t *values, size_t count);
 
 /* When the device's clock stands at 0, on the host's (CLOCK_MONOTONIC), and how fine the device's is. */

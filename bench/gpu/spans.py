@@ -196,20 +196,25 @@ def drift(ticks: Sequence[Tick]) -> tuple[float, float]:
     if len(ticks) < 2:
         raise ValueError("the clocks were compared less than twice")
     window_ns = min(DRIFT_WINDOW_NS, (ticks[-1].host_ns - ticks[0].host_ns) // 8)
-    slopes, place = [], 0
-    for before in ticks:
-        while place < len(ticks) and ticks[place].host_ns < before.host_ns + window_ns:
-            place += 1
-        if place < len(ticks):
-            slopes.append((before.host_ns, _ppm(before, ticks[place])))
+    slopes = _slopes(ticks, window_ns)
     # Where the sign changes within a window, and where the two clocks are read less exactly than they differ.
     least_ppm = max(median([abs(ppm) for _, ppm in slopes]) / 2, READING_NS / max(1, window_ns) * 1e6)
     clear = [(at_ns, ppm) for at_ns, ppm in slopes if abs(ppm) > least_ppm]
     changes = [after[0] for before, after in pairwise(clear) if before[1] * after[1] < 0]
     if len(changes) < 2:
         return _ppm(ticks[0], ticks[-1]), 0.0
-    period_s = (changes[-1] - changes[0]) / (len(changes) - 1) / 1e9
-    return median([abs(ppm) for _, ppm in clear]), period_s
+    period_ns = (changes[-1] - changes[0]) / (len(changes) - 1)
+    return median([abs(ppm) for _, ppm in _slopes(ticks, period_ns / 4)]), period_ns / 1e9
+
+
+def _slopes(ticks: Sequence[Tick], window_ns: float) -> list[tuple[int, float]]:
+    found, place = [], 0
+    for before in ticks:
+        while place < len(ticks) and ticks[place].host_ns < before.host_ns + window_ns:
+            place += 1
+        if place < len(ticks):
+            found.append((before.host_ns, _ppm(before, ticks[place])))
+    return found
 
 
 def _ppm(first: Tick, last: Tick) -> float:

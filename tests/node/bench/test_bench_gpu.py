@@ -11,7 +11,6 @@ from gpu_runs import bench_gpu
 from bench.bars import figures
 from bench.gpu import spans
 from bench.gpu.__main__ import ROWS
-from bench.gpu.calibration import calibration
 from bench.gpu.census import Counts, hooked_launches, read_counts
 from bench.gpu.host import Device
 from bench.gpu.report import FAILED, MEASURED, Report, Row
@@ -92,23 +91,53 @@ def test_where_kernels_of_two_owners_stand_side_by_side_each_has_half() -> None:
     assert spans.occupied_ns(found, joined_gap_ns=0) == {"a": 80, "b": 120}
 
 
-def test_slices_and_switches_are_read_from_the_gaps_of_two_kernels() -> None:
-    one = spans.running(0, 120, [(20, 50), (70, 105)])
-    other = spans.running(25, 100, [(45, 75)])
-    assert one == [(0, 20), (50, 70), (105, 120)]
-    seen = spans.slicing(one, other)
-    assert (seen.slices_ns, seen.switches_ns) == ([20], [5, 5])
-    assert seen.lost == pytest.approx(10 / 75)
+def run_of(*ends_ns: int) -> list[Span]:
+    return [Span(1, 0, end_ns, 10) for end_ns in ends_ns]  # all launched at the start
 
 
-def test_contexts_that_never_met_teach_nothing() -> None:
-    with pytest.raises(ValueError, match="never on the device together"):
-        spans.slicing([(0, 10)], [(20, 30)])
+def test_a_context_was_off_the_device_for_what_its_kernels_ended_late() -> None:
+    on = run_of(10, 20, 30, 140, 150, 160, 170, 180, 190, 300, 310, 330, 340)
+    assert spans.absences(on) == [(100, 0), (100, 60), (10, 20)]
+    assert spans.absences([]) == []
 
 
-def test_a_visit_tells_what_preempting_and_coming_back_cost() -> None:
-    seen = spans.visits([(100, 250), (400, 420)], [(10, 20), (120, 180), (190, 240), (300, 310)])
-    assert [(v.preempted_ns, v.back_ns) for v in seen] == [(20, 10)]
+def test_a_context_that_waited_for_its_host_was_not_kept_off_the_device() -> None:
+    starved = [Span(0, 0, 10, 10), Span(0, 10, 20, 10), Span(0, 20, 30, 10), Span(120, 130, 140, 10)]
+    on = [*starved, *(Span(121, 0, end_ns, 10) for end_ns in (150, 160, 260, 270, 280, 290, 390))]
+    assert spans.absences(on) == [(90, 0), (90, 40)]
+
+
+def test_a_slice_is_the_mean_of_what_usually_lies_between_absences() -> None:
+    assert spans.slice_ns([(5, 0), (5, 50), (5, 55), (5, 51), (5, 9), (5, 500)]) == 52
+    with pytest.raises(ValueError, match="no values"):
+        spans.slice_ns([(5, 0)])
+
+
+@pytest.mark.parametrize(("unit_ns", "found"), [(500, 500), (32, 32), (1, 1), (1024, 1024), (0.7, 1)])
+def test_the_unit_of_event_times_is_what_all_of_them_are_multiples_of(unit_ns: float, found: int) -> None:
+    multiples = [round(ns / unit_ns) * unit_ns for ns in (7001, 11003, 13007, 17011, 7301, 12013)]
+    assert spans.resolution_ns([ns / 1e6 for ns in multiples]) == found
+
+
+def ticks(ppm: float, period_s: float = 0, length_s: float = 6) -> list[Tick]:
+    """Return a clock that gains `ppm`, or gains and loses by turns, read with an error of 2 µs every 20 ms."""
+    made, gained_ns = [], 0.0
+    for n in range(round(length_s * 50)):
+        made.append(Tick(n * 20_000_000, round(UNIX_NS + n * 20_000_000 + gained_ns) + (n * 7919) % 2000))
+        gained_ns += 20_000_000 * ppm / 1e6 * (-1 if period_s and n * 0.02 % (2 * period_s) >= period_s else 1)
+    return made
+
+
+@pytest.mark.parametrize(("ppm", "period_s"), [(0, 0), (20, 0), (-33, 0), (150, 1), (60, 1.5)])
+def test_the_drift_of_a_clock_is_found_and_how_often_it_turns(ppm: float, period_s: float) -> None:
+    found_ppm, found_s = spans.drift(ticks(ppm, period_s))
+    assert found_ppm == pytest.approx(ppm, rel=0.1, abs=2)
+    assert found_s == pytest.approx(period_s, rel=0.1)
+
+
+def test_one_look_at_two_clocks_tells_no_drift() -> None:
+    with pytest.raises(ValueError, match="less than twice"):
+        spans.drift([Tick(1, 2)])
 
 
 def test_times_have_a_unit() -> None:
@@ -135,12 +164,6 @@ def test_the_census_adds_the_variants_of_a_function_up_and_leaves_captures_out(t
     assert counts.census == 5
     assert counts.copies == 4  # of the host or of a device
     assert counts.escapes == {"cuGetExportTable": 3, "cuLaunchKernelOfTomorrow": 1}
-
-
-def test_what_no_row_has_measured_is_left_open_in_the_calibration() -> None:
-    found = {entry["setting of simgpu"]: entry["measured"] for entry in calibration({"slice_ns": 1_980_000})}
-    assert found["SIMGPU_SLICE_US"] == "1980"
-    assert found["SIMGPU_LAUNCH_COST_NS"] == "not measured"
 
 
 def test_a_report_shows_what_failed_beside_what_was_measured(tmp_path: Path) -> None:

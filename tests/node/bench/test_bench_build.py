@@ -1,0 +1,101 @@
+"""What bench.gpu compiles: it can be carried to where no compiler is, and its kernels assemble for real GPUs."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import build as gpu_build
+from rig import programs
+from rig.programs import BuildFailed, compiled
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100")
+HEAVY_REGISTERS = range(57, 65)
+"""Registers are given by eights: these are 64 of them, all that each of 1,024 threads can have."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Return a program that includes a header beside it."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "answer.h").write_text("#define ANSWER 3\n")
+    (folder / "program.c").write_text('#include "answer.h"\nint main(void) { int unused; return ANSWER; }\n')
+    return folder / "program.c"
+
+
+def make(source: Path, output: Path) -> int:
+    """Compile, if need be, and return the program's exit status."""
+    program = compiled(output, [source], ["-Wall", "-Wextra"], [])
+    return subprocess.run([str(program)], check=False).returncode
+
+
+def test_what_was_made_of_the_same_sources_is_taken_without_a_compiler_whatever_the_times_of_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make(source, tmp_path / "made" / "program") == 3
+    carried = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "made", carried / "made")
+    shutil.copytree(source.parent, carried / "sources")
+    os.utime(carried / "sources" / "program.c", (4e9, 4e9))
+    os.utime(carried / "made" / "program", (1, 1))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert make(carried / "sources" / "program.c", carried / "made" / "program") == 3
+    (carried / "sources" / "answer.h").write_text("#define ANSWER 4\n")
+    with pytest.raises(BuildFailed, match="program is not built of these sources, and the C compiler no-such-compiler"):
+        make(carried / "sources" / "program.c", carried / "made" / "program")
+
+
+def test_a_change_of_a_header_alone_is_compiled_although_the_program_is_newer(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "program"
+    assert make(source, output) == 3
+    (source.parent / "answer.h").write_text("#define ANSWER 5\n")
+    os.utime(source.parent / "answer.h", (1, 1))
+    assert make(source, output) == 5
+
+
+def test_what_does_not_compile_says_so_in_one_line(source: Path, tmp_path: Path) -> None:
+    source.write_text("int main(void) { return missing; }\n")
+    with pytest.raises(BuildFailed, match=r"^program does not compile: .*missing.*$") as caught:
+        make(source, tmp_path / "program")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_a_compiler_takes_all_that_was_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = gpu_build.build()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert gpu_build.build() == built
+    # What the rows would otherwise compile when they come to it.
+    assert all(programs.build(*part).exists() for part in gpu_build.OF_BARS)
+
+
+def ptxas() -> str:
+    """Return NVIDIA's assembler: of a toolkit, of PyPI's nvidia-cuda-nvcc, or of Triton."""
+    found = shutil.which("ptxas", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+    for package, pattern in (("nvidia", "cu*/bin/ptxas"), ("triton", "backends/nvidia/bin/ptxas")):
+        spec = importlib.util.find_spec(package)
+        for folder in spec.submodule_search_locations or () if spec else ():
+            found = found or next(map(str, Path(folder).glob(pattern)), None)
+    if found is None:
+        pytest.skip("ptxas is not installed: pip install nvidia-cuda-nvcc, or a CUDA toolkit")
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_kernels_assemble_for_real_gpus_and_the_heavy_one_is_heavy(architecture: str, tmp_path: Path) -> None:
+    assembler = ptxas()
+    text = tmp_path / "kernels.ptx"
+    command = [str(gpu_build.build().probe), "ptx", "units=20us,7001ns"]
+    text.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    command = [assembler, "-v", f"-arch={architecture}", "-o", str(tmp_path / "kernels.cubin"), str(text)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    used = dict(re.findall(r"Function properties for (\w+)\n.*\n.*?Used (\d+) registers", said))
+    assert set(used) == {"ticks_1ms", "work_20us", "work_7001ns", "heavy_20us", "heavy_7001ns"}
+    assert int(used["heavy_20us"]) in HEAVY_REGISTERS
+    assert " 0 bytes spill stores" in said

@@ -1,0 +1,93 @@
+"""The calibration of bench.gpu finds what the simulated GPU was set to, and what it writes is a profile for one."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.__main__ import CALIBRATION
+from bench.gpu.build import build
+from bench.gpu.host import Host
+from bench.gpu.report import Report
+from bench.scale import DRY
+
+pytestmark = pytest.mark.timeout(240)
+
+SCALE = dataclasses.replace(DRY, slices_ms=250, drift_ms=3500, call_group=32)
+ROWS = ("slices", "commands", "streams", "start", "events", "calls", "clock")
+KIND = {
+    "slice_us": 2000,
+    "switch_us": 180,
+    "drain_switch_us": 10,
+    "drain_stay_us": 0,
+    "intrusion_us": 0,
+    "latency_ns": 3000,
+    "launch_cost_ns": 2500,
+    "record_cost_ns": 1000,
+    "plain_record_cost_ns": 1000,
+    "record_gap_ns": 0,
+    "write_cost_ns": 1000,
+    "query_cost_ns": 300,
+    "event_resolution_ns": 1,
+    "event_drift_ppm": 0,
+    "streams_share_sms": 0,
+}
+ODD = {
+    "slice_us": 700,
+    "switch_us": 61,
+    "drain_switch_us": 33,
+    "drain_stay_us": 150,
+    "intrusion_us": 44,
+    "latency_ns": 6200,
+    "launch_cost_ns": 4000,
+    "record_cost_ns": 6000,
+    "plain_record_cost_ns": 1500,
+    "record_gap_ns": 1700,
+    "write_cost_ns": 2600,
+    "query_cost_ns": 900,
+    "event_resolution_ns": 300,
+    "event_drift_ppm": 140,
+    "event_drift_period_s": 1,
+    "streams_share_sms": 1,
+    "interference_percent": 12,
+}
+"""No profile is like this one, and no two of its properties agree."""
+
+
+def tolerance(name: str, value: int) -> float:
+    """Return how far off a measurement may be: the host's times have the simulator's own on top, on a busy machine."""
+    if name == "slice_us":
+        return 0.01 * value
+    if name.endswith("cost_ns"):
+        return 1500
+    return {"interference_percent": 2, "event_drift_ppm": 8, "latency_ns": 200, "record_gap_ns": 50}.get(
+        name, 4 if name.endswith("_us") else 0
+    )
+
+
+def calibrated(path: Path, *rows: str) -> Path:
+    """Calibrate a simulated GPU as the environment sets it; return the file that the bench writes."""
+    with Host(build(), SCALE, simulated=True, results=path) as host:
+        for row in rows:
+            CALIBRATION[row].measure(host)
+        found = {name: round(value) for name, value in host.profile.items()}
+    return Report("some-gpu", {"simulated": True}, profile=found).save(path)[0]
+
+
+@pytest.mark.parametrize("values", [KIND, ODD], ids=["kind", "odd"])
+def test_what_a_simulated_gpu_was_set_to_is_found_again_and_sets_another_one(
+    values: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(f"SIMGPU_{name.upper()}", str(value))
+    written = calibrated(tmp_path / "first", *ROWS)
+    found = json.loads(written.read_text(encoding="utf-8"))["profile"]
+    unlike = {n: (found.get(n), v) for n, v in values.items() if abs(found.get(n, v + 1e9) - v) > tolerance(n, v)}
+    assert unlike == {}
+    assert set(found) - set(values) <= {"interference_percent"}
+    for name in values:
+        monkeypatch.delenv(f"SIMGPU_{name.upper()}")
+    monkeypatch.setenv("SIMGPU_PROFILE", str(written))
+    again = json.loads(calibrated(tmp_path / "second", "events", "streams").read_text(encoding="utf-8"))["profile"]
+    assert again == {name: pytest.approx(found[name], abs=max(1, tolerance(name, 0))) for name in again}
