@@ -208,6 +208,19 @@ def test_a_program_in_a_time_namespace_is_on_the_same_clock(new_gpu: NewGpu) -> 
     assert len(gpu.kernels()) == 3
 
 
+def test_a_program_whose_clock_stands_still_does_not_stop_the_machine(new_gpu: NewGpu, tmp_path: Path) -> None:
+    library = tmp_path / "frozen.so"
+    source = "#include <time.h>\nint clock_gettime(clockid_t clock, struct timespec *now) {"
+    source += " *now = (struct timespec){1, clock}; return 0; }\n"
+    compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(compiler, input=source, text=True, check=True)
+    gpu = new_gpu()
+    gpu.play(SLOWLY, LD_PRELOAD=str(library))
+    gpu.play(SLOWLY)
+    first, second = gpu.kernels()
+    assert first.ended_ns < second.started_ns < second.ended_ns <= time.monotonic_ns()
+
+
 SLOWLY = """
 ok(launch(kernel(start(), "k_100ms")))
 ok(cuda.cuCtxSynchronize())

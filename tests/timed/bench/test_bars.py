@@ -48,10 +48,15 @@ def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(ca
     )
 
 
-@pytest.mark.parametrize("case", [streams.CASES[n] for n in (3, 5, 7, 8)], ids=lambda case: case.what)
-def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(case: streams.Case) -> None:
+# The gap behind a timing event of a typical device is billed, 3 to 4 % of short bursts: bench/README.md has it missed.
+@pytest.mark.parametrize(
+    ("number", "profile"), [(3, "typical"), (5, "typical"), (7, "ideal"), (8, "ideal")], ids=lambda value: str(value)
+)
+def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(number: int, profile: str) -> None:
+    rig, case = SimulatedRig(TEST, profile=profile), streams.CASES[number]
+
     def error_percent() -> float:  # by the sum of the spans: 139, 60
-        return abs(streams.bill_errors(RIG, case, STREAMS_S)["a"])
+        return abs(streams.bill_errors(rig, case, STREAMS_S)["a"])
 
     two_of_three(error_percent, lambda error: error <= 2 * BILL_ABOVE.bound)
 

@@ -56,7 +56,8 @@ def test_a_launch_bound_replay_is_billed_its_kernels_and_at_most_the_gaps_that_n
     """The bill is up to 40 % above the kernels: each of 2.9 µs is followed by a gap of 1 µs until the next is there."""
 
     def error_percent() -> float:
-        with Node(log_kernels=1 << 18) as node:
+        # On a typical device the gaps behind timing events come on top of it: 11 to 13 %.
+        with Node(log_kernels=1 << 18, gpu_settings={"SIMGPU_PROFILE": "ideal"}) as node:
             program = node.add("a", replay.command(replay.LOOP), node.share_environment("a", Terms(100)))
             start_ns = time.monotonic_ns() + START_DELAY_NS
             program.go(start_ns, start_ns + 400_000_000)
