@@ -129,7 +129,8 @@ class Inventory:
             if simulate:
                 raise AgentUnavailable(
                     f"devices {simulate} {NOT_SIMULATED}: NVML says {error}: "
-                    "give known ones like 2xH200, room for their state, and a writable $SIMGPU_STATE if it is set"
+                    "give known ones like 2xH200, room for their state, and a known $SIMGPU_PROFILE and a writable "
+                    "$SIMGPU_STATE if they are set"
                 ) from None
             raise AgentUnavailable(
                 f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
