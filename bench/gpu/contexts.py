@@ -5,18 +5,15 @@ and a simulated one. Each row leaves what it learns in `host.profile`.
 """
 
 import time
-from collections.abc import Mapping
 from itertools import pairwise
 
 from bench.bars import figures
-from bench.bars.rig import START_DELAY_NS, run
+from bench.bars.rig import run
 from bench.gpu import spans
 from bench.gpu.host import Host
-from bench.gpu.node import HardwareRig, Node
-from bench.gpu.spans import Span
+from bench.gpu.node import HardwareRig, beside
 from bench.table import Line, micro, milli
 from rig.loads import MS, Load, Terms, saturating
-from rig.programs import Result
 
 UNIT = "50us"
 VISIT_NS = 100_000
@@ -30,18 +27,6 @@ def _busy(heavy: int) -> Load:
     return saturating(50, UNIT, depth=8, group=8, heavy=heavy)
 
 
-def _beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result], Mapping[str, list[Span]]]:
-    """Run loads side by side without the hook; return what they say and when their kernels ran."""
-    length_ns = host.scale.slices_ms * MS
-    with Node(host, hook=False) as node:
-        programs = node.start(loads, length_ns / 1e9)
-        begin_ns = time.monotonic_ns() + START_DELAY_NS
-        for program in programs.values():
-            program.go(begin_ns, begin_ns + length_ns)
-        results, _, found = node.finish()
-    return results, found
-
-
 # ---- slices and switches ----
 
 
@@ -50,7 +35,7 @@ def slices(host: Host) -> list[Line]:
     lines, switches_ns, backs_ns = [], dict[str, float](), dict[str, float]()
     slice_ns = 0.0
     for size, heavy in SIZES.items():
-        _, found = _beside(host, {"one": _busy(heavy), "other": _busy(heavy)})
+        _, found = beside(host, {"one": _busy(heavy), "other": _busy(heavy)})
         missed = [spans.absences(kernels) for kernels in found.values()]
         off_ns = figures.median([off_ns for one in missed for off_ns, _ in one])
         slice_ns = sum(map(spans.slice_ns, missed)) / len(missed)
@@ -80,7 +65,7 @@ def slices(host: Host) -> list[Line]:
 def _visit(host: Host, heavy: int, unit_ns: int, slice_ns: float, switch_ns: float) -> float:
     """Return how long a busy context waits after each visit of another's one kernel, which leaves that without work."""
     options = {"unit": f"{unit_ns}ns", "gap": f"{round(4 * slice_ns)}ns", "heavy": heavy}
-    _, found = _beside(host, {"busy": _busy(heavy), "visitor": Load(Terms(50), "sync", options)})
+    _, found = beside(host, {"busy": _busy(heavy), "visitor": Load(Terms(50), "sync", options)})
     took_ns = figures.median([span.ended_ns - span.started_ns for span in found["visitor"]])
     return figures.median([off_ns for off_ns, _ in spans.absences(found["busy"])]) - took_ns - switch_ns
 
@@ -107,7 +92,7 @@ def commands(host: Host) -> list[Line]:
     lines, intrusions_us = [], []
     for command, what in enumerate(COMMANDS):
         other = Load(Terms(50), "commands", {"gap": f"{gap_ns}ns", "command": command})
-        results, found = _beside(host, {"busy": _busy(0), "other": other})
+        results, found = beside(host, {"busy": _busy(0), "other": other})
         missed = [off_ns for off_ns, _ in spans.absences(found["busy"])]
         disturbs = len(missed) > results["other"].launches / 2
         lost_ns = figures.median(missed) if disturbs else 0.0
@@ -133,7 +118,7 @@ def streams(host: Host) -> list[Line]:
 def latency(host: Host) -> list[Line]:
     """Measure how soon a launch begins on an idle device."""
     options = {"unit": "100us", "gap": "1ms", "count": host.scale.slices_ms // 2}
-    _, found = _beside(host, {"a": Load(Terms(100), "latency", options)})
+    _, found = beside(host, {"a": Load(Terms(100), "latency", options)})
     late_ns = figures.median([span.started_ns - span.submitted_ns for span in found["a"]])
     host.profile["latency_ns"] = max(0.0, late_ns)
     return [Line("cuLaunchKernel has returned → the kernel begins, idle device, p50", "", micro(late_ns))]
@@ -142,7 +127,7 @@ def latency(host: Host) -> list[Line]:
 def events(host: Host) -> list[Line]:
     """Measure what events cost the device, and how fine the time is that they take."""
     options = {"units": ",".join(ODD_UNITS), "work": "20ms", "unit": "500us"}
-    results, found = _beside(host, {"a": Load(Terms(100), "records", options)})
+    results, found = beside(host, {"a": Load(Terms(100), "records", options)})
     kernels = sorted(found["a"], key=lambda span: span.started_ns)[1:]
     third = len(kernels) // 3
     gaps_ns = [
