@@ -117,7 +117,6 @@ class HardwareScale(Scale):
     copy_bytes: int = 256 << 20
     captures: int = 40
     """Captures in each mode."""
-    torch_steps: int = 30
     mix_rounds: int = 200
 
 
@@ -145,7 +144,6 @@ DRY = HardwareScale(
     call_group=4,
     copy_bytes=1 << 20,
     captures=2,
-    torch_steps=1,
     mix_rounds=2,
 )
 """Every line of the orchestration on the simulated GPU, in seconds; its figures mean nothing."""

@@ -79,7 +79,8 @@ def _framework(key: str, box_s: float) -> Entry:
 
 
 CALIBRATION: dict[str, Entry] = {
-    "slices": Entry("time slices and switches of the hardware", 60, contexts.slices),
+    "slices": Entry("time slices and switches of the hardware", 30, contexts.slices),
+    "visits": Entry("after a context has run empty", 20, contexts.visits),
     "commands": Entry("what disturbs without a multiprocessor", 20, contexts.commands),
     "streams": Entry("streams of one context", 10, contexts.streams),
     "start": Entry("how soon a launch begins", 10, contexts.latency),
@@ -207,11 +208,14 @@ def _measure(host: Host, rows: list[str], ends: float, results: Path, peers: Seq
         _say(f"{key} ...", end=" ")
         row = _row(host, key, ends, peers)
         report.rows.append(row)
-        report.profile = {name: round(value) for name, value in host.profile.items()}
+        report.profile = host.rounded_profile
         report.save(results)
         missed = any(line.met is False for line in row.lines)
         word = f"{row.state}: {row.reason}" if row.state != MEASURED else "MISSED" if missed else "ok"
         _say(f"{word} ({row.seconds:.0f} s)")
+    if "clock" in rows and "event_drift_period_s" not in host.profile:
+        contexts.drifted(host)  # by the clocks of the whole run
+        report.profile = host.rounded_profile
     if not host.simulated and ends - time.monotonic() > LEAST_S:
         try:
             host.calibrate()

@@ -1,16 +1,13 @@
-/* What driver calls cost the host, and how soon it learns of the device's progress: the modes calls, signals, budget.
- */
+/* What driver calls cost the host, and what can be done with so much work in flight: the modes calls and budget. */
 #define _GNU_SOURCE
 
 #include "probe.h"
 
-#define BATCHES       60u
-#define GRAPH_NODES   20u
-#define LONG_NS       20000000u /* of the kernel that keeps an event pending */
-#define BLOCKED_NS    5000000u  /* a launch that takes so long has waited for room in the queue */
-#define QUEUE_MAX     8192u
-#define SIGNALS       60u
-#define WORD_LIMIT_NS 1000000000u
+#define BATCHES     60u
+#define GRAPH_NODES 20u
+#define LONG_NS     20000000u /* of the kernel that keeps an event pending */
+#define BLOCKED_NS  5000000u  /* a launch that takes so long has waited for room in the queue */
+#define QUEUE_MAX   8192u
 
 static struct {
   void *stream, *event, *pending, *done, *graph_of_1, *graph_of_20;
@@ -148,97 +145,6 @@ void run_calls(void) {
   printf(", \"queue_depth\": %" PRIu32 ", \"copy_mb_s\": %" PRIu64, queue_depth(), copy_mb_s());
   for (size_t row = 0; row < sizeof calls / sizeof *calls; row++)
     time_call(row);
-}
-
-/* ---- signals ---- */
-
-enum way { BY_WRITE, BY_BLOCKING_EVENT, BY_SPINNING_EVENT, BY_SYNCHRONIZE, WAYS };
-static const char *const way_names[WAYS] = {"write", "blocking_event", "spinning_event", "synchronize"};
-
-static void await_word(uint32_t value) {
-  uint64_t limit_ns = now_ns() + WORD_LIMIT_NS;
-  while (__atomic_load_n(tools.word, __ATOMIC_ACQUIRE) != value) {
-    if (options.simulated) /* its device moves on when a call is made */
-      call_stream_query();
-    else if (now_ns() > limit_ns)
-      die("a word written by cuStreamWriteValue32 was not seen within %u ms", WORD_LIMIT_NS / 1000000);
-  }
-}
-
-/* Launch a kernel, learn of its end in one way; return when that was. */
-static uint64_t learn_of_end(enum way way, void *event, uint32_t value) {
-  check(launch_work(&tools.unit, &tools.log, tools.stream), "cuLaunchKernel");
-  if (way == BY_WRITE) {
-    CALL(cuStreamWriteValue32, tools.stream, tools.word_address, value, 0);
-    await_word(value);
-  } else if (way == BY_SYNCHRONIZE) {
-    drain();
-  } else {
-    CALL(cuEventRecord, event, tools.stream);
-    CALL(cuEventSynchronize, event);
-  }
-  uint64_t learnt_ns = now_ns();
-  drain();
-  return learnt_ns;
-}
-
-static uint64_t host_time(uint64_t device_ns, const struct clock_map *first, const struct clock_map *last) {
-  double pace = last->device_ns > first->device_ns
-                    ? (double)(last->host_ns - first->host_ns) / (double)(last->device_ns - first->device_ns)
-                    : 1;
-  return first->host_ns + (uint64_t)(int64_t)((double)(int64_t)(device_ns - first->device_ns) * pace);
-}
-
-static uint64_t after(uint64_t later_ns, uint64_t earlier_ns) {
-  return later_ns > earlier_ns ? later_ns - earlier_ns : 0;
-}
-
-void run_signals(void) {
-  uint64_t learnt_ns[WAYS * SIGNALS], called_ns[WAYS * SIGNALS], returned_ns[WAYS * SIGNALS], late_ns[SIGNALS];
-  uint64_t begins_ns[WAYS * SIGNALS], returns_ns[WAYS * SIGNALS];
-  struct log_slot *slots;
-  prepare(WAYS * SIGNALS);
-  void *events[WAYS] = {[BY_BLOCKING_EVENT] = make_event(EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING),
-                        [BY_SPINNING_EVENT] = make_event(EVENT_DISABLE_TIMING)};
-  await_start();
-  struct clock_map first = map_clock();
-  for (uint32_t i = 0; i < WAYS * SIGNALS; i++) {
-    called_ns[i] = now_ns();
-    learnt_ns[i] = learn_of_end(i / SIGNALS, events[i / SIGNALS], i + 1);
-  }
-  struct log launches = {.address = tools.log.address, .capacity = 0}; /* a second series: launches alone */
-  for (uint32_t i = 0; i < SIGNALS; i++) {
-    uint64_t call_ns = now_ns();
-    check(launch_work(&tools.empty, &launches, tools.stream), "cuLaunchKernel");
-    returned_ns[i] = after(now_ns(), call_ns);
-    drain();
-  }
-  for (uint32_t i = 0; i < SIGNALS; i++) { /* a word alone, on an idle stream */
-    uint64_t call_ns = now_ns();
-    CALL(cuStreamWriteValue32, tools.stream, tools.word_address, 1000000 + i, 0);
-    await_word(1000000 + i);
-    late_ns[i] = after(now_ns(), call_ns);
-    drain();
-  }
-  struct clock_map last = map_clock();
-  read_log(&tools.log, &slots);
-  begin_result(0, 0);
-  print_quantiles("word_alone", late_ns, SIGNALS);
-  print_quantiles("launch_call", returned_ns, SIGNALS);
-  for (uint32_t i = 0; i < WAYS * SIGNALS; i++) {
-    uint64_t started_ns = host_time(~slots[i].not_started, &first, &last);
-    uint64_t ended_ns = host_time(slots[i].ended, &first, &last);
-    if (!slots[i].ended) { /* simulated: as its name says */
-      started_ns = called_ns[i];
-      ended_ns = called_ns[i] + options.unit_ns;
-    }
-    begins_ns[i] = after(started_ns, called_ns[i]);
-    returns_ns[i] = after(learnt_ns[i], ended_ns);
-  }
-  print_quantiles("call_to_start", begins_ns, WAYS * SIGNALS);
-  for (uint32_t way = 0; way < WAYS; way++)
-    print_quantiles(way_names[way], returns_ns + way * SIGNALS, SIGNALS);
-  free(slots);
 }
 
 /* ---- budget ---- */

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.build import HERE
+from bench.gpu import frameworks
 from bench.gpu.host import Host
 from bench.gpu.node import Node
 from bench.table import Line
@@ -87,7 +87,7 @@ def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None)
     if host.built.census is None:
         raise ProgramFailed("the census is written for x86-64")
     with Node(host) as node:
-        environment = node.share(name, Terms(100))
+        environment = {**node.share(name, Terms(100)), **frameworks.DETERMINED}
         calls, report = host.directory / f"{name}.calls", host.directory / f"{name}.cupti"
         environment |= {"LD_PRELOAD": f"{host.built.census}:{environment['LD_PRELOAD']}", "CENSUS_OUTPUT": str(calls)}
         environment |= {"CUPTI_REPORT": str(report), "CENSUS_LIBRARY": str(host.built.census)}
@@ -104,7 +104,7 @@ def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None)
     told: dict[str, Any] = {"fault": "no libcupti was found" if cupti is None else "it left no report"}
     if report.exists():
         told = json.loads(report.read_text(encoding="utf-8"))
-    return Counts(read_counts(calls), int(printed["captured"]), launches, told), printed
+    return Counts(read_counts(calls), int(printed.get("captured", 0)), launches, told), printed
 
 
 def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line:
@@ -140,11 +140,10 @@ def census(host: Host) -> list[Line]:
         lines.append(Line("kernel time by their own stamps, against CUPTI", "", text, None, detail=detail))
     if host.simulated:
         return [*lines, Line("launches counted: PyTorch", "the same", "not here: its runtime needs NVIDIA's driver")]
-    absent = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False)
-    if absent.returncode:
-        return [*lines, Line("launches counted: PyTorch", "the same", "not here: this python3 cannot import torch")]
-    # -P: this folder's modules must not shadow those that torch imports.
-    program = [sys.executable, "-P", str(HERE / "torch_program.py"), str(host.scale.torch_steps)]
-    counts, _ = _count(host, program, "torch", cupti=cupti)
+    if frameworks.missing(["torch"]):
+        return [*lines, Line("launches counted: PyTorch", "the same", "not here: this python3 has no torch")]
+    counts, printed = _count(host, frameworks.command("counted"), "torch", cupti=cupti)
+    if "not_here" in printed:
+        return [*lines, Line("launches counted: PyTorch", "the same", f"not here: {printed['not_here']}")]
     reached = None if counts.cupti.get("fault") else int(counts.cupti["launches"])
-    return [*lines, _line(f"PyTorch, {host.scale.torch_steps} training steps and a graph", counts, reached, "CUPTI")]
+    return [*lines, _line("PyTorch, training steps and a graph", counts, reached, "CUPTI")]

@@ -5,18 +5,16 @@ and a simulated one. Each row leaves what it learns in `host.profile`.
 """
 
 import time
-from collections.abc import Mapping
 from itertools import pairwise
 
 from bench.bars import figures
-from bench.bars.rig import START_DELAY_NS, run
+from bench.bars.rig import run
 from bench.gpu import spans
 from bench.gpu.host import Host
-from bench.gpu.node import HardwareRig, Node
-from bench.gpu.spans import Span
+from bench.gpu.node import HardwareRig, beside
 from bench.table import Line, micro, milli
 from rig.loads import MS, Load, Terms, saturating
-from rig.programs import Result
+from rig.programs import ProgramFailed
 
 UNIT = "50us"
 VISIT_NS = 100_000
@@ -30,59 +28,71 @@ def _busy(heavy: int) -> Load:
     return saturating(50, UNIT, depth=8, group=8, heavy=heavy)
 
 
-def _beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result], Mapping[str, list[Span]]]:
-    """Run loads side by side without the hook; return what they say and when their kernels ran."""
-    length_ns = host.scale.slices_ms * MS
-    with Node(host, hook=False) as node:
-        programs = node.start(loads, length_ns / 1e9)
-        begin_ns = time.monotonic_ns() + START_DELAY_NS
-        for program in programs.values():
-            program.go(begin_ns, begin_ns + length_ns)
-        results, _, found = node.finish()
-    return results, found
-
-
 # ---- slices and switches ----
 
 
 def slices(host: Host) -> list[Line]:
-    """Measure time slices and switches between contexts: of two that always have work, and of one that runs empty."""
-    lines, switches_ns, backs_ns = [], dict[str, float](), dict[str, float]()
-    slice_ns = 0.0
+    """Measure time slices and switches between two contexts that always have work, with light and heavy kernels."""
+    lines = []
     for size, heavy in SIZES.items():
-        _, found = _beside(host, {"one": _busy(heavy), "other": _busy(heavy)})
+        _, found = beside(host, {"one": _busy(heavy), "other": _busy(heavy)})
         missed = [spans.absences(kernels) for kernels in found.values()]
         off_ns = figures.median([off_ns for one in missed for off_ns, _ in one])
         slice_ns = sum(map(spans.slice_ns, missed)) / len(missed)
-        switches_ns[size] = max(0.0, (off_ns - slice_ns) / 2)
-        lost = switches_ns[size] / (slice_ns + switches_ns[size])
-        text = f"{micro(slice_ns)}, a switch {micro(switches_ns[size])}, lost {lost * 100:.2f} %"
+        switch_ns = max(0.0, (off_ns - slice_ns) / 2)
+        lost = switch_ns / (slice_ns + switch_ns)
+        text = f"{micro(slice_ns)}, a switch {micro(switch_ns)}, lost {lost * 100:.2f} %"
         what = f"time slice between two busy contexts, {size} kernels"
         lines.append(Line(what, "", text, detail={"slices": sum(map(len, missed))}))
-        backs_ns[size] = _visit(host, heavy, VISIT_NS, slice_ns, switches_ns[size])
-    # A context that had nearly all of its slice when it ran empty can keep no more than the rest.
-    rest_ns = slice_ns / 16
-    late_ns = _visit(host, 0, round(slice_ns - rest_ns), slice_ns, switches_ns["light"])
-    stay_ns = backs_ns["light"] - late_ns + rest_ns if backs_ns["light"] - late_ns > rest_ns / 2 else 0.0
-    for size, back_ns in backs_ns.items():
-        text = f"{micro(back_ns)}, of which the empty one is left alone for {micro(stay_ns)}"
-        lines.append(Line(f"a busy context is back after another has run empty, {size} kernels", "", text))
-    # A real program is rather a heavy one, and a simulated GPU should not be kinder than the real one.
-    host.profile |= {
-        "slice_us": slice_ns / 1e3,
-        "switch_us": max(switches_ns.values()) / 1e3,
-        "drain_stay_us": stay_ns / 1e3,
-        "drain_switch_us": max(0.0, *backs_ns.values()) / 1e3 - stay_ns / 1e3,
-    }
+        # A real program is rather a heavy one, and a simulated GPU should not be kinder than the real one.
+        host.profile |= {
+            "slice_us": slice_ns / 1e3,
+            "switch_us": max(switch_ns / 1e3, host.profile.get("switch_us", 0) if heavy else 0),
+        }
     return [*lines, _beside_deep_queue(host)]
 
 
-def _visit(host: Host, heavy: int, unit_ns: int, slice_ns: float, switch_ns: float) -> float:
+def visits(host: Host) -> list[Line]:
+    """Measure when a busy context is back after another had the device for one kernel and ran empty."""
+    slice_ns = known(host, "slice_us") * 1e3
+    backs_ns = {size: _visit(host, heavy, VISIT_NS) for size, heavy in SIZES.items()}
+    # A context that had nearly all of its slice when it ran empty can keep no more than the rest.
+    rest_ns = slice_ns / 16
+    kept_ns = backs_ns["light"] - _visit(host, 0, round(slice_ns - rest_ns))
+    stay_ns = kept_ns + rest_ns if kept_ns > rest_ns / 2 else 0.0
+    host.profile |= {
+        "drain_stay_us": stay_ns / 1e3,
+        "drain_switch_us": max(0.0, max(backs_ns.values()) - stay_ns) / 1e3,
+    }
+    return [
+        Line(
+            f"a busy context is back after another has run empty, {size} kernels",
+            "",
+            f"{micro(back_ns)}, of which the empty one is left alone for {micro(stay_ns)}",
+        )
+        for size, back_ns in backs_ns.items()
+    ]
+
+
+def known(host: Host, name: str) -> float:
+    """Return what an earlier row has measured. Raises ValueError without it."""
+    if name not in host.profile:
+        raise ValueError(f"{name} is not known: the row that measures it comes first, or has failed")
+    return host.profile[name]
+
+
+def _visit(host: Host, heavy: int, unit_ns: int) -> float:
     """Return how long a busy context waits after each visit of another's one kernel, which leaves that without work."""
-    options = {"unit": f"{unit_ns}ns", "gap": f"{round(4 * slice_ns)}ns", "heavy": heavy}
-    _, found = _beside(host, {"busy": _busy(heavy), "visitor": Load(Terms(50), "sync", options)})
+    options = {"unit": f"{unit_ns}ns", "gap": _apart(host), "heavy": heavy}
+    _, found = beside(host, {"busy": _busy(heavy), "visitor": Load(Terms(50), "sync", options)})
     took_ns = figures.median([span.ended_ns - span.started_ns for span in found["visitor"]])
-    return figures.median([off_ns for off_ns, _ in spans.absences(found["busy"])]) - took_ns - switch_ns
+    off_ns = figures.median([off_ns for off_ns, _ in spans.absences(found["busy"])])
+    return off_ns - took_ns - known(host, "switch_us") * 1e3
+
+
+def _apart(host: Host) -> str:
+    """Return a time after which a busy context has had the device to itself."""
+    return f"{round(4000 * known(host, 'slice_us'))}ns"
 
 
 def _beside_deep_queue(host: Host) -> Line:
@@ -102,19 +112,23 @@ def _beside_deep_queue(host: Host) -> Line:
 
 def commands(host: Host) -> list[Line]:
     """Measure what a busy context loses to commands of another that need no multiprocessor."""
-    switch_us, back_us = (host.profile[name] for name in ("switch_us", "drain_switch_us"))
-    gap_ns = round(4000 * host.profile["slice_us"])
-    lines, intrusions_us = [], []
+    out_and_back_us = sum(known(host, name) for name in ("switch_us", "drain_switch_us", "drain_stay_us"))
+    lines = []
     for command, what in enumerate(COMMANDS):
-        other = Load(Terms(50), "commands", {"gap": f"{gap_ns}ns", "command": command})
-        results, found = _beside(host, {"busy": _busy(0), "other": other})
+        title = f"lost beside a context without work: {what}"
+        other = Load(Terms(50), "commands", {"gap": _apart(host), "command": command})
+        try:
+            results, found = beside(host, {"busy": _busy(0), "other": other})
+        except ProgramFailed as error:
+            lines.append(Line(title, "", f"refused: {error}"))
+            continue
         missed = [off_ns for off_ns, _ in spans.absences(found["busy"])]
         disturbs = len(missed) > results["other"].launches / 2
         lost_ns = figures.median(missed) if disturbs else 0.0
-        intrusions_us.append(max(0.0, lost_ns / 1e3 - switch_us - back_us - host.profile["drain_stay_us"]))
+        intrusion_us = max(0.0, lost_ns / 1e3 - out_and_back_us)
+        host.profile["intrusion_us"] = max(intrusion_us, host.profile.get("intrusion_us", 0.0))
         text = f"{micro(lost_ns)} each ({len(missed)} absences, {results['other'].launches} commands)"
-        lines.append(Line(f"lost beside a context without work: {what}", "", text))
-    host.profile["intrusion_us"] = max(intrusions_us)
+        lines.append(Line(title, "", text))
     return lines
 
 
@@ -133,7 +147,7 @@ def streams(host: Host) -> list[Line]:
 def latency(host: Host) -> list[Line]:
     """Measure how soon a launch begins on an idle device."""
     options = {"unit": "100us", "gap": "1ms", "count": host.scale.slices_ms // 2}
-    _, found = _beside(host, {"a": Load(Terms(100), "latency", options)})
+    _, found = beside(host, {"a": Load(Terms(100), "latency", options)})
     late_ns = figures.median([span.started_ns - span.submitted_ns for span in found["a"]])
     host.profile["latency_ns"] = max(0.0, late_ns)
     return [Line("cuLaunchKernel has returned → the kernel begins, idle device, p50", "", micro(late_ns))]
@@ -142,7 +156,7 @@ def latency(host: Host) -> list[Line]:
 def events(host: Host) -> list[Line]:
     """Measure what events cost the device, and how fine the time is that they take."""
     options = {"units": ",".join(ODD_UNITS), "work": "20ms", "unit": "500us"}
-    results, found = _beside(host, {"a": Load(Terms(100), "records", options)})
+    results, found = beside(host, {"a": Load(Terms(100), "records", options)})
     kernels = sorted(found["a"], key=lambda span: span.started_ns)[1:]
     third = len(kernels) // 3
     gaps_ns = [

@@ -163,7 +163,7 @@ void run_calibrate(void) {
   struct log log = make_log(KERNELS);
   void *stream;
   CALL(cuStreamCreate, &stream, STREAM_NON_BLOCKING);
-  options.rate = 100; /* a first guess, of the right order for all devices of the last ten years */
+  options.rate = options.heavy ? 2 : 100; /* a first guess, of the right order for all devices of the last ten years */
   struct kernel kernel = kernel_of(options.unit_ns);
   for (uint64_t until_ns = now_ns() + WARM_NS; !options.simulated && now_ns() < until_ns;)
     span_ns(kernel, &log, stream);

@@ -6,6 +6,7 @@ Prints one JSON object: digests of everything that was computed, the time of a s
 out; or why it cannot run here. It knows nothing of shares.
 """
 
+import ctypes
 import hashlib
 import importlib
 import json
@@ -17,6 +18,8 @@ from typing import Any
 
 WIDTH, LAYERS, BATCH, STEPS, GROUP = 1024, 6, 256, 30, 20
 BLOCK_BYTES = 256 << 20
+CAPTURED = ("cuLaunch", "cuGraphLaunch", "cuMemset", "cuMemcpyDtoD")
+"""The families that the hook counts as launches, as far as a capture can hold them."""
 Told = dict[str, Any]
 
 
@@ -115,24 +118,38 @@ def compiled(seconds: float) -> Told:
     return {"digests": {"outputs": digest(_bytes(torch, [outputs]))}, "step_ns": timed}
 
 
-def _captured(torch: Any, model: Any, inputs: Any) -> tuple[Any, Any]:
+def _launches() -> int:
+    """Ask the census how many launches this process has made; 0 without one."""
+    library = os.environ.get("CENSUS_LIBRARY")
+    if library is None:
+        return 0
+    path = os.environ["CUPTI_REPORT"] + ".snapshot"
+    if ctypes.CDLL(library).census_write(os.fsencode(path)):
+        raise OSError(f"{path} cannot be written")
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        counts = json.load(file)
+    return sum(calls for name, calls in counts if name.startswith(CAPTURED) and "HostFunc" not in name)
+
+
+def _captured(torch: Any, model: Any, inputs: Any) -> tuple[Any, Any, int]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), torch.no_grad():
         for _ in range(3):
             model(inputs)
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    graph, before = torch.cuda.CUDAGraph(), _launches()
     with torch.no_grad(), torch.cuda.graph(graph):
         outputs = model(inputs)
-    return graph, outputs
+    return graph, outputs, _launches() - before
 
 
 def graphs(seconds: float) -> Told:
     """Capture a network forward with torch.cuda.graph and replay it on other inputs."""
     torch = _torch()
     model, inputs = _network(torch), torch.randn(BATCH, WIDTH).cuda()
-    graph, outputs = _captured(torch, model, inputs)
+    graph, outputs, _ = _captured(torch, model, inputs)
     seen = []
     for scale in range(1, 6):
         inputs.mul_(scale / 3)
@@ -140,6 +157,25 @@ def graphs(seconds: float) -> Told:
         seen.append(outputs.clone())
     found = {"outputs": digest(_bytes(torch, seen))}
     return {"digests": found, "step_ns": paced(graph.replay, torch.cuda.synchronize, seconds)}
+
+
+def counted(_seconds: float) -> Told:
+    """Train, replay a graph, set and copy memory, while launches are counted from outside; tell what was captured."""
+    torch = _torch()
+    model, step = _trainer(torch)
+    for _ in range(STEPS):
+        step()
+    graph, _, captured = _captured(torch, model, torch.randn(BATCH, WIDTH).cuda())
+    for _ in range(GROUP):
+        graph.replay()
+    first = torch.empty(1 << 20, device="cuda")
+    first.zero_()
+    first.clone().copy_(first)
+    torch.cuda.synchronize()
+    time.sleep(0.5)  # the hook's count is read from outside
+    if "CUDA_INJECTION64_PATH" in os.environ:
+        ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"]).cupti_report(os.environ["CUPTI_REPORT"].encode())
+    return {"captured": captured}
 
 
 def greedy(_seconds: float) -> Told:
@@ -233,6 +269,7 @@ MODES: dict[str, Callable[[float], Told]] = {
     "inference": inference,
     "compiled": compiled,
     "graphs": graphs,
+    "counted": counted,
     "greedy": greedy,
     "jax": with_jax,
     "cupy": with_cupy,

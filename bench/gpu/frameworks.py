@@ -113,7 +113,8 @@ def compare(host: Host, case: Case) -> list[Line]:
     unavailable = _unavailable(host, f"with and without the hook: {case.what}", case.packages)
     if unavailable:
         return [unavailable]
-    own = {**DETERMINED, **POLITE, "TORCHINDUCTOR_CACHE_DIR": str(host.directory / "inductor"), **case.environment}
+    caches = {f"{name}_CACHE_DIR": str(host.directory / name.lower()) for name in ("TORCHINDUCTOR", "TRITON", "CUPY")}
+    own = {**DETERMINED, **POLITE, **caches, **case.environment}
     bare, hooked = [], []
     with Node(host) as node:
         share = node.share("a", Terms(100))

@@ -5,15 +5,23 @@ Contexts beside each other are in contexts.py.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from bench.bars import figures
 from bench.bars.rig import START_DELAY_NS
 from bench.gpu.host import Host
-from bench.gpu.node import Node
+from bench.gpu.node import Node, beside
 from bench.table import Line, micro
 from rig.loads import MS, Load, Terms, saturating
 
 BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")
+WAYS = (
+    "the host sees the word written behind it",
+    "cuEventSynchronize returns, blocking event",
+    "cuEventSynchronize returns, spinning",
+    "cuStreamSynchronize returns",
+)
+"""As the probe tries them."""
 COSTS = {
     "launch_cost_ns": "cuLaunchKernel",
     "record_cost_ns": "cuEventRecord",
@@ -49,25 +57,19 @@ def calls(host: Host) -> list[Line]:
 
 def signals(host: Host) -> list[Line]:
     """Measure how soon the host learns that a kernel has ended, by each way to learn it."""
-    found = host.ask("signals", unit="200us")
-    names = {
-        "word_alone": "cuStreamWriteValue32 on an idle stream → the host sees the word",
-        "call_to_start": "cuLaunchKernel called → the kernel begins, idle device",
-        "write": "kernel ends → the host sees the word written behind it",
-        "blocking_event": "kernel ends → cuEventSynchronize returns, blocking event",
-        "spinning_event": "kernel ends → cuEventSynchronize returns, spinning",
-        "synchronize": "kernel ends → cuStreamSynchronize returns",
-    }
-    return [
-        Line(
-            what,
-            "",
-            f"p50 {micro(found[name]['p50_ns'])}, p99 {micro(found[name]['p99_ns'])}",
-            None,
-            detail=found[name],
-        )
-        for name, what in names.items()
+    results, found = beside(host, {"a": Load(Terms(100), "signals", {"unit": "200us"})})
+    told, kernels = results["a"].other, sorted(found["a"], key=lambda span: span.started_ns)
+    late_ns = [learnt_ns - span.ended_ns for learnt_ns, span in zip(told["learnt_ns"], kernels, strict=True)]
+    each = len(late_ns) // len(WAYS)
+    lines = [_quantiles("cuStreamWriteValue32 on an idle stream → the host sees the word", told["word_ns"])]
+    return lines + [
+        _quantiles(f"kernel ends → {way}", late_ns[place * each : (place + 1) * each]) for place, way in enumerate(WAYS)
     ]
+
+
+def _quantiles(what: str, values_ns: Sequence[int]) -> Line:
+    p50_ns, p99_ns = (figures.percentile(values_ns, percent) for percent in (50, 99))
+    return Line(what, "", f"p50 {micro(p50_ns)}, p99 {micro(p99_ns)}")
 
 
 def budget(host: Host) -> list[Line]:

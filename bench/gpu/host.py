@@ -116,6 +116,7 @@ class Host(Closing):
         environment.pop("LD_PRELOAD", None)
         # Indices as NVML has them, so that device 0 is the same for everybody.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        environment["CUDA_CACHE_PATH"] = str(self.directory / "cache")  # nothing is written but where it was told
         if self.simulated:
             environment |= self.simulation("host")
         return environment
@@ -185,6 +186,11 @@ class Host(Closing):
     def free_bytes(self) -> int:
         """Return the device memory that is free."""
         return int(self._sample()["free_bytes"])
+
+    @property
+    def rounded_profile(self) -> dict[str, int]:
+        """What is known of the hardware so far, as a profile has it."""
+        return {name: round(value) for name, value in self.profile.items()}
 
     @property
     def machine(self) -> str:

@@ -99,34 +99,34 @@ static const char ticks[] = ".visible .entry ticks_1ms(.param .u64 ticks, .param
 static void *module;
 
 /* One line of PTX for every live value of a heavy kernel: `line` takes its number, and then that of the next. */
-static size_t each_live(char *to, size_t size, const char *line) {
+static void each_live(char *to, size_t size, const char *line) {
   size_t used = 0;
   for (unsigned i = 0; i < HEAVY_LIVE; i++)
     used += (size_t)snprintf(to + used, size - used, line, i, i, (i + 1) % HEAVY_LIVE);
-  return used;
 }
 
-char *write_ptx(const uint64_t *units_ns, size_t count) {
+char *write_ptx(const uint64_t *units_ns, size_t count, bool heavy) {
   static char setup[4096], step[8192], rest[4096];
-  size_t used = (size_t)snprintf(setup, sizeof setup, heavy_setup, HEAVY_LIVE);
-  each_live(setup + used, sizeof setup - used, "  add.u32 %%h%u, %%x, %u; // %u\n");
-  used = (size_t)snprintf(step, sizeof step, heavy_step, STREAM_BYTES - 1);
-  each_live(step + used, sizeof step - used, "  mad.lo.u32 %%h%u, %%h%u, 1664525, %%h%u;\n");
-  each_live(rest, sizeof rest, "  xor.b32 %%x, %%x, %%h%u; // %u %u\n");
-  size_t size = sizeof header + sizeof ticks + count * (2 * sizeof work + sizeof setup + sizeof step + sizeof rest);
+  if (heavy) {
+    size_t used = (size_t)snprintf(setup, sizeof setup, heavy_setup, HEAVY_LIVE);
+    each_live(setup + used, sizeof setup - used, "  add.u32 %%h%u, %%x, %u; // %u\n");
+    used = (size_t)snprintf(step, sizeof step, heavy_step, STREAM_BYTES - 1);
+    each_live(step + used, sizeof step - used, "  mad.lo.u32 %%h%u, %%h%u, 1664525, %%h%u;\n");
+    each_live(rest, sizeof rest, "  xor.b32 %%x, %%x, %%h%u; // %u %u\n");
+  }
+  size_t size = sizeof header + sizeof ticks + count * (sizeof work + sizeof setup + sizeof step + sizeof rest);
   char *ptx = allocate(size, 1), name[48];
-  used = (size_t)snprintf(ptx, size, "%s%s", header, ticks);
+  size_t used = (size_t)snprintf(ptx, size, "%s%s", header, ticks);
   for (size_t i = 0; i < count; i++) {
     kernel_name(name, sizeof name, units_ns[i]);
-    used += (size_t)snprintf(ptx + used, size - used, work, "work", name + PREFIX, "", "", "", "");
-    used += (size_t)snprintf(ptx + used, size - used, work, "heavy", name + PREFIX, ".maxntid 1024, 1, 1", setup, step,
-                             rest);
+    used += (size_t)snprintf(ptx + used, size - used, work, heavy ? "heavy" : "work", name + PREFIX,
+                             heavy ? ".maxntid 1024, 1, 1" : "", setup, step, rest);
   }
   return ptx;
 }
 
-void load_kernels(const uint64_t *units_ns, size_t count) {
-  char *ptx = write_ptx(units_ns, count);
+void load_kernels(const uint64_t *units_ns, size_t count, bool heavy) {
+  char *ptx = write_ptx(units_ns, count, heavy);
   CALL(cuModuleLoadData, &module, ptx);
   free(ptx);
 }

@@ -41,9 +41,9 @@ struct kernel {
 };
 #define STREAM_BYTES (256u << 20) /* more than any cache holds; a power of two */
 
-/* The module with a kernel of each kind for every duration, as text; the caller's to free. */
-char *write_ptx(const uint64_t *units_ns, size_t count);
-void load_kernels(const uint64_t *units_ns, size_t count);
+/* The module with a work kernel for every duration, heavy or not, as text; the caller's to free. */
+char *write_ptx(const uint64_t *units_ns, size_t count, bool heavy);
+void load_kernels(const uint64_t *units_ns, size_t count, bool heavy);
 void *find_timed(const char *prefix, uint64_t unit_ns);
 
 struct log make_log(uint32_t capacity);

@@ -6,25 +6,26 @@ log, never from the arbiter.
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.bars.rig import Account, Run
+from bench.bars.rig import START_DELAY_NS, Account, Run
 from bench.gpu import spans
 from bench.gpu.host import Host
 from bench.gpu.process import Asked
 from bench.gpu.spans import ClockMap, Span, Tick
 from bench.scale import HardwareScale
 from rig.closing import Closing
-from rig.loads import Load, Terms
+from rig.loads import MS, Load, Terms
 from rig.programs import Program, ProgramFailed, Result
 from rig.truth import Held
 
 END_TIMEOUT_S = 60.0
 QUANTUM = 1  # the reason of a turn that its quantum ended
 CLASSES = {"latency": 0, "standard": 1, "batch": 2}
-LOGGED = {"saturate", "sync", "periodic", "latency", "records"}
+LOGGED = {"saturate", "sync", "periodic", "latency", "records", "signals"}
 """What writes a log of its kernels."""
 SIMULATED_LOG = 200_000
 CLOCK_ERROR_NS = 10_000
@@ -179,6 +180,18 @@ class Node(Closing):
         turns = [(names[t[1]], t[2], t[3], t[4], t[6]) for t in told]
         held = [Held(share, granted - off_ns, drained + off_ns) for share, granted, _, drained, _ in turns]
         return held, [closed - granted for _, granted, closed, _, reason in turns if reason == QUANTUM]
+
+
+def beside(host: Host, loads: Mapping[str, Load]) -> tuple[Mapping[str, Result], Mapping[str, list[Span]]]:
+    """Run loads side by side without the hook; return what they say and when their kernels ran."""
+    length_ns = host.scale.slices_ms * MS
+    with Node(host, hook=False) as node:
+        programs = node.start(loads, length_ns / 1e9)
+        begin_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs.values():
+            program.go(begin_ns, begin_ns + length_ns)
+        results, _, found = node.finish()
+    return results, found
 
 
 class HardwareRig:

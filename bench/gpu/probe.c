@@ -159,7 +159,7 @@ static void open_device(void) {
     if (known == count)
       units_ns[count++] = wanted_ns[i];
   }
-  load_kernels(units_ns, count);
+  load_kernels(units_ns, count, options.heavy);
 }
 
 void await_start(void) {
@@ -172,7 +172,7 @@ int main(int count, char **arguments) {
   while (mode < sizeof modes / sizeof *modes && strcmp(modes[mode].name, options.mode))
     mode++;
   if (!strcmp(options.mode, "ptx")) {
-    fputs(write_ptx(options.units_ns, options.unit_count), stdout);
+    fputs(write_ptx(options.units_ns, options.unit_count, options.heavy), stdout);
     return 0;
   }
   if (mode == sizeof modes / sizeof *modes)

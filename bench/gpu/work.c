@@ -188,6 +188,60 @@ void run_commands(void) {
   begin();
 }
 
+/* ---- how soon the host knows ---- */
+
+#define SIGNALS       60u
+#define WORD_LIMIT_NS 1000000000u
+
+enum way { BY_WRITE, BY_BLOCKING_EVENT, BY_SPINNING_EVENT, BY_SYNCHRONIZE, WAYS };
+
+/* Have a word written behind all that is in the stream, and see it. */
+static void await_word(uint32_t value) {
+  static device_pointer address;
+  static uint32_t *word;
+  if (!word)
+    word = mapped(64, &address);
+  CALL(cuStreamWriteValue32, load.stream, address, value, 0);
+  uint64_t limit_ns = now_ns() + WORD_LIMIT_NS;
+  while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
+    if (options.simulated) /* its device moves on when a call is made */
+      TRY(cuStreamQuery, load.stream);
+    else if (now_ns() > limit_ns)
+      die("a word written by cuStreamWriteValue32 was not seen within %u ms", WORD_LIMIT_NS / 1000000);
+  }
+}
+
+void run_signals(void) {
+  uint64_t learnt_ns[WAYS * SIGNALS], word_ns[SIGNALS];
+  void *events[WAYS] = {[BY_BLOCKING_EVENT] = event_with(EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING),
+                        [BY_SPINNING_EVENT] = event_with(EVENT_DISABLE_TIMING)};
+  prepare(0);
+  for (uint32_t i = 0; i < WAYS * SIGNALS; i++) {
+    void *event = events[i / SIGNALS];
+    launch(0);
+    if (i / SIGNALS == BY_WRITE) {
+      await_word(i + 1);
+    } else if (event) {
+      CALL(cuEventRecord, event, load.stream);
+      CALL(cuEventSynchronize, event);
+    } else {
+      drain();
+    }
+    learnt_ns[i] = now_ns();
+    drain();
+  }
+  for (uint32_t i = 0; i < SIGNALS; i++) { /* a word alone, on an idle stream */
+    uint64_t call_ns = now_ns();
+    await_word(WAYS * SIGNALS + i + 1);
+    word_ns[i] = now_ns() - call_ns;
+    drain();
+  }
+  begin();
+  print_list("word_ns", word_ns, SIGNALS);
+  print_list("learnt_ns", learnt_ns, WAYS * SIGNALS);
+  write_log();
+}
+
 /* CUPTI's count, when the driver was told to load the library that has it. */
 static void report_cupti(void) {
   const char *path = getenv("CUDA_INJECTION64_PATH"), *report = getenv("CUPTI_REPORT");

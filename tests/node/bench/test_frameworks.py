@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import frameworks
-from bench.gpu.__main__ import FRAMEWORKS, GROUP, ROWS, _chosen
+from bench.gpu.__main__ import CALIBRATION, FRAMEWORKS, ROWS, _chosen
 from bench.gpu.framework_program import MODES, digest, paced
 from bench.gpu.frameworks import GIB, Case, Told
 
@@ -23,8 +23,10 @@ def told(pace_ns: int, **digests: str) -> Told:
 def test_the_frameworks_are_a_group_that_can_be_asked_for() -> None:
     assert set(frameworks.CASES) <= set(FRAMEWORKS) <= set(ROWS)
     assert {case.mode for case in frameworks.CASES.values()} <= set(MODES)
-    assert _chosen([GROUP, "duty"]) == [*FRAMEWORKS, "duty"]
+    assert _chosen(["frameworks", "duty"]) == [*FRAMEWORKS, "duty"]
     assert _chosen(None) == [*ROWS]
+    assert [*ROWS][: len(CALIBRATION)] == [*CALIBRATION]
+    assert [*ROWS][-len(FRAMEWORKS) :] == [*FRAMEWORKS]
     for key, case in frameworks.CASES.items():
         assert FRAMEWORKS[key].box_s > 2 * case.pairs * frameworks.STEP_S
 

@@ -15,7 +15,7 @@ from bench.scale import DRY
 pytestmark = pytest.mark.timeout(240)
 
 SCALE = dataclasses.replace(DRY, slices_ms=250, drift_ms=3500, call_group=32)
-ROWS = ("slices", "commands", "streams", "start", "events", "calls", "clock")
+ROWS = ("slices", "visits", "commands", "streams", "start", "events", "calls", "clock")
 KIND = {
     "slice_us": 2000,
     "switch_us": 180,
@@ -71,7 +71,7 @@ def calibrated(path: Path, *rows: str) -> Path:
     with Host(build(), SCALE, simulated=True, results=path) as host:
         for row in rows:
             CALIBRATION[row].measure(host)
-        found = {name: round(value) for name, value in host.profile.items()}
+        found = host.rounded_profile
     return Report("some-gpu", {"simulated": True}, profile=found).save(path)[0]
 
 
