@@ -153,7 +153,11 @@ def new_gpu(make_simgpu: MakeSimgpu, prelude: str) -> Iterator[NewGpu]:
     started: list[Program] = []
 
     def make(devices: str = "1xH200", **settings: str) -> Gpu:
-        return Gpu(make_simgpu(devices, **{"SIMGPU_LOG_KERNELS": "200", "SIMGPU_PROFILE": "ideal"} | settings), prelude, started)
+        return Gpu(
+            make_simgpu(devices, **{"SIMGPU_LOG_KERNELS": "200", "SIMGPU_PROFILE": "ideal"} | settings),
+            prelude,
+            started,
+        )
 
     yield make
     for program in started:
