@@ -3,8 +3,16 @@
 import json
 
 import numpy as np
-from cuda.core import Device, DeviceMemoryResource, EventOptions, LaunchConfig, LegacyPinnedMemoryResource
-from cuda.core import Program, ProgramOptions, launch
+from cuda.core import (
+    Device,
+    DeviceMemoryResource,
+    EventOptions,
+    LaunchConfig,
+    LegacyPinnedMemoryResource,
+    Program,
+    ProgramOptions,
+    launch,
+)
 
 SOURCE = 'extern "C" __global__ void scale_100us(float *data, float factor) { data[threadIdx.x] *= factor; }'
 BYTES = 1 << 16
