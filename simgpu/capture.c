@@ -329,6 +329,7 @@ static bool joined(struct capture *capture) {
 
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
   FIND_STREAM(handle);
+  struct graph *lost = NULL;
   pthread_mutex_lock(&process.lock);
   struct capture *capture = stream->capture;
   if (!capture) {
@@ -343,14 +344,14 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
              : !joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                 : CUDA_SUCCESS;
     struct graph *graph = capture->graph;
-    bool into = capture->into;
+    lost = result && !capture->into ? graph : NULL;
     close_capture(capture);
-    if (result && !into)
-      graph_free(graph);
     if (out)
       *out = result ? NULL : graph;
   }
   pthread_mutex_unlock(&process.lock);
+  if (lost)
+    graph_free(lost); /* which may call the program */
   return result;
 }
 

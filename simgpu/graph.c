@@ -18,6 +18,7 @@ void graph_free(struct graph *graph) {
   for (uint32_t n = 0; n < graph->count; n++)
     node_free(graph->nodes[n]);
   free(graph->nodes);
+  graph_drop_all(graph);
   handle_free(graph);
 }
 
@@ -58,7 +59,7 @@ struct node *graph_add(struct graph *graph, const struct body *body, struct node
 
 struct graph *graph_clone(struct graph *graph) {
   struct graph *clone = graph_new();
-  bool whole = clone != NULL;
+  bool whole = clone && graph_keep_all(clone, graph);
   for (uint32_t n = 0; whole && n < graph->count; n++) {
     struct body body;
     whole = body_copy(&graph->nodes[n]->body, &body);

@@ -35,6 +35,7 @@ struct graph {
   uint32_t count, room;
   uint32_t capturing; /* captures into it that are open */
   struct node *owner; /* of a child graph: its node */
+  struct kept *kept;  /* the user objects that it has references to */
 };
 
 /* One piece of what a launch of an executable gives to its stream. */
@@ -74,6 +75,11 @@ CUresult body_of_item(const struct sg_item *item, const struct effect *effect, s
 CUresult conditional_body(struct body *body);
 /* Whether what the node has runs with its graph: false of a condition that is not met. */
 bool body_runs(const struct body *body);
+
+/* user_object.c */
+/* Let a graph have references to all that another one has. false: out of memory. */
+bool graph_keep_all(struct graph *graph, const struct graph *from);
+void graph_drop_all(struct graph *graph);
 
 /* graph_memory.c: allocations that belong to graphs. Their addresses are fixed when the node is made; the device's
  * memory behind them is taken when an executable of the graph is uploaded or first launched. */

@@ -132,6 +132,40 @@ print(condition(theirs, 1, 1, size=2)[0], int(d.cuGraphConditionalHandleCreate(t
     assert busy == [1700, 1700]
 
 
+def test_an_object_lives_as_long_as_a_graph_or_an_executable_keeps_it(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
+gone = []
+call = HOST_FUNCTION(lambda data: gone.append(data))
+def made(number, count=1):
+    thing = c_void_p()
+    ok(cuda.cuUserObjectCreate(byref(thing), c_void_p(number), call, count, 1))
+    return thing
+graph, clone, moved, shared = new_graph(), c_void_p(), made(1), made(2)
+add_kernel(graph, module, "a_1us")
+ok(cuda.cuGraphRetainUserObject(graph, moved, 1, 1))
+ok(cuda.cuGraphRetainUserObject(graph, shared, 2, 0))
+ok(cuda.cuGraphClone(byref(clone), graph))
+executable = instantiate(graph)
+ok(cuda.cuGraphReleaseUserObject(graph, shared, 2))
+print(cuda.cuGraphReleaseUserObject(graph, shared, 1), cuda.cuUserObjectRelease(shared, 99))
+ok(cuda.cuUserObjectRetain(shared, 1))
+ok(cuda.cuUserObjectRelease(shared, 2))
+ok(cuda.cuGraphDestroy(graph))
+ok(cuda.cuGraphDestroy(clone))
+print(gone)
+run(executable, stream)
+ok(cuda.cuGraphExecDestroy(executable))
+print(sorted(gone), cuda.cuUserObjectRetain(shared, 1))
+captured, thing, found, nothing = c_void_p(), made(3), c_void_p(), c_void_p()
+status, number = c_int(), c_uint64()
+ok(cuda.cuStreamBeginCapture_v2(stream, 0))
+ok(cuda.cuStreamGetCaptureInfo_v2(stream, byref(status), byref(number), byref(found), None, None))
+ok(cuda.cuGraphRetainUserObject(found, thing, 1, 1))
+print(cuda.cuMemAlloc_v2(byref(nothing), c_size_t(16)), cuda.cuStreamEndCapture(stream, byref(captured)), gone[2:])
+""")
+    assert lines == ["1 1", "[]", "[1, 2] 1", "900 901 [3]"]
+
+
 def test_what_depends_on_a_host_function_or_an_event_comes_after_it_and_the_rest_does_not_wait(new_gpu: NewGpu) -> None:
     held, between, at_once, ordered = new_gpu().play("""
 graph, other = new_graph(), new_stream()
