@@ -1,4 +1,4 @@
-/* What the library says about a whole GPU alone: power, clocks, errors, its place on the bus, its links. */
+/* What the library says about a board: power, clocks, errors, its place on the bus, its links. */
 #include "model.h"
 #include "nvml.h"
 
@@ -99,6 +99,20 @@ NVML_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, NVML_BOARD, lanes)
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t handle, unsigned int sensor, unsigned int *celsius) {
   return sensor ? NVML_ERROR_INVALID_ARGUMENT : nvml_number(handle, NVML_BOARD, celsius, temperature);
+}
+
+struct temperature {
+  unsigned int version, sensor;
+  int celsius;
+};
+#define TEMPERATURE_V1 (sizeof(struct temperature) | 1u << 24)
+
+NVML_EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t handle, struct temperature *asked) {
+  if (!asked)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  if (asked->version != TEMPERATURE_V1)
+    return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  return nvmlDeviceGetTemperature(handle, asked->sensor, (unsigned int *)&asked->celsius);
 }
 
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t handle, unsigned long long *energy) {
@@ -234,17 +248,22 @@ struct bar1_memory {
   unsigned long long total, free, used;
 };
 
-/* A window as large as the memory, rounded up to a power of two; Turing's is small. The driver takes 1 MiB of it. */
+/* A window as large as the memory, rounded up to a power of two; Turing's is small. The driver takes 1 MiB of it. An
+ * instance has its slices of the window. */
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t handle, struct bar1_memory *memory) {
   const struct sg_device *device;
-  nvmlReturn_t result = nvml_enter_device(handle, NVML_BOARD, &device);
+  nvmlReturn_t result = nvml_enter_device(handle, NVML_LIVE, &device);
   if (result)
     return result;
   if (!memory)
     return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
-  *memory = (struct bar1_memory){.total = 256ull << 20, .used = 1ull << 20};
-  while (device->major > 7 && memory->total < device->memory_total_bytes)
+  bool instance = device->parent != SG_NONE;
+  const struct sg_device *gpu = instance ? &nvml.state.shared->devices[device->parent] : device;
+  *memory = (struct bar1_memory){.total = 256ull << 20, .used = instance ? 0 : 1ull << 20};
+  while (gpu->major > 7 && memory->total < gpu->memory_total_bytes)
     memory->total *= 2;
+  if (instance)
+    memory->total = memory->total / 8 * sg_mig_profile_of(device)->memory_slices;
   memory->free = memory->total - memory->used;
   return nvml_leave(NVML_SUCCESS);
 }

@@ -79,6 +79,8 @@ def test_an_instance_tells_its_profile_its_place_and_what_it_has(ask: Ask) -> No
         "computeInstanceSliceCount": 3,
         "memorySizeMB": 81559 // 2,
     }
+    window = ask(f"nvmlDeviceGetBAR1MemoryInfo({mig})")
+    assert (window["bar1Total"], window["bar1Used"]) == (65536 << 20, 0)  # half of the GPU's
     assert ask("nvmlDeviceGetAttributes(gpu(1))") == "NVMLError_NotSupported"
     assert ask(f"{instance(3)} and 0") == "NVMLError_NotFound"
     assert ask("nvmlDeviceGetGpuInstanceById(gpu(2), 1) and 0") == "NVMLError_NotSupported"
