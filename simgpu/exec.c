@@ -131,7 +131,9 @@ static CUresult launch_work(struct stream *stream, const struct step *step) {
   struct sg_item item = {.kind = SG_GRAPH,
                          .flags = SG_LOGGED,
                          .name = name,
-                         .demand = demand < 1 ? 1 : demand < SG_ALL_SMS ? (uint32_t)demand : SG_ALL_SMS,
+                         .demand = demand < 1            ? 1
+                                   : demand < SG_ALL_SMS ? (uint32_t)demand
+                                                         : SG_ALL_SMS,
                          .duration_ns = duration_ns};
   struct effect watching = {.kind = EFFECT_LIST};
   if (step->spin) {
