@@ -112,7 +112,6 @@ class HardwareScale(Scale):
     memory_rounds: int = 10
     slices_ms: int = 300
     drift_ms: int = 4000
-    budget_ms: int = 700
     call_group: int = 32
     copy_bytes: int = 256 << 20
     captures: int = 40
@@ -140,7 +139,6 @@ DRY = HardwareScale(
     memory_rounds=1,
     slices_ms=100,
     drift_ms=200,
-    budget_ms=20,
     call_group=4,
     copy_bytes=1 << 20,
     captures=2,

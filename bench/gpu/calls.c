@@ -1,17 +1,16 @@
-/* What driver calls cost the host, and what can be done with so much work in flight: the modes calls and budget. */
+/* What driver calls cost the host: the mode calls. */
 #define _GNU_SOURCE
 
 #include "probe.h"
 
 #define BATCHES     60u
 #define GRAPH_NODES 20u
-#define LONG_NS     20000000u /* of the kernel that keeps an event pending */
-#define BLOCKED_NS  5000000u  /* a launch that takes so long has waited for room in the queue */
+#define BLOCKED_NS  5000000u /* a launch that takes so long has waited for room in the queue */
 #define QUEUE_MAX   8192u
 
 static struct {
   void *stream, *event, *pending, *done, *graph_of_1, *graph_of_20;
-  struct kernel empty, longer, unit;
+  struct kernel empty, longer;
   struct log log;
   uint32_t *word;
   device_pointer word_address;
@@ -26,19 +25,16 @@ static void *make_event(unsigned flags) {
 static void prepare(uint32_t log) {
   CALL(cuStreamCreate, &tools.stream, STREAM_NON_BLOCKING);
   tools.log = make_log(log);
-  tools.unit = tools.empty = tools.longer = kernel_of(options.unit_ns);
+  tools.empty = kernel_of(options.unit_ns);
   tools.empty.iterations = 0;
   tools.empty.blocks = 1;
-  double iterations = LONG_NS / 1000.0 * options.rate;
-  tools.longer.iterations = iterations < 4e9 ? (uint32_t)iterations : UINT32_MAX;
+  tools.longer = kernel_of(options.work_ns);
   tools.word = mapped(64, &tools.word_address);
 }
 
 static void drain(void) {
   CALL(cuStreamSynchronize, tools.stream);
 }
-
-/* ---- calls ---- */
 
 static int unless_pending(int result) {
   return result == ERROR_NOT_READY ? SUCCESS : result;
@@ -145,43 +141,4 @@ void run_calls(void) {
   printf(", \"queue_depth\": %" PRIu32 ", \"copy_mb_s\": %" PRIu64, queue_depth(), copy_mb_s());
   for (size_t row = 0; row < sizeof calls / sizeof *calls; row++)
     time_call(row);
-}
-
-/* ---- budget ---- */
-
-/* Throughput when at most `limit_ns` of kernels is in flight, and the host learns of each end by a blocking event. */
-static double busy_under(uint64_t limit_ns) {
-  uint64_t depth = limit_ns / options.unit_ns, launched = 0;
-  depth = depth < 1 ? 1 : depth > 256 ? 256 : depth;
-  void *events[256];
-  for (uint64_t i = 0; i < depth; i++)
-    events[i] = make_event(EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING);
-  uint64_t begin_ns = now_ns(), until_ns = begin_ns + options.work_ns;
-  for (; launched < tools.log.capacity && now_ns() < until_ns; launched++) {
-    if (launched >= depth)
-      CALL(cuEventSynchronize, events[launched % depth]);
-    check(launch_work(&tools.unit, &tools.log, tools.stream), "cuLaunchKernel");
-    CALL(cuEventRecord, events[launched % depth], tools.stream);
-  }
-  drain();
-  uint64_t elapsed_ns = now_ns() - begin_ns, work_ns = 0;
-  struct log_slot *slots;
-  read_log(&tools.log, &slots);
-  for (uint64_t i = 0; i < launched; i++)
-    work_ns += slots[i].ended ? slots[i].ended - ~slots[i].not_started : options.unit_ns;
-  free(slots);
-  clear_log(&tools.log);
-  for (uint64_t i = 0; i < depth; i++)
-    CALL(cuEventDestroy, events[i]);
-  return (double)work_ns / (double)elapsed_ns;
-}
-
-void run_budget(void) {
-  prepare((uint32_t)(options.work_ns / options.unit_ns) + 256);
-  await_start();
-  begin_result(0, 0);
-  printf(", \"busy\": {");
-  for (size_t i = 0; i < options.unit_count; i++)
-    printf("%s\"%" PRIu64 "\": %.5f", i ? ", " : "", options.units_ns[i], busy_under(options.units_ns[i]));
-  putchar('}');
 }

@@ -8,11 +8,10 @@ import time
 from itertools import pairwise
 
 from bench.bars import figures
-from bench.bars.rig import run
 from bench.gpu import spans
 from bench.gpu.host import Host
-from bench.gpu.node import HardwareRig, beside
-from bench.table import Line, micro, milli
+from bench.gpu.node import beside
+from bench.table import Line, micro
 from rig.loads import MS, Load, Terms, saturating
 from rig.programs import ProgramFailed
 
@@ -49,7 +48,7 @@ def slices(host: Host) -> list[Line]:
             "slice_us": slice_ns / 1e3,
             "switch_us": max(switch_ns / 1e3, host.profile.get("switch_us", 0) if heavy else 0),
         }
-    return [*lines, _beside_deep_queue(host)]
+    return lines
 
 
 def visits(host: Host) -> list[Line]:
@@ -93,21 +92,6 @@ def _visit(host: Host, heavy: int, unit_ns: int) -> float:
 def _apart(host: Host) -> str:
     """Return a time after which a busy context has had the device to itself."""
     return f"{round(4000 * known(host, 'slice_us'))}ns"
-
-
-def _beside_deep_queue(host: Host) -> Line:
-    """Measure what a context that waits for each short kernel gets beside a deep queue: what sharing must repair."""
-    loads = {"deep": saturating(50), "short": Load(Terms(50), "sync", {"unit": "100us"})}
-    rig = HardwareRig(host)
-    bare_run = run(rig, loads, host.scale.bare_steps, hook=False)
-    part = figures.utilisation(bare_run.samples, ["short"]) / (figures.utilisation(bare_run.samples) or 1)
-    latencies = bare_run.results["short"].latencies_ns
-    hooked = run(rig, loads, host.scale.short_steps)
-    part_hooked = figures.utilisation(hooked.samples, ["short"]) / (figures.utilisation(hooked.samples) or 1)
-    p50 = figures.median(latencies)
-    text = f"{part_hooked * 100:.1f} % ({milli(figures.median(hooked.results['short'].latencies_ns))} a kernel)"
-    bare = f"{part * 100:.1f} % ({milli(p50)} a kernel)"
-    return Line("100 µs kernels, each waited for, beside a deep queue: part of the device", "", text, None, bare)
 
 
 def commands(host: Host) -> list[Line]:

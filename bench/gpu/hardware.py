@@ -14,7 +14,7 @@ from bench.gpu.node import Node, beside
 from bench.table import Line, micro
 from rig.loads import MS, Load, Terms, saturating
 
-BUDGETS = ("20us", "50us", "100us", "200us", "500us", "1ms")
+BUDGETS = (1, 2, 5, 10, 25, 50)
 WAYS = (
     "the host sees the word written behind it",
     "cuEventSynchronize returns, blocking event",
@@ -42,7 +42,7 @@ def calls(host: Host) -> list[Line]:
         program.go(time.monotonic_ns(), time.monotonic_ns() + MS)
         program.result()
     unit = "1us" if host.simulated else "20us"
-    found = host.ask("calls", unit=unit, group=host.scale.call_group, bytes=host.scale.copy_bytes)
+    found = host.ask("calls", unit=unit, work="20ms", group=host.scale.call_group, bytes=host.scale.copy_bytes)
     host.profile |= {name: found[call]["p10_ns"] for name, call in COSTS.items() if "p10_ns" in found[call]}
     lines = []
     for name, told in found.items():
@@ -74,20 +74,14 @@ def _quantiles(what: str, values_ns: Sequence[int]) -> Line:
 
 def budget(host: Host) -> list[Line]:
     """Measure throughput against what may be in flight, when the host learns of ends as the hook does."""
-    unit = "20us"
-    work = f"{host.scale.budget_ms}ms"
-    found = host.ask("budget", unit=unit, work=work, units=",".join(BUDGETS))["busy"]
-    alone = max(found.values()) or 1.0
-    return [
-        Line(
-            f"throughput with {int(limit) // 1000} µs of {unit} kernels in flight",
-            "",
-            f"{busy:.3f} of the device",
-            None,
-            detail={"of_the_best": busy / alone},
-        )
-        for limit, busy in found.items()
-    ]
+    lines = []
+    for launches in BUDGETS:
+        _, found = beside(host, {"a": Load(Terms(100), "saturate", {"unit": "20us", "depth": launches, "blocking": 1})})
+        kernels = sorted(found["a"], key=lambda span: span.started_ns)
+        worked_ns = sum(span.ended_ns - span.started_ns for span in kernels)
+        busy = worked_ns / (kernels[-1].ended_ns - kernels[0].started_ns)
+        lines.append(Line(f"throughput with {launches} kernels of 20 µs in flight", "", f"{busy:.3f} of the device"))
+    return lines
 
 
 def capture(host: Host) -> list[Line]:

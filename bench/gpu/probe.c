@@ -13,15 +13,14 @@
  *     cost        the host's time per launch, in `count` batches of `group` empty launches
  *     mix         `count` rounds of everything that counts as a launch: kernels, a graph, a memset, a copy
  *     ptx         the text of the kernels of `units`; needs no device
- *     calls       the host's time of driver calls, batches of `group`
+ *     calls       the host's time of driver calls, batches of `group`, some beside a kernel of `work`
  *     latency     `count` launches on an idle device, each after `gap`
- *     records     kernels of `units` by turns: first alone, then with an event behind each, then with one that takes
- * the time; prints what that said passed from each to the next streams     how long kernels of `unit` that fill the
- * device take on one stream, and as many on each of two commands    every `gap`, what needs no multiprocessor: 0 a word
- * written, 1 an event, 2 a wait (`command`) signals     how long after the end of a kernel the host knows, by each way
- * to know budget      throughput of kernels of `unit` with at most each of `units` in flight capture     captures in
- * every mode while another thread launches: the errors memory      fill the memory that is free, to the last byte, by
- * every kind of allocation; `count` rounds
+ *     records     kernels of `units` by turns: alone, with an event behind each, with a timing event behind each
+ *     streams     the time of kernels of `unit` that fill the device, on one stream, and of as many on each of two
+ *     commands    every `gap` what needs no multiprocessor; `command` 0: a word written, 1: an event, 2: a wait
+ *     signals     how long after the end of a kernel the host knows, by each way to know
+ *     capture     captures in every mode while another thread launches: the errors
+ *     memory      fill the memory that is free, to the last byte, by every kind of allocation; `count` rounds
  *
  * A program whose kernels are logged writes the log to the file `path`: three 64-bit words a kernel: when its launch
  * had returned (host, ns; 0 unknown), its begin and its end (device, ns).
@@ -66,6 +65,7 @@ static void parse(int count, char **arguments) {
       {"threads", &options.threads, false},   {"bytes", &options.bytes, false},
       {"wait", &options.wait, false},         {"simulated", &options.simulated, false},
       {"heavy", &options.heavy, false},       {"command", &options.command, false},
+      {"blocking", &options.blocking, false},
   };
   if (count < 2)
     die("usage: probe MODE [option=value ...]");
@@ -140,8 +140,7 @@ static const struct {
     {"latency", run_latency, true},   {"records", run_records, true},
     {"streams", run_streams, true},   {"commands", run_commands, true},
     {"calls", run_calls, true},       {"signals", run_signals, true},
-    {"budget", run_budget, true},     {"capture", run_capture, true},
-    {"memory", run_memory, true},
+    {"capture", run_capture, true},   {"memory", run_memory, true},
 };
 
 static void open_device(void) {

@@ -10,7 +10,8 @@
 struct options {
   const char *mode;
   uint64_t unit_ns, work_ns, period_ns, gap_ns, seconds_ns;
-  uint64_t depth, group, streams, graph, burst, count, log, blocks, threads, bytes, wait, simulated, heavy, command;
+  uint64_t depth, group, streams, graph, burst, count, log, blocks, threads, bytes, wait, simulated, heavy, command,
+      blocking;
   uint64_t units_ns[UNITS_MAX];
   size_t unit_count;
   double rate; /* loop iterations per microsecond of the device */
@@ -53,7 +54,6 @@ void run_streams(void);
 void run_commands(void);
 void run_calls(void);
 void run_signals(void);
-void run_budget(void);
 void run_capture(void);
 void run_memory(void);
 

@@ -3,6 +3,7 @@
 
 #include "probe.h"
 
+#define EVENT_FLAGS (EVENT_DISABLE_TIMING | (options.blocking ? EVENT_BLOCKING_SYNC : 0))
 #include "loads.h"
 
 #define LOG_DEFAULT (1u << 20)

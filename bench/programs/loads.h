@@ -10,6 +10,9 @@
 #include "start.h"
 
 #define LATENCIES_MAX 1000000u
+#ifndef EVENT_FLAGS /* of the events by which the host learns what has ended */
+#define EVENT_FLAGS EVENT_DISABLE_TIMING
+#endif
 
 static void put(uint64_t stream);
 static void *stream_of(uint64_t stream);
@@ -33,7 +36,7 @@ static inline void saturate(void) {
   void **events = allocate(options.streams * (options.depth + 1), sizeof *events);
   for (uint64_t i = 0; i < options.streams * options.depth; i++) {
     stream_of(i / options.depth);
-    CALL(cuEventCreate, &events[i], EVENT_DISABLE_TIMING);
+    CALL(cuEventCreate, &events[i], EVENT_FLAGS);
   }
   for (uint64_t round = 0; running(); round++) {
     for (uint64_t i = 0; i < options.streams; i++) {
