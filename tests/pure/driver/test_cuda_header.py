@@ -1,7 +1,6 @@
 """driver/cuda.h and the versions in driver.def are those of NVIDIA's own headers."""
 
 import re
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from rig import REPO_ROOT
 from sharepod.driver.coverage import plain_name, read_functions
 
 OURS = REPO_ROOT / "driver" / "cuda.h"
-
-
-@pytest.fixture(scope="module")
-def toolkit() -> Path:
-    """Return the directory of the newest toolkit's headers that the environment has."""
-    files = metadata.files("nvidia-cuda-runtime") or ()
-    return next(Path(file.locate()) for file in files if file.name == "cuda.h").parent
 
 
 @pytest.fixture(scope="module")
