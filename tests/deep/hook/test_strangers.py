@@ -77,7 +77,7 @@ STRANGERS = {
     ),
     "cuda.core": Stranger(
         "core_client.py",
-        {"name": "NVIDIA H200", "copied": True, "took_2400_us": True},
+        {"name": "NVIDIA H200", "copied": True, "in_order": True},
         {"kernels": 4, "graph": 4, "memcpy": 1},
         (64 * KIB, 64 * KIB),
     ),
