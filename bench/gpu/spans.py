@@ -177,12 +177,18 @@ def slice_ns(found: Sequence[tuple[int, int]]) -> float:
 # ---- events ----
 
 
+EXACT_MS = 4.0
+
+
 def resolution_ns(steps_ms: Sequence[float]) -> int:
-    """Return the unit of which all times between events are whole multiples, in nanoseconds, 1 at least."""
+    """Return the unit of which all times between events are whole multiples, in nanoseconds, 1 at least.
+
+    The driver tells them as floats of milliseconds: above EXACT_MS one is less exact than half a nanosecond.
+    """
     unit_ns = 0.0
-    for step_ns in (step_ms * 1e6 for step_ms in steps_ms):
+    for step_ns in (step_ms * 1e6 for step_ms in steps_ms if step_ms < EXACT_MS):
         larger, smaller = max(unit_ns, step_ns), min(unit_ns, step_ns)
-        while smaller > 0.5:  # a float of milliseconds is this exact
+        while smaller > 0.5:
             larger, smaller = smaller, abs(larger - round(larger / smaller) * smaller)
         unit_ns = larger
     return max(1, round(unit_ns))

@@ -1,5 +1,6 @@
 """The bench for real GPUs: every line of its orchestration on the simulated one, and its arithmetic on made-up logs."""
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -117,6 +118,11 @@ def test_a_slice_is_the_mean_of_what_usually_lies_between_absences() -> None:
 def test_the_unit_of_event_times_is_what_all_of_them_are_multiples_of(unit_ns: float, found: int) -> None:
     multiples = [round(ns / unit_ns) * unit_ns for ns in (7001, 11003, 13007, 17011, 7301, 12013)]
     assert spans.resolution_ns([ns / 1e6 for ns in multiples]) == found
+
+
+def test_a_pause_of_the_host_between_two_events_does_not_hide_their_unit() -> None:
+    steps_ms = [ctypes.c_float(count * 300 / 1e6).value for count in (23, 37, 41, 97_771, 1_400_003)]  # 29 and 420 ms
+    assert spans.resolution_ns(steps_ms) == 300
 
 
 def ticks(ppm: float, period_s: float = 0, length_s: float = 6) -> list[Tick]:
