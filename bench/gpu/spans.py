@@ -3,6 +3,7 @@
 Host times are CLOCK_MONOTONIC nanoseconds, device times are of the device's clock (%globaltimer).
 """
 
+import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,17 +182,11 @@ EXACT_MS = 4.0
 
 
 def resolution_ns(steps_ms: Sequence[float]) -> int:
-    """Return the unit of which all times between events are whole multiples, in nanoseconds, 1 at least.
+    """Return the whole nanoseconds of which all times between events are multiples, 1 at least.
 
     The driver tells them as floats of milliseconds: above EXACT_MS one is less exact than half a nanosecond.
     """
-    unit_ns = 0.0
-    for step_ns in (step_ms * 1e6 for step_ms in steps_ms if step_ms < EXACT_MS):
-        larger, smaller = max(unit_ns, step_ns), min(unit_ns, step_ns)
-        while smaller > 0.5:
-            larger, smaller = smaller, abs(larger - round(larger / smaller) * smaller)
-        unit_ns = larger
-    return max(1, round(unit_ns))
+    return max(1, math.gcd(*(round(step_ms * 1e6) for step_ms in steps_ms if step_ms < EXACT_MS)))
 
 
 def drift(ticks: Sequence[Tick]) -> tuple[float, float]:

@@ -125,6 +125,11 @@ def test_a_pause_of_the_host_between_two_events_does_not_hide_their_unit() -> No
     assert spans.resolution_ns(steps_ms) == 300
 
 
+def test_what_a_float_rounds_is_not_taken_for_a_finer_unit() -> None:
+    steps_ms = [ctypes.c_float(count * 300 / 1e6).value for count in (12_971, 12_949, 9_001)]  # 2.7 to 3.9 ms
+    assert spans.resolution_ns(steps_ms) == 300
+
+
 def ticks(ppm: float, period_s: float = 0, length_s: float = 6) -> list[Tick]:
     """Return a clock that gains `ppm`, or gains and loses by turns, read with an error of 2 µs every 20 ms."""
     made, gained_ns = [], 0.0
