@@ -57,7 +57,9 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     for (uint32_t index = 0; index < share->member_count; index++)
       late = late || (share->members[index].draining && share->members[index].cogranted);
     if (look || late)
-      sp_slots_replaced(arbiter, share, now_ns);
+      sp_identity_ask(arbiter, share, now_ns);
+    if (share->gone) /* it could not be cleared */
+      sp_identity_clear(arbiter, share);
     if (look) {
       sp_slots_watch(arbiter, share, now_ns);
       sp_slots_hear(share, UINT64_MAX);
@@ -144,6 +146,7 @@ struct sp_arbiter *sp_arbiter_new(void) {
   arbiter->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
   arbiter->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   pthread_mutex_init(&arbiter->lock, NULL);
+  pthread_cond_init(&arbiter->identity_asked, NULL);
   if (!arbiter->turns || arbiter->epoll_fd < 0 || arbiter->timer_fd < 0 || arbiter->wake_fd < 0 ||
       watch(arbiter, arbiter->timer_fd, (uint64_t)arbiter->timer_fd) ||
       watch(arbiter, arbiter->wake_fd, (uint64_t)arbiter->wake_fd)) {
@@ -160,14 +163,17 @@ int sp_arbiter_start(struct sp_arbiter *arbiter) {
   sigfillset(&all);
   sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_BLOCK, &all, &before);
-  int error = pthread_create(&arbiter->thread, NULL, run, arbiter);
+  int error = sp_identity_start(arbiter);
+  if (!error && (error = -pthread_create(&arbiter->thread, NULL, run, arbiter))) {
+    arbiter->stopping = true;
+    sp_identity_stop(arbiter);
+  }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   arbiter->running = error == 0;
-  return -error;
+  return error;
 }
 
-/* Make the thread look at what a caller has changed. */
-static void poke(struct sp_arbiter *arbiter) {
+void sp_arbiter_poke(struct sp_arbiter *arbiter) {
   uint64_t one = 1;
   ssize_t put = write(arbiter->wake_fd, &one, sizeof one);
   (void)put;
@@ -193,15 +199,17 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
     pthread_mutex_lock(&arbiter->lock);
     arbiter->stopping = true;
     sp_arbiter_unlock(arbiter);
-    poke(arbiter);
+    sp_arbiter_poke(arbiter);
     pthread_join(arbiter->thread, NULL);
   }
-  for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
-    if (!arbiter->shares[handle])
-      continue;
-    let_go(arbiter->shares[handle]);
-    free_share(arbiter->shares[handle]);
-  }
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++)
+    if (arbiter->shares[handle])
+      let_go(arbiter->shares[handle]);
+  if (arbiter->running)
+    sp_identity_stop(arbiter); /* once the gates are open: it may be in the middle of a long look */
+  for (int handle = 0; handle < SP_SHARES_MAX; handle++)
+    if (arbiter->shares[handle])
+      free_share(arbiter->shares[handle]);
   while (arbiter->joint) {
     struct sp_gang *gang = arbiter->joint;
     arbiter->joint = gang->next;
@@ -213,6 +221,7 @@ void sp_arbiter_free(struct sp_arbiter *arbiter) {
     close(arbiter->timer_fd);
   if (arbiter->wake_fd >= 0)
     close(arbiter->wake_fd);
+  pthread_cond_destroy(&arbiter->identity_asked);
   pthread_mutex_destroy(&arbiter->lock);
   free(arbiter->turns);
   free(arbiter);
@@ -285,8 +294,9 @@ static int join_device(struct sp_member *member, struct sp_node_device *device, 
   if (sp_grant_word(member->grant) & 1u) {
     sp_turn_adopt(member, now_ns);
   } else {
-    sp_grant_close(member->grant, 0); /* a fresh region's word must become one that no process can hold */
-    sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, 0);
+    uint32_t flags = member->gang->paused ? SP_GRANT_PAUSED : 0;
+    sp_grant_close(member->grant, flags); /* a fresh region's word must become one that no process can hold */
+    sp_grant_set(member->grant, SP_BUDGET_ALONE_NS, SP_BUDGET_ALONE_NS, flags);
   }
   return 0;
 }
@@ -318,11 +328,17 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     error = -ENOMEM;
   if (!error) {
     share->handle = handle;
+    share->serial = ++arbiter->serial;
     share->member_count = term_count;
     sp_gang_init(share);
     for (uint32_t slot = 0; slot < SP_SLOTS_MAX; slot++)
       share->tenants[slot].pidfd = -1;
     error = sp_region_create(&share->region, directory, term_count);
+    /* An adopted share stays paused until its agent says otherwise. A waiter takes an agent that is not there yet for
+     * gone, and only this flag keeps it from passing. */
+    for (uint32_t index = 0; error > 0 && index < term_count; index++)
+      share->paused = share->paused || sp_grant_flags(&share->region.grants[index]) & SP_GRANT_PAUSED;
+    share->own.paused = share->paused;
     if (error > 0)
       error = 0;
   }
@@ -344,6 +360,8 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     error = watch(arbiter, share->region.bell_fd, bell_tag(handle));
   if (!error) {
     arbiter->shares[handle] = share;
+    if (share->paused)
+      sp_gang_pause(arbiter, share->gang, now_ns);
     sp_region_heartbeat(&share->region, now_ns);
     arbiter->ticked_ns = 0; /* look at it at once: an adopted one may have waiters */
   } else if (share) {
@@ -352,7 +370,7 @@ int sp_arbiter_add_share(struct sp_arbiter *arbiter, const char *directory, cons
     free_share(share);
   }
   sp_arbiter_unlock(arbiter);
-  poke(arbiter);
+  sp_arbiter_poke(arbiter);
   return error ? error : handle;
 }
 
@@ -382,7 +400,7 @@ int sp_arbiter_update_share(struct sp_arbiter *arbiter, int share, const struct 
       member->deadline_ns = sp_now_ns();
   }
   sp_arbiter_unlock(arbiter);
-  poke(arbiter);
+  sp_arbiter_poke(arbiter);
   return error;
 }
 
@@ -396,7 +414,7 @@ int sp_arbiter_pause_share(struct sp_arbiter *arbiter, int share, int paused) {
     sp_step_share(arbiter, found, now_ns);
   }
   sp_arbiter_unlock(arbiter);
-  poke(arbiter);
+  sp_arbiter_poke(arbiter);
   return found ? 0 : -ENOENT;
 }
 
@@ -405,7 +423,7 @@ int sp_arbiter_join_gang(struct sp_arbiter *arbiter, int share, uint32_t key) {
   struct sp_share *found = sp_share_of(arbiter, share);
   int error = found ? sp_gang_join(arbiter, found, key, sp_now_ns()) : -ENOENT;
   sp_arbiter_unlock(arbiter);
-  poke(arbiter);
+  sp_arbiter_poke(arbiter);
   return error;
 }
 
@@ -421,10 +439,10 @@ int sp_arbiter_remove_share(struct sp_arbiter *arbiter, int share) {
     let_go(found);
     epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_DEL, found->region.bell_fd, NULL);
     arbiter->shares[share] = NULL;
-    sp_turn_wake(arbiter);
-    free_share(found);
   }
   sp_arbiter_unlock(arbiter);
-  poke(arbiter);
+  if (found)
+    free_share(found); /* not under the lock: to close the slots takes as long as they have locks */
+  sp_arbiter_poke(arbiter);
   return found ? 0 : -ENOENT;
 }

@@ -83,6 +83,19 @@ struct sp_mishap {
   uint32_t detail;
 };
 
+/* What the region of a share says of it on one device, where nobody has a record of the share. */
+struct sp_found {
+  char uuid[48];
+  struct sp_terms terms; /* without the device's handle */
+  uint32_t paused;       /* it, or its gang */
+};
+
+/* Of a region that can be used: fill up to 16 of `found`, return how many, or -errno. */
+int sp_region_terms(const char *directory, struct sp_found *found);
+/* 2: a process has a slot of the region; 1: one has claimed a slot and has no lock there, for it is gone, or has just
+ * lost its descriptors; 0: none. */
+int sp_region_tenants(const char *directory);
+
 struct sp_arbiter *sp_arbiter_new(void);
 int sp_arbiter_start(struct sp_arbiter *arbiter);
 /* Planned stop: opens every gate that is not paused within 50 ms, ends the thread, frees everything. */

@@ -170,6 +170,35 @@ void sp_bill_closed(struct sp_node_device *device, struct sp_member *member) {
   charge(device, member, mine_ns, charged_ns, device->billed_until_ns);
 }
 
+/* Work that had stood behind a wait ran outside every turn of its share: that pays for it, and the turn beside which it
+ * ran does not. */
+void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns) {
+  if (member->beside_ns == 0)
+    return;
+  uint64_t most_ns = now_ns - member->beside_billed_ns;
+  int64_t beside_ns = (int64_t)(member->beside_ns < most_ns ? member->beside_ns : most_ns);
+  member->beside_ns = 0;
+  member->beside_billed_ns = now_ns;
+  sp_bill(device, now_ns);
+  member->usage.beside_ns += (uint64_t)beside_ns;
+  book(device, member, beside_ns, beside_ns, now_ns);
+  struct sp_member *holder = device->holder;
+  if (!holder || holder == member || !holder->begun_ns)
+    return;
+  uint64_t until_ns = now_ns - (uint64_t)((uint32_t)(now_ns / 1000) - member->beside_until_us) * 1000;
+  int64_t part_ns = (int64_t)until_ns - (int64_t)holder->begun_ns; /* before that it was another's turn */
+  part_ns = part_ns < beside_ns ? part_ns : beside_ns;
+  if (part_ns > (int64_t)holder->turn_charged_ns)
+    part_ns = (int64_t)holder->turn_charged_ns;
+  if (part_ns <= 0)
+    return;
+  holder->others_ns += part_ns;
+  int64_t used_ns = (int64_t)turn_used(holder, device->billed_until_ns) - (int64_t)holder->turn_used_ns;
+  holder->usage.estimated_ns += (uint64_t)part_ns;
+  member->usage.estimated_ns += (uint64_t)part_ns;
+  charge(device, holder, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
+}
+
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (member->by_clock || member->view.torn || over_ns <= 0)

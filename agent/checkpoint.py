@@ -6,14 +6,17 @@ boot is recognised by its boot id and ignored.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sharepod.agent.device import DeviceInfo
 from sharepod.agent.errors import ShareError, WrongState
 from sharepod.agent.share import (
     COUNTERS,
+    SHARE_ID,
     Copies,
     DeviceTerms,
     DeviceUuid,
@@ -27,12 +30,17 @@ from sharepod.agent.share import (
 from sharepod.process import files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 FORMAT: Final = 1
 NAME: Final = "checkpoint.json"
+UNREADABLE: Final = f"{NAME}.unreadable"
+"""What a file becomes that cannot be read: a newer agent wrote it, or it is for a person to look at."""
+_MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ShareError)
+_COUNTER_MAX: Final = 2**63
 _COPIES: Final = tuple(field.name for field in fields(Copies))
 _SHARE: Final = tuple(field.name for field in fields(Share))
+_DEVICE: Final = tuple(field.name for field in fields(DeviceInfo))
 _TERMS: Final = tuple(field.name for field in fields(Terms))
 
 
@@ -44,6 +52,18 @@ class Record:
     usages: tuple[Usage, ...]
     live_launches: int
     """Launches, on all devices, of the processes that lived then: the next arbiter reads them from the slots again."""
+    text: str = ""
+    """The record as it stood in the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A share that this agent cannot read, as another version wrote it: it is kept for one that can."""
+
+    name: str
+    """Of its directory; empty where even that cannot be read."""
+    cause: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +71,14 @@ class Checkpoint:
     """What an earlier agent left."""
 
     records: tuple[Record, ...]
+    unread: tuple[Unread, ...]
     driver_version: str
     """Of the driver that it ran on; empty when it did not say."""
+    devices: tuple[DeviceInfo, ...] = ()
+    """The devices that it had; none when it did not say."""
+
+
+NOTHING_LEFT: Final = Checkpoint((), (), "")
 
 
 def boot_id() -> str:
@@ -67,11 +93,14 @@ class Dumper:
         self._head = f'"format": {FORMAT}, "boot_id": {json.dumps(boot)}, "driver": {json.dumps(driver_version)}'
         self._dumped: dict[ShareId, tuple[ShareStatus, str]] = {}
 
-    def dump(self, statuses: Sequence[ShareStatus]) -> str:
-        """Return the text."""
+    def dump(
+        self, statuses: Sequence[ShareStatus], unread: Sequence[str] = (), devices: Sequence[DeviceInfo] = ()
+    ) -> str:
+        """Return the text. `unread` are records that are kept as they are."""
         self._dumped = {status.share.id: (status, self._dump(status)) for status in statuses}
-        shares = ", ".join([text for _, text in self._dumped.values()])
-        return f'{{{self._head}, "shares": [{shares}]}}'
+        shares = ", ".join([*[text for _, text in self._dumped.values()], *unread])
+        known = json.dumps([{name: getattr(info, name) for name in _DEVICE} for info in devices])
+        return f'{{{self._head}, "devices": {known}, "shares": [{shares}]}}'
 
     def _dump(self, status: ShareStatus) -> str:
         known = self._dumped.get(status.share.id)
@@ -96,43 +125,89 @@ def _fields(share: Share) -> dict[str, Any]:
         {"device": held.device, "terms": {name: getattr(held.terms, name) for name in _TERMS}} for held in share.devices
     ]
     found = {**{name: getattr(share, name) for name in _SHARE}, "devices": devices}
-    for name in ("yielding", "gang"):  # an agent of before that is put back does not know the words
+    for name in ("yielding", "owner", "gang", "ownerless"):  # an earlier agent does not know the words
         if not found[name]:
             del found[name]
     return found
 
 
 def parse(text: str, boot: str) -> Checkpoint:
-    """Read a checkpoint; one of another boot has no records. Raises WrongState when it is unreadable."""
+    """Read a checkpoint, each share by itself; of another boot none. Raises WrongState when it is unreadable."""
     try:
         loaded: Any = json.loads(text)
         cause = "" if loaded["format"] == FORMAT else f"format {loaded['format']} is not {FORMAT}"
         if not cause:
-            records = tuple(_record(item) for item in loaded["shares"]) if loaded["boot_id"] == boot else ()
-            return Checkpoint(records, str(loaded.get("driver", "")))
-    except (ValueError, KeyError, TypeError, AttributeError, ShareError) as error:
+            is_ours = loaded["boot_id"] == boot
+            records, unread = _read(loaded["shares"] if is_ours else [])
+            devices = _devices(loaded.get("devices", ()) if is_ours else ())
+            return Checkpoint(records, unread, str(loaded.get("driver", "")), devices)
+    except _MALFORMED as error:
         cause = repr(error)
     raise _unreadable(cause)
 
 
 def _unreadable(cause: str) -> WrongState:
-    return WrongState(f"checkpoint is unreadable ({cause}): its shares are given up, start their programs anew")
+    return WrongState(
+        f"checkpoint is unreadable ({cause}): names, labels and owners of its shares are lost, their terms are not: "
+        f"it is kept as {UNREADABLE}"
+    )
+
+
+def _read(items: Iterable[Mapping[str, Any]]) -> tuple[tuple[Record, ...], tuple[Unread, ...]]:
+    records: dict[ShareId, Record] = {}
+    unread: list[Unread] = []
+    for item in items:
+        try:
+            record = _record(item)
+            if record.share.id in records:
+                raise ValueError("its id is another share's")
+            records[record.share.id] = record
+        except _MALFORMED as error:
+            unread.append(Unread(_name(item), repr(error), json.dumps(item)))
+    return tuple(records.values()), tuple(unread)
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    try:
+        name = str(item["share"]["id"])
+    except _MALFORMED:
+        return ""
+    return name if SHARE_ID.fullmatch(name) else ""
 
 
 def _record(item: Mapping[str, Any]) -> Record:
-    share = dict(item["share"])
-    devices = tuple(DeviceTerms(DeviceUuid(held["device"]), Terms(**held["terms"])) for held in share.pop("devices"))
+    """Read a share. A newer agent may have written words that are not known here: they are left out."""
+    share = {name: item["share"][name] for name in _SHARE if name in item["share"]}
+    devices = tuple(
+        DeviceTerms(DeviceUuid(held["device"]), Terms(**{n: held["terms"][n] for n in _TERMS if n in held["terms"]}))
+        for held in share.pop("devices")
+    )
     share["id"] = ShareId(share["id"])
     share["share_class"] = ShareClass(share["share_class"])
     usages = tuple(_usage(usage) for usage in item["usages"])
     if len(usages) != len(devices):
         raise ValueError("accounts and devices differ in number")
-    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]))
+    if not isinstance(share["directory"], str):
+        raise TypeError("its directory is no path")
+    if not isinstance(share.get("owner", ""), str):
+        raise TypeError("its owner is no digest")
+    return Record(Share(devices=devices, **share), usages, int(item["live_launches"]), json.dumps(item))
+
+
+def _devices(items: Iterable[Mapping[str, Any]]) -> tuple[DeviceInfo, ...]:
+    """Read the devices; none where one is malformed, for a new agent lists them itself."""
+    try:
+        found = [{name: item[name] for name in _DEVICE if name in item} for item in items]
+        return tuple(DeviceInfo(**one | {"nvlink_peers": tuple(one.get("nvlink_peers", ()))}) for one in found)
+    except _MALFORMED:
+        return ()
 
 
 def _usage(item: Mapping[str, Any]) -> Usage:
     known = {"charged_ns": item["used_ns"], **item}  # older agents had one account for both
     counters: dict[str, Any] = {name: int(known.get(name, 0)) for name in COUNTERS}
+    if not all(0 <= value < _COUNTER_MAX for value in counters.values()):
+        raise ValueError("a counter is out of range")
     copied = known.get("gone_copies", {})  # older agents did not count them
     return Usage(**counters, gone_copies=Copies(**{name: int(copied[name]) for name in _COPIES if name in copied}))
 
@@ -152,7 +227,15 @@ def read(directory: Path) -> str | None:
         raise _unreadable(repr(error)) from None
 
 
+def set_aside(directory: Path) -> None:
+    """Keep a checkpoint that cannot be read beside the one that is written next, until there is no share any more."""
+    if (directory / NAME).is_file():
+        with contextlib.suppress(OSError):
+            (directory / NAME).replace(directory / UNREADABLE)
+
+
 def remove(directory: Path) -> None:
-    """Remove the checkpoint and what a crash left of a new one."""
+    """Remove the checkpoint, one that could not be read, and what a crash left of a new one."""
+    (directory / UNREADABLE).unlink(missing_ok=True)
     (directory / NAME).unlink(missing_ok=True)
     (directory / f"{NAME}{files.UNFINISHED}").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The values of a device and of the node. Pure: no NVML here (`inventory.py` has it), no clock."""
+"""The values of a device and of the node. Pure: no NVML here (`nvml.py` has it), no clock."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ MPS_REASON: Final = (
     "MPS serves it, and shares cannot be metered there until `echo quit | nvidia-cuda-mps-control` stops it"
 )
 """The health reason of a device while an MPS server is on it."""
+NOT_LISTED: Final = "NVML does not list it"
+"""The health reason of a device that shares hold, or an earlier agent had, and that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class DeviceLook:
 
     uuid: DeviceUuid
     error: str = ""
+    gone: bool = False
+    """The error is that the device is not there: it has fallen off the bus, or is not listed."""
     memory_used_bytes: int = 0
     processes: tuple[DeviceProcess, ...] = ()
     xids: tuple[int, ...] = ()
@@ -60,6 +64,8 @@ class DeviceLook:
     """The driver says that the device must be reset or drained before it is well."""
     mps: bool = False
     """An MPS server or clients of one are on the device."""
+    info: DeviceInfo | None = None
+    """What it is, of a device that was missing and has just been found; its index is not known."""
 
 
 @dataclass(frozen=True, slots=True)

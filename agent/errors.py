@@ -54,6 +54,12 @@ class WrongState(ShareError):
     code = "FAILED_PRECONDITION"
 
 
+class NotYours(ShareError):
+    """The caller may not change this: it is another's, or an operator's matter."""
+
+    code = "PERMISSION_DENIED"
+
+
 class AgentUnavailable(ShareError):
     """The agent is not there, starting, stopping, or another one has its place."""
 

@@ -45,9 +45,14 @@ def _reason_waiting(terms: DeviceTerms, usage: DeviceUsage, names: str, share_cl
             f"{percent_text(limit)}: raise the limit to let it use more"
         )
     beside = f" while {names}" if names else ""
-    if share_class is ShareClass.BATCH or request == 0:
+    if share_class is ShareClass.BATCH and 0 < request <= used:
+        return (
+            f"waits{beside}: it has had {percent_text(used)} of the last second, at or above its request "
+            f"{percent_text(request)}, and beyond that batch runs when no other share waits"
+        )
+    if request == 0:
         kind = "batch" if share_class is ShareClass.BATCH else "best effort"
-        return f"waits{beside}: {kind} runs when no other share waits"
+        return f"waits{beside}: {kind} without a request runs when no other share waits"
     if used >= request:
         return (
             f"waits for its turn{beside}: it has had {percent_text(used)} of the last second, at or above its request "
@@ -106,7 +111,7 @@ def explain(node: NodeStatus, share_id: ShareId) -> list[pb.Explanation]:
     if status is None:
         raise UnknownShare(f"no share {share_id!r} on this node: `sharepod ps` lists those that are there")
     devices = {device.info.uuid: device for device in node.devices}
-    mates = [other for other in node.shares if status.share.gang and other.share.gang == status.share.gang]
+    mates = [other for other in node.shares if other.share.is_gang_of(status.share)]
     result: list[pb.Explanation] = []
     for terms, usage in zip(status.share.devices, status.usages, strict=True):
         device = devices[terms.device]

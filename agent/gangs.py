@@ -1,4 +1,7 @@
-"""Numbers for the names of gangs: the arbiter knows them by keys."""
+"""Numbers for the gangs that live shares name: the arbiter knows them by keys.
+
+A gang is named by its owner too: whoever joined a stranger's could pause it, or keep its devices waiting.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ class Gangs:
     """Keys of the gangs that live shares name. A key is given out once: 1, 2, 3, …; 0 is no gang."""
 
     def __init__(self) -> None:
-        self._keys: dict[str, int] = {}
+        self._keys: dict[tuple[str, str], int] = {}
         self._last = 0
 
-    def key(self, name: str, live: Container[str]) -> int:
-        """Return the key of a gang, 0 for no name. Those that are not among the `live` names are forgotten."""
+    def key(self, owner: str, name: str, live: Container[tuple[str, str]]) -> int:
+        """Return the key of an owner's gang, 0 for no name. Those that are not among the `live` ones are forgotten."""
         if not name:
             return 0
-        self._keys = {known: key for known, key in self._keys.items() if known == name or known in live}
-        if name not in self._keys:
+        gang = owner, name
+        self._keys = {known: key for known, key in self._keys.items() if known == gang or known in live}
+        if gang not in self._keys:
             self._last += 1
-            self._keys[name] = self._last
-        return self._keys[name]
+            self._keys[gang] = self._last
+        return self._keys[gang]

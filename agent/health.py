@@ -1,8 +1,10 @@
 """Decides whether a device is healthy. Pure: looks in, verdict out, `now_ns` a parameter.
 
-A device is unhealthy while it does not answer, while the driver says it needs a reset, and for a probation after a
-critical Xid. It is healthy again when it has answered all through the probation. Xids that a program causes by its own
-errors do not count. A device that MPS serves is of no use to shares for as long as it does.
+A device is unhealthy while it does not answer, while the driver says it needs a reset, and while it cannot be looked
+at. It is healthy again when it has answered all through a probation. A critical Xid stays until a reset: the device was
+gone, or the driver asked for the reset, and then it answers without that. A new agent that finds the device well
+believes it: most resets need the agent to be stopped. Xids that a program causes by its own errors do not count. A
+device that MPS serves is of no use to shares for as long as it does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of the program, not of the device (NVIDIA's list: graphics exception, page fault, reset channel, ...)."""
 PROBATION_NS: Final = 10_000_000_000
+OVERDUE_NS: Final = 10_000_000_000
+"""A device whose last look is older than this hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,11 @@ class Health:
 
     fault: str = ""
     well_since_ns: int = 0
-    """Since when it has answered without a critical Xid; meaningful while `fault` is set."""
+    """Since when it has answered; meaningful while `fault` is set."""
+    fatal: bool = False
+    """`fault` is a critical Xid, after which no reset has been seen."""
+    down: bool = False
+    """Since that Xid the device was gone, or the driver asked for a reset: when it is well again, it has been reset."""
     xids_seen: int = 0
     mps: bool = False
 
@@ -44,14 +52,19 @@ class Health:
 def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROBATION_NS) -> Health:
     """Return the verdict after one look at `now_ns`."""
     counted = replace(health, xids_seen=health.xids_seen + len(look.xids), mps=look.mps)
+    down = look.gone or look.needs_reset
     critical = [xid for xid in look.xids if xid not in APPLICATION_XIDS]
     if critical:
-        return replace(counted, fault=f"Xid {critical[-1]}", well_since_ns=now_ns)
-    if look.error:
-        fault = health.fault if health.fault.startswith("Xid") else look.error
-        return replace(counted, fault=fault, well_since_ns=now_ns)
-    if look.needs_reset:
-        return replace(counted, fault=health.fault or "the driver asks for a reset", well_since_ns=now_ns)
-    if health.fault and now_ns - health.well_since_ns >= probation_ns:
-        return replace(counted, fault="", well_since_ns=now_ns)
-    return counted
+        return replace(counted, fault=f"Xid {critical[-1]}", well_since_ns=now_ns, fatal=True, down=down)
+    if look.error or look.needs_reset:
+        fault = look.error or health.fault or "the driver asks for a reset"
+        fault = health.fault if health.fatal else fault
+        return replace(counted, fault=fault, well_since_ns=now_ns, down=health.down or down)
+    is_over = now_ns - health.well_since_ns >= probation_ns and (health.down or not health.fatal)
+    return Health(xids_seen=counted.xids_seen, mps=counted.mps) if health.fault and is_over else counted
+
+
+def overdue(health: Health, now_ns: int) -> Health:
+    """Return the verdict on a device that has not been looked at for OVERDUE_NS; one that has a fault keeps it."""
+    fault = health.fault or f"it could not be looked at for {OVERDUE_NS // 10**9} s: NVML does not come back"
+    return replace(health, fault=fault, well_since_ns=now_ns)

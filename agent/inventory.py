@@ -1,118 +1,102 @@
-"""The devices of the node as NVML sees them. The only file that imports pynvml.
+"""The devices of the node, and who looks at them. Nothing is decided here: `health.py` and `foreign.py` do.
 
-NVML can hang on a sick device, so every look happens on one daemon thread of its own; the result is handed to a
-callback. Nothing is decided here: `health.py` and `foreign.py` do.
+NVML can hang on a sick device. So each GPU has a daemon thread of its own, which looks at it, or at the instances that
+it is cut into, and hands the result to a callback. A hung thread holds up no look at another device, and nobody waits
+for it; that its looks are missing is noticed in `devices.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import functools
 import threading
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import pynvml
-
-from sharepod.agent.device import DeviceInfo, DeviceLook, DeviceProcess
-from sharepod.agent.environ import environment_of, names_mps, region_in
-from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
-from sharepod.agent.share import DeviceUuid
+from sharepod.agent import nvml
+from sharepod.agent.device import DeviceLook
+from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-LIBRARY_NAME: Final = "libnvidia-ml.so.1"
-SYSFS: Final = Path("/sys/bus/pci/devices")
+    from sharepod.agent.device import DeviceInfo, DeviceProcess
+    from sharepod.agent.share import DeviceUuid
+
+    Deliver = Callable[[tuple[DeviceLook, ...]], None]
+
+Answer = TypeVar("Answer")
+
 LOOK_INTERVAL_S: Final = 2.4
 """A process without a share is told at the second look that sees it: within 5 s."""
-_MPS_SERVER: Final = "nvidia-cuda-mps"
-"""The name of nvidia-cuda-mps-server, as long as the kernel keeps names."""
-_RECOVERY_NONE: Final = 0
-_RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+LIST_TIMEOUT_S: Final = 5.0
+"""A device that does not say by then what it is holds up the start of the agent no longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Handle:
-    """A device with its NVML handle; `parent` differs for MIG instances, whose events come from the whole GPU."""
+def _answers(asks: Sequence[Callable[[], Answer]]) -> list[Answer | str]:
+    """Ask all at once, each on a thread that nobody waits for beyond LIST_TIMEOUT_S. Return answers, or why not."""
+    answers: list[Answer | str] = [f"NVML has not answered for {LIST_TIMEOUT_S:g} s"] * len(asks)
 
-    info: DeviceInfo
-    handle: Any
-    parent: Any
-    parent_uuid: str
+    def ask(place: int) -> None:
+        try:
+            answers[place] = asks[place]()
+        except nvml.Failure as error:
+            answers[place] = nvml.fault_of(error)
 
-
-def load_library(path: str) -> None:
-    """Load NVML from `path`; pynvml, which asks for it by name, then gets this one. Raises AgentUnavailable."""
-    try:
-        ctypes.CDLL(path)
-    except OSError as error:
-        raise AgentUnavailable(f"simulated NVML: {error}: build it with `make build`") from None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    threads = [threading.Thread(target=ask, args=(place,), daemon=True) for place in range(len(asks))]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + LIST_TIMEOUT_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return list(answers)
 
 
-def _memory(handle: Any) -> tuple[int, int]:
-    """Return (total, used) bytes; zeros where the device does not say (unified memory)."""
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError_NotSupported:
-        return 0, 0
-    return int(memory.total or 0), int(memory.used or 0)
+class _Board(threading.Thread):
+    """Looks at a GPU, or its instances, every LOOK_INTERVAL_S and at every Xid."""
+
+    def __init__(self, handles: Sequence[nvml.Handle], deliver: Deliver, stopping: threading.Event) -> None:
+        super().__init__(name="nvml", daemon=True)
+        self._handles = tuple(handles)
+        self._deliver = deliver
+        self._stopping = stopping
+        self._known: dict[DeviceUuid, dict[int, DeviceProcess]] = {}
+
+    def run(self) -> None:
+        events = nvml.XidEvents(self._handles[0].parent)
+        xids: tuple[int, ...] = ()
+        while not self._stopping.is_set():
+            events.subscribe()
+            self._deliver(tuple(self._look_at(item, xids) for item in self._handles))
+            xids = events.wait(LOOK_INTERVAL_S, self._stopping)
+
+    def _look_at(self, item: nvml.Handle, xids: tuple[int, ...]) -> DeviceLook:
+        look = nvml.look_at(item, xids, self._known.get(item.info.uuid, {}))
+        self._known[item.info.uuid] = {process.pid: process for process in look.processes}
+        return look
 
 
-def _name(handle: Any, parent: Any) -> str:
-    """Return a device's product name; older drivers have none for MIG instances but the GPU's."""
-    try:
-        return _text(pynvml.nvmlDeviceGetName(handle))
-    except pynvml.NVMLError_NotSupported:
-        return _text(pynvml.nvmlDeviceGetName(parent))
+class _Search(threading.Thread):
+    """Asks for a device that NVML does not list until it is there, and looks at it from then on."""
 
+    def __init__(self, uuid: DeviceUuid, deliver: Deliver, stopping: threading.Event, *, simulated: bool) -> None:
+        super().__init__(name="nvml", daemon=True)
+        self._uuid = uuid
+        self._deliver = deliver
+        self._stopping = stopping
+        self._simulated = simulated
 
-def _mps_clients(handle: Any) -> set[int]:
-    """Return the pids of the processes that use the device through MPS; none where the driver does not tell."""
-    try:
-        return {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)}
-    except pynvml.NVMLError:
-        return set()
-
-
-def _nvlink_peers(one: _Handle, others: Sequence[_Handle]) -> tuple[int, ...]:
-    """Return the indices of the GPUs that NVLink joins it with, through a switch too; a GPU that is cut has none."""
-    return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
-
-
-def _linked(one: _Handle, other: _Handle) -> bool:
-    if one.handle is not one.parent or other.handle is not other.parent:
-        return False
-    try:
-        status = pynvml.nvmlDeviceGetP2PStatus(one.handle, other.handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    except pynvml.NVMLError:  # one that cannot say has none
-        return False
-    return bool(status == pynvml.NVML_P2P_STATUS_OK)
-
-
-def numa_node_at(bus_id: str, sysfs: Path = SYSFS) -> int:
-    """Return the memory node of a place on the bus; -1: the kernel does not say, or has one for all."""
-    domain, _, place = bus_id.lower().partition(":")
-    try:
-        # NVML writes eight digits of the domain, the kernel four or more.
-        return int((sysfs / f"{int(domain, 16):04x}:{place}" / "numa_node").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return -1
-
-
-def _process_name(pid: int) -> str:
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "?"
-    # A process names itself: nothing in it may reach the operator's terminal as a command.
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                handle = nvml.find(self._uuid, simulated=self._simulated)
+            except nvml.Failure as error:
+                look = DeviceLook(self._uuid, error=nvml.fault_of(error), gone=nvml.is_gone(error))
+                self._deliver((look,))
+                self._stopping.wait(LOOK_INTERVAL_S)
+                continue
+            self._deliver((DeviceLook(self._uuid, info=handle.info),))
+            _Board([handle], self._deliver, self._stopping).run()
 
 
 class Inventory:
@@ -123,168 +107,59 @@ class Inventory:
 
         Raises AgentUnavailable when there is no driver or no device.
         """
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            if simulate:
-                raise AgentUnavailable(
-                    f"devices {simulate} {NOT_SIMULATED}: NVML says {error}: "
-                    "give known ones like 2xH200, room for their state, and a known $SIMGPU_PROFILE and a writable "
-                    "$SIMGPU_STATE if they are set"
-                ) from None
-            raise AgentUnavailable(
-                f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
-            ) from None
-        self._simulate = simulate
-        self._events: Any = None
+        nvml.open_nvml(simulate)
+        self._simulated = bool(simulate)
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._known: dict[int, DeviceProcess] = {}
+        self._is_looking = False
         try:
-            self._handles = self._list()
-            self.driver_version = _text(pynvml.nvmlSystemGetDriverVersion())
-            self._watch_events()
-        except pynvml.NVMLError as error:
-            pynvml.nvmlShutdown()
+            self.driver_version = nvml.driver_version()
+            count = nvml.gpu_count()
+        except nvml.Failure as error:
+            nvml.close_nvml()
             raise AgentUnavailable(f"NVML cannot list the devices: {error}: check `nvidia-smi`") from None
-        if not self._handles:
-            pynvml.nvmlShutdown()
+        if not count:
+            nvml.close_nvml()
             raise AgentUnavailable("no GPU on this machine: NVML lists none: use --simulate 1xH200")
+        self.unlisted: dict[int, str] = {}
+        """Why a GPU could not be listed, by its place in NVML's list."""
+        self._boards = self._list(count)
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """All devices, MIG instances in place of the GPUs that are cut into them."""
-        return tuple(item.info for item in self._handles)
+        """All devices that were listed, MIG instances in place of the GPUs that are cut into them."""
+        return tuple(item.info for board in self._boards for item in board)
 
-    def _list(self) -> tuple[_Handle, ...]:
-        found: list[_Handle] = []
-        for position in range(pynvml.nvmlDeviceGetCount()):
-            parent = pynvml.nvmlDeviceGetHandleByIndex(position)
-            parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
-            instances = self._instances(parent)
-            for handle in [parent] if instances is None else instances:
-                uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-                node = self._numa_node(parent)
-                info = DeviceInfo(uuid, len(found), _name(handle, parent), _memory(handle)[0], node)
-                found.append(_Handle(info, handle, parent, parent_uuid))
-        return tuple(replace(one, info=replace(one.info, nvlink_peers=_nvlink_peers(one, found))) for one in found)
-
-    def _numa_node(self, parent: Any) -> int:
-        """Return the memory node of a device: what the kernel says of its bus; -1: not known."""
-        if self._simulate:  # their places on the bus are nobody's, or another device's
-            return -1
-        try:
-            return numa_node_at(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
-        except pynvml.NVMLError:
-            return -1
-
-    @staticmethod
-    def _instances(parent: Any) -> list[Any] | None:
-        """Return the MIG instances of a GPU, None when it is whole: in MIG mode nothing runs but in an instance."""
-        instances: list[Any] = []
-        try:
-            if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-                return None
-            for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
-                with contextlib.suppress(pynvml.NVMLError_NotFound):
-                    instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot))
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-            return None
-        return instances
-
-    def _watch_events(self) -> None:
-        """Subscribe to Xid events; a driver without them is still watched by polling."""
-        with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-            self._events = pynvml.nvmlEventSetCreate()
-            for uuid in {item.parent_uuid for item in self._handles}:
-                parent = next(item.parent for item in self._handles if item.parent_uuid == uuid)
-                pynvml.nvmlDeviceRegisterEvents(parent, pynvml.nvmlEventTypeXidCriticalError, self._events)
-
-    def start(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
-        """Look every LOOK_INTERVAL_S, and at every Xid, on a thread of its own; `deliver` is called there."""
-        self._thread = threading.Thread(target=self._run, args=(deliver,), name="nvml", daemon=True)
-        self._thread.start()
-
-    def _run(self, deliver: Callable[[tuple[DeviceLook, ...]], None]) -> None:
-        while not self._stopping.is_set():
-            xids = self._wait_for_xids(LOOK_INTERVAL_S)
-            if not self._stopping.is_set():
-                deliver(self.look(xids))
-        self._shut_down()
-
-    def _wait_for_xids(self, timeout_s: float) -> dict[str, list[int]]:
-        """Return the Xid events, by UUID of the whole GPU, after at most about `timeout_s`."""
-        found: dict[str, list[int]] = {}
-        end = time.monotonic() + timeout_s
-        while (left := end - time.monotonic()) > 0 and not self._stopping.is_set() and not found:
-            if self._events is None:
-                self._stopping.wait(left)
+    def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
+        asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]
+        boards: list[tuple[nvml.Handle, ...]] = []
+        index = 0
+        for place, answer in enumerate(_answers(asks)):
+            if isinstance(answer, str):
+                self.unlisted[place] = answer
+                index += 1  # kept free for it: the others are called what they were
                 continue
-            try:
-                event = pynvml.nvmlEventSetWait_v2(self._events, max(1, round(left * 1000)))
-            except pynvml.NVMLError_Timeout:
-                continue
-            except pynvml.NVMLError:
-                # A lost device can fail the wait at once, again and again: the look itself finds out which.
-                self._stopping.wait(min(left, 0.1))
-                continue
-            with contextlib.suppress(pynvml.NVMLError):
-                uuid = _text(pynvml.nvmlDeviceGetUUID(event.device))
-                found.setdefault(uuid, []).append(int(event.eventData))
-        return found
+            boards.append(tuple(replace(one, info=replace(one.info, index=index + n)) for n, one in enumerate(answer)))
+            index += len(answer)
+        [joined] = _answers([functools.partial(nvml.with_peers, [one for board in boards for one in board])])
+        if isinstance(joined, str):  # what NVLink joins is not known
+            return boards
+        known = {one.info.uuid: one for one in joined}
+        return [tuple(known[one.info.uuid] for one in board) for board in boards]
 
-    def look(self, xids: dict[str, list[int]] | None = None) -> tuple[DeviceLook, ...]:
-        """Look at every device now; `xids` are the events since the last look."""
-        looks = tuple(self._look_at(item, tuple((xids or {}).get(item.parent_uuid, ()))) for item in self._handles)
-        self._known = {process.pid: process for look in looks for process in look.processes}
-        return looks
-
-    def _look_at(self, item: _Handle, xids: tuple[int, ...]) -> DeviceLook:
-        try:
-            _, used = _memory(item.handle)
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(item.handle)
-        except pynvml.NVMLError as error:
-            return DeviceLook(item.info.uuid, error=f"NVML: {error}", xids=xids)
-        clients = _mps_clients(item.handle)
-        listed = [self._process(process.pid, int(process.usedGpuMemory or 0), clients) for process in running]
-        processes = tuple(process for process in listed if process.name != _MPS_SERVER)
-        mps = bool(clients) or len(processes) < len(listed)
-        return DeviceLook(item.info.uuid, "", used, processes, xids, _needs_reset(item.parent), mps)
-
-    def _process(self, pid: int, memory_used_bytes: int, clients: set[int]) -> DeviceProcess:
-        """Return a process; for one that was there at the last look its name and region are not asked for again."""
-        known = self._known.get(pid)
-        if known is None:
-            environment = environment_of(pid)
-            region, mps = region_in(environment), names_mps(environment) or pid in clients
-            return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region, mps)
-        mps = known.mps_client or pid in clients
-        same = (known.memory_used_bytes, known.mps_client) == (memory_used_bytes, mps)
-        return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)
+    def start(self, deliver: Deliver, missing: Iterable[DeviceUuid] = ()) -> None:
+        """Look at all devices from now on, and for the `missing` ones; `deliver` is called on the looking threads."""
+        self._is_looking = True
+        boards = [_Board(handles, deliver, self._stopping) for handles in self._boards if handles]
+        searches = [_Search(uuid, deliver, self._stopping, simulated=self._simulated) for uuid in missing]
+        for thread in (*boards, *searches):
+            thread.start()
 
     def close(self) -> None:
-        """Stop looking and close NVML.
+        """Stop looking.
 
-        Nobody waits for the thread that looks: inside NVML it may wait for seconds, or hang. It closes NVML when it
-        comes out, if the process is still there.
+        Nobody waits for the threads that look: inside NVML they may wait for seconds, or hang. Where there are some,
+        NVML is not closed under them: the end of the process does that.
         """
         self._stopping.set()
-        if self._thread is None:
-            self._shut_down()
-
-    def _shut_down(self) -> None:
-        with contextlib.suppress(pynvml.NVMLError):
-            if self._events is not None:
-                pynvml.nvmlEventSetFree(self._events)
-            pynvml.nvmlShutdown()
-
-
-def _needs_reset(parent: Any) -> bool:
-    """Tell whether the driver asks for a recovery action; False where it does not know."""
-    if _RECOVERY_FIELD is None:
-        return False
-    try:
-        value = pynvml.nvmlDeviceGetFieldValues(parent, [_RECOVERY_FIELD])[0]
-    except pynvml.NVMLError:
-        return False
-    return value.nvmlReturn == pynvml.NVML_SUCCESS and int(value.value.uiVal) != _RECOVERY_NONE
+        if not self._is_looking:
+            nvml.close_nvml()

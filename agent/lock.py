@@ -1,21 +1,30 @@
 """One agent per host: a file lock on the runtime directory, and a name per device in the kernel's socket namespace.
 
 Both fall with the process, however it ends. The second agent gets one line with the first one's pid and the remedy.
+
+Agents of different runtime directories and containers find each other by the name, wherever they share a network
+namespace: no directory is common to all of them that every agent may write. Any user can take a name. So root's agent
+goes on past one of another user, under a name of its own beside it, and each asks the kernel whose all of these are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import secrets
 import socket
 from typing import TYPE_CHECKING, Final, Self
 
+from sharepod.agent import socket_names
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
+
+log = logging.getLogger("sharepod.agent")
 
 NAME: Final = "agent.lock"
 ALREADY_RUNS: Final = "an agent already runs in"
@@ -59,15 +68,31 @@ class HostLock:
 
     def claim_device(self, key: str, index: int) -> None:
         """Claim a device for this agent, whatever its runtime directory. Raises AgentUnavailable."""
+        held = b"\0sharepod/device/" + key.encode()[-78:]
+        mine, is_free, is_root = held, self._bind(held), os.getuid() == 0
+        if not is_free and is_root:
+            mine = held + b"/" + secrets.token_hex(4).encode()
+            self._bind(mine)
+        try:
+            others = {name: uid for name, uid in socket_names.holders(held).items() if name != mine}
+        except OSError:  # an old kernel, or none of Linux: what is taken is an agent's
+            others = {} if is_free else {held: os.getuid()}
+        strangers = [uid for uid in others.values() if is_root and socket_names.is_strangers(uid)]
+        if len(strangers) < len(others) or not (is_free or is_root):
+            raise AgentUnavailable(f"device {index} belongs to another agent on this host: use that one, or stop it")
+        for uid in strangers:
+            remedy = "end its process: `ss -xlp | grep sharepod/device` shows it"
+            log.warning("name of a device is a stranger's", extra={"index": index, "uid": uid, "remedy": remedy})
+
+    def _bind(self, address: bytes) -> bool:
         name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            name.bind(b"\0sharepod/device/" + key.encode()[-88:])
+            name.bind(address)
         except OSError:
             name.close()
-            raise AgentUnavailable(
-                f"device {index} belongs to another agent on this host: use that one, or stop it"
-            ) from None
+            return False
         self._names.append(name)
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

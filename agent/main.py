@@ -28,13 +28,15 @@ from sharepod.agent import hook_file, metrics
 from sharepod.agent.errors import AgentUnavailable, ShareError
 from sharepod.agent.feed import Feed, Target
 from sharepod.agent.feed_metrics import Tally
-from sharepod.agent.inventory import LIBRARY_NAME, Inventory, load_library
+from sharepod.agent.inventory import Inventory
 from sharepod.agent.lock import HostLock
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
+from sharepod.agent.nvml import LIBRARY_NAME, load_library
 from sharepod.agent.registry import Registry
 from sharepod.agent.service import NodeService
 from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
+from sharepod.agent.users import UsersService
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import EXIT_FAILURE, SettingsError
@@ -43,9 +45,9 @@ from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from sharepod.agent.device import DeviceLook
+    from sharepod.agent.device import DeviceInfo, DeviceLook
 
 log = logging.getLogger("sharepod.agent")
 
@@ -100,7 +102,8 @@ def _prepare_others(settings: Settings) -> None:
         Path(settings.shares_directory).mkdir(mode=0o711, exist_ok=True)
         Path(settings.state_directory).mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(settings.hook_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
-        Path(settings.socket_path).unlink(missing_ok=True)
+        for socket_path in (settings.socket_path, settings.users_socket_path):
+            Path(socket_path).unlink(missing_ok=True)
     except OSError as error:
         raise SettingsError(
             f"{error.filename}: {error.strerror}: "
@@ -128,8 +131,7 @@ class Agent:
             load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
         inventory = Inventory(settings.simulate)
         self._stack.callback(inventory.close)
-        for info in inventory.devices:
-            lock.claim_device(f"{self._environment.get('SIMGPU_STATE', '')}/{info.uuid}", info.index)
+        self._claim(lock, inventory.devices)
         arbiter = NativeArbiter()
         close_arbiter = self._stack.enter_context(contextlib.ExitStack())
         close_arbiter.callback(arbiter.close)
@@ -137,7 +139,11 @@ class Agent:
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
         node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
-        node.adopt()
+        node.adopt(inventory.unlisted)
+        if not registry.devices:
+            causes = "; ".join(inventory.unlisted.values()) or "it lists none"
+            raise AgentUnavailable(f"no device of this machine can be used: {causes}: check `nvidia-smi`")
+        self._claim(lock, node.missing)
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
@@ -145,6 +151,10 @@ class Agent:
         close_arbiter.pop_all()
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
+
+    def _claim(self, lock: HostLock, devices: Iterable[DeviceInfo]) -> None:
+        for info in devices:
+            lock.claim_device(f"{self._environment.get('SIMGPU_STATE', '')}/{info.uuid}", info.index)
 
     def _serve_metrics(self, collector: metrics.NodeMetrics) -> None:
         """Serve a collector until the agent closes. Raises CannotStart."""
@@ -207,17 +217,16 @@ class Agent:
         self._stack.close()
 
 
-def _open_socket_to(settings: Settings) -> None:
-    """Give the socket its mode and group. Until here only this user can connect: grpc creates it 0755."""
-    path = Path(settings.socket_path)
-    if settings.socket_group:
+def _open_socket_to(path: Path, mode: int, group: str) -> None:
+    """Give a socket its mode and group. Until here only this user can connect: grpc creates it 0755."""
+    if group:
         try:
-            os.chown(path, -1, grp.getgrnam(settings.socket_group).gr_gid)
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
         except OSError as error:
             raise SettingsError(
-                f"socket group {settings.socket_group}: {error.strerror}: run as root or as a member of the group"
+                f"socket group {group}: {error.strerror}: run as root or as a member of the group"
             ) from None
-    path.chmod(settings.socket_mode)
+    path.chmod(mode)
 
 
 async def _serve(settings: Settings, stopping: asyncio.Event) -> None:
@@ -248,22 +257,26 @@ def _feed(node: Node, settings: Settings, tally: Tally) -> Feed | None:
 async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, tally: Tally) -> None:
     """Serve gRPC until `stopping` is set."""
     loop = asyncio.get_running_loop()
-    socket_path = Path(settings.socket_path)
-    server = grpc.aio.server()
-    rpc.add_NodeServiceServicer_to_server(NodeService(node), server)
-    server.add_insecure_port(f"unix:{socket_path}")
+    sockets = [(NodeService(node), settings.socket_path, settings.socket_mode, settings.socket_group)]
+    if settings.users_socket_mode:
+        users = UsersService(node), settings.users_socket_path, settings.users_socket_mode, settings.users_socket_group
+        sockets.append(users)
+    servers = [grpc.aio.server() for _ in sockets]
     feed = _feed(node, settings, tally)
     try:
-        await server.start()
-        _open_socket_to(settings)
+        for server, (service, path, mode, group) in zip(servers, sockets, strict=True):
+            rpc.add_NodeServiceServicer_to_server(service, server)
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            _open_socket_to(Path(path), mode, group)
 
         def deliver(looks: Sequence[DeviceLook]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(node.looked, looks)
 
-        inventory.start(deliver)
         node.serve_threads(loop)
-        log.info("agent started", extra={"socket": str(socket_path), "devices": len(inventory.devices)})
+        inventory.start(deliver, [info.uuid for info in node.missing])
+        log.info("agent started", extra={"socket": settings.socket_path, "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node, feed)
         shares = [status.share for status in node.statuses()]
@@ -271,8 +284,10 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
     finally:
         if feed is not None:
             await feed.close()
-        await server.stop(PLANNED_STOP_GRACE_S if stopping.is_set() else STOP_GRACE_S)
-        socket_path.unlink(missing_ok=True)
+        grace_s = PLANNED_STOP_GRACE_S if stopping.is_set() else STOP_GRACE_S
+        await asyncio.gather(*[server.stop(grace_s) for server in servers])
+        for _, path, _, _ in sockets:
+            Path(path).unlink(missing_ok=True)
 
 
 async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) -> None:
@@ -281,8 +296,9 @@ async def _tick_until(stopping: asyncio.Event, node: Node, feed: Feed | None) ->
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), TICK_S)
         ticks += 1
+        node.notice_hanging()
         if ticks % PUBLISH_TICKS == 0:
-            node.publish()
+            node.look_after_shares()
             status = node.published
         elif feed is None:
             node.sample()

@@ -37,7 +37,7 @@ static bool mend_terms(struct sp_member *member) {
 /* The turn: the open word is the one that was granted; a closed one may be any but an open one. */
 static bool mend_turn(struct sp_member *member) {
   struct sp_grant *grant = member->grant;
-  uint32_t word = sp_grant_word(grant), closed_flags = member->share->paused ? SP_GRANT_PAUSED : 0;
+  uint32_t word = sp_grant_word(grant), closed_flags = member->gang->paused ? SP_GRANT_PAUSED : 0;
   if (member->holding) {
     if (word == member->turn && !(grant->flags & SP_GRANT_PAUSED))
       return false;

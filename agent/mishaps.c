@@ -30,8 +30,8 @@ void sp_mishaps_take(struct sp_share *share, uint32_t slot) {
   uint32_t said[SP_MISHAP_KINDS];
   if (sp_slot_mishaps(&share->region, slot, said))
     return;
-  for (uint32_t kind = 0; kind <= SP_MISHAP_VERSION; kind++) {
-    if (!said[kind] || tenant->mishaps_told >> kind & 1)
+  for (uint32_t kind = 0; kind <= SP_MISHAP_CROWDED; kind++) {
+    if (!said[kind] || kind == SP_MISHAP_FULL || tenant->mishaps_told >> kind & 1)
       continue;
     tenant->mishaps_told |= 1u << kind;
     keep(share, tenant->pid, kind, said[kind] - 1);

@@ -103,6 +103,27 @@ class NativeArbiter:
         """Return 0 when the files in `directory` are a region that can be used, else the errno."""
         return -int(self._lib.sp_region_error(os.fsencode(directory)))
 
+    def region_terms(self, directory: str) -> tuple[tuple[tuple[str, Terms], ...], ShareClass, bool]:
+        """Return what a region says of its share: terms by device, class, paused. Raises OSError, ShareError."""
+        found = self._ffi.new("struct sp_found[]", self._lib.SP_DEVICES_MAX)
+        count = _check(self._lib.sp_region_terms(os.fsencode(directory), found), f"region {directory}")
+        terms = tuple(
+            (
+                self._ffi.string(one.uuid).decode("ascii", "replace"),
+                Terms(one.terms.request_millipercent, one.terms.limit_millipercent, one.terms.memory_limit_bytes),
+            )
+            for one in found[0:count]
+        )
+        try:
+            share_class = ShareClass(found[0].terms.share_class)
+        except ValueError:
+            raise OSError(errno.EPROTO, f"region {directory}: {os.strerror(errno.EPROTO)}") from None
+        return terms, share_class, any(one.paused for one in found[0:count])
+
+    def region_tenants(self, directory: str) -> int:
+        """Return 2 when a process has a slot of the region, 1 when one has claimed a slot without a lock, else 0."""
+        return int(self._lib.sp_region_tenants(os.fsencode(directory)))
+
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         """Change the terms of a live share."""
         packed = self._terms(terms, share_class)

@@ -4,6 +4,7 @@
  *
  *   arbiter.c  the thread, its events, the functions of arbiter.h
  *   slots.c    what the tenants' slots say, and who is alive
+ *   identity.c who they are, on a thread of its own
  *   step.c     what is due on a device
  *   gang.c     the devices that a share gets together, or several shares
  *   join.c     which shares those are
@@ -85,7 +86,7 @@ struct sp_view {
 
 /* Of what the process in a slot says of one device, the last that was believed. */
 struct sp_said {
-  uint64_t launches, memory_bytes, context_bytes;
+  uint64_t launches, memory_bytes, context_bytes, beside_ns;
   struct sp_copies copies;
   int64_t overhead_bytes; /* NVML's figure less that */
   uint32_t passed, refusals;
@@ -122,6 +123,9 @@ struct sp_member {
   int64_t turn_forgiven_ns;              /* of that, not charged */
   int64_t grace_ns;                      /* how much more would not be */
   int64_t owed_used_ns, owed_charged_ns; /* <= 0: counted too much, to be left out of what comes next */
+  uint64_t beside_ns;                    /* so much ran outside every turn and is not billed yet */
+  uint32_t beside_until_us;              /* … and had ended then: the lower half */
+  uint64_t beside_billed_ns;             /* when that was billed last: no more than passed since is believed */
   bool by_clock;                         /* what its processes say does not tell what was used: what passes is */
   struct sp_member *cut;                 /* whose drain outlived what was foretold, into this turn */
   int64_t cut_ns;                        /* by so much */
@@ -165,9 +169,16 @@ struct sp_share {
   bool full_told; /* since it was full */
   int handle;
   struct sp_region_owner region;
-  uint64_t claimed;     /* slots in use, as last read */
-  uint64_t watched;     /* of them, those with a pidfd */
-  uint64_t watched_ns;  /* when that was last gone through */
+  uint64_t claimed;    /* slots in use, as last read */
+  uint64_t watched;    /* of them, those with a pidfd */
+  uint64_t watched_ns; /* when that was last gone through */
+  uint64_t gone;       /* slots of the dead, which are to be cleared: nobody has them */
+  bool mend;           /* the file, or its claims, are to be put right */
+  /* identity.c */
+  bool asked, clear;
+  uint64_t serial; /* of all shares, for handles are given out again */
+  uint64_t looked; /* slots of this look that are done */
+  uint64_t looking_ns, rest_until_ns;
   struct sp_gang *gang; /* its own, or that of several shares */
   struct sp_gang own;   /* its members; empty while they are in another one */
   uint32_t member_count;
@@ -205,6 +216,10 @@ struct sp_arbiter {
   pthread_mutex_t lock;
   pthread_t thread;
   bool running, stopping;
+  pthread_t identity_thread;
+  pthread_cond_t identity_asked;
+  int identity_next;
+  uint64_t serial;
   int epoll_fd, timer_fd, wake_fd;
   uint64_t ticked_ns, beaten_ns;
   uint32_t device_count;
@@ -224,6 +239,8 @@ struct sp_arbiter {
 struct sp_share *sp_share_of(const struct sp_arbiter *arbiter, int share); /* NULL: there is none */
 /* Decided first, told afterwards: a wake-up costs more than a decision. */
 void sp_arbiter_unlock(struct sp_arbiter *arbiter);
+/* Make the thread look at what another one has changed. */
+void sp_arbiter_poke(struct sp_arbiter *arbiter);
 
 /* slots.c */
 void sp_slots_watch(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns); /* who came, who left */
@@ -232,13 +249,22 @@ void sp_slots_scan(struct sp_member *member, uint64_t now_ns);
 void sp_slots_watch_and_scan(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns); /* in one read */
 /* Bring the device's counts up to date. After any change of view, pause, class or claims; `there` false: it leaves. */
 void sp_member_count(struct sp_member *member, bool there);
-/* Take back the slots of processes that have become another program (exec). */
-void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
+/* Its tenant has damaged the slots. */
+void sp_slots_fault(struct sp_share *share);
 /* Nobody has entered the turn: who says that it waits is stopped, or dying. */
 void sp_slots_deafen(struct sp_member *member);
 /* The slots `rung`, a bit each, are heard again. */
 void sp_slots_hear(struct sp_share *share, uint64_t rung);
 void sp_slots_close(struct sp_share *share);
+
+/* identity.c */
+/* Find out who has the slots that are not watched, take back those of processes that have become another program
+ * (exec), mend and clear what is to be: later, by the thread of that. */
+void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns);
+/* Clear the slots that are `gone`, and put right what is to be, without that. */
+void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share);
+int sp_identity_start(struct sp_arbiter *arbiter); /* 0 or -errno */
+void sp_identity_stop(struct sp_arbiter *arbiter); /* `stopping` is set */
 
 /* copies.c; beside the scans, for a line of the slots that nothing but usage wants */
 /* What the member's slots say of host copies, into its usage. */
@@ -273,6 +299,7 @@ void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, u
 /* The turn is about to drain. Not later: what the next one's work takes of its residue would look like its own. */
 void sp_bill_closed(struct sp_node_device *device, struct sp_member *member);
 /* The turn is over and its processes have said all: put right what was counted as used meanwhile. */
+void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uint64_t now_ns);
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member);
 
 /* pressure.c */

@@ -13,9 +13,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent import checkpoint, foreign, health, overhead, trouble
-from sharepod.agent.device import DeviceLook, DeviceStatus, NodeStatus
+from sharepod.agent import checkpoint, trouble
+from sharepod.agent.device import NOT_LISTED, DeviceInfo, NodeStatus
+from sharepod.agent.devices import Devices
 from sharepod.agent.errors import ShareError
+from sharepod.agent.leftovers import Leftovers
 from sharepod.agent.owners import Owners, start_ticks, user_of
 from sharepod.agent.plugin import fresh
 
@@ -24,15 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from sharepod.agent.device import DeviceLook, DeviceStatus
     from sharepod.agent.native import NativeArbiter
     from sharepod.agent.plugin import Report
     from sharepod.agent.registry import Registry, TermsChange
-    from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn, Usage
+    from sharepod.agent.share import DeviceUuid, Share, ShareAsk, ShareClass, ShareId, ShareStatus, Turn
 
 log = logging.getLogger("sharepod.agent")
 
 ANSWER_S: Final = 2.0
 """How long another thread waits for the event loop."""
+OWNERLESS_NS: Final = 60_000_000_000
+"""A share whose owner is not known ends when no process has been in it for this long: one may be about to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +76,13 @@ class Node:
         self._arbiter = arbiter
         self._state_directory = state_directory
         self._owners = Owners(self._owner_ended)
-        self._health = {info.uuid: health.Health() for info in registry.devices}
-        self._looks: dict[DeviceUuid, DeviceLook] = {}
-        self._foreign = foreign.ForeignProcesses(monitoring)
-        self._overheads = overhead.Overheads()
+        self._devices = Devices(registry, arbiter, monitoring)
         self._troubles = trouble.Troubles()
-        self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
+        self._leftovers = Leftovers(arbiter, registry.directory, state_directory, self._boot)
+        self._empty_ns: dict[ShareId, int] = {}
+        """Since when no process has been in a share whose owner is not known."""
         self._save_failure = ""
         self._plugin: tuple[int, Report] | None = None
         """When the device plugin last told its counters, and them."""
@@ -108,7 +112,7 @@ class Node:
             except ShareError:
                 self._registry.release(share.id, time.monotonic_ns())
                 raise
-        log.info("share registered", extra=_fields(share))
+        log.info("share registered", extra=share.log_fields)
         return self._publish_change(share)
 
     def environment(self, share: Share) -> dict[str, str]:
@@ -133,23 +137,23 @@ class Node:
         share = self._registry.update(reference, changes, share_class, labels, gang)
         if share == before:  # every start of a container tells its terms again
             return self._one(share)
-        log.info("share updated", extra=_fields(share))
+        log.info("share updated", extra=share.log_fields)
         return self._publish_change(share)
 
     def release(self, reference: str, *, reason: str = "released") -> ShareStatus:
         """End a share and return its last account."""
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
-        self._refusals = {key: count for key, count in self._refusals.items() if key[0] != last.share.id}
+        self._devices.forget(last.share.id)
         used_ns = sum(held.usage.used_ns for held in last.usages)
-        log.info("share ended", extra={**_fields(last.share), "reason": reason, "used_ns": used_ns})
+        log.info("share ended", extra={**last.share.log_fields, "reason": reason, "used_ns": used_ns})
         self.publish()
         return last
 
     def pause(self, reference: str, *, paused: bool, yielding: bool = False) -> ShareStatus:
         """Close a share's gates, or let it run again. Raises DoesNotFit, and one that yields goes on yielding."""
         share = self._registry.pause(reference, paused=paused, yielding=yielding)
-        log.info("share yields" if yielding else "share paused" if paused else "share resumed", extra=_fields(share))
+        log.info("share yields" if yielding else "share paused" if paused else "share resumed", extra=share.log_fields)
         self.publish()
         return self._one(share)
 
@@ -189,8 +193,9 @@ class Node:
         self._plugin = (self.now_ns(), report)
 
     def serve_threads(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Name the event loop that this object's methods run on, for `status_from_thread`."""
+        """Name the event loop that this object's methods run on. From now on each device is looked at."""
         self._loop = loop
+        self._devices.begin(self.now_ns())
 
     def status_from_thread(self) -> NodeStatus:
         """Return everything, as of now, to another thread; the last published status when the loop does not answer."""
@@ -206,29 +211,8 @@ class Node:
             return self.published
 
     def device_statuses(self) -> tuple[DeviceStatus, ...]:
-        """Return the devices as of now: the plugin asks every second, and needs no share for it."""
-        rooms = self._registry.rooms()
-        result: list[DeviceStatus] = []
-        for info in self._registry.devices:
-            look = self._looks.get(info.uuid)
-            verdict = self._health[info.uuid]
-            result.append(
-                DeviceStatus(
-                    info=info,
-                    health_reason=verdict.reason,
-                    memory_used_bytes=look.memory_used_bytes if look else 0,
-                    requested_millipercent=rooms[info.uuid].requested_millipercent,
-                    yielded_millipercent=rooms[info.uuid].yielded_millipercent,
-                    memory_promised_bytes=rooms[info.uuid].memory_promised_bytes,
-                    counters=self._arbiter.read_device(self._registry.device_handle(info.uuid)),
-                    foreign=self._foreign.current(info.uuid),
-                    foreign_seen=self._foreign.seen(info.uuid),
-                    unmetered_seen=self._foreign.unmetered_seen(info.uuid),
-                    context_bytes=self._arbiter.context_bytes(self._registry.device_handle(info.uuid)),
-                    xids_seen=verdict.xids_seen,
-                )
-            )
-        return tuple(result)
+        """Return the devices as of now."""
+        return self._devices.statuses()
 
     def sample(self) -> None:
         """Take one sample for the rates; every second that nothing is published."""
@@ -252,116 +236,102 @@ class Node:
         return status
 
     def looked(self, looks: Sequence[DeviceLook]) -> None:
-        """Take one look of the inventory into account: health, and processes without a share."""
-        if self._is_closed:
-            return
-        now_ns = time.monotonic_ns()
-        owned = self._registry.pids()
-        attached = {pid for pids in owned.values() for pid in pids}
-        for look in looks:
-            self._looks[look.uuid] = look
-            before = self._health[look.uuid]
-            after = health.step(before, look, now_ns)
-            self._health[look.uuid] = after
-            if after.reason != before.reason:
-                self._registry.set_health(look.uuid, after.reason)
-                self._tell_health(look.uuid, after.reason)
-            here = owned.get(look.uuid, set())
-            causes = {
-                process.pid: self._registry.unmetered_cause(process, attached=process.pid in attached)
-                for process in look.processes
-                if process.pid not in here
-            }
-            for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
-                _tell_found(found)
-            self._settle(look)
-        self._tell_troubles()
+        """Take looks of the inventory into account."""
+        if not self._is_closed:
+            self._devices.looked(looks, self.now_ns())
 
-    def _tell_troubles(self) -> None:
-        """Tell what is new of bad input, damage and drivers that lack something."""
+    def notice_hanging(self) -> None:
+        """Find the devices that NVML hangs on; every second."""
+        self._devices.notice_hanging(self.now_ns())
+
+    def look_after_shares(self) -> None:
+        """Publish, and tell what is new of bad input, damage and drivers that lack something; every two seconds."""
         self._registry.check_regions()
-        contexts = {
-            info.uuid: self._arbiter.context_bytes(self._registry.device_handle(info.uuid))
-            for info in self._registry.devices
-        }
-        for line in self._troubles.step(self.statuses(), contexts):
-            log.warning(line.event, extra=_fields(self._registry.find(line.share)) | line.fields)
-
-    def _settle(self, look: DeviceLook) -> None:
-        """Charge shares with what their processes take beyond their allocations, and tell what did not fit."""
-        held: list[overhead.Held] = []
-        for share, handle, term in self._registry.terms_on(look.uuid):
-            held += [overhead.Held(handle, term, one) for one in self._arbiter.read_holdings(handle, term)]
-            self._tell_refusals(share, look.uuid, self._arbiter.read_usage(handle, term))
-        nvml_bytes = {process.pid: process.memory_used_bytes for process in look.processes}
-        for settled in self._overheads.step(look.uuid, held, nvml_bytes):
-            one = settled.held
-            self._arbiter.set_overhead(one.share, one.term, one.holding, settled.overhead_bytes)
-        if learned := self._overheads.context_bytes(look.uuid):
-            self._arbiter.context_bytes(self._registry.device_handle(look.uuid), learned)
-
-    def _tell_refusals(self, share: Share, device: DeviceUuid, usage: Usage) -> None:
-        told = self._refusals.get((share.id, device), 0)
-        self._refusals[share.id, device] = usage.memory_refusals
-        if usage.memory_refusals > told:
-            [limit] = [held.terms.memory_limit_bytes for held in share.devices if held.device == device]
-            fields = {
-                "device": device,
-                "refused": usage.memory_refusals - told,
-                "last_bytes": usage.memory_refused_bytes,
-                "memory_used_bytes": usage.memory_used_bytes,
-                "memory_limit_bytes": limit,
-            }
-            log.warning("allocations did not fit under the cap", extra=_fields(share) | fields)
-
-    def _tell_health(self, device: DeviceUuid, reason: str) -> None:
-        held = [s.title for s in self._registry.shares() if any(terms.device == device for terms in s.devices)]
-        if reason:
-            log.error("device unhealthy", extra={"device": device, "reason": reason, "shares": held})
-        else:
-            log.info("device healthy again", extra={"device": device, "shares": held})
+        self._clear()
+        self.publish()
+        contexts = {info.uuid: self._devices.context_bytes(info.uuid) for info in self._registry.devices}
+        for line in self._troubles.step(self.published.shares, contexts):
+            log.warning(line.event, extra=self._registry.find(line.share).log_fields | line.fields)
 
     # ---- the checkpoint
 
-    def adopt(self) -> None:
-        """Take over the shares that an earlier agent left, and remove what belongs to none."""
-        try:
-            text = checkpoint.read(self._state_directory)
-            left = checkpoint.parse(text, self._boot) if text else None
-        except ShareError as error:
-            log.error("checkpoint lost", extra={"cause": str(error)})  # noqa: TRY400 - the text says it all
-            left = None
-        for record in left.records if left else ():
+    def adopt(self, unlisted: Mapping[int, str]) -> None:
+        """Take over the shares that an earlier agent left, and remove what belongs to none.
+
+        `unlisted`: why NVML could not list a GPU, by its place.
+        """
+        left = self._leftovers.read()
+        self._add_missing(left, unlisted)
+        for record in left.records:
             self._adopt_one(record)
-        if left and left.driver_version not in ("", self.identity.driver_version):
+        self._registry.settle()
+        self._devices.tell_missing()
+        if left.driver_version not in ("", self.identity.driver_version):
             self._arbiter.forget_contexts()
-        for name in self._registry.remove_orphans():
-            log.warning("directory without a share removed", extra={"share": name})
+        self._clear()
         self.publish()
+
+    def _add_missing(self, left: checkpoint.Checkpoint, unlisted: Mapping[int, str]) -> None:
+        """Add the devices that NVML does not list and shares hold.
+
+        Where a GPU could not be listed it may be any device that the earlier agent had: all that are not there are
+        added. A GPU that could not be listed and that no earlier agent knew has no name: it is only told.
+        """
+        known = {info.uuid: info for info in left.devices}
+        held = [terms.device for record in left.records for terms in record.share.devices]
+        there = {info.uuid for info in self._registry.devices}
+        missing = [uuid for uuid in dict.fromkeys([*held, *(known if unlisted else ())]) if uuid not in there]
+        taken = {info.index for info in self._registry.devices}
+        reason = next(iter(unlisted.values()), NOT_LISTED)
+        for uuid in missing:
+            info = known.get(uuid) or DeviceInfo(uuid, 0, "unknown", 0)
+            index = info.index if info.index not in taken else max(taken, default=-1) + 1
+            taken.add(index)
+            self._devices.add_missing(replace(info, index=index), reason, self.now_ns())
+        if len(missing) < len(unlisted):
+            for place, cause in unlisted.items():
+                log.error("device cannot be listed", extra={"place": place, "cause": cause})
 
     def _adopt_one(self, record: checkpoint.Record) -> None:
         share = record.share
         try:
-            self._registry.adopt(record, time.monotonic_ns())
-        except ShareError as error:
-            log.error("share not adopted", extra={**_fields(share), "cause": str(error)})  # noqa: TRY400 - as above
+            self._registry.adopt(record, self.now_ns())
+        except (FileNotFoundError, ShareError) as error:
+            is_gone = isinstance(error, FileNotFoundError)
+            cause = "its directory is gone" if is_gone else f"{error}: its region is left alone while it is in use"
+            extra = {**share.log_fields, "cause": f"{cause}: its programs run unmetered, start them anew"}
+            log.error("share not adopted", extra=extra)  # noqa: TRY400 - the text says it all
+            if not is_gone:
+                self._leftovers.keep(record, str(error))
             return
-        log.info("share adopted", extra=_fields(share))
+        log.info("share adopted", extra=share.log_fields)
         if share.owner_pid:
             try:
                 self._owners.watch(share.id, share.owner_pid, share.owner_start_ticks)
             except ShareError:
                 self.release(share.id, reason="owner ended while no agent ran")
 
+    def _clear(self) -> None:
+        """Remove what is left of shares that nobody serves or uses, and end shares whose owner nobody knows."""
+        self._leftovers.clear({share.id for share in self._registry.shares()})
+        now_ns = self.now_ns()
+        empty = [held.share.id for held in self.published.shares if held.share.ownerless and not held.processes]
+        self._empty_ns = {share: self._empty_ns.get(share, now_ns) for share in empty}
+        for share, since_ns in self._empty_ns.items():
+            if now_ns - since_ns >= OWNERLESS_NS:
+                self.release(share, reason="no process is in it, and its owner is not known")
+
     def _save(self) -> None:
-        """Write the checkpoint as of the published status; remove it when there is no share.
+        """Write the checkpoint as of the published status; remove it when there is no share and all devices are well.
 
         One that cannot be written (a full disk) is told once and tried again with the next: no share depends on it.
         """
         statuses, failure = self.published.shares, ""
         try:
-            if statuses:
-                checkpoint.write(self._state_directory, self._dumper.dump(statuses))
+            unread = self._leftovers.texts()
+            if statuses or unread or not self._devices.are_well():
+                text = self._dumper.dump(statuses, unread, self._registry.devices)
+                checkpoint.write(self._state_directory, text)
             else:
                 checkpoint.remove(self._state_directory)
         except OSError as error:
@@ -375,28 +345,14 @@ class Node:
         else:
             log.info("checkpoint written again", extra={"directory": str(self._state_directory)})
 
+    @property
+    def missing(self) -> tuple[DeviceInfo, ...]:
+        """Return the devices that NVML did not list when the agent started."""
+        return tuple(info for info in self._registry.devices if info.uuid in self._devices.missing)
+
     def close(self) -> None:
         """Write the last checkpoint and open the gates; shares and regions stay for the next agent."""
         self.publish()
         self._is_closed = True
         self._owners.close()
         self._arbiter.close()
-
-
-def _tell_found(found: foreign.Finding) -> None:
-    process = found.process
-    fields: dict[str, object] = {
-        "device": found.device,
-        "pid": process.pid,
-        "process_name": process.name,
-        "memory_used_bytes": process.memory_used_bytes,
-    }
-    if process.unmetered_cause:
-        cause = {"region": process.region, "cause": process.unmetered_cause}
-        log.warning("process of a share runs unmetered", extra=fields | cause)
-    else:
-        log.warning("process without a share", extra=fields)
-
-
-def _fields(share: Share) -> dict[str, object]:
-    return {"share": share.id, "share_name": share.name, "devices": [held.device for held in share.devices]}

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "arbiter.h"
 #include "region.h"
 
 static int path_of(char *out, const char *directory, const char *name) {
@@ -135,20 +136,58 @@ int sp_region_create(struct sp_region_owner *owner, const char *directory, uint3
   return adopted ? 1 : 0;
 }
 
-int sp_region_error(const char *directory) {
+/* A copy of `terms`, of a region that can be used. */
+struct terms_file {
+  struct sp_header header;
+  struct sp_grant grants[SP_DEVICES_MAX];
+};
+_Static_assert(sizeof(struct terms_file) == SP_TERMS_BYTES, "the file has nothing else");
+
+static int read_terms(const char *directory, struct terms_file *file) {
   int fd = open_in(directory, SP_TERMS_FILE, O_RDONLY);
   if (fd < 0)
     return fd;
-  struct sp_header header;
-  struct stat status;
-  int error = 0;
-  if (fstat(fd, &status))
-    error = -errno;
-  else if (status.st_size < (off_t)SP_TERMS_BYTES || pread(fd, &header, sizeof header, 0) != (ssize_t)sizeof header)
-    error = -EPROTO;
+  ssize_t got = pread(fd, file, sizeof *file, 0);
+  int error = got < 0 ? -errno : got == (ssize_t)sizeof *file ? sp_header_check(&file->header) : -EPROTO;
   close(fd);
-  if (!error)
-    error = sp_header_check(&header);
+  return error;
+}
+
+int sp_region_terms(const char *directory, struct sp_found *found) {
+  struct terms_file file;
+  int error = read_terms(directory, &file);
+  if (error)
+    return error;
+  for (uint32_t index = 0; index < file.header.grant_count; index++) {
+    const struct sp_grant *grant = &file.grants[index];
+    found[index] = (struct sp_found){.terms = {.device = -1,
+                                               .request_millipercent = grant->request_millipercent,
+                                               .limit_millipercent = grant->limit_millipercent,
+                                               .share_class = grant->share_class,
+                                               .memory_limit_bytes = grant->memory_limit_bytes},
+                                     .paused = grant->flags & SP_GRANT_PAUSED ? 1 : 0};
+    memcpy(found[index].uuid, grant->uuid, SP_UUID_BYTES - 1);
+  }
+  return (int)file.header.grant_count;
+}
+
+int sp_region_tenants(const char *directory) {
+  int fd = open_in(directory, SP_SLOTS_FILE, O_RDONLY);
+  if (fd < 0)
+    return 0;
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET}; /* of any slot, and of any ABI */
+  bool locked = !fcntl(fd, F_GETLK, &lock) && lock.l_type != F_UNLCK;
+  struct sp_slots_header header = {0};
+  ssize_t got = pread(fd, &header, sizeof header, 0);
+  bool claimed = got == (ssize_t)sizeof header && memchr(header.claimed, 1, sizeof header.claimed);
+  close(fd);
+  return locked ? 2 : claimed ? 1 : 0;
+}
+
+int sp_region_error(const char *directory) {
+  struct terms_file file;
+  struct stat status;
+  int error = read_terms(directory, &file), fd;
   fd = error ? -1 : open_in(directory, SP_SLOTS_FILE, O_RDONLY);
   if (error || fd < 0)
     return error ? error : fd;

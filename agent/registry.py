@@ -7,6 +7,7 @@ knows no grpc, no NVML and no clock (times are parameters).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from sharepod.agent.device import DeviceInfo, DeviceProcess
     from sharepod.agent.native import NativeArbiter
 
-_SLOTS_NAME: Final = "slots"
-"""SP_SLOTS_FILE of hook/region.h."""
+_OWNED_NAMES: Final = ("slots", "bell")
+"""SP_SLOTS_FILE and SP_BELL_FILE of hook/region.h: what programs of the share write."""
 _REMEMBERED_PER_HANDLE: Final = 64
 """Released shares whose names are kept for traces, per handle of the arbiter."""
 
@@ -96,9 +97,27 @@ class Registry:
         """Who had a handle and since when, oldest first: the arbiter gives handles out again."""
 
     @property
+    def directory(self) -> Path:
+        """Where the shares have their directories."""
+        return self._directory
+
+    @property
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices of the node."""
         return self._devices
+
+    def add_device(self, info: DeviceInfo) -> None:
+        """Add a device that was not there from the beginning."""
+        handle = self._arbiter.add_device(info.uuid)
+        self._handles[info.uuid], self._uuids[handle] = handle, info.uuid
+        self._devices = tuple(sorted((*self._devices, info), key=lambda one: one.index))
+
+    def describe(self, info: DeviceInfo) -> None:
+        """Take what is now known of a device; its index and what NVLink joins it with stay."""
+        self._devices = tuple(
+            replace(info, index=one.index, nvlink_peers=one.nvlink_peers) if one.uuid == info.uuid else one
+            for one in self._devices
+        )
 
     def device_handle(self, uuid: DeviceUuid) -> Handle:
         """Return the arbiter's handle of a device."""
@@ -135,7 +154,7 @@ class Registry:
         """Admit a share, create its directory and region. Nothing is left behind when this raises a ShareError.
 
         A share that is there with the id that is asked for is returned as it is, whatever else is asked.
-        With `owner_uid` only that user's programs may write the share's slots; else all who can reach its directory
+        With `owner_uid` only that user's programs may write the share's slots and ring; else all who can reach it
         (a container, whose user is not known).
         """
         if (there := self.known(ask)) is not None:
@@ -153,6 +172,7 @@ class Registry:
             owner_pid=ask.owner_pid,
             owner_start_ticks=owner_start_ticks,
             labels=dict(ask.labels),
+            owner=ask.owner,
             gang=ask.gang,
         )
         directory = Path(share.directory)
@@ -164,7 +184,7 @@ class Registry:
             directory.chmod(0o711)
             handle = self._arbiter.add_share(share.directory, self._terms(devices), share.share_class, ())
             if owner_uid is not None:
-                _give_slots(directory / _SLOTS_NAME, owner_uid)
+                _give_to(owner_uid, directory)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise WrongState(
@@ -181,38 +201,28 @@ class Registry:
         return entry.share if entry else None
 
     def adopt(self, record: Record, now_ns: int) -> None:
-        """Take over a share of an earlier agent, with its region and account. Raises WrongState and forgets it."""
-        share, usages = record.share, record.usages
-        cause = ""
-        if not Path(share.directory).is_dir():
-            cause = "its directory is gone"
-        elif missing := [held.device for held in share.devices if held.device not in self._handles]:
-            cause = f"device {missing[0]} is gone"
-        else:
-            try:
-                used_ns = [usage.used_ns for usage in usages]
-                handle = self._arbiter.add_share(
-                    share.directory, self._terms(share.devices), share.share_class, used_ns
-                )
-                self._enter(share, handle, ledger.carried(record.usages, record.live_launches), now_ns)
-                self._join(handle, share)
-                if share.paused:
-                    self._arbiter.pause_share(handle, True)
-            except OSError as error:
-                cause = os.strerror(error.errno or 0)
-        if cause:
-            shutil.rmtree(share.directory, ignore_errors=True)
-            raise WrongState(
-                f"share {share.title} is not adopted: {cause}: its programs run unmetered, start them anew"
-            )
+        """Take over a share of an earlier agent, with its region and account.
 
-    def remove_orphans(self) -> list[str]:
-        """Remove directories that belong to no share (a crash between two steps); return their names."""
-        known = {Path(share.directory).name for share in self.shares()}
-        orphans = [path for path in self._directory.iterdir() if path.name not in known]
-        for path in orphans:
-            shutil.rmtree(path, ignore_errors=True)
-        return [path.name for path in orphans]
+        Raises WrongState, and FileNotFoundError when its directory is gone; its files stay as they are.
+        """
+        share, usages = record.share, record.usages
+        if not Path(share.directory).is_dir():
+            raise FileNotFoundError(errno.ENOENT, "its directory is gone", share.directory)
+        try:
+            used_ns = [usage.used_ns for usage in usages]
+            handle = self._arbiter.add_share(share.directory, self._terms(share.devices), share.share_class, used_ns)
+        except OSError as error:
+            raise WrongState(os.strerror(error.errno or 0)) from None
+        self._enter(share, handle, ledger.carried(record.usages, record.live_launches), now_ns)
+        self._join(handle, share)
+        if share.paused:
+            self._arbiter.pause_share(handle, True)
+
+    def settle(self) -> None:
+        """Let run what is not paused: an adopted share is, as its region says, until all of its gang are there."""
+        for share in self.shares():
+            if not share.paused:
+                self._arbiter.pause_share(self._entries[share.id].handle, False)
 
     def unmetered_cause(self, process: DeviceProcess, *, attached: bool) -> str:
         """Say why a process runs unmetered that was started in a share; empty for one that belongs to no share of ours.
@@ -374,7 +384,8 @@ class Registry:
             account.add(now_ns, usage.used_ns, usage.waited_ns)
 
     def _join(self, handle: Handle, share: Share) -> None:
-        self._arbiter.join_gang(handle, self._gangs.key(share.gang, {held.gang for held in self.shares()}))
+        live = {(held.owner, held.gang) for held in self.shares()}
+        self._arbiter.join_gang(handle, self._gangs.key(share.owner, share.gang, live))
 
     def _holder(self, turn: Turn) -> Share | None:
         """Return who had the turn's handle when the turn ended."""
@@ -430,11 +441,12 @@ class Registry:
                 return share_id
 
 
-def _give_slots(slots: Path, uid: int) -> None:
-    """Let only `uid` write the slots; an agent that is not root leaves those of other users as they are."""
+def _give_to(uid: int, directory: Path) -> None:
+    """Let only `uid` write the slots and ring; an agent that is not root leaves those of other users as they are."""
     with contextlib.suppress(OSError):
-        os.chown(slots, uid, -1)
-        slots.chmod(0o600)
+        for name in _OWNED_NAMES:
+            os.chown(directory / name, uid, -1)
+            (directory / name).chmod(0o600)
 
 
 def _changed(terms: Terms, change: TermsChange) -> Terms:

@@ -46,6 +46,7 @@ log = logging.getLogger("sharepod.agent.service")
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+Answer = TypeVar("Answer")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _TURNS_DEFAULT: Final = 4096
@@ -61,6 +62,17 @@ _ENDS_OUT: Final = pb.TurnEnd.values()[1:]
 """By `sp_turn.reason`: both count them in the same order."""
 
 
+async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Answer:
+    """Return what `call` returns; what it raises ends the call of `context` with its status code."""
+    try:
+        return call()
+    except ShareError as error:
+        await context.abort(grpc.StatusCode[error.code], str(error))
+    except Exception:
+        log.exception("request failed", extra={"method": name})
+        await context.abort(grpc.StatusCode.INTERNAL, "the agent failed on this request: see its log")
+
+
 def _answered(
     method: Callable[[NodeService, Request], Response],
 ) -> Callable[[NodeService, Request, Context], Awaitable[Response]]:
@@ -68,13 +80,7 @@ def _answered(
 
     @functools.wraps(method)
     async def handler(self: NodeService, request: Request, context: Context) -> Response:
-        try:
-            return method(self, request)
-        except ShareError as error:
-            await context.abort(grpc.StatusCode[error.code], str(error))
-        except Exception:
-            log.exception("request failed", extra={"method": method.__name__})
-            await context.abort(grpc.StatusCode.INTERNAL, "the agent failed on this request: see its log")
+        return await answer(context, method.__name__, lambda: method(self, request))
 
     return handler
 
@@ -87,7 +93,11 @@ class NodeService(rpc.NodeServiceServicer):
 
     @_answered
     def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
-        """Create a share."""
+        """Create a share that operators alone change."""
+        return self.register(request, owner="")
+
+    def register(self, request: pb.RegisterShareRequest, owner: str) -> pb.RegisterShareResponse:
+        """Create a share; `owner` is the digest of the token that changes it. Raises a ShareError."""
         share_class = _share_class(request.share_class)
         ask = ShareAsk(
             devices=tuple(_device_ask(item) for item in request.devices),
@@ -96,6 +106,7 @@ class NodeService(rpc.NodeServiceServicer):
             owner_pid=request.owner_pid,
             labels=dict(request.labels),
             id=ShareId(request.id),
+            owner=owner,
             gang=request.gang,
         )
         status = self._node.register(ask)

@@ -28,9 +28,10 @@ from sharepod.process.options import Options
 from sharepod.process.setting import Kind, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 SOCKET_NAME: Final = "agent.sock"
+USERS_SOCKET_NAME: Final = "users.sock"
 SHARES_NAME: Final = "shares"
 METRICS_DEFAULT: Final = "127.0.0.1:9464"
 MONITORING: Final = (
@@ -62,15 +63,20 @@ def _read_listen(value: object) -> str:
     return found
 
 
-def _read_mode(value: object) -> int:
-    """Return the mode of octal text ("0660"); YAML 1.1 reads 0660 as the integer 432, which is the same mode."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        mode = value
-    else:
-        mode = int(plain(value), 8) if re.fullmatch(r"0?[0-7]{3}", plain(value)) else 0
-    if not 0 < mode <= 0o777 or not mode & 0o600 == 0o600:
-        raise ValueError("give an octal mode like 0600, 0660 or 0666")
-    return mode
+def _mode(allowed: Sequence[int], remedy: str) -> Kind[int]:
+    def read(value: object) -> int:
+        """Return the mode of octal text ("0660"); YAML 1.1 reads 0660 as the integer 432, which is the same mode."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            mode = value
+        elif plain(value) == "off":
+            mode = 0
+        else:
+            mode = int(plain(value), 8) if re.fullmatch(r"0?[0-7]{3}", plain(value)) else -1
+        if mode not in allowed:
+            raise ValueError(remedy)
+        return mode
+
+    return Kind("MODE", read, lambda mode: f"{mode:04o}" if mode else "off")
 
 
 def _read_group(value: object) -> str:
@@ -137,17 +143,32 @@ class Settings:
         MONITORING, WORDS, "Names (shell patterns) of processes that may use a device without a share."
     )
     socket_mode: int = setting(
-        0o600, Kind("MODE", _read_mode, "{:04o}".format),
-        "Mode of the socket: 0600 for this user, 0660 with a group, 0666 for all.",
+        0o600, _mode((0o600, 0o660), "give 0600, or 0660 for a group of operators; users get a socket of their own "
+        "(users_socket_mode)"), "Mode of the operators' socket, on which every share can be changed: 0600 for this "
+        "user, 0660 with a group.",
     )  # fmt: skip
-    socket_group: str = setting("", Kind("GROUP", _read_group), "Group that may use the socket (with mode 0660).")
+    socket_group: str = setting(
+        "", Kind("GROUP", _read_group), "Group that may use the operators' socket (with mode 0660)."
+    )
+    users_socket_mode: int = setting(
+        0, _mode((0, 0o660, 0o666), "give 0666 for all, 0660 for a group, or off"), "Mode of the users' socket, on "
+        "which a caller changes only shares of its own: 0666 for all, 0660 with a group, off.",
+    )  # fmt: skip
+    users_socket_group: str = setting(
+        "", Kind("GROUP", _read_group), "Group that may use the users' socket (with mode 0660)."
+    )
     log_format: str = setting("text", LOG_FORMAT, "Format of the log on stderr; text is key=value.")
     log_level: str = setting("info", LOG_LEVEL, "Least severity that is logged.")
 
     @property
     def socket_path(self) -> str:
-        """Path of the gRPC socket."""
+        """Path of the operators' socket."""
         return f"{self.runtime_directory}/{SOCKET_NAME}"
+
+    @property
+    def users_socket_path(self) -> str:
+        """Path of the users' socket."""
+        return f"{self.runtime_directory}/{USERS_SOCKET_NAME}"
 
     @property
     def shares_directory(self) -> str:
@@ -156,8 +177,8 @@ class Settings:
 
     @property
     def public(self) -> bool:
-        """True when users other than the agent's own may reach the socket."""
-        return bool(self.socket_mode & 0o066)
+        """True when users other than the agent's own may reach a socket."""
+        return bool((self.socket_mode | self.users_socket_mode) & 0o066)
 
 
 def _on_tmpfs(path: Path) -> bool:

@@ -165,6 +165,8 @@ class ShareAsk:
     labels: Mapping[str, str] = field(default_factory=dict)
     id: ShareId = ShareId("")
     """The id that it is to have; empty: the agent draws one."""
+    owner: str = ""
+    """The digest of its owner's token; empty: operators alone change it."""
     gang: str = ""
     """Shares that name the same one get their devices together; empty: by itself."""
 
@@ -212,13 +214,26 @@ class Share:
     paused: bool = False
     yielding: bool = False
     """Paused to make room: its requests count as not promised. Never without `paused`."""
+    owner: str = ""
+    """The digest of its owner's token; empty: operators alone change it. Never listed."""
     gang: str = ""
-    """Shares with the same one get their devices together, and none runs while one is paused; empty: by itself."""
+    """An owner's shares with the same one get their devices together; none runs while one is paused. Empty: none."""
+    ownerless: bool = False
+    """It had an owner, of whom no record is left: it ends when no process is in it any more."""
+
+    def is_gang_of(self, other: Share) -> bool:
+        """Tell whether both are in one gang: it is named by its owner and its name."""
+        return bool(self.gang) and (self.owner, self.gang) == (other.owner, other.gang)
 
     @property
     def title(self) -> str:
         """The name when there is one, else the id."""
         return self.name or self.id
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What a line of the log says of it."""
+        return {"share": self.id, "share_name": self.name, "devices": [held.device for held in self.devices]}
 
 
 @dataclass(frozen=True, slots=True)

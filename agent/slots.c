@@ -1,18 +1,13 @@
-/* What the tenants say, clamped to what can be true, and which of their processes are alive. */
+/* What the tenants say, clamped to what can be true, and which of their processes are alive. Nothing here waits for a
+ * tenant: who has a slot is found out in identity.c. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "node.h"
 
-#define READ_NS   10000000u   /* reading a slot takes no longer */
-#define MAPS_MAX  4000        /* lines of /proc/PID/maps */
-#define ORPHAN_NS 1000000000u /* a claim whose lock nobody holds for this long is a dead process's */
+#define READ_NS 10000000u /* reading a slot takes no longer */
 
 static void count(uint32_t *total, bool *counted, bool counts) {
   *total += (uint32_t)counts - (uint32_t)*counted;
@@ -28,84 +23,24 @@ void sp_member_count(struct sp_member *member, bool there) {
   count(&device->latency_present, &member->counted_present, latency && member->share->claimed);
 }
 
-static void watch_slot(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t slot, uint64_t now_ns) {
-  struct sp_tenant *tenant = &share->tenants[slot];
-  int32_t pid = sp_slot_owner(&share->region, slot);
-  if (pid <= 0) {
-    if (!tenant->orphaned_ns)
-      tenant->orphaned_ns = now_ns;
-    if (now_ns - tenant->orphaned_ns > ORPHAN_NS)
-      sp_slots_died(arbiter, share, slot, now_ns);
-    return;
-  }
-  int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-  if (fd < 0)
-    return; /* gone between the two calls, or no descriptors left: the next tick tries again */
-  /* The lock may have passed to another process meanwhile: only a pid that still holds it is believed. */
-  if (sp_slot_owner(&share->region, slot) != pid) {
-    close(fd);
-    return;
-  }
-  struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2ull << 62 | (uint64_t)share->handle << 8 | slot};
-  if (epoll_ctl(arbiter->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
-    close(fd);
-    return;
-  }
-  tenant->pidfd = fd;
-  share->watched |= (uint64_t)1 << slot;
-  tenant->pid = pid;
-  tenant->orphaned_ns = 0;
+void sp_slots_fault(struct sp_share *share) {
+  for (uint32_t index = 0; index < share->member_count; index++)
+    share->members[index].usage.faults++;
 }
 
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
   share->watched_ns = now_ns;
   /* Truncated by its own tenant, or the claim of a process taken back that is there: its slot stays its own. */
   bool cut = sp_slots_look(&share->region, look) != 0;
-  if (cut || share->watched & ~look->claimed) {
-    for (uint32_t index = 0; index < share->member_count; index++)
-      share->members[index].usage.faults++;
-    sp_slots_mend(&share->region, share->watched);
+  if (!share->mend && (cut || share->watched & ~look->claimed)) {
+    sp_slots_fault(share);
+    share->mend = true;
   }
-  uint64_t claimed = share->claimed = look->claimed | share->watched;
+  share->claimed = (look->claimed & ~share->gone) | share->watched;
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_member_count(&share->members[index], true);
-  for (uint64_t rest = claimed & ~share->watched; rest; rest &= rest - 1)
-    watch_slot(arbiter, share, (uint32_t)__builtin_ctzll(rest), now_ns);
-}
-
-/* Does the process map the slots? Only of one whose lock is lost: it has closed our descriptor, or become another. */
-static bool maps_slots(const struct sp_share *share, int32_t pid) {
-  char path[32], line[512], needle[32];
-  struct stat status;
-  snprintf(path, sizeof path, "/proc/%d/maps", pid);
-  if (fstat(share->region.slots_fd, &status))
-    return true;
-  snprintf(needle, sizeof needle, " %lu ", (unsigned long)status.st_ino);
-  FILE *file = fopen(path, "re");
-  if (!file)
-    return true;
-  bool found = false;
-  int lines = 0;
-  while (!found && lines < MAPS_MAX && fgets(line, sizeof line, file)) {
-    found = strstr(line, needle) != NULL;
-    lines++;
-  }
-  fclose(file);
-  return found || lines == MAPS_MAX; /* who has more may keep its slot: the arbiter has others to serve */
-}
-
-void sp_slots_replaced(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t now_ns) {
-  for (uint64_t rest = share->watched; rest; rest &= rest - 1) {
-    uint32_t slot = (uint32_t)__builtin_ctzll(rest);
-    int32_t pid = share->tenants[slot].pid;
-    if (pid <= 0 || sp_slot_owner(&share->region, slot) != 0)
-      continue;
-    bool elsewhere = false; /* it has become another program, and that one has attached */
-    for (uint64_t others = share->claimed & ~((uint64_t)1 << slot); others; others &= others - 1)
-      elsewhere = elsewhere || sp_slot_owner(&share->region, (uint32_t)__builtin_ctzll(others)) == pid;
-    if (elsewhere || !maps_slots(share, pid))
-      sp_slots_died(arbiter, share, slot, now_ns);
-  }
+  if (share->mend || share->claimed != share->watched)
+    sp_identity_ask(arbiter, share, now_ns);
 }
 
 void sp_slots_deafen(struct sp_member *member) {
@@ -141,6 +76,11 @@ void sp_holdings_changed(struct sp_share *share) {
 
 static void take_counts(struct sp_member *member, uint32_t slot, const struct sp_slot_device *said) {
   struct sp_said *before = &member->said[slot];
+  if (said->beside_ns > before->beside_ns) {
+    member->beside_ns += said->beside_ns - before->beside_ns;
+    before->beside_ns = said->beside_ns;
+    member->beside_until_us = said->beside_until_us;
+  }
   if (said->launches >= before->launches)
     before->launches = said->launches;
   if (said->passed >= before->passed)
@@ -177,6 +117,7 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     bool whole = sp_slot_read(&share->region, slot, index, &said) == 0;
     if (whole)
       take_counts(member, slot, &said);
+    sp_bill_beside(member->device, member, now_ns);
     if (!whole || said.held_turn == member->turn) /* what it used of the turn goes with its slot */
       member->by_clock = true;
     member->retired_launches += member->said[slot].launches;
@@ -186,8 +127,9 @@ void sp_slots_died(struct sp_arbiter *arbiter, struct sp_share *share, uint32_t 
     memset(&member->said[slot], 0, sizeof member->said[slot]);
   }
   sp_holdings_changed(share);
-  sp_slot_clear(&share->region, slot);
   share->claimed &= ~((uint64_t)1 << slot);
+  share->gone |= (uint64_t)1 << slot;
+  sp_identity_clear(arbiter, share); /* at once: what it held counts for the others of the share until then */
   for (uint32_t index = 0; index < share->member_count; index++)
     sp_member_count(&share->members[index], true);
 }

@@ -25,6 +25,7 @@ _UNMETERED: Final = "the program runs unmetered (closed node: cuInit fails with 
 _TURNED_AWAY: Final = (
     "it runs unmetered (closed node: cuInit fails with 802); end some programs of the share, or give this one its own"
 )
+_NO_THREAD: Final = "it runs unmetered until that succeeds, which is tried every second: raise the limit of processes"
 _INIT_CAUSES: Final[Mapping[int, str]] = {
     100: f"its CUDA_VISIBLE_DEVICES names no device that is there: {_FROM_LIST}",
     803: "libcuda and the kernel's driver are of different versions: install them together",
@@ -42,6 +43,8 @@ class Kind(IntEnum):
     DRIVER = 4
     VERSION = 5
     FULL = 6
+    KEEPER = 7
+    CROWDED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,14 @@ def describe(mishap: Mishap, devices: int) -> tuple[int, str]:
         Kind.FULL: (
             0,
             f"it was turned away, for all {mishap.detail} slots of its share are taken: {_TURNED_AWAY}",
+        ),
+        Kind.KEEPER: (
+            0,
+            f"its helper thread could not be started (errno {mishap.detail}): {_NO_THREAD}",
+        ),
+        Kind.CROWDED: (
+            0,
+            f"it has more than {mishap.detail} threads or streams that launch: what the others launch is not metered",
         ),
         Kind.VERSION: (0, f"the driver is for CUDA {version}, and SharePod is tested from 11.8 on: upgrade the driver"),
     }

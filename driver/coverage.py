@@ -36,6 +36,7 @@ ACTIONS = {
     "PASS": {"escape"},
     "SYNC": {"lifecycle"},
     "COUNT": {"lifecycle"},
+    "AWAIT": {"lifecycle"},
     "LIFECYCLE": {"lifecycle"},
     "CHANGE": {"lifecycle"},
     "MEMORY": {"charged", "virtualised"},
@@ -45,7 +46,8 @@ ACTIONS = {
 ``LOOKUP``: how a program asks for addresses; the driver answers first, then its own exports are replaced.
 ``LAUNCH``: gated and billed. ``COPY``: a launch if both sides are device memory. ``PASS``: a launch that takes no turn;
 it is counted as passed. ``SYNC``: returns when work is done, and the gate learns that the thread's work has drained.
-``COUNT``: another copy between the host's memory and the device's. ``LIFECYCLE``: a birth or a death that the gate must
+``COUNT``: another copy between the host's memory and the device's. ``AWAIT``: a stream waits for more than the
+device's work, which is not billed. ``LIFECYCLE``: a birth or a death that the gate must
 know of. ``CHANGE``: of an executable graph, whose duration is learned anew. ``MEMORY``: charged to the share, or shown
 as the share sees it.
 """

@@ -11,6 +11,7 @@
 #include "guest.h"
 #include "memory.h"
 #include "mps.h"
+#include "uncancelled.h"
 
 #define DEFAULT_DIRECTORY "/run/sharepod/share"
 
@@ -161,6 +162,7 @@ static bool closed(void) {
 
 bool sp_attach(void) {
   static bool tried;
+  SP_UNCANCELLED;
   int saved = errno;
   pthread_mutex_lock(&attach_lock);
   bool usable = true;
@@ -185,7 +187,21 @@ struct sp_device *sp_device_current(void) {
   return NULL;
 }
 
+bool sp_context_enter(CUcontext context) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext current = NULL;
+  return driver->cuCtxPushCurrent && driver->cuCtxPopCurrent && driver->cuCtxGetCurrent &&
+         driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != context &&
+         driver->cuCtxPushCurrent(context) == CUDA_SUCCESS;
+}
+
+void sp_context_leave(void) {
+  CUcontext context;
+  sp_driver()->cuCtxPopCurrent(&context);
+}
+
 void sp_attach_failed(int result) {
+  SP_UNCANCELLED;
   int saved = errno;
   pthread_mutex_lock(&attach_lock);
   if (!sp_mps_client() && join() == 0)
@@ -196,6 +212,14 @@ void sp_attach_failed(int result) {
 
 void sp_share_no_device(int ordinal) {
   tell(SP_MISHAP_DEVICE, (uint32_t)ordinal & INT32_MAX);
+}
+
+void sp_share_crowded(uint32_t most) {
+  tell(SP_MISHAP_CROWDED, most);
+}
+
+void sp_share_no_keeper(int error) {
+  tell(SP_MISHAP_KEEPER, (uint32_t)error & INT32_MAX);
 }
 
 void sp_share_no_function(const char *name) {

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "guest.h"
+#include "uncancelled.h"
 
 static _Alignas(64) uint32_t recording; /* threads inside the driver to record an event of ours */
 
@@ -30,6 +31,7 @@ static bool decrement(uint32_t *count) {
 }
 
 void sp_lanes_capture_begin(void *stream) {
+  SP_UNCANCELLED;
   struct sp_lane *lane = sp_lane_of_handle(stream);
   __atomic_fetch_add(&sp_guest.captures, 1, __ATOMIC_SEQ_CST);
   if (lane)

@@ -31,6 +31,7 @@
   X(cuEventRecord, "cuEventRecord", "cuEventRecord", (CUevent, CUstream))                                              \
   X(cuEventRecord_ptsz, "cuEventRecord_ptsz", "cuEventRecord_ptsz", (CUevent, CUstream))                               \
   X(cuEventSynchronize, "cuEventSynchronize", "cuEventSynchronize", (CUevent))                                         \
+  X(cuEventQuery, "cuEventQuery", "cuEventQuery", (CUevent))                                                           \
   X(cuEventElapsedTime, "cuEventElapsedTime_v2", "cuEventElapsedTime", (float *, CUevent, CUevent))                    \
   X(cuStreamIsCapturing, "cuStreamIsCapturing", "cuStreamIsCapturing", (CUstream, int *))                              \
   X(cuStreamIsCapturing_ptsz, "cuStreamIsCapturing_ptsz", "cuStreamIsCapturing_ptsz", (CUstream, int *))               \

@@ -25,15 +25,17 @@
 #define RARELY 64u
 #define FIRST  512u
 
-static void wake_keeper(struct sp_device *device) {
-  sp_keeper_start(device);
-  sp_keeper_kick(device);
-}
-
-/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
 static void count_pass(struct sp_device *device) {
   if (device)
     __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
+}
+
+/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
+static void pass_crowded(struct sp_device *device, uint32_t most) {
+  static uint32_t told;
+  count_pass(device);
+  if (device && !__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
+    sp_share_crowded(most);
 }
 
 /* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
@@ -68,10 +70,11 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
                                           bool per_thread) {
   uint32_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
   if (sp_likely(thread->lane != NULL && thread->lane_stream == stream && thread->lane_per_thread == per_thread &&
-                thread->lane_generation == generation && thread->lane->device == device))
+                thread->lane_generation == generation && thread->lane_device == device))
     return thread->lane;
   thread->lane = sp_lane_find(device, thread, stream, per_thread);
   thread->lane_stream = stream;
+  thread->lane_device = device;
   thread->lane_per_thread = per_thread;
   thread->lane_generation = generation;
   return thread->lane;
@@ -92,7 +95,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   uint64_t predicted_ns;
   bool entered = false, asked = false;
   for (;;) {
-    predicted_ns = sp_load(&unit->predicted_ns);
+    predicted_ns = sp_device_predicts(device, sp_load(&unit->predicted_ns));
     if (sp_unlikely(!predicted_ns))
       predicted_ns = unknown_ns(device);
     announce(thread, device);
@@ -102,7 +105,8 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
         break;
       }
       __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-      enum sp_progress progress = sp_wait_progress(device, thread, lane, sp_load(&unit->predicted_ns));
+      enum sp_progress progress =
+          sp_wait_progress(device, thread, lane, sp_load(&unit->predicted_ns) ? predicted_ns : 0);
       if (progress == SP_MADE)
         continue;
       announce(thread, device);
@@ -115,8 +119,8 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       break;
     }
     __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
-    if (sp_unlikely(entered)) /* closed before its first launch: somebody must say that it is drained */
-      wake_keeper(device);
+    if (sp_unlikely(entered)) /* closed before its first launch: the keeper must say that it is drained */
+      sp_keeper_kick(device);
     entered = false;
     if (!asked) /* the wait for a turn is no pause of the program's */
       sp_keeper_pause(device);
@@ -138,8 +142,13 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
       ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
   pass->edged = false;
-  if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit)))
+  if (sp_unlikely(sp_load(&lane->awaits))) {
+    pass->edged = sp_lane_measure(lane, false); /* it tells when the wait was over */
+    if (pass->edged)
+      sp_store(&lane->awaits, false);
+  } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
     pass->edged = sp_lane_measure(lane, false); /* the left edge */
+  }
   if (sp_unlikely(!sp_load(&lane->pending_ns)))
     sp_store(&lane->batch_ns, sp_now_ns());
 }
@@ -169,13 +178,22 @@ static void foretell(struct sp_device *device, const struct sp_lane *lane, uint6
   pthread_mutex_unlock(&device->turn_lock);
 }
 
+/* Published here: the keeper has no reason to publish while the process holds no turn. */
+static void publish_pass(struct sp_device *device) {
+  count_pass(device);
+  pthread_mutex_lock(&device->turn_lock);
+  device->report.passed = sp_load(&device->passed);
+  sp_slot_publish(device->slot, &device->report);
+  pthread_mutex_unlock(&device->turn_lock);
+}
+
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {
   pass->device = NULL;
   if (sp_unlikely(!sp_load(&sp_guest.attached)))
     return;
   struct sp_thread *thread = sp_thread_self();
   if (sp_unlikely(!thread)) {
-    count_pass(sp_device_current());
+    pass_crowded(sp_device_current(), SP_THREADS_MAX);
     return;
   }
   if (sp_unlikely(sp_load(&thread->inside)))
@@ -191,12 +209,17 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     return;
   struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
   if (sp_unlikely(!lane)) {
-    count_pass(device);
+    pass_crowded(device, SP_LANES_MAX);
+    return;
+  }
+  device = lane->device; /* the stream's, whichever is current */
+  if (sp_unlikely(!sp_load(&device->keeper_started)) && !sp_keeper_start(device)) {
+    publish_pass(device); /* without a keeper nothing would end its turns */
     return;
   }
   enter(pass, thread, device, lane, key);
   bool says = pass->predicted_ns >= LONG_NS || sp_load(&device->foretold);
-  if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED)
+  if (sp_unlikely(says) && sp_grant_flags(device->grant) & SP_GRANT_CONTENDED && sp_device_foresees(device))
     foretell(device, lane, pass->predicted_ns);
 }
 
@@ -233,19 +256,36 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
     account(pass, thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   if (sp_unlikely(pass->entered)) /* not before the launch: a wake-up takes longer than one */
-    wake_keeper(device);
+    sp_keeper_kick(device);
 }
 
-/* Published here: the keeper has no reason to publish while the process holds no turn. */
 void sp_gate_passed(void) {
   struct sp_device *device = sp_load(&sp_guest.attached) ? sp_device_current() : NULL;
-  if (!device)
+  if (device)
+    publish_pass(device);
+}
+
+void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
+  if (sp_likely(!sp_load(&sp_guest.attached)))
     return;
-  count_pass(device);
-  pthread_mutex_lock(&device->turn_lock);
-  device->report.passed = sp_load(&device->passed);
-  sp_slot_publish(device->slot, &device->report);
-  pthread_mutex_unlock(&device->turn_lock);
+  struct sp_thread *thread = sp_thread_self();
+  if (!thread || sp_load(&thread->inside))
+    return;
+  /* A wait for work of this device is no other wait, as long as nothing there waits for the host. */
+  if (awaited == SP_AWAITS_HOST)
+    sp_store(&sp_guest.host_awaited, 1);
+  else if (sp_guest.single_device && !sp_load(&sp_guest.host_awaited))
+    return;
+  struct sp_device *device = thread->device && sp_guest.single_device ? thread->device : sp_device_current();
+  if (!device || (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread)))
+    return;
+  thread->device = device;
+  struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
+  if (!lane)
+    return;
+  if (sp_load(&lane->pending_ns))
+    sp_lane_mark(lane, true, false); /* behind the wait its end would not be told */
+  sp_store(&lane->awaits, true);
 }
 
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
@@ -288,7 +328,7 @@ void sp_gate_capture_begin(void *stream, bool per_thread) {
    * other streams too: they may join, and then the legacy stream is out of the keeper's reach. */
   if (device && !sp_lane_capturing(stream, per_thread) && sp_driver()->cuCtxGetCurrent(&context) == CUDA_SUCCESS) {
     sp_lane_find(device, thread, stream, per_thread); /* which counts its captures */
-    sp_lanes_mark_all(device, context);
+    sp_lanes_mark_all(device, context, SP_BY_OTHER);
   }
   sp_lanes_capture_begin(stream);
 }

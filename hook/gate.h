@@ -58,6 +58,12 @@ void sp_gate_passed(void);
 enum sp_way { SP_TO_DEVICE, SP_TO_HOST };
 void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, uint64_t count);
 
+/* The stream is about to be given something that waits for more than the device's work: a copy of host memory, a host
+ * function, a word that somebody writes, an event. What follows does not run before that is over, and what came before
+ * is not there as long. */
+enum sp_awaited { SP_AWAITS_HOST, SP_AWAITS_EVENT };
+void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited);
+
 /* What a synchronising call waits for. */
 enum sp_sync {
   SP_SYNC_STREAM,  /* the work in a stream */
@@ -95,6 +101,7 @@ bool sp_attach(void);
 /* What the agent tells for us, for the hook may not print. None touches errno. */
 void sp_attach_failed(int result);           /* cuInit failed: there may be no other call */
 void sp_share_no_device(int ordinal);        /* the program asked for it, and the driver knows none */
+void sp_share_crowded(uint32_t most);        /* it has more threads or streams than this */
 void sp_share_no_function(const char *name); /* the program called it, and the driver lacks it */
 /* Policy `closed`: must no context be made there, since the share does not hold it? Told too. */
 bool sp_share_refuses(int ordinal);

@@ -25,10 +25,11 @@ static inline uint64_t size_class(uint64_t bytes) {
     return result;                                                                                                     \
   } while (0)
 
-/* A copy of host memory: never gated, and counted once the driver has taken it. */
+/* A copy of host memory: never gated, and counted once the driver has taken it. What follows it in its stream waits. */
 #define COUNTED(stream, per_thread, way, bytes, call)                                                                  \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
+    sp_gate_awaiting((stream), (per_thread), SP_AWAITS_HOST);                                                          \
     SP_CALL(result, (call));                                                                                           \
     if (result == CUDA_SUCCESS) {                                                                                      \
       sp_copied((stream), (per_thread), (way), (bytes), 1);                                                            \

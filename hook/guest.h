@@ -22,6 +22,7 @@
 #define SP_LANES_MAX        1024
 #define SP_MARKERS_MAX      1024
 #define SP_LANE_EVENTS      32
+#define SP_STRETCH          256u
 #define SP_UNKNOWN_ALONE_NS 1000000u /* the least that an unknown unit counts for while nobody else waits */
 
 #define sp_likely(condition)     __builtin_expect(!!(condition), 1)
@@ -56,9 +57,12 @@ struct sp_marker {
   uint64_t work_ns;     /* predicted work between the lane's previous marker and this one */
   uint32_t launches;    /* how many that were */
   struct sp_unit *unit; /* what that work was, if all of one unit; NULL otherwise */
+  uint32_t pieces;      /* those of the lane up to this one */
+  uint32_t stretch;     /* the device's, when it was recorded: work_ns was predicted with it, or nearly so */
   uint8_t version;      /* of the unit */
   bool foreign;         /* not recorded by the thread that launched */
   bool alone;           /* one launch, with an edge recorded by its thread just before it, too */
+  bool awaits;          /* an edge behind a wait alone: until it is passed, what follows in the lane stands */
 };
 
 struct sp_lane {
@@ -69,6 +73,7 @@ struct sp_lane {
   uint32_t captures; /* of sp_guest.captures: begun in this stream and not ended */
   uint8_t batch_version;
   bool batch_mixed;
+  bool awaits; /* what it was given last waits for more than the device's work */
   /* the rest is guarded by lock */
   pthread_mutex_t lock;
   struct sp_device *device;
@@ -81,12 +86,15 @@ struct sp_lane {
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
   uint32_t outstanding; /* markers not yet finished */
+  uint32_t pieces;      /* launches and markers that the driver was given up to the last marker */
   uint64_t start_ns;    /* when … */
   CUevent start_event;  /* recorded ahead of the first work of a turn */
   /* the keeper's own */
-  int64_t ended_ns; /* when its last finished marker did, on the scale of the device's clock … */
-  uint32_t scale;   /* … that had this name */
-  bool foreign;     /* it was recorded by another thread than launched */
+  uint32_t pieces_done; /* those up to the last finished marker */
+  int64_t ended_ns;     /* when its last finished marker did, on the scale of the device's clock … */
+  uint32_t scale;       /* … that had this name */
+  bool foreign;         /* it was recorded by another thread than launched */
+  uint32_t looked;      /* the last look at what stands in which it was met */
 };
 
 /* When the device had work of ours, on the scale of its clock. Streams run side by side: their work counts once. */
@@ -104,6 +112,7 @@ struct sp_device {
   _Alignas(64) uint32_t entered; /* the turn this process has entered; 0: every launch takes the slow path */
   uint32_t asleep;               /* the keeper sleeps and wants a kick */
   uint32_t foretold; /* the arbiter has been told when the work of this turn ends: what follows delays that */
+  uint32_t stretch;  /* so many 256ths longer than its units say does work take lately; 0: it is even */
   const struct sp_grant *grant;
   uint64_t marked_ns;    /* predicted work behind recorded markers, all time */
   uint64_t completed_ns; /* of that, behind finished markers */
@@ -115,6 +124,7 @@ struct sp_device {
   uint32_t gate_waiters;
   uint32_t passed; /* deliberate passes */
   uint32_t keeper_started;
+  uint64_t keeper_tried_ns; /* when it could not be started last; 0: never */
   CUdevice ordinal;
   struct sp_slot_device *slot;
   struct sp_slot_copies *copies;
@@ -122,20 +132,27 @@ struct sp_device {
   pthread_mutex_t turn_lock;
   struct sp_report report;
   uint64_t entry_ns; /* when the turn was entered last; report.entered_ns: for the first time */
+  bool aside;        /* the turn was given back while work stood: what ends now ran beside others */
+  uint64_t back_ns;  /* entered again while it was like that, and nothing has ended since; else 0 */
   /* guarded by queue_lock */
   pthread_mutex_t queue_lock;
   struct sp_marker queue[SP_MARKERS_MAX];
   uint32_t queue_head, queue_tail;  /* head: next to wait for */
+  uint32_t queue_kept;              /* places of markers that are being recorded */
   uint64_t seen_ns[SP_MARKERS_MAX]; /* of each in the queue: when a thread of the program saw its end; 0: none has */
   struct sp_lane *waiting_lane;     /* the keeper is inside the driver for this lane */
   uint32_t synced;                  /* a thread has just waited for all its work */
   uint64_t gap_ns;                  /* moving average of the pauses between work */
   /* the keeper's own */
-  uint64_t finished_ns; /* when the last marker finished on the device, as well as we can tell */
-  uint64_t ended_ns;    /* … the nearest guess of that, finished_ns or less: for the account */
-  uint64_t began_ns;    /* when what is in flight began to run: then, or at its launch into an empty device */
-  uint64_t longest_ns;  /* longest unit seen */
-  uint64_t closed_ns;   /* when the keeper was last kicked for a marker ahead of a synchronise */
+  uint64_t finished_ns;         /* when the last marker finished on the device, as well as we can tell */
+  uint64_t ended_ns;            /* … the nearest guess of that, finished_ns or less: for the account */
+  uint64_t began_ns;            /* when what is in flight began to run: then, or at its launch into an empty device */
+  uint64_t longest_ns;          /* longest unit seen */
+  uint64_t closed_ns;           /* when the keeper was last kicked for a marker ahead of a synchronise */
+  uint64_t beside_ns;           /* work that ran outside every turn, all time */
+  const struct sp_lane *sole;   /* of the last finished marker, if nothing else was in flight */
+  uint64_t took_ns, thought_ns; /* the work of such lanes lately: how long it took, and as its units say */
+  uint32_t looks;               /* at what stands */
   struct sp_spans spans;
   uint32_t scale;        /* of the clock, that of the spans */
   int64_t ours_ns;       /* on that scale: before then this turn's work may have waited for another share's */
@@ -167,8 +184,9 @@ struct sp_device {
 struct sp_thread {
   _Alignas(64) uint32_t inside; /* the bits of the devices that it is between gate and leave of; the keeper reads it */
   uint32_t used;
-  struct sp_device *device; /* of the current context; NULL: look again */
-  void *lane_stream;        /* the last lane and what it was found by */
+  struct sp_device *device;      /* of the current context; NULL: look again */
+  void *lane_stream;             /* the last lane and what it was found by */
+  struct sp_device *lane_device; /* the current one's then; the lane's own may be another */
   struct sp_lane *lane;
   uint32_t lane_generation;
   bool lane_per_thread;
@@ -183,6 +201,7 @@ struct sp_thread {
 struct sp_guest {
   uint32_t attached;        /* 1 when the fields below may be used; 0 in a forked child */
   uint32_t captures;        /* open captures that we saw begin */
+  uint32_t host_awaited;    /* 1: some stream has waited for the host, so that one that waits for it does, too */
   uint32_t lane_generation; /* changes when a lane is forgotten: cached lanes are looked up again */
   uint32_t no_membarrier;   /* then every announce needs a full fence */
   uint32_t device_count;    /* grants in the region */
@@ -196,6 +215,10 @@ extern struct sp_guest sp_guest;
 /* attach.c */
 const char *sp_share_directory(void);      /* where the share's region lies, if this process is in one */
 struct sp_device *sp_device_current(void); /* of the calling thread's context; NULL: not metered */
+/* Make a context current for a while. False: it is current, or cannot be; then there is nothing to leave. */
+bool sp_context_enter(CUcontext context);
+void sp_context_leave(void);
+void sp_share_no_keeper(int error); /* the agent is told that a helper thread could not be started */
 
 /* thread.c */
 struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered */
@@ -212,21 +235,22 @@ void sp_unit_learn(struct sp_unit *unit, uint8_t version, uint32_t launches, uin
 /* The unit does something else from now on, and what is known of it is a guess; or it is gone. */
 void sp_unit_changed(uint64_t key, bool gone);
 
+/* Who records a marker. */
+enum sp_recorder {
+  SP_BY_LAUNCHER, /* the thread that launches into the stream, just before or behind a launch */
+  SP_BY_CALLER,   /* a thread of the program that has launched there, as a rule */
+  SP_BY_OTHER,    /* another thread: a launch may be under way */
+  SP_BY_KEEPER,   /* the keeper. It alone may wait for room in the stream: no thread waits for it for ever */
+};
+
 /* lane.c */
+/* The lane of a stream; its device is that of the stream's own context, which need not be `device`, the current one's.
+ * NULL: none is free, or that device is not of the share. */
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread);
 /* The lane of a handle, of whatever context; NULL for the default streams, which outlive every capture. */
 struct sp_lane *sp_lane_of_handle(const void *stream);
-/* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused).
- * `launching`: the caller is about to launch into this stream, or has just done so; `edged`: and has recorded one just
- * before that launch. */
-bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged);
-/* The same by who launches, to measure what is launched on this side of it; the keeper is not woken for it. */
-bool sp_lane_measure(struct sp_lane *lane, bool edged);
-/* Record the event that tells when what is launched next began to run: the turn may have been granted before its
- * predecessor's work was done. */
-void sp_lane_start(struct sp_lane *lane);
 /* Record markers in every lane of the device that has pending work; `context`: in those of this current one only. */
-void sp_lanes_mark_all(struct sp_device *device, void *context);
+void sp_lanes_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder);
 /* The calling thread is about to wait for the work in `stream`, or for more: a marker behind that, where it can
  * be recorded, tells when it ends. */
 void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
@@ -234,7 +258,29 @@ void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *st
 /* It has come back from that. */
 void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread);
 bool sp_lanes_pending(const struct sp_device *device);
+/* Is work unmarked in a lane that has no marker in the queue? */
+bool sp_lanes_unmarked(const struct sp_device *device);
 void sp_lanes_forget(void *stream, void *context);
+
+/* record.c */
+/* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused).
+ * `launching`: the caller is about to launch into this stream, or has just done so; `edged`: and has recorded one just
+ * before that launch. */
+bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged);
+/* The same by the launching thread, to measure the work on one side of the marker. The keeper is not woken for it. */
+bool sp_lane_measure(struct sp_lane *lane, bool edged);
+/* Record the event that tells when what is launched next began to run: the turn may have been granted before its
+ * predecessor's work was done. */
+void sp_lane_start(struct sp_lane *lane);
+/* The same without telling the keeper, which looks from time to time. Returns the marker's place in the queue + 1; 0:
+ * none was recorded. */
+uint32_t sp_lane_mark_by(struct sp_lane *lane, enum sp_recorder recorder, bool edged);
+
+/* stand.c */
+/* Does everything in flight stand behind a wait that is not over? The keeper asks. */
+bool sp_stands(struct sp_device *device);
+/* Is the oldest marker such a wait? */
+bool sp_stands_first(const struct sp_device *device);
 
 /* marker.c */
 /* The keeper has waited for (or given up on) the queue's head; `blocked`: it had not ended before. */
@@ -274,12 +320,27 @@ void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_
 int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns);
 
 /* keeper.c */
-void sp_keeper_start(struct sp_device *device);
+/* Start the device's keeper if there is none. False: it cannot be started now. The agent is told, and the next try is a
+ * second later. */
+bool sp_keeper_start(struct sp_device *device);
+void *sp_keeper_run(void *device); /* the thread */
+/* End the process if only keepers are left of its threads. libc counts them, so it would wait for ever. */
+void sp_keeper_last(void);
 void sp_keeper_kick(struct sp_device *device);
 /* A thread has waited for its work while idle time counts: the turn may be given back at once. */
 void sp_keeper_synced(struct sp_device *device, bool contended);
 /* A launch comes after a pause: learn how long the program pauses. */
 void sp_keeper_pause(struct sp_device *device);
+
+/* How long a unit is predicted to take, given how even the work is lately; 0 stays 0. */
+static inline uint64_t sp_device_predicts(const struct sp_device *device, uint64_t unit_ns) {
+  return unit_ns + unit_ns * sp_load(&device->stretch) / SP_STRETCH;
+}
+
+/* Is it known when the work in flight ends? Not of work that takes as long as its data says. */
+static inline bool sp_device_foresees(const struct sp_device *device) {
+  return sp_load(&device->stretch) == 0;
+}
 
 static inline uint64_t sp_device_in_flight(const struct sp_device *device) {
   uint64_t completed = sp_load(&device->completed_ns), marked = sp_load(&device->marked_ns);

@@ -11,7 +11,9 @@
 #include "driver.h"
 #include "gate.h"
 #include "nvml.h"
+#include "own_names.h"
 #include "resolve.h"
+#include "scope.h"
 
 #define SP_RTLD_LAZY   1
 #define SP_RTLD_NOLOAD 4
@@ -81,7 +83,7 @@ void *sp_find_real(enum sp_row row) {
   return have_driver() ? __atomic_load_n(&sp_real[row], __ATOMIC_RELAXED) : NULL;
 }
 
-void *sp_find_next(enum sp_row row) {
+void *sp_find_next(enum sp_row row, const void *caller) {
   int saved_errno = errno;
   sp_dlsym_function *lookup = sp_libc_dlsym();
   /* The loader sees this library as the caller, so "next" is next to us. A driver that was opened privately
@@ -92,6 +94,9 @@ void *sp_find_next(enum sp_row row) {
   }
   if (found != NULL) {
     __atomic_store_n(&sp_next[row], found, __ATOMIC_RELAXED);
+  } else {
+    /* No driver yet: a stub of the caller's that loads it. Not remembered: the stub's library may go. */
+    found = sp_scope_symbol(caller, symbols[row].name);
   }
   errno = saved_errno;
   return found;
@@ -129,12 +134,15 @@ void *sp_wrapper_of(void *address) {
   return best >= 0 ? (void *)symbols[best].wrapper : address;
 }
 
-/* Called by the dlsym trampoline for a real handle and a name that begins with "cu" or "nv": a wrapper, or NULL for "go
- * on to the real dlsym". Calls libc only once the name is one of ours. */
+/* Called by the dlsym trampoline for a real handle: a wrapper, or NULL for "go on to the real dlsym". */
 void *sp_filter(void *handle, const char *name) __attribute__((visibility("hidden")));
 void *sp_filter(void *handle, const char *name) {
-  if (name[0] == 'n') {
+  sp_own_names_return(); /* the caller may be about to fill variables with what it asks for */
+  if (name[0] == 'n' && name[1] == 'v') {
     return sp_nvml_filter(handle, name);
+  }
+  if (name[0] != 'c' || name[1] != 'u') {
+    return NULL;
   }
   for (int row = 0; row < SP_ROW_COUNT; row++) {
     if (!sp_text_equal(symbols[row].name, name)) {
@@ -148,7 +156,15 @@ void *sp_filter(void *handle, const char *name) {
   return NULL;
 }
 
-/* Only to be early; dlsym and dlopen resolve by themselves if a program calls them before this. Libc-free. */
-__attribute__((constructor)) static void resolve_early(void) {
+/* Called by the dlopen trampoline. */
+void sp_before_dlopen(void) __attribute__((visibility("hidden")));
+void sp_before_dlopen(void) {
+  sp_libc_dlopen(); /* everything is resolved */
+  sp_own_names_return();
+}
+
+/* Only to be early; dlsym and dlopen do the same if a program calls them before this. */
+__attribute__((constructor)) static void begin(void) {
   sp_resolve();
+  sp_own_names_return();
 }

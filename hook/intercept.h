@@ -29,9 +29,9 @@ extern void *sp_real[SP_ROW_COUNT]; /* the driver's own exports; NULL until it i
 extern void *sp_next[SP_ROW_COUNT]; /* what the exported name goes on to; NULL until first used */
 extern _Thread_local bool sp_inside __attribute__((tls_model("initial-exec")));
 
-/* The slow halves of the two lookups below. errno survives. */
+/* The slow halves of the two lookups below; `caller` is an address in the code that calls. errno survives. */
 void *sp_find_real(enum sp_row row);
-void *sp_find_next(enum sp_row row);
+void *sp_find_next(enum sp_row row, const void *caller);
 
 /* The wrapper to hand out instead of `address`, or `address` when it is not a wrapped export of the driver. */
 void *sp_wrapper_of(void *address);
@@ -47,9 +47,9 @@ static inline void *sp_real_of(enum sp_row row) {
   return __builtin_expect(function != NULL, 1) ? function : sp_find_real(row);
 }
 
-static inline void *sp_next_of(enum sp_row row) {
+static inline void *sp_next_of(enum sp_row row, const void *caller) {
   void *function = __atomic_load_n(&sp_next[row], __ATOMIC_RELAXED);
-  return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row);
+  return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row, caller);
 }
 
 #define SP_EXPORT    __attribute__((visibility("default")))
@@ -65,7 +65,7 @@ static inline void *sp_next_of(enum sp_row row) {
   SP_EXPORT CUresult name parameters;                                                                                  \
   CUresult sp_wrap_##name parameters;                                                                                  \
   CUresult name parameters {                                                                                           \
-    name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name);                                              \
+    name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
     if (real == NULL) {                                                                                                \
       return sp_unavailable(SP_ROW_##name);                                                                            \
     }                                                                                                                  \
@@ -87,7 +87,7 @@ static inline void *sp_next_of(enum sp_row row) {
   SP_EXPORT CUresult name(void);                                                                                       \
   CUresult sp_wrap_##name(void);                                                                                       \
   CUresult name(void) {                                                                                                \
-    name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name);                                              \
+    name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
     return real == NULL ? sp_unavailable(SP_ROW_##name) : sp_inside ? real() : around_##name(real);                    \
   }                                                                                                                    \
   CUresult sp_wrap_##name(void) {                                                                                      \

@@ -15,12 +15,14 @@
 #include <unistd.h>
 
 #include "guest.h"
+#include "uncancelled.h"
 
 #define LINGER_MIN_NS     50000u
 #define LINGER_MAX_NS     200000u
 #define LOOK_MIN_NS       100000u   /* the first look after a launch */
 #define LOOK_ALONE_NS     10000000u /* the longest time between looks while nobody else waits */
 #define LOOK_CONTENDED_NS 200000u
+#define LOOK_STANDING_NS  500000u     /* at a wait that work stands behind, once the turn is given back */
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
 #define TELL_NS           100000      /* so much idle time is told at once */
 #define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
@@ -74,14 +76,19 @@ static bool queue_empty(const struct sp_device *device) {
   return __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE) == sp_load(&device->queue_head);
 }
 
-/* Wait for the oldest marker, then wake whoever waits for progress. */
-static void wait_for_marker(struct sp_device *device) {
+/* Wait for the oldest marker, then wake whoever waits for progress. False: it is a wait of the program's that is not
+ * over, and may never be. */
+static bool wait_for_marker(struct sp_device *device) {
   const struct sp_driver *driver = sp_driver();
   struct sp_marker *marker = &device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker->lane;
   bool waited = false;
   uint64_t began_ns = sp_now_ns();
   __atomic_store_n(&device->waiting_lane, lane, __ATOMIC_SEQ_CST); /* pairs with await_keeper in lane.c */
+  if (sp_stands_first(device)) {
+    __atomic_store_n(&device->waiting_lane, NULL, __ATOMIC_SEQ_CST);
+    return false;
+  }
   if (!__atomic_load_n(&lane->dead, __ATOMIC_SEQ_CST)) {
     if (driver->cuCtxSetCurrent) {
       driver->cuCtxSetCurrent(lane->context); /* drivers may refuse an event of a context that is not current */
@@ -94,6 +101,7 @@ static void wait_for_marker(struct sp_device *device) {
   __atomic_fetch_add(&device->progress, 1, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&device->gate_waiters, __ATOMIC_SEQ_CST))
     syscall(SYS_futex, &device->progress, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+  return true;
 }
 
 /* Caller holds turn_lock. */
@@ -147,15 +155,17 @@ static bool leave_turn(struct sp_device *device) {
 }
 
 /* Say that the turn is drained, unless a thread has entered again: as of the end of its work, however late we are to
- * see it, or as of now when the idle time since kept others out. Caller holds turn_lock. */
+ * see it, or as of now when the idle time since kept others out, or when work stands: it was launched since then.
+ * Caller holds turn_lock. */
 static bool say_drained(struct sp_device *device, uint32_t turn, bool idle_counts) {
   if (device->report.held_turn != turn || sp_load(&device->entered))
     return false;
   uint64_t finished_ns = sp_load(&device->finished_ns), now_ns = sp_now_ns();
   if (finished_ns < device->entry_ns) /* nothing has run since */
     finished_ns = device->entry_ns;
+  device->aside = sp_lanes_pending(device);
   device->report.drained_turn = turn;
-  device->report.drained_ns = idle_counts || finished_ns > now_ns ? now_ns : finished_ns;
+  device->report.drained_ns = idle_counts || device->aside || finished_ns > now_ns ? now_ns : finished_ns;
   uint64_t ended_ns = sp_load(&device->ended_ns);
   device->report.residue_until_ns = ended_ns > device->entry_ns && ended_ns < finished_ns ? ended_ns : finished_ns;
   publish(device);
@@ -166,13 +176,18 @@ static bool works(const struct sp_device *device) {
   return !queue_empty(device) || sp_lanes_pending(device);
 }
 
+static bool runs(struct sp_device *device) {
+  return works(device) && !sp_stands(device);
+}
+
 /* The grant is closed: let the work run out, tell the arbiter early when it will, then that it has. */
 static void drain(struct sp_device *device, uint32_t turn) {
   if (!leave_turn(device))
     return;
-  sp_lanes_mark_all(device, NULL);
+  bool stands = sp_stands(device);
+  sp_lanes_mark_all(device, NULL, stands ? SP_BY_OTHER : SP_BY_KEEPER);
   uint64_t in_flight_ns = sp_device_in_flight(device);
-  if (in_flight_ns) {
+  if (in_flight_ns && !stands && sp_device_foresees(device)) {
     uint64_t now_ns = sp_now_ns(), end_ns = sp_load(&device->began_ns) + in_flight_ns;
     uint64_t residue_ns = end_ns > now_ns ? end_ns - now_ns : 0;
     pthread_mutex_lock(&device->turn_lock);
@@ -188,11 +203,15 @@ static void drain(struct sp_device *device, uint32_t turn) {
       sp_region_ring(&sp_guest.region);
   }
   while (!queue_empty(device)) {
-    wait_for_marker(device);
+    if (!wait_for_marker(device)) {
+      if (sp_stands(device))
+        break;
+      sleep_ns(LOOK_MIN_NS); /* another lane works, and ends behind this wait */
+    }
     if (sp_load(&device->entered))
       return; /* co-granted and entered: this turn ended without us */
   }
-  if (sp_lanes_pending(device)) { /* a capture forbids the marker: look again soon, the arbiter's bound holds */
+  if (runs(device)) { /* a capture forbids the marker: look again soon, the arbiter's bound holds */
     sleep_ns(LOOK_CONTENDED_NS);
     return;
   }
@@ -203,12 +222,12 @@ static void drain(struct sp_device *device, uint32_t turn) {
     sp_region_ring(&sp_guest.region);
 }
 
-/* Nothing is in flight and nothing was launched since `launches`: give the turn back. The gate may enter it again.
+/* Nothing of ours runs and nothing was launched since `launches`: give the turn back. The gate may enter it again.
  * Caller holds turn_lock. */
 static void park_locked(struct sp_device *device, uint32_t turn, uint64_t launches, bool contended) {
   if (sp_load(&device->entered) != turn)
     return;
-  if (!try_leave(device) || works(device) || sp_threads_launches(device->index) != launches) {
+  if (!try_leave(device) || runs(device) || sp_threads_launches(device->index) != launches) {
     /* Still the same turn for the agent: nobody was told otherwise. */
     if (sp_grant_word(device->grant) == turn)
       __atomic_store_n(&device->entered, turn, __ATOMIC_RELEASE);
@@ -265,6 +284,7 @@ static uint64_t linger_ns(const struct sp_device *device, bool contended) {
 }
 
 void sp_keeper_synced(struct sp_device *device, bool contended) {
+  SP_UNCANCELLED;
   int saved = errno;
   uint64_t launches = sp_threads_launches(device->index);
   uint32_t turn = sp_load(&device->entered);
@@ -279,7 +299,7 @@ void sp_keeper_synced(struct sp_device *device, bool contended) {
   errno = saved;
 }
 
-static void *run(void *argument) {
+void *sp_keeper_run(void *argument) {
   struct sp_device *device = argument;
   const struct sp_driver *driver = sp_driver();
   prctl(PR_SET_NAME, "sharepod-keeper");
@@ -287,13 +307,14 @@ static void *run(void *argument) {
   int relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
-  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0;
+  uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
+           beside_told_ns = 0;
   bool believed = false; /* that it leaves: once per piece of work */
   while (sp_load(&sp_guest.attached)) {
     /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
     uint32_t kick = __atomic_load_n(&device->kick, __ATOMIC_SEQ_CST);
-    if (!queue_empty(device)) {
-      wait_for_marker(device);
+    bool standing = false;
+    if (!queue_empty(device) && !(standing = !wait_for_marker(device))) {
       tell(device, &told_ns);
       idle_since_ns = 0;
       if (sp_grant_word(device->grant) == sp_load(&device->entered))
@@ -309,8 +330,16 @@ static void *run(void *argument) {
       if (now_ns - locked_ns > ASLEEP_NS) {
         sp_region_relock(&sp_guest.region);
         locked_ns = now_ns;
+        sp_keeper_last();
       }
-      sleep_until_kicked(device, kick, false, word, ASLEEP_NS);
+      if (device->beside_ns != beside_told_ns) { /* no turn of ours tells it */
+        beside_told_ns = device->beside_ns;
+        sp_region_ring(&sp_guest.region);
+      }
+      if (queue_empty(device) && sp_lanes_pending(device)) /* it stood, and its stream was full */
+        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
+      if (queue_empty(device) || standing)
+        sleep_until_kicked(device, kick, false, word, standing ? LOOK_STANDING_NS : ASLEEP_NS);
       continue;
     }
     if (word != turn) {
@@ -338,8 +367,8 @@ static void *run(void *argument) {
       idle_since_ns = 0;
       tell(device, &told_ns);
       sleep_until_kicked(device, kick, true, word, look_ns);
-    } else if (sp_lanes_pending(device)) {
-      sp_lanes_mark_all(device, NULL);
+    } else if (!standing && sp_lanes_pending(device)) {
+      sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);
       if (queue_empty(device))
         sleep_ns(LOOK_CONTENDED_NS); /* refused: a capture is open */
     } else {
@@ -347,7 +376,12 @@ static void *run(void *argument) {
       if (!idle_since_ns)
         idle_since_ns = now_ns;
       look_ns = LOOK_MIN_NS;
-      if (now_ns - idle_since_ns >= linger) {
+      if (standing && !sp_stands(device)) { /* what runs in another lane is marked behind it */
+        idle_since_ns = 0;
+        sleep_until_kicked(device, kick, true, word, LOOK_CONTENDED_NS);
+      } else if (now_ns - idle_since_ns >= linger) {
+        if (standing)
+          sp_lanes_mark_all(device, NULL, SP_BY_OTHER); /* its end is to be told */
         park(device, turn, launches, contended);
         sp_store(&device->synced, 0);
         believed = false;
@@ -358,29 +392,4 @@ static void *run(void *argument) {
     }
   }
   return NULL;
-}
-
-void sp_keeper_start(struct sp_device *device) {
-  uint32_t started = 0;
-  if (sp_likely(sp_load(&device->keeper_started)))
-    return;
-  if (!__atomic_compare_exchange_n(&device->keeper_started, &started, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-    return;
-  /* Signals are the program's: its handlers must never run on our thread. A SIGBUS is raised by what the thread does
-   * itself, and guard.c's. */
-  sigset_t all, before;
-  sigfillset(&all);
-  sigdelset(&all, SIGBUS);
-  pthread_attr_t attributes;
-  pthread_t keeper;
-  int saved = errno;
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  pthread_attr_init(&attributes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, 256 * 1024);
-  if (pthread_create(&keeper, &attributes, run, device))
-    sp_store(&device->keeper_started, 0);
-  pthread_attr_destroy(&attributes);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  errno = saved;
 }

@@ -1,24 +1,12 @@
-/*
- * Lanes: what a stream has in flight, and the markers that tell when it is done.
- *
- * A marker is a timing event recorded behind the work. One mechanism gives both answers that the gate needs: progress
- * (the keeper waits for the marker and wakes the gate) and durations (elapsed device time between two markers of a
- * lane). Launching threads record markers and never query or wait for one.
- */
+/* Lanes: what each stream has in flight, from its first launch to the end of its context. */
 #define _GNU_SOURCE
 #include <string.h>
 
 #include "guest.h"
+#include "uncancelled.h"
 
 #define CLOSED_MAX     8u       /* so many markers behind ended work may wait for the keeper's next look */
 #define CLOSED_KICK_NS 1000000u /* it is woken for one so often at most: who synchronises all the time pays little */
-
-/* Who records a marker. */
-enum recorder {
-  LAUNCHING, /* the thread that launches into the stream, just before or behind a launch */
-  CALLING,   /* a thread of the program that has launched there, as a rule */
-  OTHER,     /* the keeper, or another thread: a launch may be under way */
-};
 
 static struct sp_lane lanes[SP_LANES_MAX];
 static uint32_t lane_count;
@@ -69,7 +57,24 @@ static struct sp_lane *free_lane(const void *context) {
   return NULL;
 }
 
+/* A stream works in its own context and on that one's device, whatever is current: events for it are made there. What
+ * the driver does not tell stays as it is, which is right for the default streams. */
+static void find_home(void *stream, CUcontext *context, struct sp_device **device) {
+  const struct sp_driver *driver = sp_driver();
+  CUcontext own = NULL, current = *context;
+  if (default_stream(stream) || !driver->cuStreamGetCtx || driver->cuStreamGetCtx(stream, &own) || !own ||
+      own == current)
+    return;
+  *context = own;
+  if (sp_guest.single_device || !sp_context_enter(own))
+    return;
+  struct sp_device *found = sp_device_current();
+  sp_context_leave();
+  *device = found;
+}
+
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread) {
+  SP_UNCANCELLED;
   if (stream == CU_STREAM_LEGACY) { /* one lane for both names of the legacy stream */
     stream = per_thread ? stream : NULL;
   }
@@ -78,6 +83,9 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
   const struct sp_driver *driver = sp_driver();
   if (!driver->cuCtxGetCurrent || driver->cuCtxGetCurrent(&context))
     return NULL;
+  find_home(stream, &context, &device);
+  if (!device)
+    return NULL; /* a device that is not of the share */
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++)
     if (lane_matches(&lanes[index], device, stream, per_thread, owner, context))
@@ -96,8 +104,11 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     lane->per_thread = per_thread;
     lane->owner_thread = owner;
     lane->scale = 0;
+    lane->pieces = 0;
+    sp_store(&lane->pieces_done, 0);
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
+    sp_store(&lane->awaits, false);
     sp_store(&lane->batch_launches, 0);
     sp_store(&lane->captures, 0);
     sp_store(&lane->dead, false);
@@ -116,82 +127,6 @@ struct sp_lane *sp_lane_of_handle(const void *stream) {
   return NULL;
 }
 
-/* Without telling the keeper: it looks from time to time. */
-static bool mark(struct sp_lane *lane, enum recorder recorder, bool edged, uint32_t *place) {
-  const struct sp_driver *driver = sp_driver();
-  if (!driver->cuEventCreate || !driver->cuEventRecord)
-    return false;
-  if (pthread_mutex_trylock(&lane->lock))
-    return false; /* somebody is marking it at this moment */
-  struct sp_device *device = lane->device;
-  bool marked = false;
-  CUevent *event = &lane->events[lane->next_event];
-  /* Two events stay out of reuse: the last finished, which the clock goes on from, and the one to come. */
-  if (lane->live && !lane->dead && sp_load(&lane->outstanding) < SP_LANE_EVENTS - 2 &&
-      (*event || driver->cuEventCreate(event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS)) {
-    struct sp_marker marker = {.lane = lane, .event = *event, .foreign = recorder == OTHER};
-    marker.first_ns = sp_load(&lane->batch_ns);
-    marker.unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
-    marker.version = sp_load(&lane->batch_version);
-    marker.launches = sp_load(&lane->batch_launches);
-    marker.alone = edged && marker.launches == 1;
-    /* Work is always seen somewhere: the count goes up before the pending work vanishes into the marker (pairs with
-     * sp_lanes_pending), and `marked` before the event can finish. */
-    __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
-    marker.work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
-    sp_store(&lane->batch_unit, NULL);
-    sp_store(&lane->batch_mixed, false);
-    sp_store(&lane->batch_launches, 0);
-    __atomic_fetch_add(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
-    marker.recorded_ns = sp_now_ns();
-    pthread_mutex_lock(&device->queue_lock);
-    bool room = device->queue_tail - device->queue_head < SP_MARKERS_MAX;
-    if (room && sp_lane_record(lane, *event, recorder == LAUNCHING) == CUDA_SUCCESS) {
-      device->queue[device->queue_tail % SP_MARKERS_MAX] = marker;
-      sp_store(&device->seen_ns[device->queue_tail % SP_MARKERS_MAX], 0);
-      *place = device->queue_tail + 1;
-      __atomic_store_n(&device->queue_tail, device->queue_tail + 1, __ATOMIC_RELEASE);
-      lane->next_event = (lane->next_event + 1) % SP_LANE_EVENTS;
-      marked = true;
-    }
-    pthread_mutex_unlock(&device->queue_lock);
-    if (!marked) { /* back, in the opposite order */
-      __atomic_fetch_add(&lane->pending_ns, marker.work_ns, __ATOMIC_ACQ_REL);
-      __atomic_fetch_sub(&device->marked_ns, marker.work_ns, __ATOMIC_ACQ_REL);
-      __atomic_fetch_sub(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
-    }
-  }
-  pthread_mutex_unlock(&lane->lock);
-  return marked;
-}
-
-bool sp_lane_mark(struct sp_lane *lane, bool launching, bool edged) {
-  uint32_t place;
-  bool marked = mark(lane, launching ? LAUNCHING : CALLING, edged, &place);
-  if (marked)
-    sp_keeper_kick(lane->device);
-  return marked;
-}
-
-bool sp_lane_measure(struct sp_lane *lane, bool edged) {
-  uint32_t place;
-  return mark(lane, LAUNCHING, edged, &place);
-}
-
-void sp_lane_start(struct sp_lane *lane) {
-  const struct sp_driver *driver = sp_driver();
-  struct sp_device *device = lane->device;
-  __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
-  if (!driver->cuEventCreate || !driver->cuEventRecord || pthread_mutex_trylock(&lane->lock))
-    return;
-  lane->start_ns = sp_now_ns();
-  if (lane->live && !lane->dead &&
-      (lane->start_event || driver->cuEventCreate(&lane->start_event, CU_EVENT_BLOCKING_SYNC) == CUDA_SUCCESS) &&
-      sp_lane_record(lane, lane->start_event, true) == CUDA_SUCCESS)
-    __atomic_store_n(&device->start_lane, lane, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&lane->lock);
-}
-
 bool sp_lanes_pending(const struct sp_device *device) {
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
@@ -205,7 +140,17 @@ bool sp_lanes_pending(const struct sp_device *device) {
   return false;
 }
 
-void sp_lanes_mark_all(struct sp_device *device, void *context) {
+bool sp_lanes_unmarked(const struct sp_device *device) {
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++)
+    if (sp_load(&lanes[index].device) == device && !sp_load(&lanes[index].dead) &&
+        __atomic_load_n(&lanes[index].pending_ns, __ATOMIC_ACQUIRE) &&
+        !__atomic_load_n(&lanes[index].outstanding, __ATOMIC_ACQUIRE))
+      return true;
+  return false;
+}
+
+void sp_lanes_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
   for (uint32_t index = 0; index < count; index++) {
@@ -216,8 +161,7 @@ void sp_lanes_mark_all(struct sp_device *device, void *context) {
       continue;
     if (!context && driver->cuCtxSetCurrent)
       driver->cuCtxSetCurrent(lane->context); /* creating an event needs it */
-    uint32_t place;
-    if (mark(lane, OTHER, false, &place))
+    if (sp_lane_mark_by(lane, recorder, false))
       sp_keeper_kick(device);
   }
 }
@@ -231,6 +175,7 @@ static bool closes(struct sp_lane *lane, const struct sp_device *device, const v
 
 void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                     enum sp_sync sync) {
+  SP_UNCANCELLED;
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE), owner = sp_thread_index(thread) + 1, most = 0;
   CUcontext context = NULL;
@@ -248,8 +193,8 @@ void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *st
       continue;
     if (sync == SP_SYNC_EVENT && sp_load(&lane->outstanding))
       continue; /* more is behind it, it seems: it will be marked in its time */
-    uint32_t place = 0;
-    if (!mark(lane, CALLING, false, &place))
+    uint32_t place = sp_lane_mark_by(lane, SP_BY_CALLER, false);
+    if (!place)
       continue;
     marked = true;
     bool all = sync == SP_SYNC_CONTEXT, this = own || lane->stream == (default_stream(stream) ? NULL : stream);
@@ -304,7 +249,18 @@ static void mark_last(struct sp_lane *lane) {
   }
 }
 
+/* For 100 ms at most: the thread that holds the lock may wait in the driver for room in the stream. */
+static bool lock_for_a_while(pthread_mutex_t *lock) {
+  for (int look = 0; look < 2000; look++) {
+    if (!pthread_mutex_trylock(lock))
+      return true;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+  }
+  return false;
+}
+
 void sp_lanes_forget(void *stream, void *context) {
+  SP_UNCANCELLED;
   const struct sp_driver *driver = sp_driver();
   CUcontext current = NULL;
   if (context && driver->cuCtxGetCurrent)
@@ -322,17 +278,21 @@ void sp_lanes_forget(void *stream, void *context) {
       mark_last(lane);
     if (context)
       await_work(lane); /* as the driver will: what runs on is on the device, and the turn is not drained */
+    /* A marker that is being recorded is in the stream before the stream goes. */
+    bool locked = lock_for_a_while(&lane->lock);
     pthread_mutex_lock(&table_lock);
-    pthread_mutex_lock(&lane->lock); /* a marker that is being recorded is in the stream before the stream goes */
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
     if (context)
       __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
-    sp_store(&lane->pending_ns, 0); /* what could not be marked: nothing will tell when it ends */
+    /* What could not be marked has passed: nothing will tell when it ends. */
+    if (__atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL))
+      __atomic_fetch_add(&lane->device->passed, sp_load(&lane->batch_launches), __ATOMIC_RELAXED);
     /* A capture ends with its stream. A context may stay after all (a release of a primary one), and its captures. */
     if (!context)
       sp_captures_end_with(lane);
-    pthread_mutex_unlock(&lane->lock);
     pthread_mutex_unlock(&table_lock);
+    if (locked)
+      pthread_mutex_unlock(&lane->lock);
     if (context) {
       await_keeper(lane);
       /* Another context may get the same address. */

@@ -106,6 +106,18 @@ static bool primary_is_active(CUdevice device) {
          driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
+/* How often the program holds each primary context, by its own calls: what others hold beyond is not known, so a
+ * release is taken for the last one when it may be. One that is not must not wait for the device. */
+#define RETAINS 128 /* devices */
+
+static uint32_t retains[RETAINS];
+
+static void count_retain(CUdevice device) {
+  if (device >= 0 && device < RETAINS) {
+    __atomic_fetch_add(&retains[device], 1, __ATOMIC_RELAXED);
+  }
+}
+
 SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (context, device)) {
   uint64_t bytes = primary_is_active(device) ? 0 : sp_share_context_bytes(device);
   CUresult result;
@@ -117,6 +129,9 @@ SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (co
   }
   SP_CALL(result, real(context, device));
   conclude_context(result, device, result == CUDA_SUCCESS ? *context : NULL, bytes);
+  if (result == CUDA_SUCCESS) {
+    count_retain(device);
+  }
   return result;
 }
 
@@ -168,11 +183,22 @@ static CUcontext primary_context(CUdevice device) {
   return context;
 }
 
-/* A release may or may not be the last one. The gate relearns a context that stays; the account must not forget one. */
-#define PRIMARY_END(name)                                                                                              \
+/* Whether the context may go with this call. The gate relearns one that stays; the account must not forget one. */
+static bool may_be_last(CUdevice device, bool reset) {
+  if (device < 0 || device >= RETAINS) {
+    return true;
+  }
+  uint32_t held = __atomic_load_n(&retains[device], __ATOMIC_RELAXED);
+  while (held != 0 && !__atomic_compare_exchange_n(&retains[device], &held, reset ? 0 : held - 1, false,
+                                                   __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return reset || held <= 1;
+}
+
+#define PRIMARY_END(name, reset)                                                                                       \
   SP_WRAPPER(name, (CUdevice device), (device)) {                                                                      \
     CUcontext context = primary_context(device);                                                                       \
-    if (context != NULL) {                                                                                             \
+    if (may_be_last(device, reset) && context != NULL) {                                                               \
       sp_gate_forget_context(context);                                                                                 \
     }                                                                                                                  \
     CUresult result;                                                                                                   \
@@ -182,10 +208,10 @@ static CUcontext primary_context(CUdevice device) {
     }                                                                                                                  \
     return result;                                                                                                     \
   }
-PRIMARY_END(cuDevicePrimaryCtxRelease)
-PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
-PRIMARY_END(cuDevicePrimaryCtxReset)
-PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+PRIMARY_END(cuDevicePrimaryCtxRelease, false)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2, false)
+PRIMARY_END(cuDevicePrimaryCtxReset, true)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 
 #define STREAM_END(name)                                                                                               \
   SP_WRAPPER(name, (CUstream stream), (stream)) {                                                                      \

@@ -11,11 +11,14 @@
  */
 #include "guest.h"
 
-#define LATE_NS    5000    /* an event that is stamped so soon after its recording was behind ended work */
-#define LOOSE_NS   50000   /* the mapping of the clocks may be wrong by that, unless it is tight */
-#define LATENCY_NS 20000   /* a launch that takes longer to arrive has waited for something */
-#define SPARSE_NS  500000  /* work that was launched over a longer time may have had pauses anywhere in it */
-#define AWAIT_NS   1000000 /* so long the first work of a turn may have waited for another share's */
+#define LATE_NS     5000      /* an event that is stamped so soon after its recording was behind ended work */
+#define LOOSE_NS    50000     /* the mapping of the clocks may be wrong by that, unless it is tight */
+#define LATENCY_NS  20000     /* a launch that takes longer to arrive has waited for something */
+#define SPARSE_NS   500000    /* work that was launched over a longer time may have had pauses anywhere in it */
+#define STRETCH_NS  20000000u /* of work says how long it takes on the average */
+#define UNEVEN      (SP_STRETCH * 3 / 2)
+#define STRETCH_MAX (SP_STRETCH * 64)
+#define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
 
 /* What is known of the work before a marker, on the device's scale. */
 struct sp_bounds {
@@ -28,6 +31,11 @@ struct sp_bounds {
   bool dense;      /* the stream has not run empty since the end before: it took exactly so long */
 };
 
+/* Is its length known? */
+static bool is_exact(const struct sp_marker *marker) {
+  return marker->unit && !marker->stretch && sp_unit_exact(marker->unit);
+}
+
 static int64_t within(int64_t value, int64_t least, int64_t most) {
   return value < least ? least : value > most ? most : value;
 }
@@ -35,7 +43,7 @@ static int64_t within(int64_t value, int64_t least, int64_t most) {
 static struct sp_bounds bounds_of(const struct sp_device *device, const struct sp_marker *marker) {
   const struct sp_clock *clock = &device->clock;
   const struct sp_lane *lane = marker->lane;
-  bool exact = marker->unit && sp_unit_exact(marker->unit);
+  bool exact = is_exact(marker);
   int64_t first_ns = (int64_t)marker->first_ns - clock->guess_ns;
   int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->guess_ns;
   struct sp_bounds bounds = {
@@ -77,7 +85,7 @@ static int64_t add(struct sp_spans *spans, const struct sp_bounds *bounds, int64
  * More launches may have waited for other streams between them. */
 static void await_device(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                          bool fresh) {
-  bool exact = marker->unit && sp_unit_exact(marker->unit);
+  bool exact = is_exact(marker);
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns;
   if (began_ns > bounds->from_ns + AWAIT_NS)
     began_ns = bounds->from_ns + AWAIT_NS;
@@ -92,9 +100,31 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
   bounds->empty = false; /* it arrived long before */
 }
 
+/* Work that stood while the turn was another share's has run beside that one's until `back_ns`, when the next turn of
+ * ours began. Where its length is known exactly, the other's slices in between are not taken for its own. */
+static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
+                           int64_t back_ns) {
+  struct sp_spans *spans = &device->spans;
+  int64_t work_ns = (int64_t)marker->work_ns, end_ns = within(bounds->end_ns, INT64_MIN, back_ns);
+  if (is_exact(marker) && work_ns < bounds->end_ns - bounds->from_ns)
+    bounds->from_ns = bounds->least_ns = bounds->end_ns - work_ns;
+  if (bounds->from_ns < end_ns) {
+    int64_t until_ns = spans->until_ns, idle_ns = sp_spans_add(spans, bounds->from_ns, end_ns);
+    device->beside_ns += (uint64_t)(spans->until_ns - until_ns - idle_ns);
+    sp_store(&device->slot->beside_until_us, (uint32_t)((uint64_t)(end_ns + device->clock.guess_ns) / 1000));
+    __atomic_store_n(&device->slot->beside_ns, device->beside_ns, __ATOMIC_RELEASE);
+  }
+  bounds->from_ns = within(bounds->from_ns, end_ns, bounds->end_ns);
+  bounds->least_ns = within(bounds->least_ns, end_ns, bounds->end_ns);
+  bounds->rest_ns = within(bounds->rest_ns, 0, bounds->end_ns - bounds->from_ns);
+  bounds->empty = false;
+}
+
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
   struct sp_clock *clock = &device->clock;
   uint64_t fresh_ns = __atomic_exchange_n(&device->fresh_ns, 0, __ATOMIC_ACQUIRE);
+  uint64_t back_ns = __atomic_exchange_n(&device->back_ns, 0, __ATOMIC_ACQUIRE);
+  bool aside = sp_load(&device->aside);
   int64_t idle_ns = 0;
   if (fresh_ns) {
     sp_spans_begin(&device->spans, (int64_t)fresh_ns - clock->guess_ns);
@@ -107,7 +137,16 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   }
   device->told_guess_ns = clock->guess_ns;
   device->scale = clock->scale;
-  await_device(device, marker, &bounds, fresh_ns != 0);
+  if (aside || back_ns) {
+    int64_t at_ns = aside ? bounds.end_ns : (int64_t)back_ns - clock->guess_ns;
+    account_beside(device, marker, &bounds, at_ns);
+    idle_ns = 0;
+    device->ours_ns = INT64_MIN;
+    if (!aside)
+      sp_spans_begin(&device->spans, at_ns);
+  } else {
+    await_device(device, marker, &bounds, fresh_ns != 0);
+  }
   idle_ns += add(&device->spans, &bounds, (int64_t)marker->work_ns);
   __atomic_fetch_add(&device->starved_ns, idle_ns, __ATOMIC_RELAXED);
   uint64_t ended_ns = (uint64_t)(device->spans.until_ns + clock->guess_ns), finished_ns = sp_load(&device->finished_ns);
@@ -119,9 +158,8 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
 static void learn_arrival(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   struct sp_clock *clock = &device->clock;
   int64_t began_ns = bounds->end_ns - (int64_t)marker->work_ns, latency_ns = began_ns - bounds->from_ns;
-  if (bounds->empty && !bounds->late && clock->sure && !sp_load(&device->fresh_ns) && marker->unit &&
-      sp_unit_exact(marker->unit) && !marker->foreign && !marker->lane->foreign && latency_ns > -LATENCY_NS &&
-      latency_ns < LATENCY_NS)
+  if (bounds->empty && !bounds->late && clock->sure && !sp_load(&device->fresh_ns) && is_exact(marker) &&
+      !marker->foreign && !marker->lane->foreign && latency_ns > -LATENCY_NS && latency_ns < LATENCY_NS)
     sp_clock_learn_arrival(clock, marker->first_ns, began_ns);
 }
 
@@ -132,9 +170,41 @@ static void learn_unit(struct sp_device *device, const struct sp_marker *marker,
     return;
   sp_unit_learn(marker->unit, marker->version, marker->launches, (uint64_t)(bounds->end_ns - bounds->least_ns),
                 bounds->dense && marker->alone);
-  uint64_t unit_ns = sp_load(&marker->unit->predicted_ns);
+  uint64_t unit_ns = sp_device_predicts(device, sp_load(&marker->unit->predicted_ns));
   uint64_t longest_ns = device->longest_ns - device->longest_ns / 1024; /* "lately": what is gone is forgotten */
   sp_store(&device->longest_ns, unit_ns > longest_ns ? unit_ns : longest_ns);
+}
+
+/* Has any other lane work in flight? */
+static bool others(const struct sp_device *device, const struct sp_lane *lane) {
+  uint32_t tail = __atomic_load_n(&device->queue_tail, __ATOMIC_ACQUIRE);
+  for (uint32_t place = device->queue_head; place != tail; place++)
+    if (device->queue[place % SP_MARKERS_MAX].lane != lane)
+      return true;
+  return sp_lanes_unmarked(device);
+}
+
+/* A unit that takes as long as its data says is predicted from its short ones. Too much of it would be in flight, so
+ * predictions are stretched by what the work of a lane takes on the average. Only of a lane that has the device by
+ * itself: beside another one a kernel may spin until that one's has run, and then must not hold it back. */
+static void learn_stretch(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
+  const struct sp_lane *lane = marker->lane;
+  bool sole = device->sole == lane,
+       ours = lane->ended_ns + device->clock.guess_ns > (int64_t)sp_load(&device->entry_ns);
+  device->sole = others(device, lane) ? NULL : lane;
+  if (!sole || !device->sole || !bounds->dense || !ours || !marker->unit)
+    return;
+  uint64_t took_ns = (uint64_t)(bounds->end_ns - lane->ended_ns);
+  uint64_t thought_ns = marker->work_ns * SP_STRETCH / (SP_STRETCH + marker->stretch);
+  /* Sooner longer than shorter: too little in flight costs less than a late drain. */
+  uint64_t window_ns = took_ns > sp_device_predicts(device, thought_ns) ? STRETCH_NS / 4 : STRETCH_NS;
+  uint64_t rest = took_ns < window_ns ? SP_STRETCH - took_ns * SP_STRETCH / window_ns : 0;
+  device->took_ns = device->took_ns * rest / SP_STRETCH + took_ns;
+  device->thought_ns = device->thought_ns * rest / SP_STRETCH + thought_ns;
+  uint64_t stretch = device->thought_ns ? device->took_ns * SP_STRETCH / device->thought_ns : 0;
+  if (stretch < UNEVEN)
+    stretch = SP_STRETCH;
+  sp_store(&device->stretch, (uint32_t)(stretch < STRETCH_MAX ? stretch : STRETCH_MAX) - SP_STRETCH);
 }
 
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
@@ -144,8 +214,11 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
     sp_clock_finish(device, &marker, blocked);
     if (marker.launches) { /* else it is an edge alone */
       struct sp_bounds bounds = bounds_of(device, &marker);
+      if (sp_load(&device->aside) || sp_load(&device->back_ns))
+        bounds.dense = false; /* others may have run in between */
       learn_arrival(device, &marker, &bounds);
       account(device, &marker, bounds);
+      learn_stretch(device, &marker, &bounds);
       if (marker.unit)
         learn_unit(device, &marker, &bounds);
     }
@@ -153,6 +226,7 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
     lane->scale = device->clock.scale;
     lane->foreign = marker.foreign;
   }
+  sp_store(&lane->pieces_done, marker.pieces);
   pthread_mutex_lock(&device->queue_lock);
   __atomic_store_n(&device->queue_head, device->queue_head + 1, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&device->queue_lock);

@@ -34,7 +34,7 @@ void sp_slot_memory(int device_ordinal, int64_t delta_bytes) {
 void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes) {
   struct sp_device *device = device_of(device_ordinal);
   if (device)
-    __atomic_fetch_add(&device->slot->context_bytes, (uint64_t)delta_bytes, __ATOMIC_RELAXED);
+    sp_region_context_add(&sp_guest.region, device->index, delta_bytes);
 }
 
 void sp_slot_memory_refused(int device_ordinal, uint64_t bytes) {

@@ -233,14 +233,22 @@ int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t byt
   /* Add first, then look: two processes that race both see both, so the cap is never exceeded; at worst both are
    * refused where one would have fitted, which the caller answers by one more try. */
   __atomic_fetch_add(used, bytes, __ATOMIC_SEQ_CST);
-  if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes)
+  if (limit_bytes == 0 || sp_region_memory_used(region, device) <= limit_bytes) {
+    __atomic_fetch_add(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
     return 0;
+  }
   __atomic_fetch_sub(used, bytes, __ATOMIC_SEQ_CST);
   return -1;
 }
 
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes) {
   __atomic_fetch_sub(&region->slot->devices[device].memory_used_bytes, bytes, __ATOMIC_SEQ_CST);
+  __atomic_fetch_sub(&region->charged[device].memory_bytes, bytes, __ATOMIC_RELAXED);
+}
+
+void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes) {
+  __atomic_fetch_add(&region->slot->devices[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&region->charged[device].context_bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
 }
 
 /* ---- the agent's side ---- */

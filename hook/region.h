@@ -100,19 +100,19 @@ struct sp_slot_device {
   uint64_t context_bytes;     /* of memory_used_bytes, what was reserved for contexts: an estimate */
   uint64_t refused_bytes;     /* the last allocation that did not fit under the cap */
   uint32_t refusals;          /* how many did not */
-  uint32_t reserved_refusals;
-  uint64_t reserved_line;
-  uint32_t sequence;         /* counts writes; odd while the fields below are being written */
-  uint32_t held_turn;        /* the last turn entered */
-  uint32_t drained_turn;     /* == held_turn: nothing of this process is on the device any more */
-  uint32_t check;            /* a hash of the fields below and of the two turns: one read tells whether it is whole */
-  uint64_t drained_ns;       /* when the work had drained for certain */
-  uint64_t entered_ns;       /* when its first launch under held_turn passed the gate */
-  uint64_t residue_until_ns; /* predicted end of what is in flight, 0 = unknown; drained: when it really ended */
-  uint64_t idle_ns;          /* time inside held_turn, from its entry to its drain, without work on the device */
-  uint64_t launches;         /* launches that passed the gate */
-  uint32_t passed;           /* those past a closed gate, an exhausted budget, or the gate as a whole */
-  uint32_t longest_unit_us;  /* the longest single launch seen, µs, saturated */
+  uint32_t beside_until_us;   /* when the last of beside_ns had run: CLOCK_MONOTONIC, the lower half */
+  uint64_t beside_ns;         /* time in which work that had stood behind a wait ran outside every turn, all in all */
+  uint32_t sequence;          /* counts writes; odd while the fields below are being written */
+  uint32_t held_turn;         /* the last turn entered */
+  uint32_t drained_turn;      /* == held_turn: nothing of this process is on the device any more */
+  uint32_t check;             /* a hash of the fields below and of the two turns: one read tells whether it is whole */
+  uint64_t drained_ns;        /* when the work had drained for certain */
+  uint64_t entered_ns;        /* when its first launch under held_turn passed the gate */
+  uint64_t residue_until_ns;  /* predicted end of what is in flight, 0 = unknown; drained: when it really ended */
+  uint64_t idle_ns;           /* time inside held_turn, from its entry to its drain, without work on the device */
+  uint64_t launches;          /* launches that passed the gate */
+  uint32_t passed;            /* those past a closed gate, an exhausted budget, or the gate as a whole */
+  uint32_t longest_unit_us;   /* the longest single launch seen, µs, saturated */
 };
 
 /* What one process has copied between its host's memory and one device's: a line of its own, for every copy writes it,
@@ -139,6 +139,8 @@ enum sp_mishap_kind {
   SP_MISHAP_DRIVER = 4,   /* not metered: the driver lacks this function, that the hook needs */
   SP_MISHAP_VERSION = 5,  /* the driver is for this version of CUDA, older than what SharePod is tested with */
   SP_MISHAP_FULL = 6,     /* turned away: so many slots, and none is free. Of a process without one: in no slot */
+  SP_MISHAP_KEEPER = 7,   /* not metered for now: its helper thread could not be started, with this errno */
+  SP_MISHAP_CROWDED = 8,  /* partly not metered: it has more threads or streams than this */
   SP_MISHAP_KINDS = 12,
 };
 #define SP_OLDEST_DRIVER 11080 /* the oldest version of CUDA in driver/driver.def */
@@ -185,6 +187,8 @@ SP_ASSERT_OFFSET(sp_slot_device, first_ended_ns, 24);
 SP_ASSERT_OFFSET(sp_slot_device, context_bytes, 32);
 SP_ASSERT_OFFSET(sp_slot_device, refused_bytes, 40);
 SP_ASSERT_OFFSET(sp_slot_device, refusals, 48);
+SP_ASSERT_OFFSET(sp_slot_device, beside_until_us, 52);
+SP_ASSERT_OFFSET(sp_slot_device, beside_ns, 56);
 SP_ASSERT_OFFSET(sp_slot_device, sequence, 64);
 SP_ASSERT_OFFSET(sp_slot_device, held_turn, 68);
 SP_ASSERT_OFFSET(sp_slot_device, drained_turn, 72);
@@ -245,6 +249,11 @@ struct sp_region {
   struct sp_slot *slot; /* our own */
   int slots_fd;         /* holds the record lock: never closed while the slot is ours */
   int bell_fd;
+  uint64_t bell_file; /* which file the bell is: the program may close our descriptor and get its number */
+  int32_t pid;        /* of the process that claimed the slot: a forked child has a copy of this, and no slot */
+  struct {            /* what the slot has to say of this process's memory, should it be wiped */
+    uint64_t memory_bytes, context_bytes;
+  } charged[SP_DEVICES_MAX];
   uint32_t slot_index;
   char directory[256];
   struct sp_guard guard;
@@ -322,6 +331,8 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
 /* Add to memory_used_bytes if the share's total stays within `limit_bytes` (0 = no cap). 0 or -1. */
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes);
 void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t bytes);
+/* So much more of it, or less, is reserved for contexts. */
+void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
 /* Of all processes of the share, with what the agent has found beyond. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
 

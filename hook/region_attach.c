@@ -5,12 +5,17 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "region.h"
+#include "uncancelled.h"
+
+/* Descriptors of ours are kept above those that programs close, count on or hand out, where the limit allows it. */
+#define DESCRIPTORS_FROM 1000
 
 static int path_of(char *out, const char *directory, const char *name) {
   size_t directory_length = strlen(directory), name_length = strlen(name);
@@ -28,7 +33,13 @@ static int open_in(const char *directory, const char *name, int flags) {
   if (error)
     return error;
   int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0);
-  return fd < 0 ? -errno : fd;
+  if (fd < 0)
+    return -errno;
+  int high = fcntl(fd, F_DUPFD_CLOEXEC, DESCRIPTORS_FROM);
+  if (high < 0)
+    return fd;
+  close(fd); /* before it is locked: to close any descriptor of a file gives up the process's locks on it */
+  return high;
 }
 
 static int lock_slot(int fd, uint32_t slot) {
@@ -36,7 +47,28 @@ static int lock_slot(int fd, uint32_t slot) {
   return fcntl(fd, F_SETLK, &lock) ? -errno : 0;
 }
 
+static void unlock_slot(int fd, uint32_t slot) {
+  struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+  fcntl(fd, F_SETLK, &unlock);
+}
+
+/* A program that replaces itself with exec keeps its pid and loses its lock. The memory of the old image is free. The
+ * agent finds that out some seconds later, and until then the new image would be refused what is free. */
+static void leave_old_image(struct sp_region *region) {
+  for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
+    struct sp_slot *slot = &region->slots[index];
+    if (!sp_slot_claimed(region->claims, index) || slot->pid != (int32_t)getpid() || lock_slot(region->slots_fd, index))
+      continue;
+    for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
+      __atomic_store_n(&slot->devices[device].context_bytes, 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&slot->devices[device].memory_used_bytes, 0, __ATOMIC_RELAXED);
+    }
+    unlock_slot(region->slots_fd, index);
+  }
+}
+
 static int claim_slot(struct sp_region *region) {
+  leave_old_image(region);
   for (uint32_t index = 0; index < SP_SLOTS_MAX; index++) {
     struct sp_slot *slot = &region->slots[index];
     /* The lock comes first: whoever has it owns the slot, claimed or not by somebody who died. */
@@ -44,13 +76,12 @@ static int claim_slot(struct sp_region *region) {
       continue;
     if (sp_slot_claimed(region->claims, index)) {
       /* A dead process's slot that the agent has not cleared yet, or a live one that lost its lock: leave both. */
-      struct flock unlock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
-      fcntl(region->slots_fd, F_SETLK, &unlock);
+      unlock_slot(region->slots_fd, index);
       continue;
     }
     memset(slot->devices, 0, sizeof slot->devices);
     memset(slot->mishaps, 0, sizeof slot->mishaps);
-    slot->pid = (int32_t)getpid();
+    slot->pid = region->pid = (int32_t)getpid();
     slot->claimed_ns = sp_now_ns();
     region->slot = slot;
     region->slot_index = index;
@@ -129,15 +160,29 @@ static int map_slots(struct sp_region *region) {
   return 0;
 }
 
+/* What tells a file of this machine from all others. */
+static uint64_t name_of(const struct stat *status) {
+  return (uint64_t)status->st_ino ^ (uint64_t)status->st_dev << 40;
+}
+
 /* A descriptor, or -errno. O_NONBLOCK: a full bell already says everything. ENXIO: no agent reads it now. */
-static int open_bell(const struct sp_region *region) {
+static int open_bell(struct sp_region *region) {
   int fd = open_in(region->directory, SP_BELL_FILE, O_WRONLY | O_NONBLOCK);
   struct stat status;
   if (fd >= 0 && (fstat(fd, &status) || !S_ISFIFO(status.st_mode))) {
     close(fd); /* it would grow with every ring, and nobody would hear */
-    fd = -EPIPE;
+    return -EPIPE;
   }
+  if (fd >= 0)
+    __atomic_store_n(&region->bell_file, name_of(&status), __ATOMIC_RELEASE); /* there is one bell: always the same */
   return fd;
+}
+
+/* Whether the number still is our bell, and not closed or a file of the program's. */
+static bool is_bell(const struct sp_region *region, int fd) {
+  struct stat status;
+  return !fstat(fd, &status) && S_ISFIFO(status.st_mode) &&
+         name_of(&status) == __atomic_load_n(&region->bell_file, __ATOMIC_ACQUIRE);
 }
 
 static void reset(struct sp_region *region) {
@@ -162,15 +207,19 @@ static void let_go(struct sp_region *region) {
 /* SIGPIPE of a FIFO without a reader does not get through, and errno stays. */
 static void ring(struct sp_region *region, uint8_t bell) {
   int saved = errno;
-  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_RELAXED);
-  if (fd < 0) {
-    /* No agent was reading when we attached (ENXIO): perhaps one is by now. */
+  SP_UNCANCELLED;
+  int fd = __atomic_load_n(&region->bell_fd, __ATOMIC_ACQUIRE);
+  if (fd < 0 || !is_bell(region, fd)) {
+    /* No agent was reading when we attached (ENXIO): perhaps one is by now. Or the program has closed the descriptor:
+     * its number is not ours any more, and not ours to close, and with the others the slot's lock went. */
+    int gone = fd;
+    if (fd >= 0 && region->slot)
+      sp_region_relock(region);
     fd = open_bell(region);
-    int none = -1;
     if (fd >= 0 &&
-        !__atomic_compare_exchange_n(&region->bell_fd, &none, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        !__atomic_compare_exchange_n(&region->bell_fd, &gone, fd, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
       close(fd);
-      fd = none;
+      fd = gone;
     }
   }
   if (fd >= 0) {
@@ -214,7 +263,23 @@ int sp_region_attach(struct sp_region *region, const char *directory) {
   return error;
 }
 
+/* The slot has been wiped: the agent took this process for dead before the lock was ours again, or the file was cut. */
+static void claim_again(struct sp_region *region) {
+  struct sp_slot *slot = region->slot;
+  for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
+    uint64_t memory_bytes = __atomic_load_n(&region->charged[device].memory_bytes, __ATOMIC_RELAXED);
+    uint64_t context_bytes = __atomic_load_n(&region->charged[device].context_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->devices[device].memory_used_bytes, memory_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->devices[device].context_bytes, context_bytes, __ATOMIC_RELAXED);
+  }
+  slot->claimed_ns = sp_now_ns();
+  slot->pid = region->pid;
+  sp_slot_claim(region->claims, region->slot_index);
+}
+
 int sp_region_relock(struct sp_region *region) {
+  if (region->pid != (int32_t)getpid())
+    return -ESRCH;
   const char *directory = region->directory;
   struct stat mapped, opened;
   /* The descriptor may be closed, or its number may be some other file by now: compare before trusting it. */
@@ -229,11 +294,11 @@ int sp_region_relock(struct sp_region *region) {
     if (fd < 0)
       return fd;
     region->slots_fd = fd;
-    int bell_fd = open_bell(region);
-    if (bell_fd >= 0)
-      region->bell_fd = bell_fd;
   }
-  return lock_slot(region->slots_fd, region->slot_index);
+  error = lock_slot(region->slots_fd, region->slot_index);
+  if (!error && region->slot->pid == 0)
+    claim_again(region);
+  return error;
 }
 
 void sp_region_ring(struct sp_region *region) {

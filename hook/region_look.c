@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "region.h"
+#include "uncancelled.h"
 
 /* A copy of the first `bytes` of a file, MAP_FAILED with *error set. Not a mapping of it: who asks has no guard, and a
  * file that is cut short then is an error. */
@@ -28,6 +29,7 @@ static void *read_whole(int directory, const char *name, size_t bytes, int *erro
 }
 
 int sp_region_look(struct sp_region *region, const char *path) {
+  SP_UNCANCELLED;
   memset(region, 0, sizeof *region);
   region->slots_fd = region->bell_fd = -1;
   int directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* others may pass through it, not read it */

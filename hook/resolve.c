@@ -10,11 +10,6 @@
  */
 #include "resolve.h"
 
-#include <elf.h>
-#include <link.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #define SP_RTLD_DEEPBIND 8
 
 /* Weak: one of the two exists, depending on the C library. */
@@ -22,32 +17,14 @@ extern struct r_debug _r_debug __attribute__((weak));
 extern struct r_debug *_dl_debug_addr __attribute__((weak));
 extern char **__environ __attribute__((weak));
 
-extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden"))); /* our own dynamic section: which object is us */
-
 sp_dlsym_function *sp_chain_dlsym;
 sp_dlopen_function *sp_chain_dlopen;
 int sp_dlopen_mask = ~SP_RTLD_DEEPBIND;
 
 static sp_dlsym_function *libc_dlsym;
 static sp_dlopen_function *libc_dlopen;
-
-/* The tables of one object; absolute addresses. */
-struct object {
-  ElfW(Addr) base;
-  const ElfW(Sym) * symbols;
-  const char *strings;
-  const uint32_t *gnu_hash;
-  const uint32_t *sysv_hash;
-  const char *soname;
-};
-
-bool sp_text_equal(const char *left, const char *right) {
-  while (*left != '\0' && *left == *right) {
-    left++;
-    right++;
-  }
-  return *left == *right;
-}
+static sp_iterate_function *libc_iterate;
+static void *own_handle;
 
 static bool starts_with(const char *text, const char *prefix) {
   while (*prefix != '\0') {
@@ -58,7 +35,7 @@ static bool starts_with(const char *text, const char *prefix) {
   return true;
 }
 
-static const char *base_name(const char *path) {
+const char *sp_base_name(const char *path) {
   const char *name = path;
   for (; *path != '\0'; path++) {
     if (*path == '/') {
@@ -68,113 +45,20 @@ static const char *base_name(const char *path) {
   return name;
 }
 
-/* glibc has relocated the pointers of the dynamic section in place; musl, and the vdso, have not. */
-static const void *absolute(ElfW(Addr) base, ElfW(Addr) pointer) {
-  return (const void *)(pointer < base ? base + pointer : pointer);
-}
-
-static bool read_object(const struct link_map *map, struct object *object) {
-  *object = (struct object){.base = map->l_addr};
-  ElfW(Addr) soname = 0;
-  bool named = false;
-  if (map->l_ld == NULL) {
-    return false;
-  }
-  for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
-    switch (entry->d_tag) {
-    case DT_SYMTAB:
-      object->symbols = absolute(map->l_addr, entry->d_un.d_ptr);
-      break;
-    case DT_STRTAB:
-      object->strings = absolute(map->l_addr, entry->d_un.d_ptr);
-      break;
-    case DT_GNU_HASH:
-      object->gnu_hash = absolute(map->l_addr, entry->d_un.d_ptr);
-      break;
-    case DT_HASH:
-      object->sysv_hash = absolute(map->l_addr, entry->d_un.d_ptr);
-      break;
-    case DT_SONAME:
-      soname = entry->d_un.d_val;
-      named = true;
-      break;
-    default:
-      break;
-    }
-  }
-  if (object->symbols == NULL || object->strings == NULL) {
-    return false;
-  }
-  object->soname = named ? object->strings + soname : "";
-  return true;
-}
-
-static void *definition(const struct object *object, const ElfW(Sym) * symbol, const char *name) {
-  unsigned int type = ELF64_ST_TYPE(symbol->st_info);
-  if (symbol->st_shndx == SHN_UNDEF || symbol->st_value == 0 || (type != STT_FUNC && type != STT_NOTYPE) ||
-      !sp_text_equal(object->strings + symbol->st_name, name)) {
-    return NULL;
-  }
-  return (void *)(object->base + symbol->st_value);
-}
-
-static void *find_gnu(const struct object *object, const char *name) {
-  const uint32_t *table = object->gnu_hash;
-  uint32_t buckets = table[0];
-  uint32_t first = table[1]; /* index of the first hashed symbol */
-  const uint32_t *bucket = table + 4 + (size_t)table[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
-  const uint32_t *chain = bucket + buckets;
-  uint32_t hash = 5381;
-  for (const char *c = name; *c != '\0'; c++) {
-    hash = hash * 33 + (unsigned char)*c;
-  }
-  uint32_t index = buckets == 0 ? 0 : bucket[hash % buckets];
-  if (index < first) {
-    return NULL;
-  }
-  for (;; index++) {
-    uint32_t stored = chain[index - first];
-    void *found = (stored | 1u) == (hash | 1u) ? definition(object, &object->symbols[index], name) : NULL;
-    if (found != NULL || (stored & 1u) != 0) { /* the low bit ends the bucket */
-      return found;
-    }
-  }
-}
-
-static void *find_sysv(const struct object *object, const char *name) {
-  const uint32_t *table = object->sysv_hash;
-  uint32_t buckets = table[0];
-  const uint32_t *bucket = table + 2;
-  const uint32_t *chain = bucket + buckets;
-  uint32_t hash = 0;
-  for (const char *c = name; *c != '\0'; c++) {
-    hash = (hash << 4) + (unsigned char)*c;
-    hash = (hash ^ ((hash & 0xf0000000u) >> 24)) & 0x0fffffffu;
-  }
-  for (uint32_t index = buckets == 0 ? 0 : bucket[hash % buckets]; index != 0; index = chain[index]) {
-    void *found = definition(object, &object->symbols[index], name);
-    if (found != NULL) {
-      return found;
-    }
-  }
-  return NULL;
-}
-
-static void *find(const struct object *object, const char *name) {
-  if (object->gnu_hash != NULL) {
-    return find_gnu(object, name);
-  }
-  return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
+static void *find(const struct sp_object *object, const char *name) {
+  const ElfW(Sym) *symbol = sp_object_find(object, name, SP_FUNCTIONS);
+  return symbol != NULL ? (void *)(object->base + symbol->st_value) : NULL;
 }
 
 void *sp_object_symbol(void *handle, const char *name) {
-  struct object object;
-  return read_object(handle, &object) ? find(&object, name) : NULL;
+  const struct link_map *map = handle;
+  struct sp_object object;
+  return sp_object_read(map->l_addr, map->l_ld, &object) ? find(&object, name) : NULL;
 }
 
 /* Up to glibc 2.33 the two functions live in libdl; musl is one file with several names. */
-static bool is_libc(const struct link_map *map, const struct object *object) {
-  const char *file = map->l_name != NULL ? base_name(map->l_name) : "";
+static bool is_libc(const struct link_map *map, const struct sp_object *object) {
+  const char *file = map->l_name != NULL ? sp_base_name(map->l_name) : "";
   return sp_text_equal(object->soname, "libc.so.6") || sp_text_equal(object->soname, "libdl.so.2") ||
          starts_with(file, "ld-musl-") || starts_with(file, "libc.musl-") || sp_text_equal(file, "libc.so");
 }
@@ -204,14 +88,16 @@ void sp_resolve(void) {
   void *chain_dlopen = NULL;
   void *own_dlsym = NULL;
   void *own_dlopen = NULL;
+  void *own_iterate = NULL;
   bool behind_us = false;
   for (const struct link_map *map = first_object(); map != NULL; map = map->l_next) {
-    struct object object;
+    struct sp_object object;
     if (map->l_ld == _DYNAMIC) {
       behind_us = true;
+      __atomic_store_n(&own_handle, (void *)map, __ATOMIC_RELAXED);
       continue;
     }
-    if (!read_object(map, &object)) {
+    if (!sp_object_read(map->l_addr, map->l_ld, &object)) {
       continue;
     }
     bool libc = is_libc(map, &object);
@@ -220,6 +106,9 @@ void sp_resolve(void) {
     }
     if (libc && own_dlopen == NULL) {
       own_dlopen = find(&object, "dlopen");
+    }
+    if (libc && own_iterate == NULL) {
+      own_iterate = find(&object, "dl_iterate_phdr");
     }
     if (behind_us && chain_dlsym == NULL) {
       chain_dlsym = find(&object, "dlsym");
@@ -232,6 +121,7 @@ void sp_resolve(void) {
   chain_dlsym = chain_dlsym != NULL ? chain_dlsym : own_dlsym;
   chain_dlopen = chain_dlopen != NULL ? chain_dlopen : own_dlopen;
   __atomic_store_n(&sp_dlopen_mask, keeps_deepbind() ? ~0 : ~SP_RTLD_DEEPBIND, __ATOMIC_RELAXED);
+  __atomic_store_n(&libc_iterate, (sp_iterate_function *)own_iterate, __ATOMIC_RELAXED);
   __atomic_store_n(&libc_dlsym, (sp_dlsym_function *)own_dlsym, __ATOMIC_RELAXED);
   __atomic_store_n(&libc_dlopen, (sp_dlopen_function *)own_dlopen, __ATOMIC_RELAXED);
   /* Last, with release: the trampolines take them as the sign that the mask is set. */
@@ -251,4 +141,15 @@ sp_dlopen_function *sp_libc_dlopen(void) {
     sp_resolve();
   }
   return __atomic_load_n(&libc_dlopen, __ATOMIC_RELAXED);
+}
+
+sp_iterate_function *sp_libc_iterate(void) {
+  if (__atomic_load_n(&libc_iterate, __ATOMIC_RELAXED) == NULL) {
+    sp_resolve();
+  }
+  return __atomic_load_n(&libc_iterate, __ATOMIC_RELAXED);
+}
+
+void *sp_own_handle(void) {
+  return __atomic_load_n(&own_handle, __ATOMIC_RELAXED);
 }

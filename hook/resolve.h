@@ -7,10 +7,12 @@
 #ifndef SHAREPOD_RESOLVE_H
 #define SHAREPOD_RESOLVE_H
 
-#include <stdbool.h>
+#include "object.h"
 
 typedef void *sp_dlsym_function(void *handle, const char *name);
 typedef void *sp_dlopen_function(const char *path, int flags);
+struct dl_phdr_info;
+typedef int sp_iterate_function(int (*look)(struct dl_phdr_info *info, size_t size, void *data), void *data);
 
 /* Where the trampolines jump: the next definition after ours in the program's search order, so that an interposer
  * behind us still gets its turn. NULL until sp_resolve has run. */
@@ -23,6 +25,10 @@ extern int sp_dlopen_mask;
 /* For the hook's own use: libc's, past any other interposer. NULL until sp_resolve has run. */
 sp_dlsym_function *sp_libc_dlsym(void);
 sp_dlopen_function *sp_libc_dlopen(void);
+sp_iterate_function *sp_libc_iterate(void); /* dl_iterate_phdr */
+
+/* The loader's handle of this library. NULL until sp_resolve has run. */
+void *sp_own_handle(void);
 
 /* Fill all of the above. Any thread, any time, any number of times: every run finds the same values. */
 void sp_resolve(void);
@@ -31,6 +37,8 @@ void sp_resolve(void);
  * record of the object (struct link_map), in glibc and in musl. */
 void *sp_object_symbol(void *handle, const char *name);
 
-bool sp_text_equal(const char *left, const char *right);
+const char *sp_base_name(const char *path);
+
+extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden"))); /* our own dynamic section: which object is us */
 
 #endif

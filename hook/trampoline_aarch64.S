@@ -3,6 +3,7 @@
  * "The caller" is the link register here.
  */
         .hidden sp_filter
+        .hidden sp_before_dlopen
         .hidden sp_resolve
         .hidden sp_chain_dlsym
         .hidden sp_chain_dlopen
@@ -36,13 +37,6 @@ dlsym:
         cmp     x16, #1
         b.ls    .Lnext
         cbz     x1, .Lnext
-        ldrb    w16, [x1]
-        cmp     w16, #'c'
-        b.ne    .Lnvml
-        ldrb    w16, [x1, #1]
-        cmp     w16, #'u'
-        b.ne    .Lnext
-.Lours:
         save_arguments
         bl      sp_filter
         mov     x16, x0
@@ -51,12 +45,6 @@ dlsym:
         cbz     x16, .Lnext
         mov     x0, x16                 /* one of our wrappers */
         ret
-.Lnvml:
-        cmp     w16, #'n'
-        b.ne    .Lnext
-        ldrb    w16, [x1, #1]
-        cmp     w16, #'v'
-        b.eq    .Lours
 .Lnext:
         adrp    x16, sp_chain_dlsym
         ldr     x16, [x16, #:lo12:sp_chain_dlsym]
@@ -84,22 +72,18 @@ dlsym:
 dlopen:
         .cfi_startproc
         hint    #34
-        adrp    x16, sp_chain_dlopen
-        ldr     x16, [x16, #:lo12:sp_chain_dlopen]
-        cbz     x16, .Lopen_first
-.Lopen:
-        adrp    x17, sp_dlopen_mask
-        ldr     w17, [x17, #:lo12:sp_dlopen_mask]
-        and     w1, w1, w17
-        br      x16
-.Lopen_first:
         save_arguments
-        bl      sp_resolve
+        bl      sp_before_dlopen
         ldp     x0, x1, [sp, #16]
         restore_frame
         adrp    x16, sp_chain_dlopen
         ldr     x16, [x16, #:lo12:sp_chain_dlopen]
-        cbnz    x16, .Lopen
+        cbz     x16, .Lopen_none
+        adrp    x17, sp_dlopen_mask
+        ldr     w17, [x17, #:lo12:sp_dlopen_mask]
+        and     w1, w1, w17
+        br      x16
+.Lopen_none:
         mov     x0, #0
         ret
         .cfi_endproc

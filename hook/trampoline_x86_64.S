@@ -6,6 +6,7 @@
  * arguments and jump: the real function sees the program's own return address and the program's own stack.
  */
         .hidden sp_filter
+        .hidden sp_before_dlopen
         .hidden sp_resolve
         .hidden sp_chain_dlsym
         .hidden sp_chain_dlopen
@@ -41,20 +42,10 @@ dlsym:
         jbe     .Lnext
         testq   %rsi, %rsi
         jz      .Lnext
-        cmpb    $'c', (%rsi)            /* byte by byte: the name may end at the end of a page */
-        jne     .Lnvml
-        cmpb    $'u', 1(%rsi)
-        jne     .Lnext
-.Lours:
         call_ours sp_filter
         testq   %rax, %rax
         jz      .Lnext
         ret                             /* one of our wrappers */
-.Lnvml:
-        cmpb    $'n', (%rsi)
-        jne     .Lnext
-        cmpb    $'v', 1(%rsi)
-        je      .Lours
 .Lnext:
         movq    sp_chain_dlsym(%rip), %rax
         testq   %rax, %rax
@@ -78,17 +69,13 @@ dlsym:
 dlopen:
         .cfi_startproc
         endbr64
+        call_ours sp_before_dlopen
         movq    sp_chain_dlopen(%rip), %rax
         testq   %rax, %rax
-        jz      .Lopen_first
-.Lopen:
+        jz      .Lopen_none
         andl    sp_dlopen_mask(%rip), %esi
         jmp     *%rax
-.Lopen_first:
-        call_ours sp_resolve
-        movq    sp_chain_dlopen(%rip), %rax
-        testq   %rax, %rax
-        jnz     .Lopen
+.Lopen_none:
         ret
         .cfi_endproc
         .size   dlopen, . - dlopen

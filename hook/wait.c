@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "wait.h"
+#include "uncancelled.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -32,8 +33,16 @@ static bool agent_gone(void) {
 
 /* Enter the open turn `word` with this process. False: it closed meanwhile. */
 static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t word) {
+  SP_UNCANCELLED;
+  /* Before the lock: the stream may be full of what we do not count, and the driver would wait for room. Of several
+   * threads that come here at once only one enters, and its event alone may tell. */
+  bool started = !sp_device_in_flight(device);
+  if (started)
+    sp_lane_start(lane);
   pthread_mutex_lock(&device->turn_lock);
   bool entered = sp_load(&device->entered) == word;
+  if (entered && started)
+    __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
   /* Another thread may have entered a later turn while we came here: what we say must not hide that one. */
   if (!entered && sp_grant_word(device->grant) == word) {
     struct sp_report *report = &device->report;
@@ -49,25 +58,31 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
     }
     bool empty = !sp_device_in_flight(device);
     uint64_t entry_ns = device->entry_ns;
-    device->entry_ns = now_ns;
+    sp_store(&device->entry_ns, now_ns);
     if (empty) {
       /* What is launched next begins now, not when the last work ended. */
       sp_store(&device->began_ns, now_ns);
       __atomic_store_n(&device->fresh_ns, now_ns, __ATOMIC_RELEASE);
+    } else if (device->aside) {
+      sp_store(&device->began_ns, now_ns);
+      __atomic_store_n(&device->back_ns, now_ns, __ATOMIC_RELEASE);
     }
+    bool aside = device->aside;
+    device->aside = false;
     report->held_turn = word;
     report->drained_turn = 0;
     report->residue_until_ns = 0;
     sp_store(&device->foretold, 0);
     entered = sp_slot_enter(device->slot, report, device->grant);
     if (entered) {
-      if (empty) /* or it could wait in the driver for room, with the lock */
-        sp_lane_start(lane);
+      if (!empty || !started)
+        __atomic_store_n(&device->start_lane, NULL, __ATOMIC_RELEASE);
       __atomic_store_n(&device->entered, word, __ATOMIC_RELEASE);
     } else {
       /* Nothing was launched: an earlier turn may still be draining, and then that is what we say again. */
       *report = before;
-      device->entry_ns = entry_ns;
+      sp_store(&device->entry_ns, entry_ns);
+      device->aside = aside;
       if (report->held_turn == 0)
         report->held_turn = report->drained_turn = word;
       sp_slot_publish(device->slot, report);

@@ -114,9 +114,15 @@ def streams_command(options: Mapping[str, object]) -> list[str]:
     return [str(build("streams.c", "streams", "-lpthread")), *(f"{name}={value}" for name, value in options.items())]
 
 
-def storm_command(seed: int, threads: int, devices: int) -> list[str]:
-    """Return the command of a storm program."""
-    return [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
+def storm_command(seed: int, threads: int, devices: int, *, fills: bool = False) -> list[str]:
+    """Return the command of a storm program; one that `fills` fills streams that wait, too."""
+    command = [str(build("storm.c", "storm", "-lpthread")), str(seed), str(threads), str(devices)]
+    return [*command, "fills"] if fills else command
+
+
+def hostile_command(seed: int) -> list[str]:
+    """Return the command of a tenant that does its worst to its own region."""
+    return [str(build("hostile.c", "hostile")), str(seed)]
 
 
 def ring_command(devices: int, **options: object) -> list[str]:

@@ -22,6 +22,8 @@ CUresult launch_item(const struct context *context, const struct launch *launch,
   uint64_t demand = blocks < sm_count ? (blocks * SG_ALL_SMS + sm_count - 1) / sm_count : SG_ALL_SMS;
   *item = (struct sg_item){
       .kind = SG_KERNEL, .flags = SG_LOGGED, .name = launch->function->shared_name, .demand = (uint32_t)demand};
+  if (launch->function->faulty)
+    item->flags |= SG_FAULT;
   const void *first = first_parameter(launch);
   if (launch->function->varies) {
     item->duration_ns = first ? *(const uint32_t *)first : 0;

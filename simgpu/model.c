@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define CUDA_ILLEGAL_ADDRESS 700u
+
 /* --- items and events ------------------------------------------------------------------------------------------- */
 
 struct sg_item *sg_item_new(struct sg_context *context) {
@@ -200,7 +202,13 @@ static void complete(struct sg_state *state, uint32_t slot, struct sg_lane *lane
   if ((item->kind == SG_WRITE || item->kind == SG_MEMSET) && item->watch)
     release_watchers(shared, context->owner.id, item);
   log_item(state, context, item);
+  bool faulty = item->flags & SG_FAULT;
   pop(shared, slot, lane, item);
+  if (faulty) {
+    context->lost_error = CUDA_ILLEGAL_ADDRESS;
+    sg_drop_work(shared, slot);
+    sg_kick(shared);
+  }
 }
 
 void sg_host_returned(struct sg_shared *shared, uint32_t slot, struct sg_item *item, uint64_t now_ns) {

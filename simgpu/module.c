@@ -179,6 +179,7 @@ static CUresult get_function(CUfunction *out, CUmodule module, const char *name)
     snprintf(function->name, sizeof function->name, "%s", name);
     function->module = module;
     function->fixed_ns = duration_in(plain, length);
+    function->faulty = length >= strlen("fault") && !strncmp(plain, "fault", strlen("fault"));
     function->varies = memmem(plain, length, "_var", 4) != NULL;
     function->spin = length == strlen("spin_until") && !strncmp(plain, "spin_until", length);
     sg_lock(&process.state);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* A device's lost_error once it has fallen off the bus; an ECC error leaves it there. */
 #define CUDA_ERROR_DEVICE_UNAVAILABLE 46
@@ -76,6 +77,22 @@ nvmlReturn_t nvml_enter(void) {
   return NVML_SUCCESS;
 }
 
+bool nvml_lost(const struct sg_device *device) {
+  return device->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+/* Wait, outside the locks, until the device hangs no more. False: NVML has been shut down meanwhile. */
+static bool outlast_hang(uint32_t place) {
+  static const struct timespec pause = {.tv_nsec = 10000000};
+  while (nvml.state.shared->devices[place].hangs) {
+    nvml_leave(NVML_SUCCESS);
+    nanosleep(&pause, NULL);
+    if (nvml_enter())
+      return false;
+  }
+  return true;
+}
+
 nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device) {
   nvmlReturn_t result = nvml_enter();
   if (result)
@@ -84,8 +101,10 @@ nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const s
   for (uint32_t n = 0; n < shared->device_count; n++) {
     if (handle != &nvml.handles[n] || sg_hidden(&nvml.state, n))
       continue;
-    *device = &shared->devices[n];
-    if (need != NVML_KNOWN && (*device)->lost_error == CUDA_ERROR_DEVICE_UNAVAILABLE)
+    if (need != NVML_KNOWN && !outlast_hang(n))
+      return NVML_ERROR_UNINITIALIZED;
+    *device = &nvml.state.shared->devices[n];
+    if (need != NVML_KNOWN && nvml_lost(*device))
       return nvml_leave(NVML_ERROR_GPU_IS_LOST);
     bool lacks = (need >= NVML_BOARD && (*device)->parent != SG_NONE) || (need == NVML_LOAD && (*device)->mig);
     return lacks ? nvml_leave(NVML_ERROR_NOT_SUPPORTED) : NVML_SUCCESS;

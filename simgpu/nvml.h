@@ -61,6 +61,8 @@ nvmlReturn_t nvml_enter(void);
  * a whole GPU has, and not supported by instances; `LOAD` calls not by GPUs in MIG mode either. */
 enum nvml_need { NVML_KNOWN, NVML_LIVE, NVML_BOARD, NVML_LOAD };
 nvmlReturn_t nvml_enter_device(nvmlDevice_t handle, enum nvml_need need, const struct sg_device **device);
+/* Whether a device has fallen off the bus: no handle of it is given out then, and `LIVE` calls fail. Inside a call. */
+bool nvml_lost(const struct sg_device *device);
 /* A whole call that tells one number of a device. */
 nvmlReturn_t nvml_number(nvmlDevice_t handle, enum nvml_need need, uint32_t *value,
                          uint32_t (*read)(const struct sg_device *));

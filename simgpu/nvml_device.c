@@ -33,16 +33,20 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
   return nvml_leave(NVML_SUCCESS);
 }
 
+/* End a call that has found the device in this place. */
+static nvmlReturn_t give_handle(uint32_t place, nvmlDevice_t *device) {
+  *device = &nvml.handles[place];
+  return nvml_leave(nvml_lost(&nvml.state.shared->devices[place]) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS);
+}
+
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
   nvmlReturn_t result = nvml_enter();
   if (result)
     return result;
   for (uint32_t n = 0; device && n < nvml.state.shared->device_count; n++) {
     const struct sg_device *found = &nvml.state.shared->devices[n];
-    if (found->parent == SG_NONE && !sg_hidden(&nvml.state, n) && gpus_before(n) == index) {
-      *device = &nvml.handles[n];
-      return nvml_leave(NVML_SUCCESS);
-    }
+    if (found->parent == SG_NONE && !sg_hidden(&nvml.state, n) && gpus_before(n) == index)
+      return give_handle(n, device);
   }
   return nvml_leave(NVML_ERROR_INVALID_ARGUMENT);
 }
@@ -56,10 +60,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_
   for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) {
     char text[64];
     nvml_uuid_text(&nvml.state.shared->devices[n], text);
-    if (!strcasecmp(text, uuid) && !sg_hidden(&nvml.state, n)) {
-      *device = &nvml.handles[n];
-      return nvml_leave(NVML_SUCCESS);
-    }
+    if (!strcasecmp(text, uuid) && !sg_hidden(&nvml.state, n))
+      return give_handle(n, device);
   }
   return nvml_leave(NVML_ERROR_NOT_FOUND);
 }
@@ -77,10 +79,8 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nv
   for (uint32_t n = 0; n < nvml.state.shared->device_count; n++) {
     const struct sg_device *found = &nvml.state.shared->devices[n];
     if (found->parent == SG_NONE && found->pci_domain == domain && found->pci_bus == bus && found->pci_device == slot &&
-        !function && !sg_hidden(&nvml.state, n)) {
-      *device = &nvml.handles[n];
-      return nvml_leave(NVML_SUCCESS);
-    }
+        !function && !sg_hidden(&nvml.state, n))
+      return give_handle(n, device);
   }
   return nvml_leave(NVML_ERROR_NOT_FOUND);
 }

@@ -5,10 +5,11 @@
 #include <string.h>
 #include <time.h>
 
-#define LOOK_BACK_NS 1000000000ull                     /* utilisation of a process, when the caller names no time */
-#define SHORTEST_NS  (2 * SG_BUCKET_NS)                /* the history has no finer grain */
-#define LONGEST_NS   ((SG_BUCKETS - 2) * SG_BUCKET_NS) /* nor a longer memory */
-#define MPS_BYTES    31457280ull                       /* what an MPS server takes for itself */
+#define LOOK_BACK_NS   1000000000ull                     /* utilisation of a process, when the caller names no time */
+#define SHORTEST_NS    (2 * SG_BUCKET_NS)                /* the history has no finer grain */
+#define LONGEST_NS     ((SG_BUCKETS - 2) * SG_BUCKET_NS) /* nor a longer memory */
+#define MPS_BYTES      31457280ull                       /* what an MPS server takes for itself */
+#define GRAPHICS_BYTES (64ull << 20)                     /* told of a process that draws and has no context of CUDA */
 
 struct process_use {
   uint32_t owner; /* id */
@@ -51,12 +52,21 @@ static uint32_t collect(const struct sg_device *device, uint64_t span_ns, struct
 
 enum kind { COMPUTE, GRAPHICS, MPS_COMPUTE };
 
-/* Nobody draws on a simulated device. Where an MPS server serves, every process is its client, and the server itself
- * runs there too. */
+/* Who draws on a simulated device is told to it: what that takes beside its contexts is nobody's memory. Where an MPS
+ * server serves, every process is its client, and the server itself runs there too. */
 static uint32_t collect_kind(const struct sg_device *device, enum kind kind, struct process_use *uses) {
-  if (kind == GRAPHICS || (kind == MPS_COMPUTE && !device->mps_pid))
+  if ((kind == GRAPHICS && !device->graphics_pid) || (kind == MPS_COMPUTE && !device->mps_pid))
     return 0;
   uint32_t count = collect(device, LOOK_BACK_NS, uses);
+  if (kind == GRAPHICS) {
+    struct process_use drawer = {
+        .pid = device->graphics_pid, .place = nvml_place(device), .memory_bytes = GRAPHICS_BYTES};
+    for (uint32_t n = 0; n < count; n++)
+      if (uses[n].pid == drawer.pid)
+        drawer = uses[n];
+    uses[0] = drawer;
+    return 1;
+  }
   if (kind == COMPUTE && device->mps_pid)
     uses[count++] =
         (struct process_use){.pid = device->mps_pid, .place = nvml_place(device), .memory_bytes = MPS_BYTES};

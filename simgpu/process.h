@@ -134,6 +134,9 @@ static inline struct sg_context *shared_of(const struct context *context) {
 /* wait.c */
 bool inside_host_function(void);
 void run_effects(void);
+void host_function(const struct effect *effect); /* in this thread */
+/* host_function.c: in the thread for that */
+void host_function_call(struct effect *effect, uint32_t slot, struct sg_item *item);
 /* Let no effect on memory happen until this is called with false. Not inside a host function. */
 void hold_effects(bool hold);
 /* Wait until the lane has completed `count` items. */
@@ -305,6 +308,7 @@ struct function {
   char name[256];
   uint64_t fixed_ns; /* duration from the name; 0 = by grid */
   bool spin;
+  bool faulty;          /* ends with an illegal address */
   bool varies;          /* takes as many nanoseconds as its first parameter, 32 bits wide, says */
   uint32_t shared_name; /* in the table of names */
   unsigned block[3];    /* cuFuncSetBlockShape */

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
-#define SG_VERSION      6u
+#define SG_VERSION      7u
 #define SG_MAX_DEVICES  16
 #define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
 #define SG_MAX_LANES    128  /* streams of one context */
@@ -82,9 +82,10 @@ enum sg_phase {
 #define SG_LOGGED   8u  /* goes to the kernel log */
 #define SG_TURN     16u /* needs its context to hold the device; set by sg_submit */
 #define SG_INLINE                                                                                                      \
-  32u                 /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so  \
-                       */
-#define SG_INWARD 64u /* a copy from the host */
+  32u                  /* a copy that goes with the commands of its channel: needs the turn where intrusion_us says so \
+                        */
+#define SG_INWARD 64u  /* a copy from the host */
+#define SG_FAULT  128u /* its end is an illegal address: the context is lost */
 
 /* One piece of work in a stream. */
 struct sg_item {
@@ -212,12 +213,14 @@ struct sg_device {
   uint64_t worked_ns;    /* when the current context last had work */
   uint64_t hold_busy_ns; /* busy_ns when the current context got the device */
   struct sg_history history;
-  uint32_t parent;  /* a MIG instance: the index of its GPU; SG_NONE: a GPU */
-  uint32_t number;  /* of a GPU on the machine, of an instance on its GPU */
-  uint32_t mig;     /* a GPU in MIG mode: nothing runs on it but in its instances */
-  uint32_t mps_pid; /* the MPS server that serves it, 0 = none */
-  uint32_t profile; /* an instance: row of mig.inc */
-  uint32_t start;   /* and its first memory slice */
+  uint32_t parent;       /* a MIG instance: the index of its GPU; SG_NONE: a GPU */
+  uint32_t number;       /* of a GPU on the machine, of an instance on its GPU */
+  uint32_t mig;          /* a GPU in MIG mode: nothing runs on it but in its instances */
+  uint32_t mps_pid;      /* the MPS server that serves it, 0 = none */
+  uint32_t graphics_pid; /* a process that draws on it, 0 = none */
+  uint32_t hangs;        /* calls of NVML that talk to the hardware do not come back */
+  uint32_t profile;      /* an instance: row of mig.inc */
+  uint32_t start;        /* and its first memory slice */
 };
 
 struct sg_xid {

@@ -176,3 +176,19 @@ EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, u
     state->shared->devices[device].mps_pid = pid;
   sg_unlock(state);
 }
+
+/* The process with this pid draws on the device from now on; 0: none does. */
+EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t pid) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].graphics_pid = pid;
+  sg_unlock(state);
+}
+
+/* NVML's calls that talk to the device hang from now on; 0: they come back. */
+EXPORT void simgpu_truth_hang(struct sg_state *state, uint32_t device, uint32_t hangs) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].hangs = hangs;
+  sg_unlock(state);
+}

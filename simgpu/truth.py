@@ -134,10 +134,10 @@ def _load() -> ctypes.CDLL:
     library.simgpu_truth_kernels.argtypes = (handle, ctypes.c_void_p, ctypes.c_uint64)
     library.simgpu_truth_name.restype = ctypes.c_char_p
     library.simgpu_truth_name.argtypes = (handle, ctypes.c_uint32)
-    for name in ("simgpu_truth_inject_xid", "simgpu_truth_recover", "simgpu_truth_serve_by_mps"):
-        getattr(library, name).restype = None
-    library.simgpu_truth_inject_xid.argtypes = (handle, ctypes.c_uint32, ctypes.c_uint32)
-    library.simgpu_truth_serve_by_mps.argtypes = (handle, ctypes.c_uint32, ctypes.c_uint32)
+    for name in ("inject_xid", "serve_by_mps", "draw", "hang"):
+        function = getattr(library, f"simgpu_truth_{name}")
+        function.restype, function.argtypes = None, (handle, ctypes.c_uint32, ctypes.c_uint32)
+    library.simgpu_truth_recover.restype = None
     library.simgpu_truth_recover.argtypes = (handle, ctypes.c_uint32)
     return library
 
@@ -236,3 +236,11 @@ class Truth:
     def serve_by_mps(self, device: int, server_pid: int) -> None:
         """Let NVML say that an MPS server with this pid serves the device; 0: none does."""
         self._library.simgpu_truth_serve_by_mps(self._state, device, server_pid)
+
+    def draw(self, device: int, pid: int) -> None:
+        """Let NVML list a process among those that draw on the device; 0: none does."""
+        self._library.simgpu_truth_draw(self._state, device, pid)
+
+    def hang(self, device: int, *, hangs: bool = True) -> None:
+        """Let NVML's calls that talk to the device hang, or come back."""
+        self._library.simgpu_truth_hang(self._state, device, hangs)

@@ -75,22 +75,28 @@ void run_effects(void) {
     struct effect *effect = (struct effect *)(uintptr_t)item->effect;
     if (item->kind == SG_HOST) {
       pthread_mutex_unlock(&effects_lock);
-      in_host_function = true;
-      effect_apply(effect);
-      in_host_function = false;
+      host_function_call(effect, slot, item);
       pthread_mutex_lock(&effects_lock);
-      sg_lock(state);
-      sg_host_returned(state->shared, slot, item, sg_now());
-    } else {
-      effect_apply(effect);
-      sg_lock(state);
-      sg_item_free(&state->shared->contexts[slot], item);
+      continue;
     }
+    effect_apply(effect);
+    sg_lock(state);
+    sg_item_free(&state->shared->contexts[slot], item);
     sg_unlock(state);
     effect_free(effect);
     __atomic_fetch_sub(&process.effects, 1, __ATOMIC_RELAXED);
   }
   pthread_mutex_unlock(&effects_lock);
+}
+
+void host_function(const struct effect *effect) {
+  int cancellation;
+  /* None of the program's threads is cancelled in one, should it be made there. */
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation);
+  in_host_function = true;
+  effect_apply(effect);
+  in_host_function = false;
+  pthread_setcancelstate(cancellation, NULL);
 }
 
 void hold_effects(bool hold) {
@@ -200,6 +206,7 @@ CUresult take_item(struct context *context, uint32_t lane, struct sg_item **item
       sg_advance(&process.state, sg_now());
       continue;
     }
+    look_at_words();
     if (effects_due() && !in_host_function) {
       sg_unlock(&process.state);
       run_effects();

@@ -62,7 +62,8 @@ def _probe() -> Path:
 def _census() -> Path | None:
     if MACHINE != "x86_64":
         return None
-    sources = [HERE / "census.c", ROOT / "hook" / "resolve.c", ROOT / "hook" / f"trampoline_{MACHINE}.S"]
+    resolver = [ROOT / "hook" / name for name in ("resolve.c", "object.c", f"trampoline_{MACHINE}.S")]
+    sources = [HERE / "census.c", *resolver]
     return compiled(CACHE / "libcensus.so", sources, [*HOOK_FLAGS, *SHARED], ["-lpthread"])
 
 

@@ -115,10 +115,17 @@ static void *handed_out(const char *name, void *found, uint64_t flags, int versi
   return thunk_of(name, flags & PER_THREAD ? "_ptsz" : "", found);
 }
 
-/* Called by the trampoline of dlsym for a real handle and a name that begins with "cu". */
+/* Called by the trampoline of dlopen. */
+void sp_before_dlopen(void);
+void sp_before_dlopen(void) {
+  sp_libc_dlopen(); /* everything is resolved */
+}
+
+/* Called by the trampoline of dlsym for a real handle. */
 void *sp_filter(void *handle, const char *name);
 void *sp_filter(void *handle, const char *name) {
-  if (name[2] < 'A' || name[2] > 'Z') /* cudaMalloc, cublasCreate, cuptiActivityEnable: not the driver's */
+  /* cudaMalloc, cublasCreate, cuptiActivityEnable: not the driver's */
+  if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
     return NULL;
   if (!sp_chain_dlsym)
     sp_resolve();

@@ -181,7 +181,11 @@ struct ipc_handle {
   row(cuImportExternalMemory, (void **, const struct external_memory *))                                               \
   row(cuDestroyExternalMemory, (void *))                                                                               \
   row(cuGraphUpload, (void *, void *))                                                                                 \
-  row(cuGraphInstantiateWithParams, (void **, void *, struct instantiation *))
+  row(cuGraphInstantiateWithParams, (void **, void *, struct instantiation *))                                         \
+  row(cuDevicePrimaryCtxRelease, (int))                                                                                \
+  row(cuCtxCreate, (void **, void *, unsigned, int))                                                                   \
+  row(cuLaunchHostFunc, (void *, void (*)(void *), void *))                                                            \
+  row(cuStreamWaitValue32, (void *, device_pointer, uint32_t, unsigned))
 /* clang-format on */
 
 /* Weak: each source of a program that has several includes this. */

@@ -13,7 +13,7 @@ SECONDS = 8
 SEED = 4
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 # These run while the sanitizer's own runtime looks up libc: before it can check anything.
-BEFORE_THE_RUNTIME = {"intercept.c", "lookup.c", "nvml_intercept.c", "resolve.c"}
+BEFORE_THE_RUNTIME = {"intercept.c", "lookup.c", "nvml_intercept.c", "object.c", "own_names.c", "resolve.c"}
 
 
 def gcc(*arguments: str | Path) -> str:

@@ -98,7 +98,8 @@ def test_thread_locals_are_reached_without_the_loader(portable: dict[str, Path],
 
 
 def test_the_resolver_and_the_trampolines_import_nothing_from_libc(tmp_path: Path) -> None:
-    resolver = compile_c(tmp_path / "resolve.o", *HOOK_FLAGS, "-c", HOOK / "resolve.c")
+    sources = (HOOK / "resolve.c", HOOK / "object.c")
+    resolver = compile_c(tmp_path / "resolve.o", *HOOK_FLAGS, "-nostdlib", "-r", *sources)
     done = run(["nm", "--undefined-only", resolver])
     strong = {line.split()[-1] for line in done.stdout.splitlines() if line.split()[0] == "U"}
     assert strong <= {"_DYNAMIC", "_GLOBAL_OFFSET_TABLE_"}
@@ -112,12 +113,12 @@ class Machine:
     hook: Path
     emulator: tuple[str, ...] = ()
 
-    def run(self, program: Path, **guest: str) -> subprocess.CompletedProcess[str]:
+    def run(self, program: Path, *arguments: str, **guest: str) -> subprocess.CompletedProcess[str]:
         """Run a program with the hook and further settings."""
         settings = {"LD_PRELOAD": str(self.hook), **guest}
         if not self.emulator:
-            return run([program], clean_environment() | settings)
-        return run([*self.emulator, *in_guest(settings), program], clean_environment())
+            return run([program, *arguments], clean_environment() | settings)
+        return run([*self.emulator, *in_guest(settings), program, *arguments], clean_environment())
 
 
 def in_guest(settings: Mapping[str, str]) -> list[str]:
@@ -150,6 +151,22 @@ def test_the_portable_hook_stands_before_nvml(machine: Machine, tmp_path: Path) 
     program = compile_c(tmp_path / "lookup", C / "nvml_lookup.c", "-ldl", cc=[machine.cc])
     done = machine.run(program, LD_LIBRARY_PATH=str(tmp_path))
     assert done.stdout == f"{machine.hook.name} libnvidia-ml.so.1 - - 7 2000\n", done.stderr
+
+
+@pytest.mark.parametrize("names", ["-DVARIABLES", "-DSTUBS"])
+@pytest.mark.parametrize("way", ["-DLINKS", "-DOPENS"])
+def test_the_portable_hook_leaves_a_library_its_own_names(
+    machine: Machine, tmp_path: Path, names: str, way: str
+) -> None:
+    source, cc = C / "own_names.c", [machine.cc]
+    shared = [*STRICT, "-shared"]
+    compile_c(tmp_path / "libcuda.so.1", *shared, "-Wl,-soname,libcuda.so.1", "-DIDLE", source, cc=cc)
+    library = tmp_path / "library.so"
+    compile_c(library, *shared, "-Wl,-soname,library.so,-z,now", names, "-DWORK", source, "-ldl", cc=cc)
+    linked = [library] if way == "-DLINKS" else []
+    program = compile_c(tmp_path / "program", *STRICT, "-DMAIN", way, source, *linked, "-ldl", cc=cc)
+    done = machine.run(program, str(library), LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 ROUTES = ["linked", "default", "soname", "path", "soname-deepbind", "gpa1", "gpa2", "runtime"]

@@ -156,12 +156,6 @@ def kinds(work: Counter[str]) -> dict[str, int]:
     return dict(counts)
 
 
-CRASHES = pytest.mark.xfail(
-    reason="libsgl.so has variables with the names of the driver's functions, which LD_PRELOAD replaces by the hook's",
-    strict=True,
-)
-
-
 def run_bare(name: str, node: Node, scratch: Path) -> Run:
     """Run a stranger without the hook; it does what is certain about it."""
     stranger = STRANGERS[name]
@@ -183,7 +177,7 @@ def test_a_stranger_runs_without_the_hook(name: str, bare: Node, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=CRASHES if name == "slangpy" else ()) for name in STRANGERS])
+@pytest.mark.parametrize("name", STRANGERS)
 def test_a_stranger_does_in_a_share_what_it_does_without(name: str, bare: Node, shared: Node, tmp_path: Path) -> None:
     stranger = STRANGERS[name]
     without = run_bare(name, bare, tmp_path / "bare")

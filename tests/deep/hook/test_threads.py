@@ -12,8 +12,8 @@ import pytest
 from rig import REPO_ROOT
 
 HOOK = (
-    "attach", "capture", "clock", "gate", "guard", "keeper", "lane", "marker", "mps", "predict", "region",
-    "region_attach", "spans", "thread", "wait",
+    "attach", "capture", "clock", "gate", "guard", "keeper", "keeper_thread", "lane", "marker", "mps", "predict",
+    "record", "region", "region_attach", "spans", "stand", "thread", "wait",
 )  # fmt: skip
 """The sources of the hook between a launch and the region."""
 SOURCES = [

@@ -17,7 +17,7 @@ import pytest
 from rig.agent import metered, program, python, usage
 from rig.script import script
 from rig.until import until
-from sharepod.agent.inventory import numa_node_at
+from sharepod.agent.nvml import numa_node_at
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 

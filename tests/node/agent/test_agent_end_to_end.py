@@ -244,14 +244,15 @@ def test_overcommit_is_the_operators_choice(make_agent: MakeAgent) -> None:
     assert "overcommit" in node.features
 
 
-def test_only_the_owners_user_may_write_the_slots(agent: RunningAgent) -> None:
-    ours = Path(agent.register(10, owner_pid=os.getpid()).share.directory, "slots").stat()
-    container = Path(agent.register(10).share.directory, "slots").stat()
+@pytest.mark.parametrize(("name", "mode"), [("slots", 0o666), ("bell", 0o622)])
+def test_only_the_owners_user_may_write_the_slots_and_ring(agent: RunningAgent, name: str, mode: int) -> None:
+    ours = Path(agent.register(10, owner_pid=os.getpid()).share.directory, name).stat()
+    container = Path(agent.register(10).share.directory, name).stat()
     assert (ours.st_uid, ours.st_mode & 0o777) == (os.getuid(), 0o600)
-    assert container.st_mode & 0o777 == 0o666
+    assert container.st_mode & 0o777 == mode
     if os.getuid() == 0:  # only root can serve, and start, programs of other users
         with subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[]) as owner:
-            theirs = Path(agent.register(10, owner_pid=owner.pid).share.directory, "slots").stat()
+            theirs = Path(agent.register(10, owner_pid=owner.pid).share.directory, name).stat()
             owner.kill()
         assert (theirs.st_uid, theirs.st_mode & 0o777) == (65534, 0o600)
 

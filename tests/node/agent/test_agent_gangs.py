@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,7 @@ from sharepod.agent.share import Terms as ShareTerms
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rig.node import Node
@@ -120,6 +122,59 @@ def test_a_gang_of_which_one_share_is_paused_leaves_all_of_its_devices(tmp_path:
             assert all(after[rank] == before[rank] for rank in ("rank0", "rank1"))
             node.client.resume(paused)
         _until_used(node, "rank0")
+
+
+PAUSED = 2  # SP_GRANT_PAUSED
+FLAGS_AT = 128 + 64 + 4  # of the first grant, in `terms`
+
+
+def _flags(region: Path) -> int:
+    return int.from_bytes((region / "terms").read_bytes()[FLAGS_AT : FLAGS_AT + 4], "little")
+
+
+def _shares_of_two_devices(arbiter: NativeArbiter, directories: Sequence[Path]) -> list[Handle]:
+    devices = [arbiter.add_device(f"GPU-{index}") for index in range(2)]
+    asked = [[(device, ShareTerms(50_000, 100_000, 0))] for device in devices]
+    made = zip(directories, asked, strict=True)
+    return [arbiter.add_share(str(directory), terms, ShareClass.STANDARD, []) for directory, terms in made]
+
+
+def test_a_share_that_is_paused_with_its_gang_stays_so_undamaged_and_when_no_agent_is_there(tmp_path: Path) -> None:
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for directory in directories:
+        directory.mkdir()
+    arbiter = NativeArbiter()
+    try:
+        shares = _shares_of_two_devices(arbiter, directories)
+        for share_handle in shares:
+            arbiter.join_gang(share_handle, 1)
+        arbiter.pause_share(shares[0], True)
+        time.sleep(0.5)  # five looks for damage
+        assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, PAUSED]
+        assert [arbiter.read_usage(one, 0).faults for one in shares] == [0, 0]
+    finally:
+        arbiter.close()
+    assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, PAUSED]
+
+
+def test_a_region_that_is_adopted_paused_is_paused_until_its_agent_says_otherwise(tmp_path: Path) -> None:
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for directory in directories:
+        directory.mkdir()
+    before = NativeArbiter()
+    try:
+        before.pause_share(_shares_of_two_devices(before, directories)[0], True)
+    finally:
+        before.close()
+    after = NativeArbiter()
+    try:
+        shares = _shares_of_two_devices(after, directories)
+        assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, 0]
+        assert [after.read_usage(one, 0).state.name for one in shares] == ["PAUSED", "IDLE"]
+        after.pause_share(shares[0], False)
+        assert _flags(directories[0]) & PAUSED == 0
+    finally:
+        after.close()
 
 
 def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:

@@ -258,7 +258,7 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
             overrun_ns=250_000_000, turns=7, launches=8, passed=9, cogrants=10, faults=11, memory_used_bytes=12,
             memory_overhead_bytes=-13, memory_refused_bytes=14, memory_refusals=15, processes=16,
             state=ShareState.WAITING, host_to_device_bytes=17, device_to_host_bytes=18, host_to_device_copies=19,
-            device_to_host_copies=20,
+            device_to_host_copies=20, beside_ns=125_000_000,
         )
     ]  # fmt: skip
     counts = (5, 0, 3, *(0,) * (len(TURN_BOUNDS_NS) - 4), 1, 2)
@@ -277,6 +277,7 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
         "memory_overhead_bytes": -13, "processes": 16, "hook_attached": 1, "region_usable": 0, "waiting": 1,
         "paused": 0, "yielding": 0, "info": 1, "host_to_device_bytes_total": 17,
         "device_to_host_bytes_total": 18, "host_to_device_copies_total": 19, "device_to_host_copies_total": 20,
+        "beside_seconds_total": 0.125,
     }  # fmt: skip
     waits = found[WAITS_NAME]
     by_bound = {s.labels["le"]: s.value for s in waits if s.name.endswith("_bucket")}

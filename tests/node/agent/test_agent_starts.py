@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.agent import metered, program
+from rig.agent import metered, program, usage
+from rig.script import script
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
@@ -115,6 +117,50 @@ def test_a_program_that_started_while_no_agent_ran_rings_the_next_one(agent: Run
             agent.stub.ResumeShare(pb.ResumeShareRequest(share="early"))
 
 
+CLOSES = """
+import os
+function = kernel(start(), "work_1ms")
+held = allocate(300 << 20)
+os.closerange(3, 4096)
+print("closed", flush=True)
+input()
+for _ in range(40):
+    ok(launch(function))
+    ok(cuda.cuCtxSynchronize())
+print("ended", flush=True)
+input()
+ok(cuda.cuMemFree_v2(c_uint64(held)))
+allocate(100 << 20)
+allocate(500 << 20)  # of 1 GiB, with its context
+print("allocated", flush=True)
+"""
+
+
+def test_a_daemon_that_closes_its_descriptors_before_the_agent_has_seen_it_is_metered(agent: RunningAgent) -> None:
+    answer = agent.register(30, memory=GIB, name="daemon")
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGSTOP)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(script(CLOSES), env=metered(answer), stdin=pipe, stdout=pipe, text=True) as daemon:
+        try:
+            assert daemon.stdin is not None
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline() == "closed\n"
+            agent.process.send_signal(signal.SIGCONT)
+            time.sleep(2.5)  # a claim without a lock is a dead process's after one second
+            daemon.stdin.write("go\n")
+            daemon.stdin.flush()
+            assert daemon.stdout.readline() == "ended\n"
+            until(lambda: usage(agent, "daemon").launches >= 30)
+            until(lambda: usage(agent, "daemon").memory_used_bytes >= 300 << 20)
+            daemon.stdin.write("go\n")
+            daemon.stdin.flush()
+            assert daemon.stdout.readline() == "allocated\n"
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
+            daemon.kill()
+
+
 def test_a_region_of_another_abi_is_given_up_with_its_reason(agent: RunningAgent) -> None:
     share = agent.register(30, name="old").share
     agent.stop()
@@ -128,17 +174,127 @@ def test_a_region_of_another_abi_is_given_up_with_its_reason(agent: RunningAgent
     assert "share not adopted" in agent.log()
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", None], ids=["no-json", "no-text", "directory"])
-def test_a_checkpoint_that_cannot_be_read_does_not_stop_the_agent(agent: RunningAgent, content: bytes | None) -> None:
+NEWER = b'{"format": 9, "boot_id": "", "shares": {}}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff\xfe", None, NEWER], ids=["no-json", "no-text", "directory", "newer-format"]
+)
+def test_a_checkpoint_that_cannot_be_read_costs_no_share_its_terms(
+    make_agent: MakeAgent, content: bytes | None
+) -> None:
+    agent = make_agent("--overcommit").start()
+    running = agent.register(30, 60, GIB, device="1", name="running", share_class=pb.SHARE_CLASS_LATENCY)
+    pb_asks = [pb.DeviceAsk(device=place, request_millipercent=20_000, limit_millipercent=40_000) for place in "01"]
+    both = agent.stub.RegisterShare(pb.RegisterShareRequest(devices=pb_asks)).share
+    agent.stub.PauseShare(pb.PauseShareRequest(share=both.id))
+    with program(metered(running), "busy") as process:
+        until(lambda: usage(agent, "running").used_ns > 0)
+        used_ns = usage(agent, "running").used_ns
+        agent.stop(signal.SIGKILL)
+        path = agent.directory / "checkpoint.json"
+        path.unlink()
+        path.mkdir() if content is None else path.write_bytes(content)
+        agent.start()
+        found = {share.id: share for share in agent.shares()}
+        assert found.keys() == agent.directories() == {running.share.id, both.id}
+        terms = {
+            share.id: [
+                (held.device_uuid, held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes)
+                for held in share.devices
+            ]
+            for share in (*found.values(), running.share, both)
+        }
+        assert terms[running.share.id] == [(running.share.devices[0].device_uuid, 30_000, 60_000, GIB)]
+        assert [held[1:] for held in terms[both.id]] == [(20_000, 40_000, 0)] * 2
+        assert found[running.share.id].share_class == pb.SHARE_CLASS_LATENCY
+        assert (found[running.share.id].paused, found[both.id].paused) == (False, True)
+        assert found[running.share.id].devices[0].usage.used_ns >= used_ns
+        until(lambda: usage(agent, running.share.id).used_ns > used_ns + 20_000_000)
+        assert process.poll() is None
+    assert agent.stop() == 0
+    assert "checkpoint is unreadable" in agent.log()
+    aside = agent.directory / "checkpoint.json.unreadable"
+    assert (aside.read_bytes() if aside.exists() else None) == content
+
+
+def test_a_share_whose_owner_is_not_known_any_more_is_told_from_one_of_a_container(agent: RunningAgent) -> None:
+    owned = agent.register(30, owner_pid=os.getpid()).share
     agent.register(30)
     agent.stop(signal.SIGKILL)
     path = agent.directory / "checkpoint.json"
-    path.unlink()
-    path.mkdir() if content is None else path.write_bytes(content)
-    assert agent.start().shares() == []
-    assert agent.directories() == set()
-    assert agent.stop() == 0
-    assert "checkpoint is unreadable" in agent.log()
+    path.write_text("{", encoding="utf-8")
+    agent.start()
+    agent.stop()
+    records = {one["share"]["id"]: one["share"] for one in json.loads(path.read_text(encoding="utf-8"))["shares"]}
+    assert {share for share, record in records.items() if record.get("ownerless")} == {owned.id}
+
+
+def test_a_record_that_says_nothing_costs_its_share_no_more_than_its_name(agent: RunningAgent) -> None:
+    first, second = (agent.register(30, name=name).share for name in ("first", "second"))
+    agent.stop(signal.SIGKILL)
+    path = agent.directory / "checkpoint.json"
+    left = json.loads(path.read_text(encoding="utf-8"))
+    left["shares"][0] = {"?": "x"}
+    path.write_text(json.dumps(left), encoding="utf-8")
+    agent.start()
+    assert {share.id: share.name for share in agent.shares()} == {first.id: "", second.id: "second"}
+    assert agent.directories() == {first.id, second.id}
+
+
+def test_a_region_without_a_record_is_adopted_while_a_process_lives_in_it_and_else_removed(
+    agent: RunningAgent,
+) -> None:
+    used, empty = agent.register(30, name="used"), agent.register(30, name="empty")
+    with program(metered(used), "busy"):
+        until(lambda: usage(agent, "used").processes == 1)
+        agent.stop(signal.SIGKILL)
+        (agent.directory / "checkpoint.json").unlink()
+        agent.start()
+        assert agent.directories() == {used.share.id}
+        assert [share.id for share in agent.shares()] == [used.share.id]
+        (line,) = [line for line in agent.log().splitlines() if "directory without a share removed" in line]
+        assert empty.share.id in line
+
+
+def test_a_region_that_cannot_be_adopted_is_left_alone_until_no_process_lives_in_it(agent: RunningAgent) -> None:
+    answer = agent.register(30, name="newer")
+    with program(metered(answer), "busy") as process:
+        until(lambda: usage(agent, "newer").processes == 1)
+        agent.stop()
+        with (Path(answer.share.directory) / "terms").open("r+b") as terms:
+            terms.seek(8)
+            terms.write((99).to_bytes(4, "little"))
+        for _ in range(2):  # its record is kept, for an agent that can
+            agent.start()
+            assert agent.shares() == []
+            time.sleep(2.5)
+            assert agent.directories() == {answer.share.id}
+            assert "newer" in (agent.directory / "checkpoint.json").read_text(encoding="utf-8")
+            agent.stop()
+        agent.start()
+        process.kill()
+        until(lambda: agent.directories() == set(), timeout_s=10.0)
+    until(lambda: not (agent.directory / "checkpoint.json").exists())
+    assert agent.log().count("directory without a share removed") == 1
+
+
+def test_one_share_that_cannot_be_read_costs_no_other_and_comes_back_with_an_agent_that_can(
+    agent: RunningAgent,
+) -> None:
+    first, second = (agent.register(30, name=name).share for name in ("first", "second"))
+    agent.stop(signal.SIGKILL)
+    path = agent.directory / "checkpoint.json"
+    readable = path.read_text(encoding="utf-8")
+    path.write_text(readable.replace('"share_class"', '"share_klass"', 1), encoding="utf-8")
+    assert [share.name for share in agent.start().shares()] == ["second"]
+    assert agent.directories() == {Path(share.directory).name for share in (first, second)}
+    agent.stop()
+    assert "share not read" in agent.log()
+    kept = path.read_text(encoding="utf-8")
+    assert "share_klass" in kept
+    path.write_text(kept.replace("share_klass", "share_class"), encoding="utf-8")
+    assert {share.name for share in agent.start().shares()} == {"first", "second"}
 
 
 def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agent: RunningAgent) -> None:
@@ -167,8 +323,10 @@ def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent:
     # grpc makes it 0755 in a directory that is passable to nobody who could write to it; then it gets its mode.
     until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     assert closed.directory.stat().st_mode & 0o777 == PRIVATE
-    opened = make_agent("--socket-mode", "0666").start()
-    until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o666)
+    assert not (closed.directory / "users.sock").exists()
+    opened = make_agent("--users-socket-mode", "0666").start()
+    until(lambda: (opened.directory / "users.sock").stat().st_mode & 0o777 == 0o666)
+    until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     assert opened.directory.stat().st_mode & 0o777 == 0o711
 
 

@@ -20,6 +20,7 @@ NOT_SIMULATED = {
     *("cuFabricCpyBatchAsync", "cuFabricCpyBatchAsync_ptsz"),
     *("cuMemBatchDecompressAsync", "cuMemBatchDecompressAsync_ptsz"),
     *("cuStreamBeginRecaptureToGraph", "cuStreamBeginRecaptureToGraph_ptsz"),
+    *("cuLaunchHostFunc_v2", "cuLaunchHostFunc_v2_ptsz"),
     *("cuGraphAddNode_v3", "cuGreenCtxDestroy"),
 }
 """What the simulated driver has no model of, among it contexts of graphics APIs and the forms of CUDA 2 with addresses

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from hooklab import C, compile_c
 from metered import run_metered
 
@@ -34,6 +35,28 @@ for _ in range(200):
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
+CAPTURES = 30
+# The stream joins a capture while its work is not marked. An attempt to mark the work fails until the capture ends.
+BESIDE_CAPTURES = f"""
+module, captured, stream, graph = start(), new_stream(), new_stream(), c_void_p()
+fork, join = new_event(), new_event()
+function = kernel(module, "beside_1ms")
+for _ in range(20):  # it is known from here on
+    ok(launch(function, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+for _ in range({CAPTURES}):
+    ok(cuda.cuStreamBeginCapture_v2(captured, 2))
+    ok(cuda.cuEventRecord(fork, captured))
+    for _ in range(4):
+        ok(launch(function, stream))
+    ok(cuda.cuStreamWaitEvent(stream, fork, 0))
+    time.sleep(0.02)
+    ok(cuda.cuEventRecord(join, stream))
+    ok(cuda.cuStreamWaitEvent(captured, join, 0))
+    ok(cuda.cuStreamEndCapture(captured, byref(graph)))
+    ok(cuda.cuStreamSynchronize(stream))
+"""
+
 RUNS = 10
 
 
@@ -44,6 +67,15 @@ def test_work_that_nobody_waits_for_is_billed_to_its_end(make_simgpu: MakeSimgpu
         busy_ns = truth.devices()[0].busy_ns
     assert busy_ns >= BURSTS * 3_000_000
     assert used_ns >= 0.9 * busy_ns
+
+
+def test_work_beside_an_open_capture_is_billed_when_it_can_be_marked(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    gpu = make_simgpu()
+    used_ns = run_metered(gpu, tmp_path, BESIDE_CAPTURES).usage[0].used_ns
+    with Truth(gpu.state) as truth:
+        busy_ns = truth.devices()[0].busy_ns
+    assert busy_ns >= (20 + 4 * CAPTURES) * 1_000_000
+    assert used_ns == pytest.approx(busy_ns, rel=0.25)
 
 
 def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(

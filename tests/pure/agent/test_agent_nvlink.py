@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from sharepod.agent import inventory
+from sharepod.agent import nvml
 from sharepod.agent.device import DeviceInfo
 from sharepod.agent.share import DeviceUuid
 
@@ -16,11 +16,11 @@ def handle(index: int, parent: str = "", own: object = None) -> Any:
     """Return a device: a whole GPU, or an instance of `parent`."""
     info = DeviceInfo(DeviceUuid(f"GPU-{index}"), index, "H200", 2**37)
     whole = parent or f"GPU-{index}"
-    return inventory._Handle(info, own or whole, whole, whole)
+    return nvml.Handle(info, own or whole, whole, whole)
 
 
 def peers(one: Any, others: list[Any]) -> tuple[int, ...]:
-    return inventory._nvlink_peers(one, others)
+    return nvml.nvlink_peers(one, others)
 
 
 def test_the_peers_are_those_whose_p2p_status_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:

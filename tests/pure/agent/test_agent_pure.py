@@ -85,15 +85,41 @@ def test_application_errors_leave_a_device_healthy_but_are_counted() -> None:
     assert verdict.xids_seen == 3
 
 
-def test_a_critical_xid_makes_it_unhealthy_until_the_probation_is_over() -> None:
-    verdict = health.step(health.Health(), look(xids=(79,)), 0)
-    assert verdict.reason == "Xid 79"
-    verdict = health.step(verdict, look(error="NVML: GPU is lost"), 5 * SECOND_NS)
-    assert verdict.reason == "Xid 79"
-    verdict = health.step(verdict, look(), 14 * SECOND_NS)
-    assert not verdict.healthy
-    verdict = health.step(verdict, look(), 15 * SECOND_NS)
-    assert verdict.healthy
+def verdict_after(*seen: tuple[int, DeviceLook]) -> health.Health:
+    """The verdict after looks at these seconds."""
+    verdict = health.Health()
+    for second, one in seen:
+        verdict = health.step(verdict, one, second * SECOND_NS)
+    return verdict
+
+
+def test_a_critical_xid_stays_as_long_as_no_reset_is_seen() -> None:
+    fatal = (0, look(xids=(62,)))
+    well = [(second, look()) for second in range(1, 3600, 60)]
+    silent = (5, look(error="NVML: Timeout"))  # it did not answer, and was there
+    for seen in ([fatal, *well], [fatal, silent, *well], [fatal, (5, look(xids=(13,))), *well]):
+        assert verdict_after(*seen).reason == "Xid 62"
+
+
+@pytest.mark.parametrize(
+    "down", [look(error="NVML: GPU is lost", gone=True), look(needs_reset=True)], ids=["gone", "asks-for-reset"]
+)
+def test_a_critical_xid_is_over_when_the_device_that_was_down_has_answered_for_the_probation(down: DeviceLook) -> None:
+    fatal = [(0, replace(down, xids=(79,))), (5, down)]
+    assert verdict_after(*fatal).reason == "Xid 79"
+    assert verdict_after(*fatal, (14, look())).reason == "Xid 79"
+    assert verdict_after(*fatal, (14, look()), (15, look())).healthy
+    again = [*fatal, (8, look(xids=(48,)))]  # one after the reset needs another
+    assert verdict_after(*again, (20, look()), (3600, look())).reason == "Xid 48"
+
+
+def test_a_device_that_has_not_been_looked_at_is_unhealthy_until_it_has_answered_for_the_probation() -> None:
+    verdict = health.overdue(health.Health(), 12 * SECOND_NS)
+    assert verdict.reason == "it could not be looked at for 10 s: NVML does not come back"
+    assert health.overdue(verdict, 13 * SECOND_NS).reason == verdict.reason
+    assert not health.step(verdict, look(), 20 * SECOND_NS).healthy
+    assert health.step(verdict, look(), 23 * SECOND_NS).healthy
+    assert health.overdue(health.Health(fault="NVML: GPU is lost"), 0).reason == "NVML: GPU is lost"
 
 
 def test_a_device_that_does_not_answer_or_needs_a_reset_is_unhealthy() -> None:
@@ -194,8 +220,19 @@ HOLDER = held("trainer", ShareState.HOLDING, 70)
         ),
         (held("a", ShareState.WAITING, 40), "at or above its request 30 %"),
         (held("a", ShareState.WAITING, 40, limit=40), "its limit is 40 %: raise the limit to let it use more"),
-        (held("a", ShareState.WAITING, 0, share_class=ShareClass.BATCH), "batch runs when no other share waits"),
-        (held("a", ShareState.WAITING, 0, request=0), "best effort runs when no other share waits"),
+        (
+            held("a", ShareState.WAITING, 0, share_class=ShareClass.BATCH),
+            "below its request 30 %, so it is among the next",
+        ),
+        (
+            held("a", ShareState.WAITING, 40, share_class=ShareClass.BATCH),
+            "above its request 30 %, and beyond that batch runs when no other share waits",
+        ),
+        (
+            held("a", ShareState.WAITING, 0, request=0, share_class=ShareClass.BATCH),
+            "batch without a request runs when no other share waits",
+        ),
+        (held("a", ShareState.WAITING, 0, request=0), "best effort without a request runs when no other share waits"),
         (held("a", ShareState.DRAINING, 0), "its turn is over and its last work still runs"),
         (held("a", ShareState.HOLDING, 0), "runs: it holds the turn"),
         (held("a", ShareState.IDLE, 0), "idle: its processes have submitted no work"),

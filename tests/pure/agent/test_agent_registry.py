@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from sharepod.agent import checkpoint
-from sharepod.agent.device import DeviceProcess
+from sharepod.agent.device import DeviceInfo, DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
 from sharepod.agent.share import NO_COPIES, Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
@@ -289,19 +289,50 @@ def test_a_share_is_adopted_with_its_account_its_pause_and_its_gang(tmp_path: Pa
     assert fresh.statuses(["a"], 0)[0].usages[0].usage.used_ns == 7 * SECOND
     assert other.paused[Handle(1)]
     assert other.gangs == {Handle(1): 1, Handle(2): 0}
-    assert fresh.remove_orphans() == []
+    fresh.validate()
 
 
-def test_adoption_gives_up_what_cannot_be_served_and_says_why(tmp_path: Path) -> None:
+def test_adoption_gives_up_what_cannot_be_served_says_why_and_touches_no_file(tmp_path: Path) -> None:
     registry, _ = make(tmp_path)
     share = registry.register(ask(device="2", name="a"), unix_ns=5, now_ns=0)
     (record,) = records_of(registry)
-    fewer = Registry(MemoryArbiter(), tmp_path, [H200])
-    with pytest.raises(WrongState, match="share a is not adopted: device GPU-cccc is gone: its programs run unmetered"):
-        fewer.adopt(record, 0)
-    assert not (tmp_path / share.id).exists()
-    with pytest.raises(WrongState, match="its directory is gone"):
+    fresh, arbiter = make(tmp_path)
+    arbiter.refuse = errno.EPROTO
+    with pytest.raises(WrongState, match="Protocol error"):
+        fresh.adopt(record, 0)
+    assert (tmp_path / share.id / "terms").exists()
+    registry.release("a", 0)
+    with pytest.raises(FileNotFoundError, match="its directory is gone"):
         make(tmp_path)[0].adopt(record, 0)
+
+
+def test_a_share_of_a_device_that_was_missing_is_adopted_and_the_device_described_when_it_is_found(
+    tmp_path: Path,
+) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(device="2", name="a"), unix_ns=5, now_ns=0)
+    (record,) = records_of(registry)
+    fewer = Registry(MemoryArbiter(), tmp_path, [H200_B])
+    fewer.add_device(DeviceInfo(A10.uuid, 0, "unknown", 0, nvlink_peers=(1,)))
+    fewer.set_health(A10.uuid, "NVML does not list it")
+    fewer.adopt(record, 0)
+    assert fewer.shares() == registry.shares()
+    with pytest.raises(WrongState, match="NVML does not list it"):
+        fewer.register(ask(device="0"), unix_ns=5, now_ns=0)
+    fewer.describe(replace(A10, index=-1))
+    assert fewer.devices == (replace(A10, index=0, nvlink_peers=(1,)), H200_B)
+    fewer.set_health(A10.uuid, "")
+    with pytest.raises(InvalidInput, match="more than the 24 GiB of device 0"):
+        fewer.register(ask(device="0", memory=25 * GIB), unix_ns=5, now_ns=0)
+
+
+def test_a_checkpoint_says_which_devices_there_were(tmp_path: Path) -> None:
+    devices = (H200, replace(A10, nvlink_peers=(0, 1)))
+    text = checkpoint.Dumper("boot").dump((), devices=devices)
+    assert checkpoint.parse(text, "boot").devices == devices
+    assert checkpoint.parse(text, "another boot").devices == ()
+    assert checkpoint.parse(text.replace('"index": 0', '"index": [', 1).replace("[,", "[],"), "boot").records == ()
+    assert checkpoint.parse(text.replace('"uuid"', '"uuiD"'), "boot").devices == ()
 
 
 def test_a_checkpoint_without_what_is_new_is_as_older_agents_wrote_it_and_is_read(tmp_path: Path) -> None:
@@ -340,10 +371,59 @@ def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_pa
     text = dumped(registry)
     assert checkpoint.parse(text, "another boot").records == ()
     assert checkpoint.parse(checkpoint.Dumper("boot", "580.65").dump(()), "boot").driver_version == "580.65"
-    newer, negative = text.replace('"format": 1', '"format": 9'), text.replace("30000", "-1")
-    for broken in ("", "{}", "[]", "null", text[:-20], newer, negative):
+    newer = text.replace('"format": 1', '"format": 9')
+    for broken in ("", "{}", "[]", "null", text[:-20], newer, "[" * 100_000):
         with pytest.raises(WrongState, match="checkpoint is unreadable"):
             checkpoint.parse(broken, "boot")
+
+
+def test_a_word_that_a_newer_agent_has_written_is_left_out(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    newer = (
+        dumped(registry).replace('"name":', '"colour": "blue", "name":').replace('"terms": {', '"terms": {"x": [1], ')
+    )
+    found = checkpoint.parse(newer, "boot")
+    assert [record.share for record in found.records] == [registry.find("a")]
+    assert found.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("30000", "-1"),
+        ('"share_class"', '"share_clasS"'),
+        ('"usages": [', '"usages": [{}, '),
+        ('"a", "owner', '"a", "devices": null, "owner'),
+        ('"directory": "', '"directory": null, "was": "'),
+        ('"used_ns": 0', '"used_ns": Infinity'),
+        ('"used_ns": 0', '"used_ns": 1180591620717411303424'),
+        ('"turns": 0', '"turns": -1'),
+    ],
+    ids=["terms", "missing", "one-too-many", "null", "no-directory", "infinite", "too-large", "negative"],
+)
+def test_a_share_that_cannot_be_read_is_kept_for_an_agent_that_can_and_all_others_are_read(
+    good: str, bad: str, tmp_path: Path
+) -> None:
+    registry, _ = make(tmp_path)
+    shares = [registry.register(ask(name=name), unix_ns=1, now_ns=0) for name in ("a", "b")]
+    text = dumped(registry)
+    damaged = text.replace(good, bad, 1)
+    assert damaged != text
+    found = checkpoint.parse(damaged, "boot")
+    assert [record.share for record in found.records] == [shares[1]]
+    (unread,) = found.unread
+    assert unread.name == shares[0].id
+    kept = checkpoint.Dumper("boot").dump(registry.statuses(["b"], 0), [unread.text])
+    assert checkpoint.parse(kept, "boot").unread == found.unread
+
+
+def test_of_two_shares_with_one_id_the_first_is_read(tmp_path: Path) -> None:
+    registry, _ = make(tmp_path)
+    shares = [registry.register(ask(name=name), unix_ns=1, now_ns=0) for name in ("a", "b")]
+    found = checkpoint.parse(dumped(registry).replace(f'"id": "{shares[1].id}"', f'"id": "{shares[0].id}"'), "boot")
+    assert [record.share for record in found.records] == [shares[0]]
+    assert [unread.name for unread in found.unread] == [shares[0].id]
 
 
 def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class MemoryArbiter:
         self.mishaps: dict[Handle, tuple[Mishap, ...]] = {}
         self.region_errors: dict[str, int] = {}
         self.finished: list[Turn] = []
+        self.regions: dict[str, tuple[tuple[tuple[str, Terms], ...], ShareClass, bool]] = {}
+        self.tenants: dict[str, int] = {}
         self.refuse = 0
         self._next = 0
 
@@ -87,6 +89,14 @@ class MemoryArbiter:
 
     def region_error(self, directory: str) -> int:
         return self.region_errors.get(directory, 0) if Path(directory).is_dir() else errno.ENOENT
+
+    def region_terms(self, directory: str) -> tuple[tuple[tuple[str, Terms], ...], ShareClass, bool]:
+        if (Path(directory) / "terms").exists():
+            return self.regions[directory]
+        raise OSError(errno.ENOENT, "no region")
+
+    def region_tenants(self, directory: str) -> int:
+        return self.tenants.get(directory, 0)
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         self.terms[share] = list(terms)

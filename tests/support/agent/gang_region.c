@@ -32,11 +32,10 @@ int sp_slot_copies(const struct sp_region_owner *owner, uint32_t slot, uint32_t 
   *out = (struct sp_slot_copies){0};
   return 0;
 }
-void sp_slots_mend(const struct sp_region_owner *owner, uint64_t live) {}
 void sp_mishaps_take(struct sp_share *share, uint32_t slot) {}
-int32_t sp_slot_owner(const struct sp_region_owner *owner, uint32_t slot) {
-  return 0;
+void sp_identity_ask(struct sp_arbiter *arbiter, struct sp_share *share, uint64_t asked_ns) {
+  share->mend = false;
 }
-int sp_slot_clear(const struct sp_region_owner *owner, uint32_t slot) {
-  return 0;
+void sp_identity_clear(struct sp_arbiter *arbiter, struct sp_share *share) {
+  share->gone = 0; /* who is dead has no slot any more */
 }

@@ -1,15 +1,25 @@
 """Programs under a share of simulated GPUs: what they were billed, beside what the devices really did."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rig.arbiter import Arbiter
+from rig.arbiter import Arbiter, Share
 from rig.gpu import SimulatedGpu
 from rig.script import script
 from sharepod.agent.share import Usage
 from sharepod.simgpu.truth import KernelTruth
+
+NEIGHBOUR = """
+function = kernel(start(), "neighbour_500us")
+print("ready", flush=True)
+while True:
+    for _ in range(8):
+        ok(launch(function))
+    ok(cuda.cuCtxSynchronize())
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,18 @@ class Metered:
 def most_in_flight(kernels: Sequence[KernelTruth]) -> int:
     """Return how many of these had been launched and had not ended, at most."""
     return max(sum(k.submitted_ns <= at.submitted_ns < k.ended_ns for k in kernels) for at in kernels)
+
+
+@contextmanager
+def neighbour(gpu: SimulatedGpu, share: Share) -> Iterator[None]:
+    """Keep a share at work, from its first kernel on."""
+    with subprocess.Popen(script(NEIGHBOUR), env=gpu.env | share.env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
 
 
 def run_metered(

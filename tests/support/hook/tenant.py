@@ -44,12 +44,23 @@ class Tenant:
         self.ring()
 
     def enter(self) -> int:
-        """Ask for a turn and get it; return its word."""
+        """Ask for a turn and get it; return its word. A turn that has come and gone unseen is asked for again."""
+        asked = self.word()
+
+        def turn() -> int:
+            nonlocal asked
+            word = self.word()
+            if word % 2 == 1:
+                return word
+            if word != asked:
+                asked = word
+                self.ring()
+            return 0
+
         self.ask()
-        until(lambda: self.word() % 2 == 1)
-        turn = self.word()
+        came = until(turn)
         self.wait(0)
-        return turn
+        return came
 
     def ring(self, slot: int = 0) -> None:
         bell = os.open(self.share.region / "bell", os.O_WRONLY | os.O_NONBLOCK)

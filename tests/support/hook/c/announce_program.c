@@ -64,7 +64,7 @@ int main(void) {
   sp_guest.attached = sp_guest.single_device = sp_guest.device_count = 1;
   device->grant = &grant;
   device->slot = &slot;
-  device->bit = 1;
+  device->bit = device->keeper_started = 1;
   device->entered = grant.word;
   launch_once("open");
   grant.word = 2; /* closed, and another turn is granted while it waits */

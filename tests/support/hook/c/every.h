@@ -20,6 +20,8 @@
 /* Called with arguments of exactly the types of its parameters. */
 typedef CUresult any_function();
 
+static void called_back(void) {}
+
 static struct {
   void *driver;
   CUdevice device;
@@ -65,6 +67,14 @@ static void must(CUresult result, const char *what) {
 #define MUST(name, ...) must(driver(#name)(__VA_ARGS__), #name)
 
 /* ---- arguments */
+
+/* For a word that has its value already. */
+static CUstreamBatchMemOpParams *waits(void) {
+  static CUstreamBatchMemOpParams operation;
+  operation.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  operation.waitValue.address = world.a;
+  return &operation;
+}
 
 static CUlaunchConfig *config(CUstream stream) {
   static CUlaunchConfig launch;

@@ -39,8 +39,17 @@ bool asked_pending(const struct sp_device *device) {
   (void)device;
   return pending_for-- > 0;
 }
-void marked_all(struct sp_device *device, void *context) {
-  (void)device, (void)context;
+/* Nothing of it waits for more than the device. */
+bool sp_stands(struct sp_device *device) {
+  (void)device;
+  return false;
+}
+bool sp_stands_first(const struct sp_device *device) {
+  (void)device;
+  return false;
+}
+void marked_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
+  (void)device, (void)context, (void)recorder;
   marked = true;
 }
 void finished(struct sp_device *device, bool waited, bool blocked) {

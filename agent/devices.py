@@ -1,0 +1,178 @@
+"""What is known of each device: the last look at it, its health, processes without a share, memory beyond the accounts.
+
+It takes the looks of the inventory and tells the registry and the arbiter what follows from them. All methods run on
+the agent's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from sharepod.agent import foreign, health, overhead
+from sharepod.agent.device import DeviceLook, DeviceStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sharepod.agent.device import DeviceInfo
+    from sharepod.agent.native import NativeArbiter
+    from sharepod.agent.registry import Registry
+    from sharepod.agent.share import DeviceUuid, Share, ShareId, Usage
+
+log = logging.getLogger("sharepod.agent")
+
+
+class Devices:
+    """The devices of the node, those among them that NVML does not list.
+
+    Invariant: `_health` has a verdict on each device of the registry.
+    """
+
+    def __init__(self, registry: Registry, arbiter: NativeArbiter, monitoring: Sequence[str]) -> None:
+        """Take the parts; `monitoring` are names of processes that may use a device without a share."""
+        self._registry = registry
+        self._arbiter = arbiter
+        self._health = {info.uuid: health.Health() for info in registry.devices}
+        self._looks: dict[DeviceUuid, DeviceLook] = {}
+        self._looked_ns: dict[DeviceUuid, int] = {}
+        self._foreign = foreign.ForeignProcesses(monitoring)
+        self._overheads = overhead.Overheads()
+        self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
+        self.missing: list[DeviceUuid] = []
+        """Devices that NVML did not list when the agent started."""
+
+    def add_missing(self, info: DeviceInfo, reason: str, now_ns: int) -> None:
+        """Add a device that NVML does not list: unhealthy with the reason until it is found."""
+        self._registry.add_device(info)
+        self.missing.append(info.uuid)
+        self._health[info.uuid] = health.Health(fault=reason, well_since_ns=now_ns)
+        self._registry.set_health(info.uuid, reason)
+
+    def tell_missing(self) -> None:
+        """Tell of the devices that NVML does not list, and whose shares are there."""
+        for uuid in self.missing:
+            self._tell_health(uuid, self._health[uuid].reason)
+
+    def are_well(self) -> bool:
+        """Tell whether no device has a fault."""
+        return not any(verdict.fault for verdict in self._health.values())
+
+    def statuses(self) -> tuple[DeviceStatus, ...]:
+        """Return the devices as of now: the plugin asks every second, and needs no share for it."""
+        rooms = self._registry.rooms()
+        result: list[DeviceStatus] = []
+        for info in self._registry.devices:
+            look = self._looks.get(info.uuid)
+            verdict = self._health[info.uuid]
+            result.append(
+                DeviceStatus(
+                    info=info,
+                    health_reason=verdict.reason,
+                    memory_used_bytes=look.memory_used_bytes if look else 0,
+                    requested_millipercent=rooms[info.uuid].requested_millipercent,
+                    yielded_millipercent=rooms[info.uuid].yielded_millipercent,
+                    memory_promised_bytes=rooms[info.uuid].memory_promised_bytes,
+                    counters=self._arbiter.read_device(self._registry.device_handle(info.uuid)),
+                    foreign=self._foreign.current(info.uuid),
+                    foreign_seen=self._foreign.seen(info.uuid),
+                    unmetered_seen=self._foreign.unmetered_seen(info.uuid),
+                    context_bytes=self.context_bytes(info.uuid),
+                    xids_seen=verdict.xids_seen,
+                )
+            )
+        return tuple(result)
+
+    def context_bytes(self, device: DeviceUuid) -> int:
+        """Return what a context takes of the device's memory, as far as that is known."""
+        return self._arbiter.context_bytes(self._registry.device_handle(device))
+
+    def begin(self, now_ns: int) -> None:
+        """Expect looks from now on."""
+        self._looked_ns = dict.fromkeys(self._health, now_ns)
+
+    def notice_hanging(self, now_ns: int) -> None:
+        """Find the devices at which nobody has looked for too long: every second."""
+        for uuid, looked_ns in self._looked_ns.items():
+            if now_ns - looked_ns >= health.OVERDUE_NS:
+                self._judge(uuid, health.overdue(self._health[uuid], now_ns))
+
+    def looked(self, looks: Sequence[DeviceLook], now_ns: int) -> None:
+        """Take looks of the inventory into account: health, and processes without a share."""
+        owned = self._registry.pids()
+        attached = {pid for pids in owned.values() for pid in pids}
+        for look in looks:
+            if look.info is not None:
+                self._registry.describe(look.info)
+                log.info("missing device found", extra={"device": look.uuid})
+            self._looks[look.uuid] = look
+            self._looked_ns[look.uuid] = now_ns
+            self._judge(look.uuid, health.step(self._health[look.uuid], look, now_ns))
+            here = owned.get(look.uuid, set())
+            causes = {
+                process.pid: self._registry.unmetered_cause(process, attached=process.pid in attached)
+                for process in look.processes
+                if process.pid not in here
+            }
+            for found in self._foreign.step(look.uuid, look.processes, here, now_ns, causes):
+                _tell_found(found)
+            self._settle(look)
+
+    def forget(self, share: ShareId) -> None:
+        """Forget a share that has ended."""
+        self._refusals = {key: count for key, count in self._refusals.items() if key[0] != share}
+
+    def _judge(self, device: DeviceUuid, verdict: health.Health) -> None:
+        before, self._health[device] = self._health[device], verdict
+        if verdict.reason != before.reason:
+            self._registry.set_health(device, verdict.reason)
+            self._tell_health(device, verdict.reason)
+
+    def _tell_health(self, device: DeviceUuid, reason: str) -> None:
+        held = [s.title for s in self._registry.shares() if any(terms.device == device for terms in s.devices)]
+        if reason:
+            log.error("device unhealthy", extra={"device": device, "reason": reason, "shares": held})
+        else:
+            log.info("device healthy again", extra={"device": device, "shares": held})
+
+    def _settle(self, look: DeviceLook) -> None:
+        """Charge shares with what their processes take beyond their allocations, and tell what did not fit."""
+        held: list[overhead.Held] = []
+        for share, handle, term in self._registry.terms_on(look.uuid):
+            held += [overhead.Held(handle, term, one) for one in self._arbiter.read_holdings(handle, term)]
+            self._tell_refusals(share, look.uuid, self._arbiter.read_usage(handle, term))
+        nvml_bytes = {process.pid: process.memory_used_bytes for process in look.processes}
+        for settled in self._overheads.step(look.uuid, held, nvml_bytes):
+            one = settled.held
+            self._arbiter.set_overhead(one.share, one.term, one.holding, settled.overhead_bytes)
+        if learned := self._overheads.context_bytes(look.uuid):
+            self._arbiter.context_bytes(self._registry.device_handle(look.uuid), learned)
+
+    def _tell_refusals(self, share: Share, device: DeviceUuid, usage: Usage) -> None:
+        told = self._refusals.get((share.id, device), 0)
+        self._refusals[share.id, device] = usage.memory_refusals
+        if usage.memory_refusals > told:
+            [limit] = [held.terms.memory_limit_bytes for held in share.devices if held.device == device]
+            fields = {
+                "device": device,
+                "refused": usage.memory_refusals - told,
+                "last_bytes": usage.memory_refused_bytes,
+                "memory_used_bytes": usage.memory_used_bytes,
+                "memory_limit_bytes": limit,
+            }
+            log.warning("allocations did not fit under the cap", extra=share.log_fields | fields)
+
+
+def _tell_found(found: foreign.Finding) -> None:
+    process = found.process
+    fields: dict[str, object] = {
+        "device": found.device,
+        "pid": process.pid,
+        "process_name": process.name,
+        "memory_used_bytes": process.memory_used_bytes,
+    }
+    if process.unmetered_cause:
+        cause = {"region": process.region, "cause": process.unmetered_cause}
+        log.warning("process of a share runs unmetered", extra=fields | cause)
+    else:
+        log.warning("process without a share", extra=fields)

@@ -1,0 +1,142 @@
+"""What an earlier agent left: its checkpoint, and regions that no record is of.
+
+A region says its terms itself, so a share without a record is adopted all the same. What cannot be adopted is left
+alone while a process lives in it, and its record is kept for an agent that can read it. All methods run on the agent's
+event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent import checkpoint
+from sharepod.agent.checkpoint import NOTHING_LEFT, Checkpoint, Record, Unread
+from sharepod.agent.errors import ShareError
+from sharepod.agent.share import SHARE_ID, DeviceTerms, DeviceUuid, Share, ShareId, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sharepod.agent.native import NativeArbiter
+
+log = logging.getLogger("sharepod.agent")
+
+_SLOTS_NAME: Final = "slots"
+_OF_ONE_USER: Final = 0o600
+"""The mode of the slots of a share with an owner: see `registry.py`."""
+
+
+class Leftovers:
+    """What is there of shares that this agent does not serve.
+
+    Invariant: a directory is removed only when no process has a slot in it. Where a process may just have lost its lock
+    it is looked at twice.
+    """
+
+    def __init__(self, arbiter: NativeArbiter, shares_directory: Path, state_directory: Path, boot: str) -> None:
+        self._arbiter = arbiter
+        self._shares = shares_directory
+        self._state = state_directory
+        self._boot = boot
+        self._unread: tuple[Unread, ...] = ()
+        """Records that this agent cannot read: they stay in the checkpoint, and their directories stay."""
+        self._left: dict[str, Unread] = {}
+        """Directories, by name, that are left alone while a process lives in them."""
+        self._doubtful: set[str] = set()
+        """Of them, those in which a slot was claimed at the last look and its lock was gone."""
+
+    def read(self) -> Checkpoint:
+        """Return the checkpoint, with a record of each region that is to be adopted and has none there."""
+        is_whole = True
+        try:
+            text = checkpoint.read(self._state)
+            left = checkpoint.parse(text, self._boot) if text else NOTHING_LEFT
+        except ShareError as error:
+            checkpoint.set_aside(self._state)
+            log.error("checkpoint lost", extra={"cause": str(error)})  # noqa: TRY400 - the text says it all
+            left, is_whole = NOTHING_LEFT, False
+        self._unread = tuple(one for one in left.unread if one.name)
+        for one in self._unread:
+            cause = f"{one.cause}: its record and its region are kept for an agent that can read them, and its programs"
+            log.error("share not read", extra={"share": one.name, "cause": f"{cause} run unmetered until then"})
+        for one in left.unread:
+            if not one.name:
+                cause = f"{one.cause}: nor which share it is of: it is given up, and the region says the terms"
+                log.error("share not read", extra={"cause": cause})
+                is_whole = False
+        known = {Path(record.share.directory).name for record in left.records} | {one.name for one in self._unread}
+        return replace(left, records=(*left.records, *self._unrecorded(known, is_whole=is_whole)))
+
+    def texts(self) -> list[str]:
+        """Return the records that the next checkpoint is to keep as they are."""
+        return [one.text for one in (*self._unread, *self._left.values()) if one.text]
+
+    def keep(self, record: Record, cause: str) -> None:
+        """Leave a share alone that cannot be adopted, for as long as a process lives in it."""
+        name = Path(record.share.directory).name
+        self._left[name] = Unread(name, cause, record.text)
+
+    def clear(self, live: Collection[str]) -> None:
+        """Remove the directories in which no process lives; `live` are the ids of shares that this agent serves."""
+        for name in tuple(self._left):
+            if name in live:  # it was registered anew
+                del self._left[name]
+                continue
+            directory = self._shares / name
+            tenants = self._arbiter.region_tenants(str(directory))
+            if tenants == 1 and name not in self._doubtful:
+                self._doubtful.add(name)
+            elif tenants == 2:
+                self._doubtful.discard(name)
+            else:
+                del self._left[name]
+                self._doubtful.discard(name)
+                shutil.rmtree(directory, ignore_errors=True)
+                log.warning("directory without a share removed", extra={"share": name})
+
+    def _unrecorded(self, known: Collection[str], *, is_whole: bool) -> list[Record]:
+        """Return a record of each region that has none: of all where records are missing, else of those in use.
+
+        The others are what a crash between two steps left.
+        """
+        found: list[Record] = []
+        for directory in sorted(self._shares.iterdir()):
+            if directory.name in known:
+                continue
+            try:
+                record = self._record_of(directory)
+            except (OSError, ShareError) as error:
+                cause = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
+                self._left[directory.name] = Unread(directory.name, cause, "")
+                cause = (
+                    f"{cause}: it has no record, and is no region of this agent's: it is left alone while it is in use"
+                )
+                log.error("share not adopted", extra={"share": directory.name, "cause": cause})  # noqa: TRY400
+                continue
+            if not is_whole or self._arbiter.region_tenants(str(directory)):
+                log.warning("share without a record", extra={**record.share.log_fields, "terms": "as its region says"})
+                found.append(record)
+            else:
+                self._left[directory.name] = Unread(directory.name, "", "")
+        return found
+
+    def _record_of(self, directory: Path) -> Record:
+        """Return what a region says of its share. Raises OSError and ShareError."""
+        if not SHARE_ID.fullmatch(directory.name):
+            raise FileNotFoundError(2, "no share has this name", directory.name)
+        terms, share_class, paused = self._arbiter.region_terms(str(directory))
+        share = Share(
+            id=ShareId(directory.name),
+            devices=tuple(DeviceTerms(DeviceUuid(uuid), held) for uuid, held in terms),
+            share_class=share_class,
+            directory=str(directory),
+            registered_unix_ns=directory.stat().st_mtime_ns,
+            paused=paused,
+            ownerless=(directory / _SLOTS_NAME).stat().st_mode & 0o777 == _OF_ONE_USER,
+        )
+        return Record(share, (Usage(),) * len(terms), 0)

@@ -1,0 +1,304 @@
+"""NVML, call by call: the only file that imports pynvml.
+
+Each call may hang on a sick device, for ever: none belongs on a thread that has anything else to do. `inventory.py`
+sees to that. Nothing is decided or kept here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pynvml
+
+from sharepod.agent.device import NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
+from sharepod.agent.environ import environment_of, names_mps, region_in
+from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
+from sharepod.agent.share import DeviceUuid
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+LIBRARY_NAME: Final = "libnvidia-ml.so.1"
+SYSFS: Final = Path("/sys/bus/pci/devices")
+Failure: Final = pynvml.NVMLError
+"""What every function here raises, beside those that say otherwise."""
+_UNSUPPORTED: Final = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
+_GONE: Final = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotFound)
+"""The errors of a device that is not there."""
+_MPS_SERVER: Final = "nvidia-cuda-mps"
+"""The name of nvidia-cuda-mps-server, as long as the kernel keeps names."""
+_RECOVERY_NONE: Final = 0
+_RECOVERY_FIELD: Final = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A device with its NVML handle; `parent` differs for MIG instances, whose events come from the whole GPU."""
+
+    info: DeviceInfo
+    handle: Any
+    parent: Any
+    parent_uuid: str
+
+
+def load_library(path: str) -> None:
+    """Load NVML from `path`; pynvml, which asks for it by name, then gets this one. Raises AgentUnavailable."""
+    try:
+        ctypes.CDLL(path)
+    except OSError as error:
+        raise AgentUnavailable(f"simulated NVML: {error}: build it with `make build`") from None
+
+
+def open_nvml(simulate: str) -> None:
+    """Open NVML; `simulate` names simulated devices. Raises AgentUnavailable when there is no driver or no device."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if simulate:
+            raise AgentUnavailable(
+                f"devices {simulate} {NOT_SIMULATED}: NVML says {error}: "
+                "give known ones like 2xH200, room for their state, and a known $SIMGPU_PROFILE and a writable "
+                "$SIMGPU_STATE if they are set"
+            ) from None
+        raise AgentUnavailable(
+            f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
+        ) from None
+
+
+def close_nvml() -> None:
+    """Close NVML. Not while another thread is inside it."""
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+
+
+def driver_version() -> str:
+    """Return the driver's version."""
+    return _text(pynvml.nvmlSystemGetDriverVersion())
+
+
+def gpu_count() -> int:
+    """Return how many GPUs NVML counts, lost ones among them."""
+    return int(pynvml.nvmlDeviceGetCount())
+
+
+def list_gpu(position: int, *, simulated: bool) -> tuple[Handle, ...]:
+    """Return the GPU in a place of NVML's list, or its MIG instances when it is cut. Their index is not known yet."""
+    parent = pynvml.nvmlDeviceGetHandleByIndex(position)
+    instances = _instances(parent)
+    handles = [parent] if instances is None else instances
+    return tuple(_described(handle, parent, simulated=simulated) for handle in handles)
+
+
+def find(uuid: str, *, simulated: bool) -> Handle:
+    """Return the device with this UUID. Its index is not known."""
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG") else handle
+    return _described(handle, parent, simulated=simulated)
+
+
+def with_peers(handles: Sequence[Handle]) -> tuple[Handle, ...]:
+    """Return the devices with the indices of those that NVLink joins them with."""
+    return tuple(replace(one, info=replace(one.info, nvlink_peers=nvlink_peers(one, handles))) for one in handles)
+
+
+def fault_of(error: Exception) -> str:
+    """Say what an error of NVML means for a device."""
+    return NOT_LISTED if isinstance(error, pynvml.NVMLError_NotFound) else f"NVML: {error}"
+
+
+def is_gone(error: Exception) -> bool:
+    """Tell whether the error is that the device is not there."""
+    return isinstance(error, _GONE)
+
+
+def _described(handle: Any, parent: Any, *, simulated: bool) -> Handle:
+    uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
+    node = -1 if simulated else _numa_node(parent)  # a simulated place on the bus is nobody's, or another device's
+    info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], node)
+    return Handle(info, handle, parent, _text(pynvml.nvmlDeviceGetUUID(parent)))
+
+
+def _numa_node(parent: Any) -> int:
+    """Return the memory node of a device: what the kernel says of its bus; -1: not known."""
+    try:
+        return numa_node_at(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
+    except pynvml.NVMLError:
+        return -1
+
+
+def _instances(parent: Any) -> list[Any] | None:
+    """Return the MIG instances of a GPU, None when it is whole: in MIG mode nothing runs but in an instance."""
+    instances: list[Any] = []
+    try:
+        if pynvml.nvmlDeviceGetMigMode(parent)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
+            with contextlib.suppress(pynvml.NVMLError_NotFound):
+                instances.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot))
+    except _UNSUPPORTED:
+        return None
+    return instances
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _memory(handle: Any) -> tuple[int, int]:
+    """Return (total, used) bytes; zeros where the device does not say (unified memory)."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError_NotSupported:
+        return 0, 0
+    return int(memory.total or 0), int(memory.used or 0)
+
+
+def _name(handle: Any, parent: Any) -> str:
+    """Return a device's product name; older drivers have none for MIG instances but the GPU's."""
+    try:
+        return _text(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError_NotSupported:
+        return _text(pynvml.nvmlDeviceGetName(parent))
+
+
+def _mps_clients(handle: Any) -> set[int]:
+    """Return the pids of the processes that use the device through MPS; none where the driver does not tell."""
+    try:
+        return {process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)}
+    except pynvml.NVMLError:
+        return set()
+
+
+def nvlink_peers(one: Handle, others: Sequence[Handle]) -> tuple[int, ...]:
+    """Return the indices of the GPUs that NVLink joins it with, through a switch too; a GPU that is cut has none."""
+    return tuple(other.info.index for other in others if other.parent_uuid != one.parent_uuid and _linked(one, other))
+
+
+def _linked(one: Handle, other: Handle) -> bool:
+    if one.handle is not one.parent or other.handle is not other.parent:
+        return False
+    try:
+        status = pynvml.nvmlDeviceGetP2PStatus(one.handle, other.handle, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except pynvml.NVMLError:  # one that cannot say has none
+        return False
+    return bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
+def numa_node_at(bus_id: str, sysfs: Path = SYSFS) -> int:
+    """Return the memory node of a place on the bus; -1: the kernel does not say, or has one for all."""
+    domain, _, place = bus_id.lower().partition(":")
+    try:
+        # NVML writes eight digits of the domain, the kernel four or more.
+        return int((sysfs / f"{int(domain, 16):04x}:{place}" / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1
+
+
+def _process_name(pid: int) -> str:
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "?"
+    # A process names itself: nothing in it may reach the operator's terminal as a command.
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _running(handle: Any) -> dict[int, int]:
+    """Return the processes that compute or draw on the device, with what they take of its memory.
+
+    A process that does both is in both lists, and each has the whole of its memory.
+    """
+    running = list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    with contextlib.suppress(*_UNSUPPORTED):
+        running += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+    found: dict[int, int] = {}
+    for process in running:
+        found[process.pid] = max(found.get(process.pid, 0), int(process.usedGpuMemory or 0))
+    return found
+
+
+def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]) -> DeviceLook:
+    """Look at a device now; raises nothing. `xids` came since the last look, which found the `known` processes."""
+    try:
+        _, used = _memory(item.handle)
+        running = _running(item.handle)
+    except pynvml.NVMLError as error:
+        return DeviceLook(item.info.uuid, error=fault_of(error), gone=is_gone(error), xids=xids)
+    clients = _mps_clients(item.handle)
+    listed = [_process(pid, memory, known.get(pid), clients) for pid, memory in running.items()]
+    processes = tuple(process for process in listed if process.name != _MPS_SERVER)
+    mps = bool(clients) or len(processes) < len(listed)
+    reset = _needs_reset(item.parent)
+    return DeviceLook(
+        item.info.uuid, memory_used_bytes=used, processes=processes, xids=xids, needs_reset=reset, mps=mps
+    )
+
+
+def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clients: set[int]) -> DeviceProcess:
+    """Return a process; for one that was there at the last look its name and region are not asked for again."""
+    if known is None:
+        environment = environment_of(pid)
+        region, mps = region_in(environment), names_mps(environment) or pid in clients
+        return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region, mps)
+    mps = known.mps_client or pid in clients
+    same = (known.memory_used_bytes, known.mps_client) == (memory_used_bytes, mps)
+    return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)
+
+
+def _needs_reset(parent: Any) -> bool:
+    """Tell whether the driver asks for a recovery action; False where it does not know."""
+    if _RECOVERY_FIELD is None:
+        return False
+    try:
+        value = pynvml.nvmlDeviceGetFieldValues(parent, [_RECOVERY_FIELD])[0]
+    except pynvml.NVMLError:
+        return False
+    return value.nvmlReturn == pynvml.NVML_SUCCESS and int(value.value.uiVal) != _RECOVERY_NONE
+
+
+class XidEvents:
+    """The Xid events of one GPU. One thread uses it."""
+
+    def __init__(self, parent: Any) -> None:
+        self._parent = parent
+        self._set: Any = None
+        self._unsupported = False
+
+    def subscribe(self) -> None:
+        """Subscribe, if that has not been done. Where the driver has no events, the device is only looked at."""
+        if self._set is not None or self._unsupported:
+            return
+        events: Any = None
+        try:
+            events = pynvml.nvmlEventSetCreate()
+            pynvml.nvmlDeviceRegisterEvents(self._parent, pynvml.nvmlEventTypeXidCriticalError, events)
+            self._set = events
+        except pynvml.NVMLError as error:  # a device that is lost is tried again before the next look
+            self._unsupported = isinstance(error, _UNSUPPORTED)
+            if events is not None:
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlEventSetFree(events)
+
+    def wait(self, timeout_s: float, stopping: threading.Event) -> tuple[int, ...]:
+        """Return the first event, after at most about `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        while (left := end - time.monotonic()) > 0 and not stopping.is_set():
+            if self._set is None:
+                stopping.wait(left)
+                continue
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._set, max(1, round(left * 1000)))
+            except pynvml.NVMLError_Timeout:
+                continue
+            except pynvml.NVMLError:
+                # A lost device can fail the wait at once, again and again: the look itself finds that out.
+                stopping.wait(min(left, 0.1))
+                continue
+            return (int(event.eventData),)
+        return ()

@@ -1,0 +1,67 @@
+"""Names in the kernel's socket namespace, which any user can take, and whose they are: the kernel itself is asked.
+
+Asked by netlink, not by a connection: who holds a name need not listen, and could keep a connection waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+_SOCK_DIAG: Final = 4
+_BY_FAMILY: Final = 20
+_REQUEST_DUMP: Final = 0x301
+_DONE, _ERROR = 3, 2
+_SHOW: Final = 0x01 | 0x40
+"""UDIAG_SHOW_NAME, UDIAG_SHOW_UID of linux/unix_diag.h; the second since Linux 5.3."""
+_NAME, _UID = 0, 7
+_HEADER: Final = struct.Struct("=IHHII")
+_ASK: Final = struct.Struct("=BBHIIIII")
+_ATTRIBUTES_AT: Final = 32
+"""Behind nlmsghdr and unix_diag_msg."""
+_WAIT_S: Final = 2.0
+_OVERFLOW_UID: Final = 65534
+"""What a user namespace shows of users that it does not have."""
+
+
+def holders(name: bytes) -> dict[bytes, int]:
+    """Return the names that are `name`, or that and a suffix behind a slash, with their users. Raises OSError."""
+    ask = _ASK.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0, 0)
+    found: dict[bytes, int] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+        kernel.settimeout(_WAIT_S)
+        kernel.send(_HEADER.pack(_HEADER.size + _ASK.size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + ask)
+        while True:
+            data, at = kernel.recv(1 << 16), 0
+            while at < len(data):
+                length, kind, *_ = _HEADER.unpack_from(data, at)
+                if kind == _DONE:
+                    return found
+                if kind == _ERROR or length < _HEADER.size:
+                    raise OSError("the kernel does not tell whose socket names are")
+                attributes = _attributes(data[at + _ATTRIBUTES_AT : at + length])
+                held = attributes.get(_NAME, b"")
+                if (held == name or held.startswith(name + b"/")) and _UID in attributes:
+                    found[held] = int.from_bytes(attributes[_UID], "little")
+                at += length + -length % 4
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found, at = {}, 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        found[kind] = data[at + 4 : at + length]
+        at += max(4, length + -length % 4)
+    return found
+
+
+def is_strangers(uid: int) -> bool:
+    """Tell whether a name of that user is neither root's nor ours. One whose user cannot be told is no stranger's."""
+    return uid not in (0, os.getuid()) and not (uid == _OVERFLOW_UID and not _knows_all_users())
+
+
+def _knows_all_users() -> bool:
+    return Path("/proc/self/uid_map").read_text(encoding="ascii").split()[-1] == str(2**32 - 1)

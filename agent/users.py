@@ -1,0 +1,102 @@
+"""The users' socket: whoever reaches it registers, lists and watches, and changes only shares of its own.
+
+Whose a share is says the token that its registration carried in the metadata ("sharepod-token"). The caller draws it
+and keeps it. The agent keeps its digest, with the share. Nothing else tells callers apart: grpc knows no peer's user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING, Any, Final
+
+from sharepod.agent.errors import InvalidInput, NotYours
+from sharepod.agent.service import Context, NodeService, answer
+from sharepod.agent.settings import SOCKET_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sharepod.proto import v1_pb2 as pb
+
+TOKEN_KEY: Final = "sharepod-token"  # noqa: S105 - its name
+READS: Final = frozenset({"ListShares", "WatchUsage", "ListTurns", "ExplainShare", "GetNode"})
+_TOKEN_LENGTHS: Final = range(32, 257)
+_LABELS_OF_PODS: Final = ("namespace", "pod", "container", "pod_uid")
+_OPERATORS: Final = f"ask an operator, who may on {SOCKET_NAME}"
+
+
+def _owner(metadata: Iterable[Sequence[Any]] | None) -> str:
+    """Return the digest of the token that a call carries; empty when it carries none. Raises InvalidInput."""
+    token = next((item[1] for item in metadata or () if item[0] == TOKEN_KEY), "")
+    if token and len(token) not in _TOKEN_LENGTHS:
+        raise InvalidInput(f"the token has {len(token)} characters, outside 32–256: draw a new one at random")
+    return hashlib.sha256(str(token).encode()).hexdigest() if token else ""
+
+
+def _check_labels(labels: Iterable[str]) -> None:
+    for label in labels:
+        if label in _LABELS_OF_PODS:
+            raise NotYours(f"label {label} says which pod a share is for: leave it out, or {_OPERATORS}")
+
+
+class UsersService(NodeService):
+    """The rpcs of a user. What is not in READS must be written here: it would be everybody's."""
+
+    async def RegisterShare(  # noqa: N802 - proto
+        self, request: pb.RegisterShareRequest, context: Context
+    ) -> pb.RegisterShareResponse:
+        """Create a share of the caller's own."""
+
+        def register() -> pb.RegisterShareResponse:
+            if request.id:
+                raise NotYours(f"an id is given to shares of pods alone: leave it out, or {_OPERATORS}")
+            _check_labels(request.labels)
+            owner = _owner(context.invocation_metadata())
+            if not owner:
+                raise InvalidInput(f"a share needs its owner's token: send 32–256 random characters as {TOKEN_KEY}")
+            return self.register(request, owner)
+
+        return await answer(context, "RegisterShare", register)
+
+    async def UpdateShare(self, request: pb.UpdateShareRequest, context: Context) -> pb.UpdateShareResponse:  # noqa: N802
+        """Change the terms of the caller's share."""
+        await self._check(request.share, context, request.labels)
+        return await super().UpdateShare(request, context)
+
+    async def ReleaseShare(self, request: pb.ReleaseShareRequest, context: Context) -> pb.ReleaseShareResponse:  # noqa: N802
+        """End the caller's share."""
+        await self._check(request.share, context)
+        return await super().ReleaseShare(request, context)
+
+    async def PauseShare(self, request: pb.PauseShareRequest, context: Context) -> pb.PauseShareResponse:  # noqa: N802
+        """Close the gates of the caller's share."""
+        await self._check(request.share, context)
+        return await super().PauseShare(request, context)
+
+    async def ResumeShare(self, request: pb.ResumeShareRequest, context: Context) -> pb.ResumeShareResponse:  # noqa: N802
+        """Let the caller's paused share run again."""
+        await self._check(request.share, context)
+        return await super().ResumeShare(request, context)
+
+    async def _check(self, reference: str, context: Context, labels: Iterable[str] = ()) -> None:
+        """Abort the call unless the share is its caller's."""
+
+        def check() -> None:
+            share, owner = self._node.share(reference), _owner(context.invocation_metadata())
+            if not (owner and share.owner and hmac.compare_digest(owner, share.owner)):
+                raise NotYours(
+                    f"share {share.title} is not yours: whoever registered it has the token that changes it, "
+                    f"or {_OPERATORS}"
+                )
+            _check_labels(labels)
+
+        await answer(context, "check", check)
+
+    async def ReportPlugin(self, request: pb.ReportPluginRequest, context: Context) -> pb.ReportPluginResponse:  # noqa: N802
+        """Refuse: it is the device plugin's."""
+
+        def refuse() -> pb.ReportPluginResponse:
+            raise NotYours(f"ReportPlugin is the device plugin's: {_OPERATORS}")
+
+        return await answer(context, "ReportPlugin", refuse)

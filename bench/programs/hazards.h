@@ -1,0 +1,204 @@
+/*
+ * hazards: what correct programs do and a meter of launches may not expect: work behind a wait for something that is
+ * not the device's, work in a context that is not current, kernels that take as long as their data says, threads that
+ * are cancelled, streams that are replaced, queues that are full, descriptors that are closed.
+ */
+#ifndef SHAREPOD_BENCH_HAZARDS_H
+#define SHAREPOD_BENCH_HAZARDS_H
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "storm.h"
+
+#define QUEUE_MAX 1100u   /* more than a driver's queue of one stream holds */
+#define PAUSE_NS  2000000 /* the longest wait for the host */
+#define FIRST_OWN 3
+#define LAST_OWN  4096
+
+/* Another context on each device, as a library makes one for itself. */
+static struct {
+  void *context, *kernel, *stream;
+  device_pointer memory;
+} others[DEVICES_MAX];
+
+static char file_name[] = "/tmp/storm-XXXXXX";
+static int file = -1;
+
+static void open_other(uint32_t device) {
+  static const uint64_t unit_ns = 50000;
+  CALL(cuCtxCreate, &others[device].context, NULL, 0, (int)device);
+  others[device].kernel = find_kernel(load_module(&unit_ns, 1), unit_ns);
+  CALL(cuStreamCreate, &others[device].stream, STREAM_NON_BLOCKING);
+  CALL(cuMemAlloc, &others[device].memory, HAUL_BYTES);
+  use(device);
+}
+
+static void pause_some(struct worker *worker) {
+  sleep_until(now_ns() + draw(worker, PAUSE_NS));
+}
+
+/* A copy ahead of kernels, as in every training loop. */
+static void upload(struct worker *worker, uint32_t device) {
+  void *stream = any_stream(worker, device);
+  for (uint32_t i = draw(worker, 3) + 1; i; i--) {
+    CALL(cuMemcpyHtoDAsync, storm.memory[device], storm.haul, draw(worker, HAUL_BYTES) + 1, stream);
+    launch_any(worker, device, stream);
+  }
+  if (draw(worker, 2))
+    CALL(cuMemcpyDtoHAsync, storm.haul, storm.memory[device], draw(worker, HAUL_BYTES) + 1, stream);
+}
+
+static void sleep_on_host(void *pause_ns) {
+  sleep_until(now_ns() + (uintptr_t)pause_ns);
+}
+
+static void host_function(struct worker *worker, uint32_t device) {
+  void *stream = any_stream(worker, device);
+  if (draw(worker, 2))
+    launch_any(worker, device, stream);
+  CALL(cuLaunchHostFunc, stream, sleep_on_host, (void *)(uintptr_t)draw(worker, PAUSE_NS));
+  launch_any(worker, device, stream);
+}
+
+/* Work behind a word that this thread writes later. */
+static void wait_for_word(struct worker *worker, uint32_t device) {
+  uint32_t *word = fresh_words(worker, 1);
+  if (!word)
+    return;
+  void *stream = any_stream(worker, device);
+  CALL(cuStreamWaitValue32, stream, (device_pointer)(uintptr_t)word, 1, 0);
+  launch_any(worker, device, stream);
+  pause_some(worker);
+  __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+}
+
+/* A stream waits for work of another stream or of another device. */
+static void wait_for_event(struct worker *worker, uint32_t device) {
+  uint32_t before = draw(worker, storm.devices);
+  use(before);
+  void *stream = any_stream(worker, before);
+  launch_any(worker, before, stream);
+  CALL(cuEventRecord, worker->events[before], stream);
+  use(device);
+  stream = any_stream(worker, device);
+  CALL(cuStreamWaitEvent, stream, worker->events[before], 0);
+  launch_any(worker, device, stream);
+}
+
+/* One function with one grid, 20 us or 1 ms by its data. */
+static void vary(struct worker *worker, uint32_t device) {
+  void *stream = any_stream(worker, device);
+  for (uint32_t i = draw(worker, 12) + 1; i; i--, worker->launches++)
+    launch_one(storm.varied[device], stream, draw(worker, 4) ? 20000 : 1000000);
+}
+
+/* Work for the other context while this thread's own is current, and the other way round. */
+static void work_elsewhere(struct worker *worker, uint32_t device) {
+  CALL(cuMemsetD8Async, others[device].memory, 0, HAUL_BYTES, others[device].stream);
+  launch_one(others[device].kernel, others[device].stream, 1);
+  CALL(cuCtxSetCurrent, others[device].context);
+  launch_any(worker, device, any_stream(worker, device));
+  CALL(cuMemsetD8Async, storm.memory[device], 0, HAUL_BYTES, any_stream(worker, device));
+  launch_one(others[device].kernel, others[device].stream, 1);
+  worker->launches += 2;
+  if (draw(worker, 2))
+    CALL(cuStreamSynchronize, others[device].stream);
+  use(device);
+}
+
+struct stray {
+  struct worker *worker;
+  uint32_t device;
+  void *stream;
+};
+
+static void *launch_for_ever(void *argument) {
+  struct stray *stray = argument;
+  use(stray->device);
+  for (;;) {
+    launch_one(storm.kernels[stray->device][1], stray->stream, 1);
+    __atomic_fetch_add(&stray->worker->launches, 1, __ATOMIC_RELAXED);
+    pthread_testcancel();
+  }
+  return NULL;
+}
+
+/* A thread that launches is cancelled, wherever it is. */
+static void cancel(struct worker *worker, uint32_t device) {
+  struct stray stray = {worker, device, any_stream(worker, device)};
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, launch_for_ever, &stray))
+    die("storm: no thread");
+  pause_some(worker);
+  pthread_cancel(thread);
+  pthread_join(thread, NULL);
+}
+
+/* The next stream may have the address of one that is gone. */
+static void replace_stream(struct worker *worker, uint32_t device) {
+  void **stream = &worker->streams[device][draw(worker, STREAMS)];
+  launch_any(worker, device, *stream);
+  CALL(cuStreamDestroy, *stream);
+  CALL(cuStreamCreate, stream, STREAM_NON_BLOCKING);
+  launch_any(worker, device, *stream);
+}
+
+static void *fill(void *argument) {
+  struct stray *stray = argument;
+  use(stray->device);
+  for (uint32_t i = 0; i < QUEUE_MAX; i++)
+    launch_one(storm.kernels[stray->device][0], stray->stream, 1);
+  return NULL;
+}
+
+/* A thread fills a stream that waits for a word, and stands in the driver until this thread, which launches into others
+ * meanwhile, writes it. */
+static void fill_queue(struct worker *worker, uint32_t device) {
+  uint32_t *word = fresh_words(worker, 1);
+  if (!word)
+    return;
+  struct stray stray = {worker, device, worker->streams[device][0]};
+  pthread_t thread;
+  CALL(cuStreamWaitValue32, stray.stream, (device_pointer)(uintptr_t)word, 1, 0);
+  if (pthread_create(&thread, NULL, fill, &stray))
+    die("storm: no thread");
+  pause_some(worker);
+  launch_any(worker, device, worker->streams[device][1]);
+  __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+  pthread_join(thread, NULL);
+  worker->launches += QUEUE_MAX;
+}
+
+static void hazard(struct worker *worker, uint32_t device) {
+  static void (*const hazards[])(struct worker *, uint32_t) = {
+      upload, host_function, wait_for_word, wait_for_event, vary, work_elsewhere, cancel, replace_stream,
+  };
+  uint32_t count = sizeof hazards / sizeof *hazards;
+  if (storm.fills && !draw(worker, 24))
+    fill_queue(worker, device);
+  else
+    hazards[draw(worker, count)](worker, device);
+}
+
+/* Close every descriptor but the three standard ones, after the driver has begun, and open a file of one's own. */
+static void become_daemon(void) {
+  for (int descriptor = FIRST_OWN; descriptor < LAST_OWN; descriptor++)
+    close(descriptor);
+  for (int i = 0; i < 8; i++) { /* as many numbers as somebody else may have had */
+    file = i ? dup(file) : mkstemp(file_name);
+    if (file < 0)
+      die("storm: no file in /tmp");
+  }
+  unlink(file_name);
+}
+
+/* Nobody but this program may have written into its file, and it has not. */
+static void check_file(void) {
+  struct stat status;
+  if (file >= 0 && (fstat(file, &status) || status.st_size))
+    die("storm: %lld bytes in a file that this program has not written", (long long)status.st_size);
+}
+
+#endif

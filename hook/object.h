@@ -1,0 +1,43 @@
+/*
+ * The dynamic tables of one loaded object: its symbols, what it needs, its relocations. Plain memory, no libc: it is
+ * read before a sanitizer's runtime has made libc usable.
+ */
+#ifndef SHAREPOD_OBJECT_H
+#define SHAREPOD_OBJECT_H
+
+#include <elf.h>
+#include <link.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(hidden)
+
+/* Absolute addresses; NULL where the object has no such table. */
+struct sp_object {
+  ElfW(Addr) base;
+  const ElfW(Dyn) * dynamic;
+  const ElfW(Sym) * symbols;
+  const char *strings;
+  const uint32_t *gnu_hash;
+  const uint32_t *sysv_hash;
+  const ElfW(Rela) * relocations; /* those that are bound at load; not the calls that may be bound later */
+  size_t relocation_count;
+  size_t relative_count; /* of these, so many of the first name no symbol */
+  const char *soname;    /* "" without one */
+};
+
+#define SP_FUNCTIONS (1u << STT_FUNC | 1u << STT_NOTYPE)
+#define SP_VARIABLES (1u << STT_OBJECT | 1u << STT_COMMON)
+
+/* False without symbols. */
+bool sp_object_read(ElfW(Addr) base, const ElfW(Dyn) * dynamic, struct sp_object *object);
+
+/* An exported definition of one of these types, or NULL. */
+const ElfW(Sym) * sp_object_find(const struct sp_object *object, const char *name, unsigned int types);
+
+bool sp_text_equal(const char *left, const char *right);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,169 @@
+"""Devices that are lost, that hang, that others draw on: each is told with its reason, and the other devices go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rig.agent import metered, program, usage
+from rig.until import until
+from sharepod.proto import v1_pb2 as pb
+from sharepod.simgpu.truth import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rig.agent import MakeAgent, RunningAgent
+
+GIB = 1 << 30
+
+
+def devices(agent: RunningAgent) -> list[pb.Device]:
+    return list(agent.stub.GetNode(pb.GetNodeRequest()).devices)
+
+
+def reasons(agent: RunningAgent) -> list[str]:
+    return [device.health_reason for device in devices(agent)]
+
+
+@pytest.fixture
+def truth(agent: RunningAgent) -> Iterator[Truth]:
+    """What an observer of the agent's devices may do to them; no device hangs afterwards."""
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        yield truth
+        for place in (0, 1):
+            truth.hang(place, hangs=False)
+
+
+def nodes_of(directory: Path, *names: str) -> dict[str, str]:
+    """Return the environment of an agent that finds these device nodes."""
+    for name in names:
+        (directory / name).touch()
+    return {**os.environ, "SIMGPU_DEVICE_NODES": str(directory)}
+
+
+# ---- lost
+
+
+def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(agent: RunningAgent, truth: Truth) -> None:
+    before = [agent.register(30, memory=GIB, name=name, device=place).share for name, place in (("a", "0"), ("b", "1"))]
+    truth.inject_xid(0, 79)
+    until(lambda: reasons(agent)[0] == "Xid 79", timeout_s=5.0)
+    for _ in range(2):  # a restart loop costs nothing either
+        agent.stop(signal.SIGKILL)
+        agent.start()
+        assert reasons(agent) == ["NVML: GPU is lost", ""]
+        assert [(share.id, share.devices[0].device_index) for share in agent.shares()] == [
+            (share.id, index) for index, share in enumerate(before)
+        ]
+    explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
+    assert explained.startswith("its device is unhealthy (NVML: GPU is lost)")
+    assert "shares=['a']" in [line for line in agent.log().splitlines() if "device unhealthy" in line][-1]
+    assert agent.register(30, name="c").share.devices[0].device_index == 1
+    truth.recover(0)
+    until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
+    assert [device.memory_total_bytes for device in devices(agent)] == [devices(agent)[1].memory_total_bytes] * 2
+    answer = agent.register(30, memory=GIB, name="d", device="0")
+    with program(metered(answer), "idle") as process:
+        until(lambda: usage(agent, "d").processes == 1)
+        assert process.poll() is None
+
+
+def test_a_device_that_nvml_no_longer_lists_keeps_its_shares_until_it_does(
+    make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    agent = make_agent()
+    agent.environment = nodes_of(tmp_path, "nvidiactl", "nvidia0", "nvidia1")
+    agent.start()
+    shares = [agent.register(30, name=name, device=place).share for name, place in (("a", "0"), ("b", "1"))]
+    told = {device.uuid: (device.name, device.memory_total_bytes) for device in devices(agent)}
+    agent.stop()
+    (tmp_path / "nvidia0").unlink()
+    agent.start()
+    assert [share.id for share in agent.shares()] == [share.id for share in shares]
+    found = {device.uuid: device for device in devices(agent)}
+    assert {uuid: (device.name, device.memory_total_bytes) for uuid, device in found.items()} == told
+    assert found[shares[0].devices[0].device_uuid].health_reason == "NVML does not list it"
+    assert found[shares[1].devices[0].device_uuid].healthy
+    assert sorted(device.index for device in devices(agent)) == [0, 1]
+    agent.stop()
+    (tmp_path / "nvidia0").touch()
+    agent.start()
+    assert reasons(agent) == ["", ""]
+    assert {share.name for share in agent.shares()} == {"a", "b"}
+
+
+def test_an_agent_starts_beside_a_device_that_it_has_never_seen_well(agent: RunningAgent, truth: Truth) -> None:
+    # The simulated machine goes with the last agent that has no share: one of an earlier agent keeps it.
+    agent.register(30, name="b", device="1")
+    agent.stop()
+    (agent.directory / "checkpoint.json").unlink()
+    truth.inject_xid(0, 79)
+    agent.start()
+    assert [device.index for device in devices(agent)] == [1]
+    assert "device cannot be listed" in agent.log()
+    assert agent.register(30).share.devices[0].device_index == 1
+
+
+# ---- hanging
+
+
+def test_a_device_that_hangs_is_unhealthy_after_ten_seconds_and_holds_up_nothing(
+    agent: RunningAgent, truth: Truth
+) -> None:
+    agent.register(30, name="a", device="0")
+    until(lambda: "agent started" in agent.log())
+    truth.hang(0)
+    began = time.monotonic()
+    truth.inject_xid(1, 79)
+    until(lambda: reasons(agent)[1] == "Xid 79", timeout_s=5.0)
+    truth.recover(1)
+    until(lambda: reasons(agent)[0].startswith("it could not be looked at for 10 s"), timeout_s=16.0)
+    assert time.monotonic() - began > 7
+    until(lambda: reasons(agent)[1] == "", timeout_s=20.0)  # it has been looked at all the time
+    assert "shares=['a']" in [line for line in agent.log().splitlines() if "device unhealthy" in line][-1]
+    truth.hang(0, hangs=False)
+    until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
+    truth.hang(0)
+    time.sleep(3)
+    began = time.monotonic()
+    assert agent.stop() == 0
+    assert time.monotonic() - began < 2
+
+
+def test_an_agent_starts_beside_a_device_that_hangs(agent: RunningAgent, truth: Truth) -> None:
+    agent.register(30, name="a", device="0")
+    agent.stop()
+    truth.hang(0)
+    agent.start()
+    assert reasons(agent)[0].startswith("NVML has not answered")
+    assert reasons(agent)[1] == ""
+    assert [share.name for share in agent.shares()] == ["a"]
+    truth.hang(0, hangs=False)
+    until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
+
+
+# ---- graphics
+
+
+def test_a_process_that_draws_on_a_device_without_a_share_is_found(agent: RunningAgent, truth: Truth) -> None:
+    with subprocess.Popen(["sleep", "60"]) as drawer:
+        truth.draw(0, drawer.pid)
+        until(lambda: [p.pid for p in devices(agent)[0].foreign_processes] == [drawer.pid], timeout_s=6.0)
+        assert devices(agent)[0].foreign_processes[0].memory_used_bytes == 64 << 20
+        drawer.kill()
+
+
+def test_a_process_that_draws_and_computes_counts_once(agent: RunningAgent, truth: Truth) -> None:
+    environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
+    with program(environment, "idle") as both:
+        truth.draw(0, both.pid)
+        until(lambda: len(devices(agent)[0].foreign_processes) > 0, timeout_s=6.0)
+        assert [p.pid for p in devices(agent)[0].foreign_processes] == [both.pid]
+        assert agent.log().count("process without a share") == 1

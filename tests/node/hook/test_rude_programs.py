@@ -1,0 +1,115 @@
+"""Programs that are correct and rude: they go on beside a neighbour as they would without us, and are billed."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hooklab import C, compile_c, run
+from metered import neighbour
+
+from rig import REPO_ROOT
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.until import until
+from sharepod.agent.trouble import Kind
+
+GIB = 1 << 30
+
+
+@contextmanager
+def pids_cgroup() -> Iterator[tuple[Path, Path]]:
+    """Make a control group that limits how many processes it has; yield the files of the limit and of the members."""
+    parents = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+    parent = next((p for p in parents if (p / "cgroup.procs").exists() and (p / "pids.max").exists()), parents[0])
+    group = parent / f"sharepod-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of pids can be made here: {error}")
+    try:
+        yield group / "pids.max", group / "cgroup.procs"
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the program that does all of it."""
+    output = tmp_path_factory.mktemp("rude") / "rude_program"
+    return compile_c(output, "-O2", f"-I{REPO_ROOT / 'rig' / 'c'}", C / "rude_program.c", "-lpthread", "-ldl")
+
+
+@pytest.fixture
+def gpu(make_simgpu: MakeSimgpu) -> SimulatedGpu:
+    """A simulated GPU."""
+    return make_simgpu()
+
+
+@pytest.fixture
+def beside(arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """Keep a neighbour at work; yield the environment of a share of the other half."""
+    other, share = (arbiter.share(tmp_path / name) for name in ("other", "share"))
+    with neighbour(gpu, other):
+        yield gpu.env | share.env
+
+
+def test_a_thread_that_is_cancelled_while_it_launches_holds_up_nobody(program: Path, beside: Mapping[str, str]) -> None:
+    done = run([program, "cancelled"], beside)
+    assert done.returncode == 0, done
+    assert int(done.stdout) > 20
+
+
+@pytest.mark.parametrize("mode", ["closed", "replaced"])
+def test_nothing_is_written_into_a_file_that_got_the_number_of_a_descriptor_of_ours(
+    mode: str, program: Path, beside: Mapping[str, str], tmp_path: Path
+) -> None:
+    done = run([program, mode, tmp_path / "own"], beside)
+    assert (done.returncode, done.stdout) == (0, "nothing was written\n"), done.stderr
+    assert (tmp_path / "own").read_bytes() == b""
+
+
+def test_without_its_helper_thread_a_program_runs_on_and_is_metered_when_it_can_be(
+    program: Path, arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    with pids_cgroup() as (limit, join):
+        done = run(["sh", "-c", f"echo $$ > {join}; exec {program} alone {limit}"], gpu.env | share.env)
+    assert done.returncode == 0, done.stderr
+    without, metered = map(int, done.stdout.split())
+    assert without > 800  # of about 3,000: the threads of two cores are busy elsewhere
+    usage = share.usage()
+    assert usage.passed >= without
+    assert 0 < usage.launches <= metered
+    assert usage.used_ns < metered * 700_000
+    told = {mishap.kind for mishap in arbiter.native.read_mishaps(share.handle)}
+    assert Kind.KEEPER in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("becomes", "1"), "three generations\n"), (("ends_first",), "the other has ended\n")],
+    ids=["its-old-image-s-memory-is-free-after-exec", "it-ends-when-its-last-thread-does"],
+)
+def test_what_a_program_does_with_itself_it_may_do_in_a_share(
+    arguments: tuple[str, ...], said: str, program: Path, arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share", memory_bytes=GIB)
+    done = run([program, *arguments], gpu.env | share.env)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+def test_a_release_that_is_not_the_last_does_not_wait_for_the_device(
+    program: Path, arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    done = run([program, "releases"], gpu.env | share.env)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 5_000_000  # 40 kernels of 0.5 ms are in flight
+
+
+def test_who_releases_a_full_stream_that_waits_is_not_held_up_by_it(program: Path, beside: Mapping[str, str]) -> None:
+    done = run([program, "full"], beside)
+    assert (done.returncode, done.stdout) == (0, "released\n"), done.stderr

@@ -1,0 +1,82 @@
+"""Work in a context that is not current, on its own device or another, and in one that has failed for good."""
+
+from pathlib import Path
+
+import pytest
+from hooklab import run
+from metered import neighbour
+
+from rig.arbiter import Arbiter
+from rig.gpu import MakeSimgpu
+from rig.script import script
+
+OTHER = """
+other, current = c_void_p(), c_void_p()
+function = kernel(start(), "own_500us")
+ok(cuda.cuCtxGetCurrent(byref(current)))
+ok(cuda.cuCtxCreate_v2(byref(other), 0, {device}))
+module, far, memory = c_void_p(), new_stream(), allocate(1 << 20)
+ok(cuda.cuModuleLoadData(byref(module), b"\\x7fELF" + bytes(64)))
+far_function = kernel(module, "far_500us")
+ok(cuda.cuCtxSetCurrent(current))
+"""
+
+WAYS = {
+    "memset": "ok(cuda.cuMemsetD8Async(c_uint64(memory), 0, c_size_t(1 << 20), far))",
+    "kernel": "ok(launch(far_function, far))",
+    "copy": "ok(cuda.cuMemcpyDtoDAsync_v2(c_uint64(memory), c_uint64(memory + (1 << 19)), c_size_t(1 << 18), far))",
+}
+
+GOES_ON = """
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    for _ in range(4):
+        ok(launch(function))
+    ok(cuda.cuCtxSynchronize())
+print("ended")
+"""
+
+FAILS = """
+ok(cuda.cuCtxSetCurrent(other))
+small, fault = kernel(module, "far_2us"), kernel(module, "fault_2us")
+for _ in range(40):  # it is known: what is launched next is marked later
+    ok(launch(small, far))
+ok(cuda.cuStreamSynchronize(far))
+ok(launch(fault, far))
+launch(small, far)
+time.sleep(0.05)
+assert launch(far_function, far) == 700
+ok(cuda.cuCtxSetCurrent(current))
+"""
+
+
+def beside_a_neighbour(arbiter: Arbiter, make_simgpu: MakeSimgpu, directory: Path, body: str, devices: int) -> None:
+    """Run it beside another share for two seconds; the two hand the device over every few milliseconds."""
+    gpu = make_simgpu(f"{devices}xH200")
+    other, share = arbiter.share(directory / "other"), arbiter.share(directory / "share", tuple(range(devices)))
+    with neighbour(gpu, other):
+        done = run(script(body), gpu.env | share.env)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    turns = arbiter.native.read_turns(0, 10_000)
+    drains = sorted(turn.drained_ns - turn.closed_ns for turn in turns)
+    assert share.usage(0).turns > 40, turns
+    assert drains[len(drains) * 9 // 10] < 10_000_000, drains
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_work_for_a_context_that_is_not_current_does_not_hold_the_turn(
+    way: str, arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    body = OTHER.format(device=0) + WAYS[way] + GOES_ON
+    beside_a_neighbour(arbiter, make_simgpu, tmp_path, body, 1)
+
+
+def test_work_for_another_device_is_that_device_s(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    body = OTHER.format(device=1) + WAYS["memset"] + GOES_ON
+    beside_a_neighbour(arbiter, make_simgpu, tmp_path, body, 2)
+
+
+def test_a_context_that_has_failed_does_not_hold_the_turn(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    beside_a_neighbour(arbiter, make_simgpu, tmp_path, OTHER.format(device=0) + FAILS + GOES_ON, 1)
