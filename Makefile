@@ -33,7 +33,7 @@ test: build ## Run the tests, WORKERS at a time (ROOM=hook: of one room; PYTEST_
 unless_named = $(if $(filter tests/%,$(PYTEST_ARGS)),,$(1))
 
 deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, stress, every row of bench.gpu
-	@$(BIN)/pytest $(call unless_named,tests/deep) $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
+	@$(BIN)/python tests/run.py 0 $(call unless_named,tests/deep) $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
 
 soak: export SHAREPOD_TEST_SCHEDULES := 3000
 soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)
@@ -45,7 +45,7 @@ e2e: export SHAREPOD_E2E_KUBECONFIG := $(abspath $(KUBECONFIG))
 endif
 e2e: export SHAREPOD_E2E_KUBERNETES := $(KUBERNETES)
 e2e: build ## Run the tests that need a Kubernetes cluster, on 1.37, KUBERNETES=1.34 or KUBECONFIG=… (root, Go)
-	@$(BIN)/pytest $(call unless_named,tests/e2e) $(PYTEST_ARGS)
+	@$(BIN)/python tests/run.py 0 $(call unless_named,tests/e2e) $(PYTEST_ARGS)
 
 check: build ## Check types, style, imports, protocol, spelling and C warnings
 	$(BIN)/ruff check .

@@ -1,11 +1,17 @@
 """Runs the tests: first those that only wait for events, side by side, then those that judge real time, alone.
 
 `run.py WORKERS [ARGUMENT …]`: every argument goes to pytest in both parts. With no workers there is one part alone.
+
+What fails is run once more right after, alone. What fails twice has failed. What passes alone is shaky: a defect of the
+test or of what it tests, which is told at the end. More than two shaky tests fail the run.
 """
 
+import json
 import signal
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,28 +21,86 @@ GOES_ON = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
 MINUTES = {"what ran side by side": 6, "what ran alone": 3}
 """Of everything, on two cores."""
+SHAKY_MAX = 2
+AGAIN_MAX = 20
+"""When more tests have failed, something is broken: running them again would tell nothing."""
 
 
-def parts(workers: int) -> dict[str, list[str]]:
-    """Return what each part is called and the arguments that make it."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of pytest: its name, its arguments, and those that make it run one test at a time."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a part: pytest's status, the tests that failed twice, and the shaky ones with their reasons."""
+
+    status: int
+    failed: set[str] = field(default_factory=set)
+    shaky: dict[str, str] = field(default_factory=dict)
+
+
+def parts(workers: int, arguments: list[str]) -> tuple[Part, ...]:
+    """Return what runs one after the other: with `--timed=without` or `--timed=only` the one part that is named so."""
     if not workers:
-        return {"the tests": []}
-    return {
-        "what ran side by side": ["--timed=without", f"--numprocesses={workers}", "--dist=worksteal"],
-        "what ran alone": ["--timed=only"],
-    }
+        return (Part("the tests"),)
+    beside = (f"--numprocesses={workers}", "--dist=worksteal")
+    both = Part("what ran side by side", ("--timed=without",), beside), Part("what ran alone", ("--timed=only",))
+    return tuple(part for part in both if part.arguments[0] in arguments) or both
 
 
 def announce(workers: int, arguments: list[str]) -> None:
     """Say in one line what runs and for how long."""
     if not workers:
-        what = "every test, one at a time"
+        what = "one test at a time"
     else:
         beside, alone = MINUTES.values()
         whole = "" if arguments else f" (about {beside} minutes on two cores)"
         rest = "" if arguments else f" (about {alone})"
-        what = f"pure, virtual and node tests, {workers} at a time{whole}; then the timed ones alone{rest}"
+        said = {
+            "what ran side by side": f"pure, virtual and node tests, {workers} at a time{whole}",
+            "what ran alone": f"the timed ones alone{rest}",
+        }
+        what = "; then ".join(said[part.name] for part in parts(workers, arguments))
     print(f"{what}; {' '.join(arguments)}" if arguments else what, flush=True)
+
+
+def run_pytest(arguments: list[str], outcomes: Path) -> int:
+    """Run pytest; it writes to ``outcomes`` what passed and what failed. Return its status."""
+    return subprocess.run([PYTEST, f"--outcomes={outcomes}", *arguments], check=False).returncode
+
+
+def run_part(part: Part, arguments: list[str], scratch: Path) -> Outcome:
+    """Run a part, and what failed in it once more alone."""
+    first, second = scratch / "first.json", scratch / "second.json"
+    outcome = Outcome(run_pytest([*part.arguments, *part.beside, *arguments], first))
+    if outcome.status != pytest.ExitCode.TESTS_FAILED:
+        return outcome
+    reasons: dict[str, str] = json.loads(first.read_text())["failed"]
+    outcome.failed = set(reasons)
+    if len(reasons) > AGAIN_MAX:
+        print(f"{len(reasons)} tests failed: too many to run again", flush=True)
+        return outcome
+    print(f"once more, alone: what failed ({len(reasons)})", flush=True)
+    again = run_pytest([*part.arguments, f"--failed-in={first}", *arguments], second)
+    if again in GOES_ON:
+        outcome.shaky = {test: reasons[test] for test in json.loads(second.read_text())["passed"]}
+        outcome.failed -= set(outcome.shaky)
+    if not outcome.failed:
+        outcome.status = pytest.ExitCode.OK
+    return outcome
+
+
+def tell(shaky: dict[str, str]) -> None:
+    """List the tests that failed beside others, or the first time, and passed alone."""
+    if shaky:
+        print(f"shaky: {len(shaky)} (failed, then passed alone; more than {SHAKY_MAX} fail the run)", flush=True)
+    for test, reason in shaky.items():
+        print(f"  {test}\n    {reason}", flush=True)
 
 
 def main() -> int:
@@ -48,16 +112,23 @@ def main() -> int:
     signal.signal(signal.SIGINT, lambda *_: None)  # pytest has it too, and says what it had done
     workers, *arguments = sys.argv[1:]
     announce(int(workers), arguments)
-    codes: dict[str, int] = {}
-    for name, chosen in parts(int(workers)).items():
-        codes[name] = subprocess.run([PYTEST, *chosen, *arguments], check=False).returncode
-        if codes[name] not in GOES_ON:
-            break
-    failed = [name for name in codes if codes[name] not in FINE]
+    statuses: dict[str, int] = {}
+    shaky: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="sharepod-tests-") as scratch:
+        for part in parts(int(workers), arguments):
+            outcome = run_part(part, arguments, Path(scratch))
+            statuses[part.name] = outcome.status
+            shaky |= outcome.shaky
+            if outcome.status not in GOES_ON:
+                break
+    tell(shaky)
+    failed = [name for name, status in statuses.items() if status not in FINE]
     if failed:
         print(f"{failed[0]} failed", file=sys.stderr)  # the closing lines above may be those of the other part
-        return codes[failed[0]]
-    return min(codes.values())  # 5 if no part selected anything
+        return statuses[failed[0]]
+    if len(shaky) > SHAKY_MAX:
+        return pytest.ExitCode.TESTS_FAILED
+    return min(statuses.values())  # 5 if no part selected anything
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_the_portable_hook_needs_libc_alone(portable: dict[str, Path], machine: 
 @pytest.mark.skipif(not X86, reason="this machine's musl loader has another name")
 def test_every_import_exists_in_musl(portable: dict[str, Path]) -> None:
     if not MUSL_LOADER.exists():
-        pytest.skip(f"{MUSL_LOADER} is not there (Debian package musl)")
+        pytest.skip(f"{MUSL_LOADER} is needed: apt install musl")
     done = run(["nm", "--dynamic", "--defined-only", MUSL_LOADER.resolve()])
     offered = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
     assert "pthread_create" in offered
@@ -135,7 +135,7 @@ def machine(request: pytest.FixtureRequest, portable: dict[str, Path]) -> Machin
     if not X86:
         pytest.skip("runs the x86-64 build")
     if request.param == "musl" and not MUSL_LOADER.exists():
-        pytest.skip(f"{MUSL_LOADER} is not there (Debian package musl)")
+        pytest.skip(f"{MUSL_LOADER} is needed: apt install musl")
     return Machine(need_tool("musl-gcc", "musl-tools") if request.param == "musl" else "cc", portable["x86_64"])
 
 

@@ -325,6 +325,7 @@ def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent:
     assert closed.directory.stat().st_mode & 0o777 == PRIVATE
     assert not (closed.directory / "users.sock").exists()
     opened = make_agent("--users-socket-mode", "0666").start()
+    until(lambda: (opened.directory / "users.sock").exists())  # it comes after the operators'
     until(lambda: (opened.directory / "users.sock").stat().st_mode & 0o777 == 0o666)
     until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     assert opened.directory.stat().st_mode & 0o777 == 0o711

@@ -112,6 +112,6 @@ def test_another_allocator_and_the_hook_live_together(
 ) -> None:
     found = ctypes.util.find_library(allocator)
     if found is None:
-        pytest.skip(f"lib{allocator} is not installed (Debian package {DEBIAN[allocator]})")
+        pytest.skip(f"lib{allocator} is needed: apt install {DEBIAN[allocator]}")
     preload = [LIBRARY, found] if hook_first else [found, LIBRARY]
     assert check_route(node, programs, "soname", preload=preload) == ""

@@ -1,5 +1,9 @@
-"""What `make test` runs where, what its status tells, and that in CI a test is skipped only for want of a real GPU."""
+"""What `make test` runs where, what its status tells, and that in CI a test is skipped only for want of a real GPU.
 
+A test that fails is run once more, and one that leaves something behind fails itself.
+"""
+
+import json
 import os
 import shutil
 import subprocess
@@ -34,7 +38,7 @@ def called(tree: Path, *command: object, **environment: str) -> subprocess.Compl
     for name in ("conftest.py", "run.py"):
         shutil.copy(REPO_ROOT / "tests" / name, tree)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env = {**inherited, "PYTHONPATH": str(REPO_ROOT), **environment}
+    env = {**inherited, "PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'tests/support'}", **environment}
     words = [sys.executable, *map(str, command), "-p", "no:cacheprovider"]
     return subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=100)
 
@@ -42,8 +46,10 @@ def called(tree: Path, *command: object, **environment: str) -> subprocess.Compl
 @pytest.mark.parametrize(
     ("workers", "arguments", "failing", "status", "ran"),
     [
-        (1, (), "beside", 1, ["beside gw", "alone al"]),
-        (1, (), "alone", 1, ["beside gw", "alone al"]),
+        (1, (), "beside", 1, ["beside gw", "beside al", "alone al"]),  # what fails is run once more, alone
+        (1, (), "alone", 1, ["beside gw", "alone al", "alone al"]),
+        (1, ("--timed=without",), "", 0, ["beside gw"]),
+        (1, ("--timed=only",), "", 0, ["alone al"]),
         (1, ("-x",), "beside", 2, ["beside gw"]),
         (1, ("-k", "alone", "--room=hook"), "", 0, ["alone al"]),
         (1, ("-k", "neither"), "", 5, []),
@@ -60,6 +66,80 @@ def test_timed_tests_run_alone_after_the_rest_and_the_status_tells_of_both(
     done = called(tmp_path, "run.py", workers, *arguments, FAILING=failing)
     told = tmp_path / "ran"
     assert (done.returncode, told.read_text().splitlines() if told.exists() else []) == (status, ran)
+
+
+FAILS_ONCE = """
+import pathlib
+
+def test_{name}():
+    seen = pathlib.Path("{name}")
+    first = not seen.exists()
+    seen.touch()
+    assert not first, "the first time"
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "shaky", "broken", "status"), [(2, 2, 0, 0), (2, 0, 1, 1), (0, 3, 0, 1), (0, 1, 1, 1)]
+)
+def test_what_fails_is_run_once_more_alone_and_what_then_passes_is_listed(
+    tmp_path: Path, workers: int, shaky: int, broken: int, status: int
+) -> None:
+    for number in range(shaky):
+        (tmp_path / f"test_shaky_{number}.py").write_text(FAILS_ONCE.format(name=f"shaky_{number}"))
+    for number in range(broken):
+        (tmp_path / f"test_broken_{number}.py").write_text("def test_it(): assert 1 == 2")
+    (tmp_path / "test_fine.py").write_text(CASE.format(name="fine"))
+    done = called(tmp_path, "run.py", workers, FAILING="none")
+    assert done.returncode == status, done.stdout
+    assert (tmp_path / "ran").read_text().splitlines() == [f"fine {'gw' if workers else 'al'}"]  # what passed did once
+    told = done.stdout.partition("shaky: ")[2].splitlines()
+    if shaky:
+        assert told[0] == f"{shaky} (failed, then passed alone; more than 2 fail the run)"
+        assert sorted(told[1::2]) == [f"  test_shaky_{n}.py::test_shaky_{n}" for n in range(shaky)]
+        assert set(told[2::2]) == {f"    test_shaky_{n}.py:8: AssertionError: the first time" for n in range(shaky)}
+    else:
+        assert not told
+
+
+def test_when_many_tests_fail_none_is_run_again(tmp_path: Path) -> None:
+    (tmp_path / "test_many.py").write_text(
+        'import pytest\n@pytest.mark.parametrize("n", range(21))\ndef test_it(n): assert False'
+    )
+    done = called(tmp_path, "run.py", 0)
+    assert done.returncode == 1
+    assert "21 tests failed: too many to run again" in done.stdout
+    assert "once more" not in done.stdout
+
+
+LEAVES = {
+    "socket": "socket.socket()",
+    "file": "open('/dev/null')",
+    "circle": "circle = []; circle.append((circle, socket.socket()))",
+    "loop": "asyncio.new_event_loop()",
+    "thread": "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "process": "globals()['kept'] = subprocess.Popen(['sleep', '9'])",
+}
+
+
+def test_a_test_that_leaves_something_behind_fails_and_the_next_one_does_not(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    lines = ["import asyncio, socket, subprocess, threading, time"]
+    for name, leaves in LEAVES.items():
+        lines += [f"def test_{name}(): {leaves}", f"def test_behind_{name}(): [[] for _ in range(100000)]"]
+    (tmp_path / "test_leaving.py").write_text("\n".join(lines))
+    done = called(tmp_path, "-m", "pytest", "--outcomes=outcomes.json", "-p", "no:randomly")
+    assert done.returncode == 1
+    failed = json.loads((tmp_path / "outcomes.json").read_text())["failed"]
+    assert set(failed) == {f"test_leaving.py::test_{name}" for name in LEAVES}
+    assert "(sleep 9)" in failed["test_leaving.py::test_process"]
+
+
+def test_the_packages_that_skipped_tests_lack_are_told_in_one_line(tmp_path: Path) -> None:
+    lacks = [f'def test_{n}(): pytest.skip("{n} is needed: apt install {n}-tools")' for n in ("b", "a", "c")]
+    (tmp_path / "test_skips.py").write_text("\n".join(["import pytest", *lacks]))
+    done = called(tmp_path, "run.py", 0, CI="false")
+    assert "3 tests were skipped for want of packages: apt install a-tools b-tools c-tools" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -59,5 +59,5 @@ def need_tool(name: str, package: str) -> str:
     """Return the path of a tool, or skip with the package that has it."""
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not installed (Debian package {package})")
+        pytest.skip(f"{name} is needed: apt install {package}")
     return found

@@ -1,0 +1,79 @@
+"""A pytest plugin: which tests passed and failed, in a file, and a run of only those that failed.
+
+``--outcomes=FILE`` writes ``{"passed": [node id, …], "failed": {node id: what failed first}}`` at the end.
+``--failed-in=FILE`` runs only what such a file calls failed. `tests/run.py` uses both. Without either, the plugin only
+says what would have to be installed for the tests that were skipped.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = re.compile(r"apt install ([a-z0-9][a-z0-9.+-]*)")
+
+
+class Outcomes:
+    """What is known of the tests so far. A test whose setup, call or teardown fails has failed."""
+
+    def __init__(self) -> None:
+        self.passed: set[str] = set()
+        self.failed: dict[str, str] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.setdefault(report.nodeid, reason(report))
+        elif report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+    def write(self, path: Path) -> None:
+        passed = sorted(self.passed - set(self.failed))
+        path.write_text(json.dumps({"passed": passed, "failed": self.failed}))
+
+
+def reason(report: pytest.TestReport) -> str:
+    """Return one line: where a test failed, and with what."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        lines = report.longreprtext.strip().splitlines()
+        return lines[-1] if lines else "no reason was given"
+    message = crash.message.strip().splitlines() or ["no message"]
+    return f"{Path(crash.path).name}:{crash.lineno}: {message[0]}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", metavar="FILE", type=Path, help="write which tests passed and failed, as JSON")
+    parser.addoption("--failed-in", metavar="FILE", type=Path, help="run only the tests that failed, by such a file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("outcomes") and not hasattr(config, "workerinput"):  # a worker of xdist sees only its part
+        config.pluginmanager.register(Outcomes(), "sharepod-outcomes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    path = config.getoption("failed_in")
+    if path is None:
+        return
+    failed = json.loads(path.read_text())["failed"]
+    others = [item for item in items if item.nodeid not in failed]
+    items[:] = [item for item in items if item.nodeid in failed]
+    config.hook.pytest_deselected(items=others)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    outcomes = session.config.pluginmanager.get_plugin("sharepod-outcomes")
+    if outcomes is not None:
+        outcomes.write(session.config.getoption("outcomes"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    found = [PACKAGE.search(str(report.longrepr)) for report in skipped]
+    packages = {match[1] for match in found if match}
+    if packages:
+        terminalreporter.write_line(
+            f"{sum(map(bool, found))} tests were skipped for want of packages: apt install {' '.join(sorted(packages))}"
+        )
