@@ -3,6 +3,7 @@
 import os
 import random
 import struct
+import tempfile
 import time
 from pathlib import Path
 
@@ -86,3 +87,15 @@ def test_the_tenant_can_write_its_slots_and_ring_and_nothing_else(arbiter: Arbit
     arbiter.share(tmp_path / "share")
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "share").iterdir()}
     assert modes == {"terms": 0o644, "slots": 0o666, "bell": 0o622}
+
+
+def test_a_file_that_grows_is_cut_back_and_told_of_its_share_alone(arbiter: Arbiter) -> None:
+    with tempfile.TemporaryDirectory(prefix="sharepod-hostile-", dir="/dev/shm") as directory:  # as the agent's is
+        hostile, honest = (arbiter.share(Path(directory, name)) for name in ("hostile", "honest"))
+        path = hostile.region / "slots"
+        with path.open("r+b") as slots:
+            os.posix_fallocate(slots.fileno(), 0, 16 << 20)
+        until(lambda: path.stat().st_size == SLOTS_BYTES)
+        until(lambda: path.stat().st_blocks * 512 < 1 << 20)
+        until(lambda: hostile.usage().faults)
+        assert honest.usage().faults == 0
