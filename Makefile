@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help build demo test deep soak e2e check bench bench-placement clean
+.PHONY: help build demo test mutants deep soak e2e check bench bench-placement clean
 
 PYTHON ?= python3
 CC ?= cc
@@ -34,6 +34,11 @@ unless_named = $(if $(filter tests/%,$(PYTEST_ARGS)),,$(1))
 
 deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, stress, every row of bench.gpu
 	@$(BIN)/python tests/run.py 0 $(call unless_named,tests/deep) $(if $(ROOM),--room=$(ROOM)) $(PYTEST_ARGS)
+
+N ?= 20
+SEED ?= 1
+mutants: build ## Seed N slips into ROOM, one at a time, and say which test notices each (root; SEED=7 draws others)
+	@$(BIN)/python tests/mutants/run.py $(ROOM) $(N) $(SEED)
 
 soak: export SHAREPOD_TEST_SCHEDULES := 3000
 soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)

@@ -10,7 +10,7 @@ import pytest
 from tenant import Tenant, until
 
 from rig.arbiter import Arbiter
-from sharepod.agent.share import Turn
+from sharepod.agent.share import ShareState, Turn
 
 TEN_S = 10_000_000 << 32
 """A longest unit of ten seconds, where a report has it."""
@@ -100,3 +100,19 @@ def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_
     first.ring()
     until(lambda: len(turns_of(arbiter, first)) >= 2)
     assert turns_of(arbiter, first)[-1].drained_ns >= drained_ns
+
+
+def test_a_wait_that_ended_without_a_turn_is_counted_once(tenants: Pair) -> None:
+    first, second = tenants
+    turn = first.enter()
+    first.say(0, turn, 0)  # it holds the device
+    second.ask()
+    until(lambda: second.share.usage().waited_ns)
+    second.wait(0)  # or its waiter was killed
+    second.ring()
+    until(lambda: second.share.usage().state is ShareState.IDLE)
+    waited_ns = second.share.usage().waited_ns
+    for _ in range(20):
+        second.ring()
+        time.sleep(0.005)
+    assert second.share.usage().waited_ns == waited_ns

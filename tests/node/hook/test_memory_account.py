@@ -71,26 +71,52 @@ assert take(2000)[0] == 201
 
 
 def test_memory_dies_with_its_context_and_only_with_it(run: Run) -> None:
-    run("""
+    run(
+        """
 primary, own, pooled = c_void_p(), c_void_p(), c_uint64()
 ok(cuda.cuCtxGetCurrent(byref(primary)))
 assert take(7)[0] == 0
 ok(cuda.cuCtxCreate_v2(byref(own), 0, 0))
-for _ in range(50):
+for _ in range(2000):  # so many that some stand in each other's places in the table
     assert take(10)[0] == 0
-assert memory() == (493, 1000)
+assert memory() == (79_993, 100_000)
 assert cuda.cuCtxDestroy_v2(c_void_p(8)) != 0  # there is none: nothing has died
-assert memory() == (493, 1000)
+assert memory() == (79_993, 100_000)
 ok(cuda.cuCtxDestroy_v2(own))
 ok(cuda.cuCtxSetCurrent(primary))
-assert memory() == (993, 1000)
+assert memory() == (99_993, 100_000)
 ok(cuda.cuDevicePrimaryCtxRetain(byref(primary), 0))
 ok(cuda.cuDevicePrimaryCtxRelease_v2(0))  # it is still held once
-assert memory() == (993, 1000)
+assert memory() == (99_993, 100_000)
 ok(cuda.cuDevicePrimaryCtxRelease_v2(0))
 start()
-assert memory() == (1000, 1000)
-""")
+assert memory() == (100_000, 100_000)
+""",
+        100_000,
+    )
+
+
+def test_what_the_driver_refuses_of_a_pool_leaves_its_account_as_it_was(run: Run) -> None:
+    run(
+        """
+import struct
+pool, address, reserved = c_void_p(), c_uint64(), c_uint64()
+ok(cuda.cuMemPoolCreate(byref(pool), struct.pack("<4i2Q", 1, 0, 1, 0, 0, 64 << 20) + bytes(56)))  # of 64 MiB at most
+for _ in range(3):
+    assert cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(300 << 20), pool, None) == 2
+    assert memory() == (400 << 20, 400 << 20)
+ok(cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(1 << 20), pool, None))
+assert take(390 << 20)[0] == 2  # the pool has grown by more than it was asked for
+ok(cuda.cuMemPoolGetAttribute(pool, 5, byref(reserved)))
+assert reserved.value > 10 << 20
+assert memory()[0] == (400 << 20) - reserved.value
+ok(cuda.cuMemFreeAsync(address, None))
+ok(cuda.cuCtxSynchronize())
+ok(cuda.cuMemPoolTrimTo(pool, c_size_t(0)))
+assert memory() == (400 << 20, 400 << 20)
+""",
+        400 << 20,
+    )
 
 
 def test_thousands_of_random_allocations_on_two_devices_leave_nothing(run: Run) -> None:

@@ -18,6 +18,7 @@ from sharepod.agent.device import DeviceInfo, DeviceProcess
 from sharepod.agent.errors import DoesNotFit, InvalidInput, NameTaken, ShareError, UnknownShare, WrongState
 from sharepod.agent.registry import Registry, TermsChange
 from sharepod.agent.share import NO_COPIES, Copies, Handle, Process, ShareClass, ShareId, Turn, Usage
+from sharepod.process import files
 
 SECOND = 1_000_000_000
 ID = ShareId("abcdefghjk")
@@ -360,9 +361,15 @@ def test_a_checkpoint_of_the_version_before_is_read_and_a_number_that_it_has_not
         "to_host_count": 14}}]}]}"""
     (record,) = checkpoint.parse(text, "boot").records
     assert (record.share.name, record.share.share_class, record.share.gang) == ("a", ShareClass.LATENCY, "job")
-    (usage,) = record.usages
-    assert (usage.used_ns, usage.launches, usage.faults, record.live_launches) == (1, 70, 10, 60)
-    assert (usage.copies, usage.gone_copies) == (NO_COPIES, Copies(11, 12, 13, 14))
+    assert record.live_launches == 60
+    counted = Usage(
+        used_ns=1, charged_ns=2, estimated_ns=3, waited_ns=4, overrun_ns=5, turns=6, launches=70, passed=8, cogrants=9,
+        faults=10, gone_copies=Copies(11, 12, 13, 14),
+    )  # fmt: skip
+    assert record.usages == (counted,)
+    assert counted.copies == NO_COPIES
+    one_account = checkpoint.parse(text.replace('"charged_ns": 2,', ""), "boot").records[0].usages
+    assert one_account == (replace(counted, charged_ns=1),)  # older agents had one account for both
 
 
 def test_a_checkpoint_of_another_boot_is_ignored_and_a_broken_one_refused(tmp_path: Path) -> None:
@@ -432,8 +439,30 @@ def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, "two")
     assert checkpoint.read(tmp_path) == "two"
     assert (tmp_path / "checkpoint.json").stat().st_mode & 0o777 == 0o600
+    for crashed in (f"checkpoint.json{files.UNFINISHED}", checkpoint.UNREADABLE):
+        (tmp_path / crashed).write_text("{")
     checkpoint.remove(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_share_used_and_waited_of_late_is_told_over_each_window(tmp_path: Path) -> None:
+    registry, arbiter = make(tmp_path)
+    registry.register(ask(name="a"), unix_ns=1, now_ns=0)
+    for second in range(1, 181):  # busy for a minute, then idle for two, of which it waits in the last half minute
+        arbiter.use(Handle(1), SECOND if second <= 60 else 0)
+        if second > 150:
+            arbiter.usages[Handle(1)][0] = replace(arbiter.usages[Handle(1)][0], waited_ns=(second - 150) * SECOND)
+        (status,) = registry.statuses((), second * SECOND)
+        (held,) = status.usages
+        if second == 60:
+            rates = held.used_1s_millipercent, held.used_1m_millipercent, held.used_15m_millipercent
+            assert rates == (100_000, 100_000, 100_000)
+        if second == 90:
+            rates = held.used_1s_millipercent, held.used_1m_millipercent, held.used_15m_millipercent
+            assert rates == (0, 50_000, 66_667)
+    rates = held.used_1s_millipercent, held.used_1m_millipercent, held.used_15m_millipercent
+    assert rates == (0, 0, 33_333)
+    assert held.waited_1m_millipercent == 50_000
 
 
 class Lives(RuleBasedStateMachine):

@@ -209,6 +209,8 @@ REFUSED: list[tuple[Object, str]] = [
     (kai({}, {"sharepod.io/gpu": 30}, gpu_fraction="0.5"), "container b holds sharepod.io/gpu in a pod written for"),
     (kai(**{"gpu_fraction": "0.5", "sharepod.io/limit": "60"}), "annotation 'sharepod.io/limit' stands beside what"),
     (kai(**{"gpu_fraction": "0.5", "sharepod.io/a.memory": "1Gi"}), OURS),
+    (kai(**{"gpu_fraction": "0.5", MARK: "KAI", "sharepod.io/memory": "1Gi"}), OURS),
+    (kai(**{"gpu_fraction": "0.5", MARK: "KAI", "sharepod.io/a.memory": "1Gi"}), OURS),
     (kai(**{"gpu_fraction": "0.5", MARK: "HAMi"}), "says that the pod came from another system than KAI: remove it"),
     # ours, beside theirs, and wrong
     (kai(**{"gpu_fraction": "0.5", "sharepod.io/clas": "batch"}), "unknown annotation 'sharepod.io/clas'"),

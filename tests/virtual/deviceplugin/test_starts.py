@@ -13,7 +13,7 @@ from virtual_time import virtually
 
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Listing
-from sharepod.kube.pod import Container
+from sharepod.kube.pod import Container, Pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -168,3 +168,20 @@ async def test_a_start_that_fails_is_told_to_the_node_where_nobody_knows_the_pod
         name, reason, text = node.api.events[-1]
         assert (name, reason) == ("", "ShareNotReady")
         assert text.startswith("a container with 3 units does not start: kubelet does not list")
+
+
+@virtually
+@pytest.mark.parametrize("deleting", [True, False])
+async def test_a_kubelet_that_lists_no_pod_is_believed_once_none_is_to_stay(tmp_path: Path, deleting: bool) -> None:
+    async with prompt(tmp_path) as node:
+        node.others.clear()  # the plugin was started by hand, and has no pod
+        node.api.remove("plugin")
+        pod = await made(node, 3, 0)
+        node.api.put(Pod("uid-other", "default", "other", phase="Running", deleting=deleting))
+        assert pod.task is not None
+        pod.task.cancel()
+        pod.containers[0].created = pod.containers[0].lives = False
+        node.pods.remove(pod)
+        node.api.remove(pod.pod.name)
+        await asyncio.sleep(60)
+        assert bool(node.agent.held) == (not deleting)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
+from sharepod.scheduler.ask import PodAsk, ShareAsk
 from sharepod.scheduler.orders import Evict, Tell
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.timeline import Timeline
@@ -305,3 +306,23 @@ def test_a_controller_that_starts_anew_decides_as_one_that_was_there() -> None:
         places = [[(place.pod.uid, place.node, place.devices) for place in one.placed] for one in (mine, theirs)]
         assert places[0] == places[1]
         assert (mine.yields, mine.evicted) == (theirs.yields, theirs.evicted)
+
+
+def test_who_stays_beside_a_job_that_others_yield_to_is_limited_only_below_its_priority() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    for number, (name, priority, milli) in enumerate((("equal", 10, 200), ("lower", 5, 200), ("low", 0, 600))):
+        line.come(task(name, priority, ask=PodAsk(1000, 4096, (ShareAsk(milli, 1, 1000, limit_milli=1000),))))
+        decided(line, float(number)).run(line)
+    line.come(task("new", 10, 500))
+    assert decided(line, 5.0).yields == {"low": "pause", "lower": "limit"}
+
+
+def test_the_last_member_of_a_gang_fills_a_node_instead_of_opening_one() -> None:
+    line = Timeline(nodes(3, 2), DEFAULT)
+    line.come(task("single"))
+    single = decided(line, 0.0)
+    single.run(line)
+    line.come(task("gang", size=3, least=3))
+    places = [place.node for place in decided(line, 1.0).placed]
+    assert sorted(map(places.count, set(places))) == [1, 2]
+    assert single.placed[0].node in places

@@ -6,6 +6,7 @@
 #include "gate.c"
 #undef sp_grant_word
 
+#include <inttypes.h>
 #include <stdio.h>
 
 struct sp_guest sp_guest;
@@ -59,6 +60,22 @@ static void launch_once(const char *what) {
   printf(" left %u\n", thread.inside);
 }
 
+/* A launch behind work in flight, while others wait: when all of it will end, as the slot says afterwards. */
+static void launch_behind(const char *what, uint64_t in_flight_ns, uint64_t pending_ns, uint32_t unit_ns) {
+  struct sp_device *device = &sp_guest.devices[0];
+  struct sp_pass pass;
+  device->report = (struct sp_report){.held_turn = device->entered};
+  device->marked_ns = device->completed_ns + in_flight_ns;
+  device->began_ns = 1000000000;
+  device->foretold = 0;
+  lane.pending_ns = pending_ns;
+  unit.predicted_ns = unit_ns;
+  sp_gate_enter(&pass, NULL, false, 1);
+  uint64_t until_ns = device->report.residue_until_ns;
+  printf("%s until %" PRIu64 " foretold %u\n", what, until_ns ? until_ns - 1000000000 : 0, device->foretold);
+  thread.inside = 0;
+}
+
 int main(void) {
   struct sp_device *device = &sp_guest.devices[0];
   sp_guest.attached = sp_guest.single_device = sp_guest.device_count = 1;
@@ -69,5 +86,9 @@ int main(void) {
   launch_once("open");
   grant.word = 2; /* closed, and another turn is granted while it waits */
   launch_once("closed");
+  launch_behind("alone-waits", 3000000, 200000, 700000);
+  grant.flags = SP_GRANT_CONTENDED;
+  launch_behind("long", 3000000, 200000, 700000);
+  launch_behind("short", 3000000, 200000, 5000);
   return 0;
 }

@@ -1,0 +1,182 @@
+"""Seeds slips into a room, one at a time, and says which test notices each: `make mutants ROOM=agent N=20 SEED=1`.
+
+Each mutant is built and tested on an overlay over the tree, in namespaces of its own: the checkout is never touched,
+and processes, mounts and shared memory end with it. What does not compile is drawn anew. The room's tests run without
+the timed ones; a test that fails must fail twice, so that a busy machine catches nothing. `equivalent.txt` lists
+slips that change nothing that can be observed, each with its reason; they are not drawn.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from slips import Slip, mutated, slips
+
+TREE = Path(__file__).resolve().parents[2]
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+ENOUGH = 0.85
+"""The part of the mutants that must be caught."""
+AT_A_TIME = 2
+WORKERS = 3
+HANGS_S = 900
+UNBUILT = 90
+"""The status that says that a mutant does not compile."""
+
+INSIDE = """
+set -euo pipefail
+mount -t tmpfs tmpfs /dev/shm
+mkdir -p /dev/shm/.mutant/upper /dev/shm/.mutant/work /dev/shm/.mutant/tmp
+mount -t overlay overlay -o "lowerdir=$TREE,upperdir=/dev/shm/.mutant/upper,workdir=/dev/shm/.mutant/work" "$TREE"
+export TMPDIR=/dev/shm/.mutant/tmp
+cd "$TREE"
+cp "$SCRATCH/mutant" "$MUTATED"
+make -s build >"$SCRATCH/build.log" 2>&1 || exit 90
+status=0
+.venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 --numprocesses=$WORKERS --dist=worksteal "$@" || status=$?
+if test $status = 1 -o $status = 2; then
+  status=0
+  .venv/bin/pytest --outcomes="$SCRATCH/second.json" --failed-in="$SCRATCH/first.json" "$@" || status=$?
+fi
+exit $status
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A file of the tree, by its path there, and the slip in it."""
+
+    path: str
+    slip: Slip
+
+    def diff(self) -> str:
+        """Return what changes, as a patch shows it."""
+        before = (TREE / self.path).read_text()
+        lines = difflib.unified_diff(before.splitlines(), mutated(before, self.slip).splitlines(), lineterm="", n=1)
+        return "\n".join(f"    {line}" for line in list(lines)[2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a mutant: the tests that failed twice, or that it hung, or was not built."""
+
+    mutant: Mutant
+    seconds: float
+    built: bool = True
+    hung: bool = False
+    caught_by: tuple[str, ...] = ()
+
+    @property
+    def caught(self) -> bool:
+        return self.hung or bool(self.caught_by)
+
+
+def equivalent() -> set[tuple[str, str, str]]:
+    """Return the slips that change nothing: path, line before and after."""
+    found = set()
+    for line in EQUIVALENT.read_text().splitlines():
+        if line and not line.startswith("#"):
+            path, before, after, _reason = line.split("\t")
+            found.add((path, before, after))
+    return found
+
+
+def drawn(room: str, seed: int) -> Iterator[Mutant]:
+    """Draw mutants of a room without end of lines, each line once."""
+    listed = subprocess.run(["git", "ls-files", "--", room], cwd=TREE, capture_output=True, text=True, check=True)
+    known = equivalent()
+    lines: dict[tuple[str, int], list[Slip]] = {}
+    for path in listed.stdout.split():
+        language = Path(path).suffix[1:]
+        if language not in ("c", "py") or Path(path).name.startswith(("build_", "__")):
+            continue
+        for slip in slips((TREE / path).read_text(), language):
+            if (path, slip.before, slip.after) not in known:
+                lines.setdefault((path, slip.line), []).append(slip)
+    chance = random.Random(f"{room} {seed}")
+    places = sorted(lines)
+    chance.shuffle(places)
+    for place in places:
+        yield Mutant(place[0], chance.choice(lines[place]))
+
+
+def judged(mutant: Mutant, room: str) -> Verdict:
+    """Build a mutant and run the room's tests on it."""
+    began = time.monotonic()
+    folders = [f"tests/{way}/{room}" for way in ("pure", "virtual", "node") if (TREE / "tests" / way / room).is_dir()]
+    arguments = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timed=without", "--timeout=60", *folders]
+    with tempfile.TemporaryDirectory(prefix="sharepod-mutant-") as name:
+        scratch = Path(name)
+        (scratch / "mutant").write_text(mutated((TREE / mutant.path).read_text(), mutant.slip))
+        told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "WORKERS": str(WORKERS)}
+        alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+        command = [*alone, "bash", "-c", INSIDE, "mutant", *arguments]
+        hung = False
+        with (scratch / "log").open("w") as log:
+            try:
+                done = subprocess.run(
+                    command, env=os.environ | told, stdout=log, stderr=log, timeout=HANGS_S, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                done, hung = 1, True
+        seconds = time.monotonic() - began
+        second = scratch / "second.json"
+        caught_by = tuple(json.loads(second.read_text())["failed"]) if second.exists() else ()
+        if done and done != UNBUILT and not hung and not caught_by:
+            raise SystemExit(f"{mutant.path}:{mutant.slip.line}: {(scratch / 'log').read_text()[-2000:]}")
+    return Verdict(mutant, seconds, built=done != UNBUILT, hung=hung, caught_by=caught_by)
+
+
+def tell(verdict: Verdict) -> None:
+    """Say in a line what came of a mutant; of a survivor its diff too."""
+    if verdict.hung:
+        how = "hung"
+    elif verdict.caught:
+        how = f"by {verdict.caught_by[0]}"
+    else:
+        how = "SURVIVED"
+    print(f"{verdict.mutant.path}:{verdict.mutant.slip.line}: {how} ({verdict.seconds:.0f} s)", flush=True)
+    if not verdict.caught:
+        print(verdict.mutant.diff(), flush=True)
+
+
+def main() -> int:
+    """Return 0 when enough mutants are caught."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("room")
+    parser.add_argument("number", type=int)
+    parser.add_argument("seed", type=int)
+    asked = parser.parse_args()
+    if not (TREE / "tests" / "node" / asked.room).is_dir() or not (TREE / asked.room).is_dir():
+        parser.error(f"{asked.room} is no room with tests: give ROOM=agent, hook, scheduler …")
+    if os.geteuid() != 0:
+        parser.error("namespaces and overlays need root")
+    mutants = drawn(asked.room, asked.seed)
+    verdicts: list[Verdict] = []
+    print(f"{asked.number} mutants of {asked.room}, seed {asked.seed}", flush=True)
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        while missing := asked.number - len(verdicts):
+            batch = list(islice(mutants, missing))
+            if not batch:
+                break  # the room has no more lines
+            for verdict in pool.map(lambda mutant: judged(mutant, asked.room), batch):
+                if verdict.built:
+                    tell(verdict)
+                    verdicts.append(verdict)
+    caught = sum(verdict.caught for verdict in verdicts)
+    print(f"{caught} of {len(verdicts)} mutants of {asked.room} were caught (seed {asked.seed})")
+    return 0 if caught >= ENOUGH * len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

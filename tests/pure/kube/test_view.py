@@ -1,0 +1,51 @@
+"""What a watch has brought: each object is told once, and anew after it was gone."""
+
+from typing import Any
+
+import pytest
+
+from sharepod.kube.informer import _View
+
+
+class Names:
+    """Objects that are their names."""
+
+    def key(self, item: str) -> str:
+        return item
+
+    def read(self, item: dict[str, Any]) -> str:
+        return str(item["metadata"]["name"])
+
+
+def line(name: str, version: str = "") -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": version}}
+
+
+@pytest.fixture
+def view() -> "_View[str]":
+    return _View(Names())  # type: ignore[arg-type]
+
+
+def test_what_is_gone_is_told_once_and_when_it_is_back_too(view: "_View[str]") -> None:
+    assert view.changed("ADDED", line("a", "5")) == [("set", "a")]
+    assert view.changed("MODIFIED", line("a", "6")) == []  # nothing that is read has changed
+    assert view.changed("DELETED", line("a", "7")) == [("gone", "a")]
+    assert view.changed("DELETED", line("a", "8")) == []
+    assert view.replaced([]) == []
+    assert view.changed("ADDED", line("a", "9")) == [("set", "a")]
+    assert view.version == "9"
+
+
+def test_a_new_list_tells_what_came_and_what_went_in_between(view: "_View[str]") -> None:
+    for name in "ab":
+        view.changed("ADDED", line(name))
+    assert view.replaced(["b", "c"]) == [("gone", "a"), ("set", "c")]
+    assert view.replaced(["b", "c"]) == []
+
+
+def test_a_bookmark_brings_only_the_version(view: "_View[str]") -> None:
+    assert view.changed("BOOKMARK", line("a", "12")) == []
+    assert view.version == "12"
+    assert view.changed("BOOKMARK", line("a")) == []
+    assert view.version == "12"
+    assert view.replaced(["a"]) == [("set", "a")]

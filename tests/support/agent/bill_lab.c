@@ -1,0 +1,106 @@
+/* The bill on a device in virtual time: what tests of agent/bill.c call through ctypes. Shares are numbered from 0. */
+#include "node.h"
+
+#define SHARES 4
+
+static struct sp_node_device device;
+static struct sp_grant grants[SHARES];
+static struct sp_member members[SHARES];
+
+/* What the arbiter has around it. */
+uint64_t sp_now_ns(void) {
+  return 0;
+}
+void sp_slots_scan(struct sp_member *member, uint64_t now_ns) {
+  (void)member, (void)now_ns;
+}
+void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
+  (void)grant, (void)used_ns;
+}
+
+void lab_begin(uint64_t now_ns);
+void lab_begin(uint64_t now_ns) {
+  device = (struct sp_node_device){.billed_until_ns = now_ns};
+  sp_policy_init(&device.policy);
+  for (int index = 0; index < SHARES; index++) {
+    grants[index] = (struct sp_grant){0};
+    members[index] = (struct sp_member){.device = &device,
+                                        .grant = &grants[index],
+                                        .deadline_ns = UINT64_MAX,
+                                        .beside_billed_ns = now_ns,
+                                        .policy = sp_policy_add(&device.policy, 25000, SP_POLICY_WHOLE, 1, now_ns)};
+  }
+}
+
+void lab_grant(int share, uint64_t now_ns, bool contended);
+void lab_grant(int share, uint64_t now_ns, bool contended) {
+  struct sp_member *member = &members[share];
+  member->grant->flags = contended ? SP_GRANT_CONTENDED : 0;
+  member->holding = true;
+  member->granted_ns = now_ns;
+  member->view = (struct sp_view){0};
+  device.holder = member;
+  sp_bill_begin(member);
+}
+
+/* `until_ns`: when its turn ought to end. */
+void lab_deadline(int share, uint64_t until_ns);
+void lab_deadline(int share, uint64_t until_ns) {
+  members[share].deadline_ns = until_ns;
+}
+
+void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uint64_t ended_ns);
+void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uint64_t ended_ns) {
+  struct sp_member *member = &members[share];
+  member->view.entered = true;
+  member->view.used_ns = used_ns;
+  member->view.running = running;
+  member->view.ended_ns = ended_ns;
+  member->scanned_ns = now_ns;
+}
+
+void lab_close(int share);
+void lab_close(int share) {
+  members[share].holding = false;
+  members[share].draining = true;
+  device.holder = NULL;
+  device.drains[device.draining++] = &members[share];
+}
+
+void lab_cogrant(int share);
+void lab_cogrant(int share) {
+  members[share].cogranted = true;
+}
+
+/* As the end of a turn does it: `share` drains alone. */
+void lab_drained(int share, uint64_t now_ns);
+void lab_drained(int share, uint64_t now_ns) {
+  sp_bill(&device, now_ns);
+  sp_bill_correct(&device, &members[share]);
+  members[share].draining = members[share].cogranted = false;
+  device.drained_ns = device.ended_ns = now_ns;
+  device.draining = 0;
+}
+
+void lab_bill(uint64_t until_ns);
+void lab_bill(uint64_t until_ns) {
+  sp_bill(&device, until_ns);
+}
+
+void lab_beside(int share, uint64_t now_ns, uint64_t beside_ns, uint64_t until_ns);
+void lab_beside(int share, uint64_t now_ns, uint64_t beside_ns, uint64_t until_ns) {
+  members[share].beside_ns = beside_ns;
+  members[share].beside_until_us = (uint32_t)(until_ns / 1000);
+  sp_bill_beside(&device, &members[share], now_ns);
+}
+
+/* Used, charged, estimated, overrun, beside; then its grace and what the device has charged in all. */
+void lab_read(int share, int64_t out[7]);
+void lab_read(int share, int64_t out[7]) {
+  const struct sp_usage *usage = &members[share].usage;
+  int64_t read[7] = {(int64_t)usage->used_ns,    (int64_t)usage->charged_ns, (int64_t)usage->estimated_ns,
+                     (int64_t)usage->overrun_ns, (int64_t)usage->beside_ns,  members[share].grace_ns,
+                     (int64_t)device.charged_ns};
+  for (int index = 0; index < 7; index++)
+    out[index] = read[index];
+}

@@ -1,0 +1,204 @@
+"""What each share pays for, to the nanosecond: the bill of agent/bill.c in virtual time."""
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from driving import MS
+
+from rig import REPO_ROOT
+
+FREE_NS, GRACE_NS = MS // 2, 10 * MS
+"""What of a turn may be idle and is nobody's; how much of that a share saves up."""
+BEGAN_NS = 1000 * MS
+
+
+class Paid(NamedTuple):
+    used: int
+    charged: int
+    estimated: int
+    overrun: int
+    beside: int
+    grace: int
+    charged_in_all: int
+
+
+class Bill:
+    """The shares of a device and its time, ns since the beginning."""
+
+    def __init__(self, lab: ctypes.CDLL) -> None:
+        self.lab = lab
+        self.now_ns = 0
+        lab.lab_begin(ctypes.c_uint64(BEGAN_NS))
+
+    def at(self, ns: int) -> ctypes.c_uint64:
+        return ctypes.c_uint64(BEGAN_NS + ns)
+
+    def grant(self, share: int, *, contended: bool = True) -> None:
+        self.lab.lab_grant(share, self.at(self.now_ns), contended)
+
+    def say(self, share: int, used_ns: int, running: int = 0) -> None:
+        """Have its processes say what they have used in this turn, and how many of them still run."""
+        self.lab.lab_say(share, self.at(self.now_ns), ctypes.c_uint64(used_ns), running, self.at(self.now_ns))
+
+    def bill(self, passed_ns: int) -> None:
+        self.now_ns += passed_ns
+        self.lab.lab_bill(self.at(self.now_ns))
+
+    def turn(self, share: int, lasts_ns: int, used_ns: int) -> None:
+        """Play a whole turn, which is drained when it ends."""
+        self.grant(share)
+        self.now_ns += lasts_ns
+        self.say(share, used_ns)
+        self.lab.lab_close(share)
+        self.lab.lab_drained(share, self.at(self.now_ns))
+
+    def beside(self, share: int, ran_ns: int, ended_ns: int) -> None:
+        self.lab.lab_beside(share, self.at(self.now_ns), ctypes.c_uint64(ran_ns), self.at(ended_ns))
+
+    def paid(self, share: int) -> Paid:
+        read = (ctypes.c_int64 * 7)()
+        self.lab.lab_read(share, read)
+        return Paid(*read)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    built = tmp_path_factory.mktemp("bill") / "bill_lab.so"
+    sources = [
+        "tests/support/agent/bill_lab.c",
+        "agent/bill.c",
+        *(f"agent/policy{n}.c" for n in ("", "_accounts", "_rates")),
+    ]
+    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-Iagent", "-Ihook"]
+    subprocess.run([*command, *sources, "-o", str(built)], cwd=REPO_ROOT, check=True)
+    return ctypes.CDLL(str(built))
+
+
+@pytest.fixture
+def bill(lab: ctypes.CDLL) -> Iterator[Bill]:
+    """A device on which four shares are; after each test no more is charged than has passed."""
+    bill = Bill(lab)
+    yield bill
+    paid = [bill.paid(share) for share in range(4)]
+    assert sum(each.charged for each in paid) == paid[0].charged_in_all <= bill.now_ns
+    assert sum(each.used for each in paid) <= bill.now_ns
+    assert all(0 <= each.grace <= GRACE_NS for each in paid)
+
+
+def test_alone_a_share_is_charged_what_it_used(bill: Bill) -> None:
+    bill.grant(0, contended=False)
+    bill.now_ns = 10 * MS
+    bill.say(0, 4 * MS)
+    bill.bill(0)
+    assert bill.paid(0)[:6] == (4 * MS, 4 * MS, 0, 0, 0, FREE_NS)
+
+
+def test_while_others_wait_the_idle_time_of_a_turn_is_charged_but_for_its_grace(bill: Bill) -> None:
+    bill.turn(0, 10 * MS, used_ns=4 * MS)
+    assert bill.paid(0)[:2] == (4 * MS, 10 * MS - FREE_NS)
+    assert bill.paid(0).grace == 0
+
+
+def test_each_turn_has_its_own_idle_time(bill: Bill) -> None:
+    bill.turn(0, 10 * MS, used_ns=4 * MS)
+    before = bill.paid(0)
+    bill.turn(0, 10 * MS, used_ns=10 * MS)
+    after = bill.paid(0)
+    assert (after.used - before.used, after.charged - before.charged, after.grace) == (10 * MS, 10 * MS, FREE_NS)
+    bill.turn(0, 10 * MS, used_ns=10 * MS - 300_000)
+    assert bill.paid(0).charged - after.charged == 10 * MS - 300_000
+    assert bill.paid(0).grace == 2 * FREE_NS - 300_000
+
+
+def test_the_grace_is_saved_up_over_turns_and_no_further(bill: Bill) -> None:
+    for number in range(1, 31):
+        bill.turn(0, 1 * MS, used_ns=1 * MS)
+        assert bill.paid(0).grace == min(number * FREE_NS, GRACE_NS)
+    before = bill.paid(0)
+    bill.turn(0, 20 * MS, used_ns=8 * MS)
+    assert bill.paid(0).charged - before.charged == 20 * MS - GRACE_NS
+
+
+def test_what_was_taken_for_idle_by_mistake_takes_the_grace_back(bill: Bill) -> None:
+    bill.grant(0)
+    bill.say(0, 0)
+    bill.bill(5 * MS)
+    assert bill.paid(0)[:2] == (0, 5 * MS - FREE_NS)
+    bill.now_ns += 5 * MS
+    bill.say(0, 10 * MS)
+    bill.bill(0)
+    assert bill.paid(0)[:2] == (10 * MS, 10 * MS)
+    assert bill.paid(0).grace == FREE_NS
+
+
+def test_what_runs_is_used_until_it_is_heard_to_have_ended(bill: Bill) -> None:
+    bill.grant(0)
+    bill.now_ns = 2 * MS
+    bill.say(0, 1 * MS, running=1)
+    bill.bill(8 * MS)
+    assert bill.paid(0)[:2] == (9 * MS, 10 * MS - FREE_NS)
+
+
+def test_nobody_has_used_more_than_passed_while_it_paid(bill: Bill) -> None:
+    bill.turn(0, 10 * MS, used_ns=99 * MS)
+    assert bill.paid(0)[:2] == (10 * MS, 10 * MS)
+
+
+def test_shares_that_overlap_pay_for_their_part_and_it_is_estimated(bill: Bill) -> None:
+    bill.grant(0)
+    bill.say(0, 0, running=1)
+    bill.bill(10 * MS)
+    bill.lab.lab_close(0)
+    bill.lab.lab_cogrant(0)
+    bill.grant(1)
+    bill.say(1, 0, running=1)
+    bill.bill(6 * MS)
+    assert bill.paid(0)[:3] == (13 * MS, 13 * MS, 3 * MS)
+    assert bill.paid(1)[:3] == (3 * MS, 3 * MS, 3 * MS)
+
+
+def test_a_drain_that_is_not_late_pays_alone(bill: Bill) -> None:
+    bill.grant(0)
+    bill.say(0, 0, running=1)
+    bill.bill(10 * MS)
+    bill.lab.lab_close(0)
+    bill.grant(1)
+    bill.bill(2 * MS)
+    assert bill.paid(0)[:2] == (12 * MS, 12 * MS)
+    assert bill.paid(1)[:2] == (0, 0)
+
+
+@pytest.mark.parametrize(("contended", "over_ns"), [(True, 4 * MS), (False, 0)])
+def test_what_is_charged_beyond_the_end_of_a_turn_is_overrun_while_others_wait(
+    bill: Bill, contended: bool, over_ns: int
+) -> None:
+    bill.grant(0, contended=contended)
+    bill.lab.lab_deadline(0, bill.at(6 * MS))
+    bill.say(0, 0, running=1)
+    bill.bill(5 * MS)
+    assert bill.paid(0).overrun == 0
+    bill.bill(5 * MS)
+    assert bill.paid(0).overrun == over_ns
+
+
+def test_what_ran_beside_anothers_turn_is_its_own_and_not_the_others(bill: Bill) -> None:
+    bill.grant(1)
+    bill.say(1, 0, running=1)
+    bill.bill(10 * MS)
+    bill.beside(0, 3 * MS, ended_ns=8 * MS)
+    assert bill.paid(0)[:5] == (3 * MS, 3 * MS, 3 * MS, 0, 3 * MS)
+    assert bill.paid(1)[:3] == (10 * MS, 10 * MS, 3 * MS)  # counters never fall: it is left out of what comes next
+    bill.bill(10 * MS)
+    assert bill.paid(1)[:2] == (17 * MS, 17 * MS)
+
+
+def test_no_more_ran_beside_than_has_passed_since_that_was_billed_last(bill: Bill) -> None:
+    bill.now_ns = 5 * MS
+    bill.beside(0, 99 * MS, ended_ns=5 * MS)
+    assert bill.paid(0)[:2] == (5 * MS, 5 * MS)
+    bill.now_ns = 6 * MS
+    bill.beside(0, 99 * MS, ended_ns=6 * MS)
+    assert bill.paid(0)[:2] == (6 * MS, 6 * MS)
