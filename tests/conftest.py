@@ -37,6 +37,8 @@ from rig.gpu import MakeSimgpu, SimulatedGpu  # noqa: E402
 if TYPE_CHECKING:
     from rig.arbiter import Arbiter
 
+TASKS_END_S = 5.0
+"""How long tasks may take to end once their test has."""
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 
@@ -103,11 +105,19 @@ def place(path: Path) -> tuple[str, str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine; what it leaves behind is cancelled, as at the end of a program."""
+    """Run a test that is a coroutine. It fails if tasks are left that do not end by themselves."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+
+    async def run() -> None:
+        await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            _, left = await asyncio.wait(left, timeout=TASKS_END_S)
+        assert not left, f"the test has left tasks behind: {left}"
+
+    asyncio.run(run())
     return True
 
 

@@ -9,6 +9,7 @@ import pytest
 from simgpu_fixtures import LOOP, NewGpu
 
 from rig.script import script
+from rig.until import until
 
 QUEUED = """
     module = start()
@@ -134,7 +135,10 @@ def test_records_without_the_turn_disturb_the_holder(new_gpu: NewGpu, intrusion:
     with gpu.truth() as truth:
         time.sleep(0.2)
         before, began_ns = truth.devices()[0], truth.now_ns()
-        time.sleep(0.5)
+        if intrusion:
+            until(lambda: truth.devices()[0].switches > before.switches + 50)
+        else:
+            time.sleep(0.5)
         after, ended_ns = truth.devices()[0], truth.now_ns()
     lost_ns, switches = ended_ns - began_ns - (after.busy_ns - before.busy_ns), after.switches - before.switches
     if intrusion:
