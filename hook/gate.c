@@ -356,3 +356,8 @@ void sp_gate_forget_context(void *context) {
   if (sp_load(&sp_guest.attached) && context)
     sp_lanes_forget(NULL, context);
 }
+
+void sp_gate_context_gone(const void *context) {
+  if (sp_load(&sp_guest.attached))
+    sp_lanes_gone(context);
+}

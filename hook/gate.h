@@ -89,6 +89,8 @@ void sp_gate_unit_changed(uint64_t key, bool gone);
 /* A stream or context is about to be destroyed: forget its markers (the driver's handles may come back). */
 void sp_gate_forget_stream(void *stream);
 void sp_gate_forget_context(void *context);
+/* The context is gone, and with it the captures that were open in its streams. */
+void sp_gate_context_gone(const void *context);
 
 /* The calling thread's current context has changed (cuCtxSetCurrent, push, pop, create, destroy): what was remembered
  * of its device and stream is looked up again. */

@@ -261,6 +261,8 @@ bool sp_lanes_pending(const struct sp_device *device);
 /* Is work unmarked in a lane that has no marker in the queue? */
 bool sp_lanes_unmarked(const struct sp_device *device);
 void sp_lanes_forget(void *stream, void *context);
+/* A context whose lanes were forgotten has really gone: no capture in it is open any more. */
+void sp_lanes_gone(const void *context);
 
 /* record.c */
 /* Record a marker behind the lane's pending work. False: not possible now (no event free, the driver refused).

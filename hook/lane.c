@@ -287,7 +287,8 @@ void sp_lanes_forget(void *stream, void *context) {
     /* What could not be marked has passed: nothing will tell when it ends. */
     if (__atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL))
       __atomic_fetch_add(&lane->device->passed, sp_load(&lane->batch_launches), __ATOMIC_RELAXED);
-    /* A capture ends with its stream. A context may stay after all (a release of a primary one), and its captures. */
+    /* A capture ends with its stream. A context may stay after all (a release of a primary one), and its captures:
+     * sp_lanes_gone ends them otherwise. */
     if (!context)
       sp_captures_end_with(lane);
     pthread_mutex_unlock(&table_lock);
@@ -300,4 +301,12 @@ void sp_lanes_forget(void *stream, void *context) {
     }
   }
   __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
+}
+
+void sp_lanes_gone(const void *context) {
+  pthread_mutex_lock(&table_lock);
+  for (uint32_t index = 0; index < lane_count; index++)
+    if (lanes[index].context == context && sp_load(&lanes[index].dead))
+      sp_captures_end_with(&lanes[index]);
+  pthread_mutex_unlock(&table_lock);
 }

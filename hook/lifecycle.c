@@ -136,7 +136,8 @@ SP_WRAPPER(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), (co
 }
 
 /* The context and what was in it are gone. */
-static void forget_memory(CUcontext context) {
+static void context_gone(CUcontext context) {
+  sp_gate_context_gone(context);
   sp_memory_forget_context(context);
   sp_places_changed();
   sp_pools_look();
@@ -150,7 +151,7 @@ static void forget_memory(CUcontext context) {
     CUresult result;                                                                                                   \
     SP_CALL(result, real(context));                                                                                    \
     if (result == CUDA_SUCCESS) {                                                                                      \
-      forget_memory(context);                                                                                          \
+      context_gone(context);                                                                                           \
     }                                                                                                                  \
     return result;                                                                                                     \
   }
@@ -161,13 +162,16 @@ CONTEXT_END(cuCtxDetach)
 /* Its memory is the primary context's, of which it holds one reference: the account hears of that one's end. */
 SP_WRAPPER(cuGreenCtxDestroy, (CUgreenCtx green), (green)) {
   const struct sp_driver *driver = sp_driver();
-  CUcontext context;
+  CUcontext context = NULL;
   if (green != NULL && driver->cuCtxFromGreenCtx != NULL &&
       driver->cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS) {
     sp_gate_forget_context(context);
   }
   CUresult result;
   SP_CALL(result, real(green));
+  if (result == CUDA_SUCCESS && context != NULL) {
+    sp_gate_context_gone(context);
+  }
   return result;
 }
 
@@ -204,7 +208,7 @@ static bool may_be_last(CUdevice device, bool reset) {
     CUresult result;                                                                                                   \
     SP_CALL(result, real(device));                                                                                     \
     if (result == CUDA_SUCCESS && context != NULL && !primary_is_active(device)) {                                     \
-      forget_memory(context);                                                                                          \
+      context_gone(context);                                                                                           \
     }                                                                                                                  \
     return result;                                                                                                     \
   }

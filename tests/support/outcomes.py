@@ -15,7 +15,7 @@ PACKAGE = re.compile(r"apt install ([a-z0-9][a-z0-9.+-]*)")
 
 
 class Outcomes:
-    """What is known of the tests so far. A test whose setup, call or teardown fails has failed."""
+    """What is known so far. A test fails with its setup, call or teardown, a file when it cannot be collected."""
 
     def __init__(self) -> None:
         self.passed: set[str] = set()
@@ -28,12 +28,16 @@ class Outcomes:
         elif report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.setdefault(report.nodeid, reason(report))
+
     def write(self, path: Path) -> None:
         passed = sorted(self.passed - set(self.failed))
         path.write_text(json.dumps({"passed": passed, "failed": self.failed}))
 
 
-def reason(report: pytest.TestReport) -> str:
+def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Return one line: where a test failed, and with what."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:

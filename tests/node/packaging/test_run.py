@@ -102,6 +102,14 @@ def test_what_fails_is_run_once_more_alone_and_what_then_passes_is_listed(
         assert not told
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name")
+    (tmp_path / "test_fine.py").write_text(CASE.format(name="fine"))
+    done = called(tmp_path, "run.py", workers, FAILING="none")
+    assert done.returncode != 0, done.stdout
+
+
 def test_when_many_tests_fail_none_is_run_again(tmp_path: Path) -> None:
     (tmp_path / "test_many.py").write_text(
         'import pytest\n@pytest.mark.parametrize("n", range(21))\ndef test_it(n): assert False'
