@@ -49,13 +49,9 @@ def wait_for_nothing(threads: set[threading.Thread], pids: set[int]) -> list[str
         time.sleep(0.02)
 
 
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()  # what is there before the first test stays: collecting goes through the rest alone
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
+    gc.freeze()  # what is there before the test is not its own: collecting goes through the rest alone
     threads, pids = set(threading.enumerate()), {pid for pid, _ in children()}
     yield
     gc.collect()

@@ -51,7 +51,7 @@ WAYS = {
 
 ROUNDS = """
 event = new_event(2)
-for number in range(100):
+for number in range(50):
     {way}
     ok(launch(function, stream, 1024))
     ok(launch(function, stream, 1024))

@@ -23,7 +23,7 @@ def took_ns():
 
 print("ready", flush=True)
 sys.stdin.readline()
-until = time.monotonic() + 3
+until = time.monotonic() + 2
 """
 
 WAYS = {

@@ -28,7 +28,7 @@ WAYS = {
 }
 
 GOES_ON = """
-end = time.monotonic() + 2
+end = time.monotonic() + 1
 while time.monotonic() < end:
     for _ in range(4):
         ok(launch(function))
@@ -51,7 +51,7 @@ ok(cuda.cuCtxSetCurrent(current))
 
 
 def beside_a_neighbour(arbiter: Arbiter, make_simgpu: MakeSimgpu, directory: Path, body: str, devices: int) -> None:
-    """Run it beside another share for two seconds; the two hand the device over every few milliseconds."""
+    """Run it beside another share for a second; the two hand the device over every few milliseconds."""
     gpu = make_simgpu(f"{devices}xH200")
     other, share = arbiter.share(directory / "other"), arbiter.share(directory / "share", tuple(range(devices)))
     with neighbour(gpu, other):
@@ -59,7 +59,7 @@ def beside_a_neighbour(arbiter: Arbiter, make_simgpu: MakeSimgpu, directory: Pat
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
     turns = arbiter.native.read_turns(0, 10_000)
     drains = sorted(turn.drained_ns - turn.closed_ns for turn in turns)
-    assert share.usage(0).turns > 40, turns
+    assert share.usage(0).turns > 20, turns
     assert drains[len(drains) * 9 // 10] < 10_000_000, drains
 
 
