@@ -7,13 +7,17 @@ what a test leaves is collected at its end. Threads and processes are compared w
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 PATIENCE_S = 5.0
 """What is ending already has this long."""
+
+kept_threads: set[threading.Thread] = set()
+kept_pids: set[int] = set()
+"""What fixtures of several tests have started, even if a test asked for them in its middle."""
 
 
 def children() -> set[tuple[int, str]]:
@@ -35,7 +39,7 @@ def children() -> set[tuple[int, str]]:
 
 def is_kept(thread: threading.Thread) -> bool:
     """Whether a thread is no test's: one made in C, or the poller that gRPC has while any object of its lives."""
-    return isinstance(thread, threading._DummyThread) or "_poll_wrapper" in thread.name
+    return thread in kept_threads or isinstance(thread, threading._DummyThread) or "_poll_wrapper" in thread.name
 
 
 def wait_for_nothing(threads: set[threading.Thread], pids: set[int]) -> list[str]:
@@ -43,10 +47,22 @@ def wait_for_nothing(threads: set[threading.Thread], pids: set[int]) -> list[str
     deadline = time.monotonic() + PATIENCE_S
     while True:
         left = [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads if not is_kept(thread)]
-        left += [f"process {pid} ({command})" for pid, command in children() if pid not in pids]
+        left += [f"process {pid} ({command})" for pid, command in children() if pid not in pids | kept_pids]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.02)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    if fixturedef.scope == "function":
+        return (yield)
+    threads, pids = set(threading.enumerate()), {pid for pid, _ in children()}
+    try:
+        return (yield)
+    finally:
+        kept_threads.update(set(threading.enumerate()) - threads)
+        kept_pids.update({pid for pid, _ in children()} - pids)
 
 
 @pytest.fixture(autouse=True)

@@ -143,6 +143,29 @@ def test_a_test_that_leaves_something_behind_fails_and_the_next_one_does_not(tmp
     assert "(sleep 9)" in failed["test_leaving.py::test_process"]
 
 
+SERVER = """
+import pytest, subprocess
+
+@pytest.fixture(scope="session")
+def server():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+def test_a(request):
+    assert request.getfixturevalue("server").pid
+
+def test_b(server):
+    assert server.pid
+"""
+
+
+def test_what_serves_several_tests_is_left_by_none_of_them(tmp_path: Path) -> None:
+    (tmp_path / "test_served.py").write_text(SERVER)
+    done = called(tmp_path, "-m", "pytest", "-p", "no:randomly")
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_packages_that_skipped_tests_lack_are_told_in_one_line(tmp_path: Path) -> None:
     lacks = [f'def test_{n}(): pytest.skip("{n} is needed: apt install {n}-tools")' for n in ("b", "a", "c")]
     (tmp_path / "test_skips.py").write_text("\n".join(["import pytest", *lacks]))
