@@ -38,7 +38,7 @@ deep: build ## Run what digs deeper: sanitizers, fuzzers, strangers' programs, s
 N ?= 20
 SEED ?= 1
 mutants: build ## Seed N slips into ROOM, one at a time, and say which test notices each (root; SEED=7 draws others)
-	@$(BIN)/python tests/mutants/run.py $(ROOM) $(N) $(SEED)
+	@$(BIN)/python tests/mutants/run.py "$(ROOM)" $(N) $(SEED)
 
 soak: export SHAREPOD_TEST_SCHEDULES := 3000
 soak: build ## Run 3,000 random schedules of gangs and as many random orders of jobs (an hour)

@@ -152,13 +152,13 @@ def tell(verdict: Verdict) -> None:
 
 def main() -> int:
     """Return 0 when enough mutants are caught."""
-    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="make mutants", usage="make mutants ROOM=agent [N=20] [SEED=1]")
     parser.add_argument("room")
     parser.add_argument("number", type=int)
     parser.add_argument("seed", type=int)
     asked = parser.parse_args()
-    if not (TREE / "tests" / "node" / asked.room).is_dir() or not (TREE / asked.room).is_dir():
-        parser.error(f"{asked.room} is no room with tests: give ROOM=agent, hook, scheduler …")
+    if not asked.room or not all((TREE / folder / asked.room).is_dir() for folder in ("tests/node", ".")):
+        parser.error(f"ROOM={asked.room} is no room with tests: give ROOM=agent, hook, scheduler …")
     if os.geteuid() != 0:
         parser.error("namespaces and overlays need root")
     mutants = drawn(asked.room, asked.seed)
