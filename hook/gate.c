@@ -93,10 +93,11 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
                                                         struct sp_device *device, struct sp_lane *lane, uint64_t key) {
   struct sp_unit *unit = sp_unit_find(key);
   uint64_t predicted_ns;
-  bool entered = false, asked = false;
+  bool entered = false, asked = false, guessed;
   for (;;) {
     predicted_ns = sp_device_predicts(device, sp_load(&unit->predicted_ns));
-    if (sp_unlikely(!predicted_ns))
+    guessed = predicted_ns == 0;
+    if (sp_unlikely(guessed))
       predicted_ns = unknown_ns(device);
     announce(thread, device);
     uint32_t word = sp_grant_word(device->grant);
@@ -136,6 +137,8 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   pass->lane = lane;
   pass->unit = unit;
   pass->predicted_ns = predicted_ns ? predicted_ns : 1;
+  if (sp_unlikely(guessed))
+    sp_store(&lane->batch_guessed, true);
   uint16_t launches = (uint16_t)(sp_load(&unit->launches) + 1), spread = (uint16_t)(launches * SPREAD);
   sp_store(&unit->launches, launches);
   pass->measured =

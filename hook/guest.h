@@ -60,6 +60,7 @@ struct sp_marker {
   uint32_t pieces;      /* those of the lane up to this one */
   uint32_t stretch;     /* the device's, when it was recorded: work_ns was predicted with it, or nearly so */
   uint8_t version;      /* of the unit */
+  bool guessed;         /* work_ns has a guess in it */
   bool foreign;         /* not recorded by the thread that launched */
   bool alone;           /* one launch, with an edge recorded by its thread just before it, too */
   bool awaits;          /* an edge behind a wait alone: until it is passed, what follows in the lane stands */
@@ -73,7 +74,8 @@ struct sp_lane {
   uint32_t captures; /* of sp_guest.captures: begun in this stream and not ended */
   uint8_t batch_version;
   bool batch_mixed;
-  bool awaits; /* what it was given last waits for more than the device's work */
+  bool batch_guessed; /* how long some of it takes had not been seen */
+  bool awaits;        /* what it was given last waits for more than the device's work */
   /* the rest is guarded by lock */
   pthread_mutex_t lock;
   struct sp_device *device;

@@ -108,6 +108,7 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     sp_store(&lane->pieces_done, 0);
     sp_store(&lane->batch_unit, NULL);
     sp_store(&lane->batch_mixed, false);
+    sp_store(&lane->batch_guessed, false);
     sp_store(&lane->awaits, false);
     sp_store(&lane->batch_launches, 0);
     sp_store(&lane->captures, 0);

@@ -185,19 +185,26 @@ static bool others(const struct sp_device *device, const struct sp_lane *lane) {
 }
 
 /* A unit that takes as long as its data says is predicted from its short ones. Too much of it would be in flight, so
- * predictions are stretched by what the work of a lane takes on the average. Only of a lane that has the device by
- * itself: beside another one a kernel may spin until that one's has run, and then must not hold it back. */
+ * predictions are stretched by what the work of a lane takes on the average, in comparison with what was predicted of
+ * it. Only of a lane that has the device by itself: beside another one a kernel may spin until that one's has run, and
+ * then must not hold it back. */
 static void learn_stretch(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
   const struct sp_lane *lane = marker->lane;
   bool sole = device->sole == lane,
        ours = lane->ended_ns + device->clock.guess_ns > (int64_t)sp_load(&device->entry_ns);
   device->sole = others(device, lane) ? NULL : lane;
-  if (!sole || !device->sole || !bounds->dense || !ours || !marker->unit)
+  if (!sole || !device->sole || !ours || !marker->unit || marker->guessed)
     return;
-  uint64_t took_ns = (uint64_t)(bounds->end_ns - lane->ended_ns);
   uint64_t thought_ns = marker->work_ns * SP_STRETCH / (SP_STRETCH + marker->stretch);
+  uint64_t took_ns = (uint64_t)(bounds->end_ns - (bounds->dense ? lane->ended_ns : bounds->least_ns));
+  bool longer = took_ns > sp_device_predicts(device, thought_ns);
+  /* A stretch may be so long that only one unit is in flight, and then the stream runs empty each time. All that is
+   * known of such a unit is that it took no longer than since its launch, which can show that the stretch is too long.
+   */
+  if (!bounds->dense && (longer || marker->work_ns < sp_grant_budget_ns(device->grant)))
+    return;
   /* Sooner longer than shorter: too little in flight costs less than a late drain. */
-  uint64_t window_ns = took_ns > sp_device_predicts(device, thought_ns) ? STRETCH_NS / 4 : STRETCH_NS;
+  uint64_t window_ns = longer ? STRETCH_NS / 4 : STRETCH_NS;
   uint64_t rest = took_ns < window_ns ? SP_STRETCH - took_ns * SP_STRETCH / window_ns : 0;
   device->took_ns = device->took_ns * rest / SP_STRETCH + took_ns;
   device->thought_ns = device->thought_ns * rest / SP_STRETCH + thought_ns;

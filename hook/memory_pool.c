@@ -2,8 +2,11 @@
 
 #include <errno.h>
 
+/* Pools grow by whole multiples of GRAIN_BYTES: seen on an H200 with the driver of CUDA 13.0. One that grows by other
+ * steps is believed to grow by LEAST_BYTES, in which physical memory comes. */
 #define POOLS_MAX   512u
-#define GRAIN_BYTES (2u << 20) /* the driver's granularity: the least that a pool is believed to grow by */
+#define GRAIN_BYTES (32u << 20)
+#define LEAST_BYTES (2u << 20)
 
 enum state { FREE_ENTRY, OPEN, DESTROYED, IMPORTED };
 
@@ -14,7 +17,7 @@ struct sp_pool {
   uint64_t charged;   /* what it held when the driver was asked last */
   uint64_t in_flight; /* reserved for allocations that are on their way */
   uint64_t live;      /* the sum of its allocations */
-  uint64_t chunk;     /* what it grew by for less; 0 until seen */
+  uint64_t grain;     /* what it grows by a multiple of */
 };
 
 struct pools {
@@ -70,7 +73,7 @@ struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
     while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
       index++;
     }
-    struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal};
+    struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
     uint64_t bytes;
     if (index < POOLS_MAX && ask(&made, &bytes)) {
       pools->count += index == pools->count;
@@ -228,13 +231,11 @@ static uint64_t round_up(uint64_t bytes, uint64_t to) {
   return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
 }
 
-/* What the pool grows by, as far as it is known, for `bytes` that its unused part does not hold. */
+/* What the pool grows by for `bytes`, unless its unused part lies in pieces. The driver adds to the end of what it has.
+ */
 static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
   uint64_t unused = pool->charged > pool->live ? pool->charged - pool->live : 0;
-  if (bytes <= unused) {
-    return 0;
-  }
-  return bytes < pool->chunk ? pool->chunk : round_up(bytes, GRAIN_BYTES);
+  return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
 }
 
 static bool begin(struct sp_growth *growth) {
@@ -285,8 +286,8 @@ bool sp_pool_grown(struct sp_growth *growth) {
   } else {
     sp_slot_memory(pool->device, -(int64_t)(before - after));
   }
-  if (others == 0 && now > pool->charged && now - pool->charged > growth->bytes) {
-    pool->chunk = now - pool->charged;
+  if (others == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
+    pool->grain = LEAST_BYTES;
   }
   if (now > pool->live) {
     __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);

@@ -49,11 +49,13 @@ static void take_pending(struct sp_lane *lane, struct sp_marker *marker) {
   marker->first_ns = sp_load(&lane->batch_ns);
   marker->unit = sp_load(&lane->batch_mixed) ? NULL : sp_load(&lane->batch_unit);
   marker->version = sp_load(&lane->batch_version);
+  marker->guessed = sp_load(&lane->batch_guessed);
   marker->launches = sp_load(&lane->batch_launches);
   __atomic_fetch_add(&lane->outstanding, 1, __ATOMIC_ACQ_REL);
   marker->work_ns = __atomic_exchange_n(&lane->pending_ns, 0, __ATOMIC_ACQ_REL);
   sp_store(&lane->batch_unit, NULL);
   sp_store(&lane->batch_mixed, false);
+  sp_store(&lane->batch_guessed, false);
   sp_store(&lane->batch_launches, 0);
   __atomic_fetch_add(&lane->device->marked_ns, marker->work_ns, __ATOMIC_ACQ_REL);
   marker->stretch = sp_load(&lane->device->stretch);
@@ -69,6 +71,8 @@ static void put_back(struct sp_lane *lane, const struct sp_marker *marker) {
     sp_store(&lane->batch_version, marker->version);
     sp_store(&lane->batch_unit, marker->unit);
   }
+  if (marker->guessed)
+    sp_store(&lane->batch_guessed, true);
   sp_store(&lane->batch_ns, marker->first_ns);
   sp_store(&lane->batch_launches, sp_load(&lane->batch_launches) + marker->launches);
   __atomic_fetch_add(&lane->pending_ns, marker->work_ns, __ATOMIC_ACQ_REL);

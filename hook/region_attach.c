@@ -298,6 +298,8 @@ int sp_region_relock(struct sp_region *region) {
   error = lock_slot(region->slots_fd, region->slot_index);
   if (!error && region->slot->pid == 0)
     claim_again(region);
+  else if (!error) /* the claim may have been overwritten before the agent knew whose it was */
+    sp_slot_claim(region->claims, region->slot_index);
   return error;
 }
 

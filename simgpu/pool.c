@@ -5,10 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define ALIGNMENT   512u
-#define SMALL_CHUNK (32ull << 20) /* what a small allocation reserves */
-#define GRANULARITY (2ull << 20)
-#define FILE_BYTES  (1ull << 50)
+#define ALIGNMENT  512u
+#define CHUNK      (32ull << 20) /* a pool grows by whole ones, also where the device has less than one left */
+#define FILE_BYTES (1ull << 50)
 
 pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools; /* those that have chunks, or may get some */
@@ -162,14 +161,11 @@ static struct chunk *grow_by(struct pool *pool, uint64_t bytes) {
   return chunk;
 }
 
-/* The usual chunk; if that is too much, no more than is needed; then again with what the pools do not use. */
+/* If it does not fit, again with what the pools do not use. */
 static struct chunk *grow(struct pool *pool, uint64_t bytes) {
-  uint64_t least = round_up(bytes, GRANULARITY), usual = least < SMALL_CHUNK ? SMALL_CHUNK : least;
   struct chunk *chunk;
   do {
-    chunk = grow_by(pool, usual);
-    if (!chunk && least < usual)
-      chunk = grow_by(pool, least);
+    chunk = grow_by(pool, round_up(bytes, CHUNK));
   } while (!chunk && pool->device != SG_NONE && trim_device(pool->device));
   return chunk;
 }

@@ -109,13 +109,15 @@ def _count(host: Host, command: Sequence[str], name: str, *, cupti: Path | None)
 
 def _line(what: str, counts: Counts, truth: int | None, truth_name: str) -> Line:
     shown = f"hook {counts.hook}, census {counts.census}"
-    met = counts.census <= counts.hook <= counts.census + counts.copies
+    most = counts.census + counts.copies
     if truth is not None:
         # A call can be work of nothing (a memset of no bytes): less may reach the device than was called, never more.
+        # Nor may the census have seen everything: what reached the device was launched.
         shown += f", {truth_name} {truth}"
-        met = met and truth <= counts.hook
+        most = max(most, truth)
     else:
         shown += f", {truth_name}: {counts.cupti['fault']}"
+    met = counts.census <= counts.hook <= most and (truth is None or truth <= counts.hook)
     detail = {
         "calls": dict(counts.calls.most_common()),
         "captured": counts.captured,

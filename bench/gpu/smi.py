@@ -1,5 +1,6 @@
-"""The vendor's own tool inside a share: it has to show the share, though nobody has told it of one."""
+"""The vendor's own tool and its library inside a share: they have to show the share, though nobody has told them."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from rig.programs import ProgramFailed
 
 CAPS_MIB = {"a": 4096, "b": 8192}
 SECONDS = 6
+PROCESSES = "--query-compute-apps=pid"
 STAND_IN = """
 import sys, pynvml as nvml
 nvml.nvmlInit()
@@ -23,7 +25,8 @@ if "memory" in sys.argv[2]:
 else:
     print(*(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(device)), sep="\\n")
 """
-"""Asks NVML the same where the device is simulated: the tool is of the real driver."""
+"""Asks NVML the same. nvidia-smi itself reads the list of processes from a table inside the library, past NVML's
+functions, so there it shows what the pid namespace lets it; and it is of the real driver, not on a simulated one."""
 
 
 def _ask(tool: list[str], uuid: str, query: str, environment: Mapping[str, str]) -> list[int]:
@@ -34,12 +37,17 @@ def _ask(tool: list[str], uuid: str, query: str, environment: Mapping[str, str])
     return sorted(int(word) for word in done.stdout.split())
 
 
+def _ask_both(tool: list[str], host: Host, node: Node, query: str) -> dict[str, list[int]]:
+    return {name: _ask(tool, host.device.uuid, query, node.inside(name)) for name in CAPS_MIB}
+
+
 def inside(host: Host) -> list[Line]:
     """Ask for the device's memory and its processes inside each of two shares in which a program works."""
     found = shutil.which("nvidia-smi")
     if not host.simulated and found is None:
         return [Line("nvidia-smi inside a share", "", "it is not on this machine")]
-    tool = [sys.executable, "-c", STAND_IN] if host.simulated else [str(found)]
+    asks = [sys.executable, "-c", STAND_IN]
+    tool = asks if host.simulated else [str(found)]
     loads = {
         name: Load(Terms(50, memory_bytes=mib << 20), "saturate", {"unit": "500us"}) for name, mib in CAPS_MIB.items()
     }
@@ -49,15 +57,19 @@ def inside(host: Host) -> list[Line]:
         for program in programs.values():
             program.go(now_ns, now_ns + SECONDS * 1_000_000_000)
         time.sleep(0.5)
-        total, pids = (
-            {name: _ask(tool, host.device.uuid, query, node.inside(name)) for name in loads}
-            for query in ("--query-gpu=memory.total", "--query-compute-apps=pid")
-        )
+        total = _ask_both(tool, host, node, "--query-gpu=memory.total")
+        listed = _ask_both(tool, host, node, PROCESSES)
+        pids = _ask_both(asks, host, node, PROCESSES) if importlib.util.find_spec("pynvml") else None
         own = {name: [program.pid] for name, program in programs.items()}
         for program in programs.values():
             program.result()
     capped = total == {name: [mib] for name, mib in CAPS_MIB.items()}
-    return [
-        Line("nvidia-smi inside a share: memory", "its cap", f"{total['a'][0]} and {total['b'][0]} MiB", capped),
-        Line("nvidia-smi inside a share: processes", "its own", "its own" if pids == own else f"{pids}", pids == own),
-    ]
+    lines = [Line("nvidia-smi inside a share: memory", "its cap", f"{total['a'][0]} and {total['b'][0]} MiB", capped)]
+    if pids is None:
+        lines.append(Line("NVML inside a share: processes", "its own", "not here: this python3 has no pynvml"))
+    else:
+        shown = "its own" if pids == own else f"{pids}"
+        lines.append(Line("NVML inside a share: processes", "its own", shown, pids == own))
+    if not host.simulated:
+        lines.append(Line("nvidia-smi inside a share: processes", "", "its own" if listed == own else f"{listed}"))
+    return lines

@@ -11,13 +11,14 @@
 
 #include "client.h"
 
-#define ROW_BYTES         65536u     /* of an array: a real device has less than 65,536 rows */
-#define LAYER_BYTES       262144u    /* of an array of three dimensions: a real device has up to 16,384 layers */
-#define GRAIN_BYTES       (2u << 20) /* what pools and physical memory come in */
-#define FILE_DESCRIPTOR   1          /* a type of handle */
-#define RELEASE_THRESHOLD 4          /* an attribute of a pool */
-#define ALLOCATION        10         /* a type of node */
-#define UPLOAD            2u         /* a flag of an instantiation */
+#define ROW_BYTES         65536u      /* of an array: a real device has less than 65,536 rows */
+#define LAYER_BYTES       262144u     /* of an array of three dimensions: a real device has up to 16,384 layers */
+#define GRAIN_BYTES       (2u << 20)  /* what physical memory comes in */
+#define POOL_BYTES        (32u << 20) /* what a pool grows by */
+#define FILE_DESCRIPTOR   1           /* a type of handle */
+#define RELEASE_THRESHOLD 4           /* an attribute of a pool */
+#define ALLOCATION        10          /* a type of node */
+#define UPLOAD            2u          /* a flag of an instantiation */
 
 struct array_v1 { /* of CUDA 2, as is the next */
   unsigned width, height;
@@ -358,11 +359,11 @@ static const struct kind kinds[] = {
     {"array_3d_v1", NULL, LAYER_BYTES, take_array_3d_v1, give_array, 0, 0},
     {"mipmap_flat", "mipmapped array", ROW_BYTES, take_mipmap, give_mipmap, 0, 1},
     {"mipmap", NULL, ROW_BYTES, take_mipmap, give_mipmap, 0, 4},
-    {"stream_ordered", "stream-ordered", GRAIN_BYTES, take_ordered, give_ordered, 0, 0},
-    {"stream_ordered_ptsz", NULL, GRAIN_BYTES, take_ordered_ptsz, give_ordered_ptsz, 0, 0},
-    {"default_pool", NULL, GRAIN_BYTES, take_default_pool, give_ordered, 0, 0},
-    {"default_pool_ptsz", NULL, GRAIN_BYTES, take_default_pool_ptsz, give_ordered_ptsz, 0, 0},
-    {"pool", "from a pool", GRAIN_BYTES, take_pool, give_pool, 1, 0},
+    {"stream_ordered", "stream-ordered", POOL_BYTES, take_ordered, give_ordered, 0, 0},
+    {"stream_ordered_ptsz", NULL, POOL_BYTES, take_ordered_ptsz, give_ordered_ptsz, 0, 0},
+    {"default_pool", NULL, POOL_BYTES, take_default_pool, give_ordered, 0, 0},
+    {"default_pool_ptsz", NULL, POOL_BYTES, take_default_pool_ptsz, give_ordered_ptsz, 0, 0},
+    {"pool", "from a pool", POOL_BYTES, take_pool, give_pool, 1, 0},
     {"physical", NULL, GRAIN_BYTES, take_physical, give_physical, 0, 0},
     {"released", "physical, mapped", GRAIN_BYTES, take_released, unmap_physical, 0, 0},
     {"retained", NULL, GRAIN_BYTES, take_retained, give_handle, 0, 0},
@@ -383,8 +384,8 @@ static const struct kind kinds[] = {
     {"physical_of_host", NULL, GRAIN_BYTES, take_unmapped, give_handle, 2, 0},
     {"physical_of_node", NULL, GRAIN_BYTES, take_unmapped, give_handle, 3, 0},
     {"physical_near", NULL, GRAIN_BYTES, take_unmapped, give_handle, 4, 0},
-    {"pool_elsewhere", NULL, GRAIN_BYTES, take_pool, give_pool, 1, 1},
-    {"pool_of_node", NULL, GRAIN_BYTES, take_pool, give_pool, 3, 0},
+    {"pool_elsewhere", NULL, POOL_BYTES, take_pool, give_pool, 1, 1},
+    {"pool_of_node", NULL, POOL_BYTES, take_pool, give_pool, 3, 0},
 };
 #define KINDS (sizeof kinds / sizeof *kinds)
 
@@ -419,7 +420,7 @@ static inline const char *fill_kind(const struct kind *kind, size_t cap_bytes) {
   if (result == ERROR_NOT_SUPPORTED)
     return "not supported";
   if (result != SUCCESS)
-    return "what is free could not be allocated";
+    return available < kind->step ? "less is free than it takes at least" : "what is free could not be allocated";
   size_t left = free_bytes();
   result = take_kind(&more, kind, left + 1);
   if (result == SUCCESS)

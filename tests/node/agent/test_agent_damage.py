@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -159,6 +160,12 @@ def test_a_region_damaged_beneath_a_program(
         told_of(agent, answer.share)
 
 
+def until_it_waits(directory: Path) -> None:
+    """Wait until the only program of a share has come to its closed gate."""
+    with opened(directory / "slots") as slots:
+        until(lambda: any(os.pread(slots, WORD, CLAIMS_BYTES + 64)))
+
+
 WAITING = {
     "its claim is gone": (0, bytes(WORD)),
     "its report is damaged": (CLAIMS_BYTES + 64 + 68, b"\x55" * WORD),
@@ -180,9 +187,7 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
     with worker(bad_program, environment_of(answer), tmp_path) as hurt:
         hurt.goes_on(50)
         agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
-        waiting_at = CLAIMS_BYTES + 64
-        with opened(directory / "slots") as slots:
-            until(lambda: any(os.pread(slots, WORD, waiting_at)))  # it has come to its closed gate
+        until_it_waits(directory)
         word_at = HEADER_BYTES + (64 if "turn" in case else 68)
         with opened(directory / ("terms" if at is None else "slots")) as damaged:
             os.pwrite(damaged, value, word_at if at is None else at)
@@ -191,6 +196,27 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
         time.sleep(0.2)
         assert hurt.made == made  # it is paused still, or again
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="hurt"))
+        hurt.goes_on(50)
+
+
+def test_a_program_whose_claim_is_gone_before_the_agent_knew_whose_it_was_claims_again(
+    agent: RunningAgent, bad_program: Path, tmp_path: Path
+) -> None:
+    answer = agent.register(40, name="hurt", device="0")
+    agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGSTOP)
+    directory = Path(answer.share.directory)
+
+    def lose_the_claim() -> None:
+        until_it_waits(directory)
+        with opened(directory / "slots") as slots:
+            os.pwrite(slots, bytes(WORD), 0)
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGCONT)
+        agent.stub.ResumeShare(pb.ResumeShareRequest(share="hurt"))
+
+    with worker(bad_program, environment_of(answer), tmp_path, lose_the_claim) as hurt:
         hurt.goes_on(50)
 
 

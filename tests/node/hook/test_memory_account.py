@@ -119,6 +119,25 @@ assert memory() == (400 << 20, 400 << 20)
     )
 
 
+def test_a_pool_needs_so_much_of_the_cap_as_it_would_need_of_a_device_of_that_size(run: Run) -> None:
+    run(
+        """
+pool, stream, address = make_pool(), new_stream(), c_uint64()
+def ask(size):
+    return cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(size), pool, stream)
+def taken():
+    return (memory()[1] - memory()[0]) // MIB
+assert ask(1030 * MIB) == 0 and taken() == 1056
+assert ask(20 * MIB) == 0 and taken() == 1056  # of what is left of that
+assert ask(20 * MIB) == 0 and taken() == 1088  # by as little as after a small one
+for size in (33 * MIB, 100 * MIB):
+    assert ask(size) == 2 and taken() == 1088  # nothing has changed, and nothing has to be waited for
+assert take(12 * MIB)[0] == 0 and take(1)[0] == 2
+""",
+        1100 << 20,
+    )
+
+
 def test_thousands_of_random_allocations_on_two_devices_leave_nothing(run: Run) -> None:
     run(
         """

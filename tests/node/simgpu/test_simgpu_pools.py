@@ -13,7 +13,7 @@ def test_a_pool_reserves_chunks_and_the_device_counts_what_is_reserved(new_gpu: 
             counts = {used(), attribute(pool, RESERVED), account().pools_bytes, account().memory_bytes}
             print(counts, attribute(pool, USED))
         """)
-    reserved = {32 * MIB: [1024, 1024 + MIB], (32 + 102) * MIB: [1024 + MIB + 100 * MIB + 512]}
+    reserved = {32 * MIB: [1024, 1024 + MIB], (32 + 128) * MIB: [1024 + MIB + 100 * MIB + 512]}
     assert lines == [f"{{{taken}}} {size}" for taken, sizes in reserved.items() for size in sizes]
 
 
@@ -89,29 +89,44 @@ def test_a_stream_has_what_it_freed_at_once_and_another_stream_when_it_is_throug
     assert lines == [f"True True True {2 * 10240}", f"{10240 + 8192} True"]
 
 
-def test_a_pool_takes_less_than_a_chunk_where_no_more_fits_and_gives_way_before_an_allocation_fails(
-    new_gpu: NewGpu,
-) -> None:
+def test_a_pool_grows_by_whole_chunks_or_not_at_all_and_gives_way_before_an_allocation_fails(new_gpu: NewGpu) -> None:
     lines = new_gpu(SIMGPU_MEMORY_MIB="64").play("""
         start()
         stream, address, pool = new_stream(), c_uint64(), default_pool()
         ok(set_attribute(pool, THRESHOLD, 64 * MIB))
+
+        def ask(size):
+            return cuda.cuMemAllocAsync(byref(address), c_size_t(size), stream)
+
         linear = allocate(33 * MIB)
-        small = from_pool(pool, 1000, stream)
-        print(used() // MIB, cuda.cuMemAllocAsync(byref(address), c_size_t(30 * MIB), stream), used() // MIB)
-        large = from_pool(pool, 28 * MIB, stream)
-        print(used() // MIB, cuda.cuMemAlloc_v2(byref(address), c_size_t(MIB + 1)), used() // MIB)
-        free_in(large, stream)
-        ok(cuda.cuStreamSynchronize(stream))
-        print(used() // MIB)
-        print(allocate(29 * MIB) > 0, used() // MIB)
-        free_in(small, stream)
+        print(ask(1), used() // MIB)
         ok(cuda.cuMemFree_v2(c_uint64(linear)))
+        linear, small = allocate(30 * MIB), from_pool(pool, 1000, stream)
+        print(used() // MIB, ask(33 * MIB), used() // MIB)
+        free_in(from_pool(pool, 31 * MIB, stream), stream)
         ok(cuda.cuStreamSynchronize(stream))
+        print(used() // MIB, cuda.cuMemAlloc_v2(byref(address), c_size_t(2 * MIB + 1)), used() // MIB)
+        free_in(small, stream)
+        ok(cuda.cuStreamSynchronize(stream))
+        print(used() // MIB, allocate(34 * MIB) > 0, used() // MIB)
+        ok(cuda.cuMemFree_v2(c_uint64(linear)))
+        print(ask(1), used() // MIB)
+        """)
+    assert lines == ["2 33", "62 2 62", "62 2 62", "62 True 64", "2 34"]
+
+
+def test_physical_memory_has_what_a_pool_does_not_use(new_gpu: NewGpu) -> None:
+    lines = new_gpu(SIMGPU_MEMORY_MIB="64").play("""
+        start()
+        stream, pool = new_stream(), default_pool()
+        ok(set_attribute(pool, THRESHOLD, 64 * MIB))
+        free_in(from_pool(pool, 1000, stream), stream)
+        ok(cuda.cuStreamSynchronize(stream))
+        print(account().pools_bytes // MIB)
         physical(34 * MIB)
         print(account().pools_bytes, used() // MIB)
         """)
-    assert lines == ["35 2 35", "63 2 63", "63", "True 64", "0 63"]
+    assert lines == ["32", "0 34"]
 
 
 def test_a_destroyed_pool_lives_until_its_last_allocation_is_freed(new_gpu: NewGpu) -> None:

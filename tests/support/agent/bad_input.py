@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,10 @@ class Worker:
 
 
 @contextmanager
-def worker(program: Path, environment: Mapping[str, str], directory: Path) -> Iterator[Worker]:
-    """Run a Worker from its first round on; it must end by itself, without an error."""
+def worker(
+    program: Path, environment: Mapping[str, str], directory: Path, before: Callable[[], None] = lambda: None
+) -> Iterator[Worker]:
+    """Run a Worker from its first round on; it must end by itself, without an error. `before`: once it is attached."""
     path = directory / f"rounds-{time.monotonic_ns()}"
     path.write_bytes(bytes(32))
     command = [str(program), "rounds", str(path)]
@@ -96,6 +98,7 @@ def worker(program: Path, environment: Mapping[str, str], directory: Path) -> It
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+            before()
             working = Worker(process, counts)
             working.goes_on(1)
             yield working

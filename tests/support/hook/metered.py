@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +49,22 @@ def neighbour(gpu: SimulatedGpu, share: Share) -> Iterator[None]:
 
 
 def run_metered(
-    gpu: SimulatedGpu, directory: Path, body: str, devices: tuple[int, ...] = (0,), memory_bytes: int = 0
+    gpu: SimulatedGpu,
+    directory: Path,
+    body: str,
+    devices: tuple[int, ...] = (0,),
+    *,
+    memory_bytes: int = 0,
+    beside: bool = False,
 ) -> Metered:
-    """Run one program alone, under a share whose terms name the devices in this order, with a cap on each if any."""
-    with Arbiter() as arbiter:
+    """Run one program under a share whose terms name the devices in this order, with a cap on each if any.
+
+    It is alone, or `beside` a share that is always at work.
+    """
+    with Arbiter() as arbiter, ExitStack() as stack:
         share = arbiter.share(directory / "0", devices, memory_bytes=memory_bytes)
+        if beside:
+            stack.enter_context(neighbour(gpu, arbiter.share(directory / "beside")))
         done = subprocess.run(script(body), env=gpu.env | share.env, capture_output=True, text=True, timeout=60)
         usage = [share.usage(device) for device in sorted(share.devices)]
     assert done.returncode == 0, done.stderr
