@@ -3,12 +3,17 @@
 #include "region.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#define FAKED_NS 1000000u /* what clock_gettime says is farther than this from what the kernel says */
 
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449 /* the same number on every architecture since Linux 5.16 */
@@ -35,10 +40,64 @@ static void full_fence(void) {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-uint64_t sp_now_ns(void) {
+/* ---- the clock ---- */
+
+/* A process in a time namespace has a clock that is ahead of the agent's, and one under libfaketime has a
+ * clock_gettime that is somebody else's. */
+static int64_t ahead_ns;
+static bool by_call;
+
+static uint64_t ns_of(const struct timespec *time) {
+  return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
+static uint64_t called_ns(void) {
   struct timespec now;
+  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+  return ns_of(&now);
+}
+
+/* On the scale of the kernel's timeouts. */
+static uint64_t own_now_ns(void) {
+  struct timespec now;
+  if (__builtin_expect(by_call, 0))
+    return called_ns();
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+  return ns_of(&now);
+}
+
+uint64_t sp_now_ns(void) {
+  return own_now_ns() - (uint64_t)ahead_ns;
+}
+
+/* By how much the namespace moves the clock; 0 where there is none, or the kernel has none. */
+static int64_t namespace_ns(void) {
+  char text[256], *at;
+  int fd = open("/proc/self/timens_offsets", O_RDONLY | O_CLOEXEC);
+  ssize_t bytes = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+  if (fd >= 0)
+    close(fd);
+  text[bytes < 0 ? 0 : bytes] = 0;
+  at = strstr(text, "monotonic");
+  if (!at)
+    return 0;
+  int64_t seconds = strtoll(at + strlen("monotonic"), &at, 10);
+  return seconds * 1000000000 + strtoll(at, NULL, 10);
+}
+
+static uint64_t apart(uint64_t one, uint64_t other) {
+  return one > other ? one - other : other - one;
+}
+
+void sp_clock_agree(uint64_t heartbeat_ns) {
+  uint64_t before_ns = called_ns();
+  struct timespec told;
+  by_call = clock_gettime(CLOCK_MONOTONIC, &told) != 0;
+  uint64_t after_ns = called_ns();
+  by_call = by_call || ns_of(&told) + FAKED_NS < before_ns || ns_of(&told) > after_ns + FAKED_NS;
+  int64_t moved_ns = namespace_ns();
+  bool agrees = apart(after_ns - (uint64_t)moved_ns, heartbeat_ns) < apart(after_ns, heartbeat_ns);
+  ahead_ns = heartbeat_ns && agrees ? moved_ns : 0; /* else the agent is in the same namespace, or gone */
 }
 
 static long futex(const uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
@@ -96,7 +155,7 @@ uint64_t sp_header_heartbeat_ns(const struct sp_header *header) {
 
 void sp_grant_wait(const struct sp_grant *grant, uint32_t word, uint64_t timeout_ns) {
   int saved = errno;
-  struct timespec deadline = timespec_of(sp_now_ns() + timeout_ns);
+  struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
   futex(&grant->word, FUTEX_WAIT_BITSET, word, &deadline);
   errno = saved;
 }
@@ -120,7 +179,7 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
     struct {
       int64_t seconds, ns;
     } deadline;
-    uint64_t at_ns = sp_now_ns() + timeout_ns;
+    uint64_t at_ns = own_now_ns() + timeout_ns;
     deadline.seconds = (int64_t)(at_ns / 1000000000u);
     deadline.ns = (int64_t)(at_ns % 1000000000u);
     if (syscall(SYS_futex_waitv, waits, 2, 0, &deadline, CLOCK_MONOTONIC) < 0 && (errno == ENOSYS || errno == EPERM))
@@ -133,7 +192,7 @@ void sp_grant_wait_or(const struct sp_grant *grant, uint32_t word, const uint32_
   if (timeout_ns > 500000)
     timeout_ns = 500000;
   if (load_acquire(&grant->word) == word) {
-    struct timespec deadline = timespec_of(sp_now_ns() + timeout_ns);
+    struct timespec deadline = timespec_of(own_now_ns() + timeout_ns);
     futex(local, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, value, &deadline);
   }
   errno = saved;

@@ -219,7 +219,9 @@ _Static_assert(sizeof(struct sp_slot) == 64 + (128 + 64) * SP_DEVICES_MAX, "ABI 
 #define SP_TERMS_BYTES (sizeof(struct sp_header) + sizeof(struct sp_grant) * SP_DEVICES_MAX)
 #define SP_SLOTS_BYTES (sizeof(struct sp_slots_header) + sizeof(struct sp_slot) * SP_SLOTS_MAX)
 
-uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC */
+uint64_t sp_now_ns(void); /* CLOCK_MONOTONIC, of the agent once sp_clock_agree has been called */
+/* Agree with the agent about the clock, which was at about `heartbeat_ns` when it last said so (0: it did not). */
+void sp_clock_agree(uint64_t heartbeat_ns);
 /* 0 when the header is one that this code can serve, else -EPROTO. There is only ABI 1. From ABI 2 on the agent serves
  * the one before too (programs that hold it outlive an upgrade); a hook knows its own alone. */
 int sp_header_check(const struct sp_header *header);

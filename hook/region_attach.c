@@ -139,6 +139,7 @@ static int map_terms(struct sp_region *region) {
   error = sp_header_check(terms);
   if (error)
     return error;
+  sp_clock_agree(sp_header_heartbeat_ns(terms));
   region->guard.spare = open_terms(terms);
   region->header = terms;
   region->grants = (const struct sp_grant *)((const char *)terms + sizeof(struct sp_header));

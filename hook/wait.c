@@ -11,6 +11,7 @@
 #define PROGRESS_NS     2000000u   /* a gate wait without progress past the prediction ends after this */
 #define PROGRESS_MAX_NS 32000000u  /* … doubled at each pass without progress, up to here */
 #define STALE_LOOK_NS   100000000u /* how often a waiting thread looks at the agent's heartbeat */
+#define UNMOVED_NS      300000000u /* twice as long as between two heartbeats of an agent on a busy machine */
 #define EXPECTED_MAX_NS 100000000u /* no prediction is believed for longer */
 #define FOLLOW_NS       300000u    /* a unit too long for two in flight is followed so long before its predicted end */
 
@@ -21,14 +22,20 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
   errno = saved;
 }
 
+/* Its heartbeat is old, and does not move: one of a clock that ours has left (the process was restored elsewhere) only
+ * looks old. Nor is it there at a time to come: that is damage, which one that is there would put right. */
 static bool agent_gone(void) {
+  static uint64_t seen_ns, moved_ns;
   uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);
   if (heartbeat_ns == 0)
     return true; /* planned stop: it said so */
   uint64_t now_ns = sp_now_ns();
-  /* Nor is it there at a time to come: that is damage, which one that is there would put right. */
   uint64_t apart_ns = now_ns > heartbeat_ns ? now_ns - heartbeat_ns : heartbeat_ns - now_ns;
-  return apart_ns > SP_STALE_NS;
+  if (heartbeat_ns != sp_load(&seen_ns)) {
+    sp_store(&seen_ns, heartbeat_ns);
+    sp_store(&moved_ns, now_ns);
+  }
+  return apart_ns > SP_STALE_NS && now_ns - sp_load(&moved_ns) > UNMOVED_NS;
 }
 
 /* Enter the open turn `word` with this process. False: it closed meanwhile. */
