@@ -42,8 +42,13 @@ static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
   bool beat = now_ns - arbiter->beaten_ns > SP_BEAT_NS;
-  if (beat)
+  if (beat) {
     arbiter->beaten_ns = now_ns;
+    for (uint32_t index = 0; index < arbiter->device_count; index++) {
+      sp_bill(&arbiter->devices[index], now_ns);
+      arbiter->devices[index].beaten_ns = now_ns;
+    }
+  }
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {
     struct sp_share *share = arbiter->shares[handle];
     if (!share)

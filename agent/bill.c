@@ -109,7 +109,7 @@ static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
   return member->turn_forgiven_ns - before_ns;
 }
 
-void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
+static void bill(struct sp_node_device *device, uint64_t until_ns) {
   if (until_ns <= device->billed_until_ns)
     return;
   int64_t elapsed_ns = (int64_t)(until_ns - device->billed_until_ns);
@@ -140,6 +140,44 @@ void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
     }
     charge(device, member, used_ns, charged_ns, until_ns);
   }
+}
+
+/* Does a process of more than one share use the device? */
+static bool is_shared(const struct sp_node_device *device) {
+  uint32_t count = 0;
+  for (int index = 0; index < device->policy.top; index++)
+    count += device->members[index] && device->members[index]->share->claimed;
+  return count > 1;
+}
+
+/* It passed, and nobody pays for it. */
+static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
+  uint64_t from_ns = device->billed_until_ns;
+  if (!member || !member->begun_ns)
+    return; /* its time has not begun */
+  sp_slots_scan(member, sp_now_ns());
+  if (member->view.entered && !member->view.running && member->view.ended_ns < until_ns)
+    until_ns = member->view.ended_ns;
+  if (from_ns < member->begun_ns)
+    from_ns = member->begun_ns;
+  if (until_ns > from_ns)
+    member->others_ns += (int64_t)(until_ns - from_ns);
+}
+
+/* While we stood still for so long that we were taken for dead, the gates were open: whose work ran is not known. */
+void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
+  uint64_t open_ns = device->beaten_ns + SP_STALE_NS;
+  if (!device->beaten_ns || until_ns <= open_ns || !is_shared(device)) {
+    bill(device, until_ns);
+    return;
+  }
+  bill(device, open_ns);
+  if (until_ns <= device->billed_until_ns)
+    return;
+  skip(device, device->holder, until_ns);
+  for (uint32_t index = 0; index < device->draining; index++)
+    skip(device, device->drains[index], until_ns);
+  device->billed_until_ns = until_ns;
 }
 
 void sp_bill_outlived(struct sp_node_device *device, struct sp_member *member, uint64_t drained_ns) {

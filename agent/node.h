@@ -204,6 +204,7 @@ struct sp_node_device {
   struct sp_member *drains[SP_POLICY_SHARES];
   uint32_t draining;
   uint64_t billed_until_ns;
+  uint64_t beaten_ns;            /* when we last showed that we are there; 0: not yet */
   uint64_t lead_ns;              /* learned, lead.c */
   uint64_t retry_ns;             /* when a limit lets somebody run; UINT64_MAX */
   uint64_t drained_ns, ended_ns; /* when the last turn drained, and when its work ended: the nearest guess */

@@ -1,14 +1,16 @@
-"""How soon gates open when the agent is gone, and that time without a host is not billed."""
+"""How soon gates open when the agent is gone, and that time without a host or without the agent is not billed."""
 
 from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rig.agent import free_port, metered, program, usage
+from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
@@ -69,6 +71,26 @@ def test_what_a_paused_host_leaves_idle_is_not_billed(agent: RunningAgent) -> No
         assert used_ns == pytest.approx(busy_ns, rel=0.1)  # the turn's length would be 40 % too much
     used_ns, charged_ns, _ = grown["paused"]
     assert charged_ns > 1.1 * used_ns  # it kept the other out
+
+
+def test_what_runs_while_the_agent_stands_still_is_on_nobodys_bill(agent: RunningAgent) -> None:
+    names = {"small": 30, "large": 60}
+    with ExitStack() as stack:
+        for name, request in names.items():
+            stack.enter_context(program(metered(agent.register(request, name=name, device="0"))))
+        time.sleep(0.7)
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.8)
+        agent.process.send_signal(signal.SIGCONT)
+        time.sleep(0.7)
+    until(lambda: all(usage(agent, name).processes == 0 for name in names))
+    accounts = [usage(agent, name) for name in names]
+    assert max(account.passed for account in accounts) > 200
+    for account in accounts:  # of what the holder did meanwhile, up to a half is on nobody's bill
+        ran_ns = (account.launches - account.passed) * MS // 2
+        assert 0.6 * ran_ns < account.used_ns < 1.05 * ran_ns
+    assert sum(account.used_ns for account in accounts) < 0.9 * sum(account.launches for account in accounts) * MS // 2
 
 
 @pytest.mark.parametrize(("number", "bar_ms"), [(signal.SIGTERM, 50), (signal.SIGKILL, 1000)])
