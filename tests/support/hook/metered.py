@@ -1,7 +1,7 @@
 """Programs under a share of simulated GPUs: what they were billed, beside what the devices really did."""
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,24 @@ def neighbour(gpu: SimulatedGpu, share: Share) -> Iterator[None]:
             yield
         finally:
             process.kill()
+
+
+def run_together(gpu: SimulatedGpu, body: str, environments: Sequence[Mapping[str, str]]) -> None:
+    """Run programs that print a line when they are ready, and wait for one before they go on together."""
+    pipe = subprocess.PIPE
+    with ExitStack() as stack:
+        started = [subprocess.Popen(script(body), env=gpu.env | e, stdin=pipe, stdout=pipe) for e in environments]
+        programs = [stack.enter_context(program) for program in started]
+        for program in programs:
+            stack.callback(program.kill)
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"ready\n"
+        for program in programs:
+            assert program.stdin is not None
+            program.stdin.write(b"go\n")
+            program.stdin.flush()
+        for program in programs:
+            assert program.wait(timeout=20) == 0
 
 
 def run_metered(

@@ -1,16 +1,14 @@
 """What a stream waits for is not the device's time: the bill is that of the kernels, by the device's own account."""
 
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from metered import run_metered
+from metered import run_metered, run_together
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu, SimulatedGpu
-from rig.script import script
 from sharepod.simgpu.truth import Truth
 
 START = """
@@ -92,20 +90,7 @@ while time.monotonic() < until:
 
 def busy_of_two_loops(gpu: SimulatedGpu, environments: Sequence[Mapping[str, str]]) -> int:
     """Run two programs that upload before each kernel; return for how long the device has run kernels by then, ns."""
-    pipe = subprocess.PIPE
-    programs = [
-        subprocess.Popen(script(START + LOOP), env=gpu.env | env, stdin=pipe, stdout=pipe, text=True)
-        for env in environments
-    ]
-    for program in programs:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-    for program in programs:
-        assert program.stdin is not None
-        program.stdin.write("go\n")
-        program.stdin.flush()
-    for program in programs:
-        program.communicate(timeout=20)
+    run_together(gpu, START + LOOP, environments)
     with Truth(gpu.state) as truth:
         return truth.devices()[0].busy_ns
 

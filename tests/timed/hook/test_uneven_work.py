@@ -1,15 +1,13 @@
 """A function whose time depends on its data: its share's drains are short all the same, and its bill is right."""
 
-import contextlib
 import statistics
-import subprocess
 from pathlib import Path
 
 import pytest
+from metered import run_together
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
-from rig.script import script
 from sharepod.simgpu.truth import Truth
 
 START = """
@@ -61,24 +59,9 @@ def test_of_work_that_takes_as_long_as_its_data_says_little_is_in_flight(
     way: str, make_simgpu: MakeSimgpu, tmp_path: Path
 ) -> None:
     gpu = make_simgpu("H200")
-    pipe = subprocess.PIPE
-    with Arbiter() as arbiter, contextlib.ExitStack() as stack:
+    with Arbiter() as arbiter:
         shares = [arbiter.share(tmp_path / name, request=50) for name in "ab"]
-        programs = [
-            stack.enter_context(
-                subprocess.Popen(script(START + WAYS[way]), env=gpu.env | share.env, stdin=pipe, stdout=pipe, text=True)
-            )
-            for share in shares
-        ]
-        for program in programs:
-            assert program.stdout is not None
-            assert program.stdout.readline() == "ready\n"
-        for program in programs:
-            assert program.stdin is not None
-            program.stdin.write("go\n")
-            program.stdin.flush()
-        for program in programs:
-            assert program.wait(timeout=20) == 0
+        run_together(gpu, START + WAYS[way], [share.env for share in shares])
         turns = list(shares[0].arbiter.read_turns(0, 4096))
         used_ns = [share.usage().used_ns for share in shares]
     with Truth(gpu.state) as truth:
