@@ -19,21 +19,37 @@ if os.getppid() != {parent}:  # it died before we could ask for that
 runpy.run_module("sharepod.cli", run_name="__main__")
 """
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S: Final = 0.01
 
 
 def end_in_order() -> None:
     """Turn Ctrl-C into KeyboardInterrupt and SIGTERM and a closed terminal into SystemExit, with code 128 + number.
 
-    What the caller ignores (nohup) stays ignored.
+    What the caller ignores (nohup) stays ignored. Where Python cannot raise, as in a finaliser or the callback of an
+    import, it drops what is raised; then it is raised again a moment later.
     """
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+    sys.unraisablehook = _end_later
 
 
 def command_that_ends_with_us() -> list[str]:
     """Return `sharepod` as a command that gets SIGTERM when the thread that starts it dies; so does what it becomes."""
     return [sys.executable, "-c", _ENDS_WITH_PARENT.format(parent=os.getpid())]
+
+
+def _end_later(dropped: sys.UnraisableHookArgs) -> None:
+    ending = dropped.exc_value
+    if not isinstance(ending, KeyboardInterrupt | SystemExit):
+        sys.__unraisablehook__(dropped)
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise ending
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -294,10 +294,11 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
         before = await node.admit("before", {"main": 10})
         await node.kubelet.start(before, "main")
         old, node.plugin = node.plugin, None
+        registered = len(node.kubelet.registrations)
         try:
             await node.start_plugin()  # an upgrade: the new one takes over while the old one lives
             await eventually(lambda: "this one stands by" in node.log(), node.log)
-            await eventually(lambda: node.kubelet.healthy, node.log)  # the new one has told its units
+            await eventually(lambda: len(node.kubelet.registrations) > registered and node.kubelet.healthy, node.log)
             pod = await node.admit("pod", {"main": 30})
             await node.kubelet.start(pod, "main")
             waiting = await node.admit("waiting", {"main": 20})
@@ -305,12 +306,14 @@ async def test_a_plugin_that_steps_in_knows_what_the_other_one_gave_out() -> Non
             node.kubelet.delete(before)
             node.api.delete("before")
             await eventually(lambda: given in "".join(path.name for path in node.cdi.iterdir()), node.log)
+            registered = len(node.kubelet.registrations)
             await node.end(node.plugin, signal.SIGKILL)
             await eventually(lambda: "allocations of the plugin before taken over" in node.log(), node.log)
             await node.kubelet.restart(pod, "main", patience_s=60)
             await node.kubelet.start(waiting, "main", patience_s=60)
             assert (await node.shares())["pod/main"].id == given
-            await eventually(lambda: node.kubelet.healthy, node.log)  # it registers after it took over
+            # It registers after it took over.
+            await eventually(lambda: len(node.kubelet.registrations) > registered and node.kubelet.healthy, node.log)
             more = await node.admit("more", {"main": 40})
             await node.kubelet.start(more, "main", patience_s=60)
             kept = json.loads((node.state / "allocations.json").read_text())["allocations"]
