@@ -45,8 +45,10 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   if (beat) {
     arbiter->beaten_ns = now_ns;
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
-      sp_bill(&arbiter->devices[index], now_ns);
-      arbiter->devices[index].beaten_ns = now_ns;
+      struct sp_node_device *device = &arbiter->devices[index];
+      if (device->beaten_ns && now_ns - device->beaten_ns > SP_STALE_NS) /* what passed since then is skipped */
+        sp_bill(device, now_ns);
+      device->beaten_ns = now_ns;
     }
   }
   for (int handle = 0; handle < SP_SHARES_MAX; handle++) {

@@ -262,6 +262,8 @@ void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread);
 bool sp_lanes_pending(const struct sp_device *device);
 /* Is work unmarked in a lane that has no marker in the queue? */
 bool sp_lanes_unmarked(const struct sp_device *device);
+/* Has any of them unmarked work that must have ended by now, as far as it is predicted? */
+bool sp_lanes_sparse(const struct sp_device *device, uint64_t now_ns);
 void sp_lanes_forget(void *stream, void *context);
 /* A context whose lanes were forgotten has really gone: no capture in it is open any more. */
 void sp_lanes_gone(const void *context);

@@ -20,11 +20,12 @@
 #define LINGER_MIN_NS     50000u
 #define LINGER_MAX_NS     200000u
 #define LOOK_MIN_NS       100000u   /* the first look after a launch */
-#define LOOK_ALONE_NS     10000000u /* the longest time between looks while nobody else waits */
+#define LOOK_ALONE_NS     4000000u  /* the longest time between looks while nobody else waits */
 #define LOOK_CONTENDED_NS 200000u
 #define LOOK_STANDING_NS  500000u     /* at a wait that work stands behind, once the turn is given back */
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
 #define TELL_NS           100000      /* so much idle time is told at once */
+#define SPARSE_NS         1000000u    /* work with pauses in it is marked so often at most, to tell them */
 #define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
 #define INSIDE_POLL_NS    20000u
 #define BLOCKED_NS        10000u /* a wait that takes longer has slept */
@@ -252,7 +253,7 @@ __attribute__((destructor)) static void say_last(void) {
   for (uint32_t index = 0; index < sp_guest.device_count; index++) {
     struct sp_device *device = &sp_guest.devices[index];
     for (int look = 0; look < LAST_LOOKS && works(device); look++) {
-      sp_keeper_kick(device);   /* alone, it looks every 10 ms */
+      sp_keeper_kick(device);   /* alone, it looks every 4 ms */
       sleep_ns(INSIDE_POLL_NS); /* what the program has waited for the keeper is about to see */
     }
     bool locked = false;
@@ -308,7 +309,7 @@ void *sp_keeper_run(void *argument) {
   if (driver->cuThreadExchangeStreamCaptureMode)
     driver->cuThreadExchangeStreamCaptureMode(&relaxed);
   uint64_t launches_seen = 0, look_ns = LOOK_MIN_NS, idle_since_ns = 0, locked_ns = sp_now_ns(), told_ns = 0,
-           beside_told_ns = 0;
+           beside_told_ns = 0, marked_ns = 0;
   bool believed = false; /* that it leaves: once per piece of work */
   while (sp_load(&sp_guest.attached)) {
     /* Before everything that it announces is looked at: a later kick ends the sleep below at once. */
@@ -366,6 +367,11 @@ void *sp_keeper_run(void *argument) {
         learn_pause(device, (sp_now_ns() - idle_since_ns) / 2); /* it came back within the linger */
       idle_since_ns = 0;
       tell(device, &told_ns);
+      uint64_t now_ns = sp_now_ns();
+      if (now_ns - marked_ns > SPARSE_NS && queue_empty(device) && sp_lanes_sparse(device, now_ns)) {
+        marked_ns = now_ns;
+        sp_lanes_mark_all(device, NULL, SP_BY_KEEPER); /* what it was idle for has not been told yet */
+      }
       sleep_until_kicked(device, kick, true, word, look_ns);
     } else if (!standing && sp_lanes_pending(device)) {
       sp_lanes_mark_all(device, NULL, SP_BY_KEEPER);

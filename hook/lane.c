@@ -151,6 +151,18 @@ bool sp_lanes_unmarked(const struct sp_device *device) {
   return false;
 }
 
+bool sp_lanes_sparse(const struct sp_device *device, uint64_t now_ns) {
+  uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
+  for (uint32_t index = 0; index < count; index++) {
+    const struct sp_lane *lane = &lanes[index];
+    uint64_t pending_ns = sp_load(&lane->pending_ns);
+    if (pending_ns && sp_load(&lane->device) == device && !sp_load(&lane->dead) && !sp_load(&lane->outstanding) &&
+        now_ns > sp_load(&lane->batch_ns) + 2 * pending_ns)
+      return true;
+  }
+  return false;
+}
+
 void sp_lanes_mark_all(struct sp_device *device, void *context, enum sp_recorder recorder) {
   const struct sp_driver *driver = sp_driver();
   uint32_t count = __atomic_load_n(&lane_count, __ATOMIC_ACQUIRE);
