@@ -19,8 +19,8 @@
 
 #define LINGER_MIN_NS     50000u
 #define LINGER_MAX_NS     200000u
-#define LOOK_MIN_NS       100000u   /* the first look after a launch */
-#define LOOK_ALONE_NS     4000000u  /* the longest time between looks while nobody else waits */
+#define LOOK_MIN_NS       100000u  /* the first look after a launch */
+#define LOOK_ALONE_NS     4000000u /* the longest time between looks while nobody else waits */
 #define LOOK_CONTENDED_NS 200000u
 #define LOOK_STANDING_NS  500000u     /* at a wait that work stands behind, once the turn is given back */
 #define ASLEEP_NS         1000000000u /* without a turn; then the slot's lock is refreshed */
