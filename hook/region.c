@@ -60,14 +60,14 @@ static uint64_t called_ns(void) {
 /* On the scale of the kernel's timeouts. */
 static uint64_t own_now_ns(void) {
   struct timespec now;
-  if (__builtin_expect(by_call, 0))
+  if (__builtin_expect(__atomic_load_n(&by_call, __ATOMIC_RELAXED), 0))
     return called_ns();
   clock_gettime(CLOCK_MONOTONIC, &now);
   return ns_of(&now);
 }
 
 uint64_t sp_now_ns(void) {
-  return own_now_ns() - (uint64_t)ahead_ns;
+  return own_now_ns() - (uint64_t)__atomic_load_n(&ahead_ns, __ATOMIC_RELAXED);
 }
 
 /* By how much the namespace moves the clock; 0 where there is none, or the kernel has none. */
@@ -91,13 +91,15 @@ static uint64_t apart(uint64_t one, uint64_t other) {
 
 void sp_clock_agree(uint64_t heartbeat_ns) {
   uint64_t before_ns = called_ns();
-  struct timespec told;
-  by_call = clock_gettime(CLOCK_MONOTONIC, &told) != 0;
+  struct timespec told = {0};
+  clock_gettime(CLOCK_MONOTONIC, &told);
   uint64_t after_ns = called_ns();
-  by_call = by_call || ns_of(&told) + FAKED_NS < before_ns || ns_of(&told) > after_ns + FAKED_NS;
+  bool faked = ns_of(&told) + FAKED_NS < before_ns || ns_of(&told) > after_ns + FAKED_NS;
   int64_t moved_ns = namespace_ns();
   bool agrees = apart(after_ns - (uint64_t)moved_ns, heartbeat_ns) < apart(after_ns, heartbeat_ns);
-  ahead_ns = heartbeat_ns && agrees ? moved_ns : 0; /* else the agent is in the same namespace, or gone */
+  __atomic_store_n(&by_call, faked, __ATOMIC_RELAXED);
+  /* Else the agent is in the same namespace, or gone. */
+  __atomic_store_n(&ahead_ns, heartbeat_ns && agrees ? moved_ns : 0, __ATOMIC_RELAXED);
 }
 
 static long futex(const uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
