@@ -150,7 +150,7 @@ static bool is_shared(const struct sp_node_device *device) {
   return count > 1;
 }
 
-/* It passed, and nobody pays for it. */
+/* The time up to `until_ns` is not the member's to pay. */
 static void skip(struct sp_node_device *device, struct sp_member *member, uint64_t until_ns) {
   uint64_t from_ns = device->billed_until_ns;
   if (!member || !member->begun_ns)
@@ -164,7 +164,8 @@ static void skip(struct sp_node_device *device, struct sp_member *member, uint64
     member->others_ns += (int64_t)(until_ns - from_ns);
 }
 
-/* While we stood still for so long that we were taken for dead, the gates were open: whose work ran is not known. */
+/* From SP_STALE_NS after our last heartbeat on, all gates were open: which share's work ran since then is not known,
+ * and no share pays for it. */
 void sp_bill(struct sp_node_device *device, uint64_t until_ns) {
   uint64_t open_ns = device->beaten_ns + SP_STALE_NS;
   if (!device->beaten_ns || until_ns <= open_ns || !is_shared(device)) {

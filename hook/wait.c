@@ -22,8 +22,9 @@ static void futex_wait_private(const uint32_t *word, uint32_t value, uint64_t ti
   errno = saved;
 }
 
-/* Its heartbeat is old, and does not move: one of a clock that ours has left (the process was restored elsewhere) only
- * looks old. Nor is it there at a time to come: that is damage, which one that is there would put right. */
+/* The agent is gone when its heartbeat is old and does not move. Age alone is not enough: in a process that was
+ * restored on another machine, our clock is not the agent's any more. A heartbeat from the future counts as old: it is
+ * damage, and an agent that is there would overwrite it. */
 static bool agent_gone(void) {
   static uint64_t seen_ns, moved_ns;
   uint64_t heartbeat_ns = sp_header_heartbeat_ns(sp_guest.region.header);

@@ -31,9 +31,8 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
-def away(directory: Path, preloaded: str) -> tuple[list[str], str]:
+def away(_directory: Path, preloaded: str) -> tuple[list[str], str]:
     """Return what runs a command in a time namespace of its own, and what it is to preload."""
-    del directory
     words = ["unshare", "--time", "--monotonic", "1000000"]
     if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
         pytest.skip("a time namespace needs root")
