@@ -39,6 +39,16 @@ static void on_bell(struct sp_arbiter *arbiter, struct sp_share *share) {
   sp_step_share(arbiter, share, now_ns);
 }
 
+/* All threads of the agent stood still for so long that the gates opened. Each turn is looked at before its time is
+ * billed: a turn that drained meanwhile ended then, and does not pay until now. */
+static void go_on(struct sp_arbiter *arbiter, struct sp_node_device *device, uint64_t now_ns) {
+  for (uint32_t index = device->draining; index-- > 0;) /* downwards: an update may end a drain */
+    sp_turn_update(arbiter, device->drains[index], now_ns);
+  if (device->holder)
+    sp_turn_update(arbiter, device->holder, now_ns);
+  sp_bill(device, now_ns);
+}
+
 static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
   arbiter->ticked_ns = now_ns;
   bool beat = now_ns - arbiter->beaten_ns > SP_BEAT_NS;
@@ -46,8 +56,8 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     arbiter->beaten_ns = now_ns;
     for (uint32_t index = 0; index < arbiter->device_count; index++) {
       struct sp_node_device *device = &arbiter->devices[index];
-      if (device->beaten_ns && now_ns - device->beaten_ns > SP_STALE_NS) /* what passed since then is skipped */
-        sp_bill(device, now_ns);
+      if (device->beaten_ns && now_ns - device->beaten_ns > SP_STALE_NS)
+        go_on(arbiter, device, now_ns);
       device->beaten_ns = now_ns;
     }
   }
@@ -127,9 +137,12 @@ static void *run(void *argument) {
     }
     sp_arbiter_unlock(arbiter);
     int count = epoll_wait(arbiter->epoll_fd, events, EVENTS, -1);
-    if (sp_now_ns() >= armed_ns)
+    now_ns = sp_now_ns();
+    if (now_ns >= armed_ns)
       armed_ns = 0; /* the timer has run out */
     pthread_mutex_lock(&arbiter->lock);
+    if (now_ns - arbiter->beaten_ns > SP_STALE_NS)
+      tick(arbiter, now_ns); /* before an event bills what passed meanwhile */
     for (int index = 0; index < count; index++)
       handle(arbiter, &events[index]);
   }

@@ -89,7 +89,7 @@ def test_what_runs_while_the_agent_stands_still_is_on_nobodys_bill(agent: Runnin
     assert max(account.passed for account in accounts) > 200
     for account in accounts:  # of what the holder did meanwhile, up to a half is on nobody's bill
         ran_ns = (account.launches - account.passed) * MS // 2
-        assert 0.6 * ran_ns < account.used_ns < 1.05 * ran_ns
+        assert 0.6 * ran_ns < account.used_ns < 1.05 * ran_ns, accounts
     assert sum(account.used_ns for account in accounts) < 0.9 * sum(account.launches for account in accounts) * MS // 2
 
 
@@ -99,4 +99,4 @@ def test_gates_open_within_50_ms_of_a_planned_stop_and_1_s_of_a_crash(
 ) -> None:
     monkeypatch.setenv("SIMGPU_LOG_KERNELS", "100000")
     agents = [make_agent("--metrics-listen", f"127.0.0.1:{free_port()}") for _ in range(2)]
-    assert min(opened_ns(agent.start(), number) for agent in agents) <= bar_ms * MS
+    assert any(opened_ns(agent.start(), number) <= bar_ms * MS for agent in agents)
