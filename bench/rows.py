@@ -7,6 +7,7 @@ Progress goes to stderr, the table to stdout, everything to bench/results/<machi
 import argparse
 import dataclasses
 import functools
+import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ from bench import peer, table
 from bench.bars import arbiter, costs, memory, neighbours, pauses, replay, sensitivity, shares, streams
 from bench.bars.gemini import gemini
 from bench.bars.simulated import SimulatedRig
-from bench.cluster import chosen, decisions, density, feed, rounds, yielding
 from bench.entry import Parser
 from bench.scale import BESIDE, FULL, QUICK, Scale
 from bench.table import Line
@@ -57,6 +57,16 @@ def _of_scale(measure: Callable[[Scale], list[Line]]) -> Callable[[SimulatedRig]
     return lambda rig: measure(rig.scale)
 
 
+def _of_cluster(module: str, measure: str = "measure") -> Callable[[SimulatedRig], list[Line]]:
+    """Return a row of bench/cluster, which is imported when it runs: the libraries of a cluster take a second."""
+
+    def row(rig: SimulatedRig) -> list[Line]:
+        lines: list[Line] = getattr(importlib.import_module(f"bench.cluster.{module}"), measure)(rig.scale)
+        return lines
+
+    return row
+
+
 ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
     "machine": _of_scale(arbiter.machine),
     "share": shares.measure,
@@ -68,14 +78,14 @@ ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
     "throughput": shares.throughput,
     "latency": neighbours.latency,
     "duty": _duty,
-    "chosen": _of_scale(chosen.measure),
-    "yields": _of_scale(yielding.measure),
+    "chosen": _of_cluster("chosen"),
+    "yields": _of_cluster("yielding"),
     "arbiter": _of_scale(arbiter.arbiter),
     "memory": _memory,
-    "density": _of_scale(density.density),
-    "scale": _of_scale(decisions.measure),
-    "rounds": _of_scale(rounds.measure),
-    "feed": _of_scale(feed.feed),
+    "density": _of_cluster("density", "density"),
+    "scale": _of_cluster("decisions"),
+    "rounds": _of_cluster("rounds"),
+    "feed": _of_cluster("feed", "feed"),
     "traces": replay.traces,
     "sensitivity": sensitivity.measure,
 }

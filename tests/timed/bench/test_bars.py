@@ -1,10 +1,9 @@
-"""The bars on the simulated device, in a few seconds each: at most twice the bar, on the median of three runs.
+"""The bars on the simulated device, in a few seconds each: within the bar, or on the median of three runs within twice.
 
 `make bench` measures the bars themselves; what guards them here must hold on a noisy two-core machine.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 
@@ -19,33 +18,36 @@ pytestmark = pytest.mark.timeout(240)
 
 RIG = SimulatedRig(TEST)
 STREAMS_S = 2
-Measured = TypeVar("Measured")
 
 
-def two_of_three(measure: Callable[[], Measured], fine: Callable[[Measured], bool]) -> None:
-    """Assert that the median of three runs is fine: two of them are. The third is made only where it decides."""
-    made = [measure(), measure()]
-    if sum(map(fine, made)) == 1:
-        made.append(measure())
-    assert sum(map(fine, made)) >= 2, made
+def within_twice(times_the_bar: Callable[[], float]) -> None:
+    """Assert that a run is within the bar, or the median of three within twice of it.
+
+    A run gives how many times the bar it measured. Each is made only where it decides.
+    """
+    made = [times_the_bar()]
+    if made[0] <= 1:
+        return
+    made.append(times_the_bar())
+    if (made[0] <= 2) != (made[1] <= 2):
+        made.append(times_the_bar())
+    assert sum(times <= 2 for times in made) >= 2, made
 
 
 @pytest.mark.parametrize(
-    ("case", "used"),
-    [(shares.KERNELS, 1 - 2 * 0.01), (shares.GRAPHS, 0)],
+    ("case", "lost"),
+    [(shares.KERNELS, 0.01), (shares.GRAPHS, 1)],
     ids=lambda value: getattr(value, "what", ""),
 )
-def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(case: Case, used: float) -> None:
-    def error_to_bar_used_and_bill_error() -> tuple[float, float, float]:
+def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(case: Case, lost: float) -> None:
+    def measured() -> float:
         done = run(RIG, case.loads, TEST.share_steps)
         error = figures.median(figures.share_errors(done.samples, case.targets, 1))
         bar = shares.error_bar_pp(SECOND, done, case)
-        return error / bar, figures.utilisation(done.samples), shares.bill_error(done)
+        idle = 1 - figures.utilisation(done.samples)
+        return max(error / bar, idle / lost, shares.bill_error(done) / BILL.bound)
 
-    two_of_three(
-        error_to_bar_used_and_bill_error,
-        lambda made: made[0] <= 2 and made[1] >= used and made[2] <= 2 * BILL.bound,
-    )
+    within_twice(measured)
 
 
 # The gap behind a timing event of a typical device is billed, 3 to 4 % of short bursts: bench/README.md has it missed.
@@ -55,10 +57,8 @@ def test_saturated_shares_get_and_pay_for_what_they_asked_for_and_lose_little(ca
 def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(number: int, profile: str) -> None:
     rig, case = SimulatedRig(TEST, profile=profile), streams.CASES[number]
 
-    def error_percent() -> float:  # by the sum of the spans: 139, 60
-        return abs(streams.bill_errors(rig, case, STREAMS_S)["a"])
-
-    two_of_three(error_percent, lambda error: error <= 2 * BILL_ABOVE.bound)
+    # By the sum of the spans: 139 and 60 %.
+    within_twice(lambda: abs(streams.bill_errors(rig, case, STREAMS_S)["a"]) / BILL_ABOVE.bound)
 
 
 def test_nobody_stalls_when_an_equal_joins_and_leaves() -> None:
@@ -66,20 +66,18 @@ def test_nobody_stalls_when_an_equal_joins_and_leaves() -> None:
         pause_ns, _, quantum_ns = pauses.joined(RIG, pauses.EQUAL.loads, hook=True)
         return pause_ns / max(STALL.bound, 2 * quantum_ns + MS // 2)
 
-    two_of_three(pause_to_bar, lambda ratio: ratio <= 2)
+    within_twice(pause_to_bar)
 
 
 def test_a_limit_holds_on_an_idle_device_and_is_smooth() -> None:
-    def error_and_longest_pause_ns() -> tuple[float, float]:
+    def measured() -> float:
         done = run(RIG, pauses.LIMIT.loads, TEST.short_steps, log=True)
         began, ended = done.samples[0].now_ns, done.samples[-1].now_ns
         longest_ns = figures.longest_pause_ns(done.kernels, "a", began, ended)
-        return figures.median(figures.limit_errors(done.samples, "a", 0.3)), longest_ns
+        error = figures.median(figures.limit_errors(done.samples, "a", 0.3))
+        return max(error / LIMIT_ERROR.bound, longest_ns / LIMIT_PAUSE.bound)
 
-    two_of_three(
-        error_and_longest_pause_ns,
-        lambda made: made[0] <= 2 * LIMIT_ERROR.bound and made[1] <= 2 * LIMIT_PAUSE.bound,
-    )
+    within_twice(measured)
 
 
 def test_a_launch_through_the_open_gate_costs_nanoseconds() -> None:
@@ -89,10 +87,12 @@ def test_a_launch_through_the_open_gate_costs_nanoseconds() -> None:
 
 def test_a_latency_share_beside_batch_stays_near_its_solo_latency() -> None:
     solo = neighbours.serve(RIG, {}, hook=False)
-    two_of_three(
-        lambda: neighbours.serve(RIG, {"batch": neighbours.BATCH}, hook=True),
-        lambda shared: shared.p99_ns <= 2 * LATENCY.bound * solo.p99_ns and shared.kept >= 1 - 2 * (1 - KEPT.bound),
-    )
+
+    def measured() -> float:
+        shared = neighbours.serve(RIG, {"batch": neighbours.BATCH}, hook=True)
+        return max(shared.p99_ns / (LATENCY.bound * solo.p99_ns), (1 - shared.kept) / (1 - KEPT.bound))
+
+    within_twice(measured)
 
 
 def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
@@ -106,4 +106,4 @@ def test_the_memory_cap_is_exact_and_nothing_leaks() -> None:
 
 
 def test_a_trainer_keeps_nearly_all_beside_shares_that_mostly_idle() -> None:
-    two_of_three(lambda: float(neighbours.duty(RIG)[0].result), lambda kept: kept >= 1 - 2 * (1 - KEPT.bound))
+    within_twice(lambda: (1 - float(neighbours.duty(RIG)[0].result)) / (1 - KEPT.bound))
