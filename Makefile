@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST_ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 8
 
 SOURCES := setup.py $(wildcard hook/*.[chS] simgpu/*.[ch] simgpu/*.def simgpu/*.inc driver/*.h driver/*.def agent/*.[ch] agent/*.def scheduler/*.[ch] \
 	agent/build_native.py scheduler/build_native.py proto/*.proto)

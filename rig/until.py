@@ -12,6 +12,9 @@ Says = str | Callable[[], str]
 PATIENCE_S = 30.0
 """For a machine that has much else to do; what waits longer hangs."""
 POLL_S = 0.01
+SELDOM_S = 0.1
+PART = 20
+"""What is long in coming is asked for more seldom, so that waiting costs little: found late by one in so many parts."""
 
 
 class NotInTimeError(AssertionError):
@@ -23,11 +26,12 @@ def until(holds: Callable[[], T], what: Says = "", timeout_s: float = PATIENCE_S
 
     `what` may be a function, so that the error holds a log as it is at the end.
     """
-    end = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not (found := holds()):
-        if time.monotonic() > end:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             raise _not_in_time(holds, what, timeout_s)
-        time.sleep(poll_s)
+        time.sleep(_pause_s(waited_s, poll_s))
     return found
 
 
@@ -35,16 +39,21 @@ async def eventually(
     holds: Callable[[], T | Awaitable[T]], what: Says = "", timeout_s: float = PATIENCE_S, *, poll_s: float = POLL_S
 ) -> T:
     """Do as `until` in an event loop; `holds` may be a coroutine function."""
-    end = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
         found = holds()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return found
-        if time.monotonic() > end:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             raise _not_in_time(holds, what, timeout_s)
-        await asyncio.sleep(poll_s)
+        await asyncio.sleep(_pause_s(waited_s, poll_s))
+
+
+def _pause_s(waited_s: float, poll_s: float) -> float:
+    return max(poll_s, min(waited_s / PART, SELDOM_S))
 
 
 def _not_in_time(holds: object, what: Says, timeout_s: float) -> NotInTimeError:

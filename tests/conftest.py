@@ -82,19 +82,31 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"ROOM={wanted} is no room: give one of {', '.join(rooms)}")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files that `--timed` and `--room` do not want: all of them take ten seconds."""
+    named = any(Path(argument.partition("::")[0]).absolute() == collection_path for argument in config.args)
+    of_a_room = collection_path.suffix == ".py" and place(collection_path)[1] != ""
+    return True if of_a_room and not named and not is_wanted(collection_path, config) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its room, and deselect what `--timed` and `--room` do not want."""
     parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    wanted, chosen = config.getoption("timed"), config.getoption("room")
     for item in items:
-        way, room = place(item.path)
+        _, room = place(item.path)
         if room:
             item.add_marker(room)
-        in_part = wanted == "also" or (way == "timed") == (wanted == "only")
-        parts[in_part and chosen in (None, room)].append(item)
+        parts[is_wanted(item.path, config)].append(item)
     items[:] = parts[True]
     if parts[False]:
         config.hook.pytest_deselected(items=parts[False])
+
+
+def is_wanted(path: Path, config: pytest.Config) -> bool:
+    """Tell whether `--timed` and `--room` want the tests of a file."""
+    way, room = place(path)
+    in_part = config.getoption("timed") == "also" or (way == "timed") == (config.getoption("timed") == "only")
+    return in_part and config.getoption("room") in (None, room)
 
 
 def place(path: Path) -> tuple[str, str]:

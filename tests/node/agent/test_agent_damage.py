@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING
 import pytest
 from bad_input import (
     CLAIMS_BYTES,
+    COPIES_BYTES,
     DEVICES_MAX,
     GRANT_BYTES,
     HEADER_BYTES,
     NOT_CALLED,
     NOT_READY,
     OUT_OF_MEMORY,
+    REPORT_BYTES,
     SLOT_BYTES,
+    SLOT_HEAD_BYTES,
     SLOTS_BYTES,
     SLOTS_MAX,
     TERMS_BYTES,
@@ -68,10 +71,19 @@ def terms_words() -> list[list[int]]:
 
 
 def slots_words() -> list[list[int]]:
-    """Return every aligned word of `slots`: those of the claims, and each of a slot in all slots at once."""
-    claims = [[at] for at in range(0, CLAIMS_BYTES, WORD)]
+    """Return every aligned word of `slots`: of the claims, and in all slots at once of a slot's head and its tables.
+
+    A table has a row for each device; each word of a row is one group with that of the other rows.
+    """
+    groups = [[at] for at in range(0, CLAIMS_BYTES, WORD)]
     slots = [CLAIMS_BYTES + slot * SLOT_BYTES for slot in range(SLOTS_MAX)]
-    return claims + [[slot + at for slot in slots] for at in range(0, SLOT_BYTES, WORD)]
+    begins = 0
+    for rows, row_bytes in ((1, SLOT_HEAD_BYTES), (DEVICES_MAX, REPORT_BYTES), (DEVICES_MAX, COPIES_BYTES)):
+        table = [slot + begins + row * row_bytes for slot in slots for row in range(rows)]
+        groups += [[at + word for at in table] for word in range(0, row_bytes, WORD)]
+        begins += rows * row_bytes
+    assert begins == SLOT_BYTES
+    return groups
 
 
 FILES = {"terms": terms_words, "slots": slots_words}

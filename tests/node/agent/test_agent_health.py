@@ -55,6 +55,8 @@ def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(age
     before = [agent.register(30, memory=GIB, name=name, device=place).share for name, place in (("a", "0"), ("b", "1"))]
     truth.inject_xid(0, 79)
     until(lambda: reasons(agent)[0] == "Xid 79", timeout_s=5.0)
+    explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
+    assert explained.startswith("its device is unhealthy (Xid 79)")
     for _ in range(2):  # a restart loop costs nothing either
         agent.stop(signal.SIGKILL)
         agent.start()
@@ -68,6 +70,7 @@ def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(age
     assert agent.register(30, name="c").share.devices[0].device_index == 1
     truth.recover(0)
     until(lambda: reasons(agent) == ["", ""], timeout_s=20.0)
+    assert "device healthy again" in agent.log()
     assert [device.memory_total_bytes for device in devices(agent)] == [devices(agent)[1].memory_total_bytes] * 2
     answer = agent.register(30, memory=GIB, name="d", device="0")
     with program(metered(answer), "idle") as process:

@@ -6,6 +6,7 @@ The device is the judge: what it counts for the share's processes is compared wi
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from rig.agent import MakeAgent, RunningAgent
+    from collections.abc import Iterator
+
+    from rig.agent import RunningAgent
 
 CAP = 256 * MIB
 EVERYTHING = 2**64 - 1
@@ -39,19 +42,36 @@ UPLOADED = ("graph_uploaded", "graph_uploaded_at_once")  # the driver may take i
 KINDS = (*LINEAR, *POOLED, *PHYSICAL, "external")
 
 
+@contextmanager
+def capped(agent: RunningAgent, *devices: str) -> Iterator[CappedShare]:
+    """Make a share of some devices; at its end nothing of its programs is on any."""
+    asks = [pb.DeviceAsk(device=n, request_millipercent=50_000, memory_limit_bytes=CAP) for n in devices]
+    answer = agent.stub.RegisterShare(pb.RegisterShareRequest(devices=asks, name="capped"))
+    share = CappedShare(agent, metered(answer))
+    yield share
+    until(lambda: share.on_the_device(0) == share.on_the_device(1) == 0)
+    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="capped"))
+
+
 @pytest.fixture
-def share(agent: RunningAgent) -> CappedShare:
+def share(common_agent: RunningAgent) -> Iterator[CappedShare]:
     """A share of the first device."""
-    answer = agent.register(50, name="capped", device="0", memory=CAP)
-    return CappedShare(agent, metered(answer))
+    with capped(common_agent, "0") as share:
+        yield share
 
 
 @pytest.fixture
-def wide(make_agent: MakeAgent) -> CappedShare:
+def wide(common_agent: RunningAgent) -> Iterator[CappedShare]:
     """A share of two devices, whose programs have a context on the first."""
-    agent = make_agent("--simulate", "2xH200").start()
-    asks = [pb.DeviceAsk(device=n, request_millipercent=50_000, memory_limit_bytes=CAP) for n in ("0", "1")]
-    return CappedShare(agent, metered(agent.stub.RegisterShare(pb.RegisterShareRequest(devices=asks, name="capped"))))
+    with capped(common_agent, "0", "1") as share:
+        yield share
+
+
+@pytest.fixture
+def alone(agent: RunningAgent) -> Iterator[CappedShare]:
+    """A share of an agent of its own."""
+    with capped(agent, "0") as share:
+        yield share
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +134,8 @@ def test_what_another_process_of_the_share_opens_is_charged_once(share: CappedSh
 
 
 @pytest.mark.parametrize("kind", ["linear", "physical", "pool"])
-def test_what_outlives_its_owner_is_charged_to_who_holds_it(share: CappedShare, kind: str) -> None:
+def test_what_outlives_its_owner_is_charged_to_who_holds_it(alone: CappedShare, kind: str) -> None:
+    share = alone  # what its owner has left looks like the context of who holds it, and so is learned of the device
     with share.taker() as owner, share.taker() as guest:
         assert owner(f"take {kind} {64 * MIB}") == "0"
         assert guest(f"open {kind} {owner.pid} {owner('show')}") == "0"

@@ -12,7 +12,6 @@ from capped_share import memory_program
 from rig.agent import metered, program, python, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
     import pytest
@@ -176,20 +175,3 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
     time.sleep(2.5)
     assert agent.log().count("process of a share runs unmetered") == 3
     assert "process without a share" not in agent.log()
-
-
-def test_a_lost_device_is_unhealthy_with_its_reason_and_healthy_again_when_it_is(agent: RunningAgent) -> None:
-    agent.register(30, name="a", device="0")
-    with Truth(f"{agent.directory}/simgpu") as truth:
-        truth.inject_xid(0, 79)
-        until(lambda: not node_device(agent).healthy, timeout_s=5.0)
-        assert node_device(agent).health_reason == "Xid 79"
-        reason = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].reason
-        assert reason.startswith("its device is unhealthy (Xid 79)")
-        assert agent.register(30).share.devices[0].device_index == 1
-        truth.recover(0)
-        until(lambda: node_device(agent).healthy, timeout_s=20.0)
-    log = agent.log()
-    assert "device unhealthy" in log
-    assert "shares=['a']" in log
-    assert "device healthy again" in log

@@ -34,11 +34,12 @@ GPU = SKIPS.format(mark="@pytest.mark.gpu")
 
 
 def called(tree: Path, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a tree that has the conftest.py and the run.py of this one."""
+    """Run a command in a tree that has the conftest.py and the run.py of this one, with no plugin but xdist."""
     for name in ("conftest.py", "run.py"):
         shutil.copy(REPO_ROOT / "tests" / name, tree)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env = {**inherited, "PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'tests/support'}", **environment}
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist"}  # others take a second to start
+    env = {**inherited, **plugins, "PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'tests/support'}", **environment}
     words = [sys.executable, *map(str, command), "-p", "no:cacheprovider"]
     return subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=100)
 
@@ -54,7 +55,7 @@ def called(tree: Path, *command: object, **environment: str) -> subprocess.Compl
         (1, ("-k", "alone", "--room=hook"), "", 0, ["alone al"]),
         (1, ("-k", "neither"), "", 5, []),
         (1, ("--room=huk",), "", 4, []),
-        (0, ("-p", "no:randomly"), "", 0, ["beside al", "alone al"]),
+        (0, (), "", 0, ["beside al", "alone al"]),
     ],
 )
 def test_timed_tests_run_alone_after_the_rest_and_the_status_tells_of_both(
@@ -136,7 +137,7 @@ def test_a_test_that_leaves_something_behind_fails_and_the_next_one_does_not(tmp
     for name, leaves in LEAVES.items():
         lines += [f"def test_{name}(): {leaves}", f"def test_behind_{name}(): [[] for _ in range(100000)]"]
     (tmp_path / "test_leaving.py").write_text("\n".join(lines))
-    done = called(tmp_path, "-m", "pytest", "--outcomes=outcomes.json", "-p", "no:randomly")
+    done = called(tmp_path, "-m", "pytest", "--outcomes=outcomes.json")
     assert done.returncode == 1
     failed = json.loads((tmp_path / "outcomes.json").read_text())["failed"]
     assert set(failed) == {f"test_leaving.py::test_{name}" for name in LEAVES}
@@ -162,7 +163,7 @@ def test_b(server):
 
 def test_what_serves_several_tests_is_left_by_none_of_them(tmp_path: Path) -> None:
     (tmp_path / "test_served.py").write_text(SERVER)
-    done = called(tmp_path, "-m", "pytest", "-p", "no:randomly")
+    done = called(tmp_path, "-m", "pytest")
     assert done.returncode == 0, done.stdout
 
 

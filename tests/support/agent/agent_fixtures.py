@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture
-def make_agent() -> Iterator[MakeAgent]:
-    """Make agents: ``make_agent("--overcommit")``; by default on two simulated H200 without metrics."""
+@contextmanager
+def agents() -> Iterator[MakeAgent]:
+    """Make agents; every one is gone afterwards."""
     made: list[RunningAgent] = []
 
     def make(*flags: str) -> RunningAgent:
@@ -30,6 +31,20 @@ def make_agent() -> Iterator[MakeAgent]:
     for agent in made:
         agent.close()
         shutil.rmtree(agent.directory.parent)
+
+
+@pytest.fixture
+def make_agent() -> Iterator[MakeAgent]:
+    """Make agents: ``make_agent("--overcommit")``; by default on two simulated H200 without metrics."""
+    with agents() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def common_agent() -> Iterator[RunningAgent]:
+    """A started agent on two simulated H200, for all tests of a file; each gives back what it takes."""
+    with agents() as make:
+        yield make().start()
 
 
 @pytest.fixture
