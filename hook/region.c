@@ -273,6 +273,13 @@ void sp_slot_copied_to_host(struct sp_slot_copies *slot, uint64_t bytes, uint64_
 
 typedef uint64_t __attribute__((may_alias, aligned(8))) eight_claims;
 
+/* What a slot says. An account that was overwritten while memory was charged falls below zero when that is freed: it
+ * counts as nothing until the process claims its slot anew. */
+static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
+  uint64_t bytes = load_relaxed64(&slot->devices[device].memory_used_bytes);
+  return bytes >> 63 ? 0 : bytes;
+}
+
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
   uint64_t total = 0;
   for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
@@ -281,7 +288,7 @@ uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) 
         __atomic_load_n((const eight_claims *)(const void *)&region->claims->claimed[group], __ATOMIC_ACQUIRE);
     for (uint32_t index = group; claimed; index++, claimed >>= 8)
       if (claimed & 0xff)
-        total += load_relaxed64(&region->slots[index].devices[device].memory_used_bytes);
+        total += memory_of(&region->slots[index], device);
   }
   uint64_t overhead_bytes = load_relaxed64((const uint64_t *)&region->grants[device].overhead_bytes);
   if (overhead_bytes >> 63 && total < -overhead_bytes)

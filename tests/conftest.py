@@ -28,6 +28,7 @@ TESTS = Path(__file__).resolve().parent
 WAYS = ("pure", "virtual", "node", "timed", "deep")
 """The folders of tests: how they run."""
 TREE = str(TESTS.parent)
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc loads: its C core logs to stderr in its own way
 if TREE not in sys.path:  # for `rig` and `bench`; appended: the tree's `proto/` must not shadow an installed package
     sys.path.append(TREE)
 

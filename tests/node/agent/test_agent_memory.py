@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CAP = 256 * MIB
 EVERYTHING = 2**64 - 1
-SEQUENCE_AT = 64 + 64  # in the first slot: its head, and the words before
+MEMORY_AT, SEQUENCE_AT = 64 + 16, 64 + 64  # in the first slot: its head, and the words before
 LINEAR = ("linear", "managed", "pitched", "array", "array_3d", "array_v1", "array_3d_v1", "mipmap")
 GRAPHS = (
     "graph_node",
@@ -212,6 +212,16 @@ def test_a_program_that_is_stopped_as_it_reports_keeps_its_memory_in_the_account
         assert share.holds() == 64 * MIB
         assert take(f"take linear {32 * MIB}") == "0"
         assert share.holds() == 96 * MIB
+
+
+def test_what_is_freed_after_its_account_was_lost_leaves_no_debt_that_refuses(share: CappedShare) -> None:
+    with share.taker() as take, share.taker() as other:
+        assert take(f"take linear {64 * MIB}") == "0"
+        with (Path(share.environment["SHAREPOD_REGION"]) / "slots").open("r+b") as slots:
+            slots.seek(CLAIMS_BYTES + MEMORY_AT)
+            slots.write(bytes(8))
+        assert take("give") == "0"
+        assert take(f"take linear {32 * MIB}") == other(f"take linear {32 * MIB}") == "0"
 
 
 def test_pinned_memory_of_the_host_is_not_charged(share: CappedShare) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before grpc loads: its C core logs to stderr in its own way
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
