@@ -63,6 +63,12 @@ async def test_an_event_that_expired_is_made_anew_and_one_that_is_refused_is_sai
             assert next(iter(server.events.values()))["count"] == 2
             server.put_namespace("default", "Terminating")
             events.tell(some(), "Other", "none", warning=False)
+            await eventually(lambda: caplog.records, "the refusal")
+            server.put_namespace("default")
+            changed = server.requests["patch events"]
+            events.tell(some(), "Other", "none", warning=False)
+        assert server.requests["patch events"] == changed  # it was never there
+        assert {body["reason"] for body in server.events.values()} == {"NoRoom", "Other"}
         assert [record.message for record in caplog.records] == ["event not written"]
 
 

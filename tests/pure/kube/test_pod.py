@@ -47,7 +47,9 @@ def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> N
     ]
     assert read(body).finished == {"i": "2026-01-01T00:00:00Z"}
     assert found.deleting
-    assert found.phase == "Unknown"
+    assert (found.phase, found.priority, found.preempts) == ("Unknown", 0, True)
+    body["spec"] |= {"priority": True, "preemptionPolicy": "Never"}
+    assert (read(body).priority, read(body).preempts) == (0, False)
     for broken in (None, [], {}, {"metadata": None}, {"metadata": {"uid": 1, "name": "a", "namespace": "b"}}):
         assert read_pod(broken) is None
 
