@@ -13,7 +13,7 @@ TOKEN = re.compile(
     r"""
       (?P<comment>//[^\n]*|/\*.*?\*/)
     | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
-    | (?P<number>\b\d+(?:u|ull)?\b(?!\.))
+    | (?P<number>\b(?<!\.)\d+(?:u|ull)?\b(?!\.))
     | (?P<word>[A-Za-z_]\w*)
     | (?P<operator>->|<<=?|>>=?|\+\+|--|[-+*/%&|^<>=!]=|&&|\|\||\*\*|//|[-+*/%&|^<>=!~])
     """,
@@ -95,7 +95,8 @@ def _of_line(line: str, language: str) -> Iterator[str]:
         else:
             continue
         yield line[: match.start()] + swapped + line[match.end() :].removeprefix(" " if not swapped else "")
-    for match in DROPS.finditer(line):
+    code = next((match.start() for match in pattern.finditer(line) if match["comment"]), len(line))
+    for match in DROPS.finditer(line, 0, code):
         yield line[: match.start()] + line[match.end() :]
     if STATEMENT[language].fullmatch(line):
         yield ";" if language == "c" else "pass"
