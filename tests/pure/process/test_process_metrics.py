@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from sharepod.process.metrics import HistogramRow, InfoRow, Row, Table, manual
+from sharepod.process.metrics import Histogram, HistogramRow, InfoRow, Row, Table, manual
 from sharepod.process.metrics_page import Page
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ def test_a_page_is_what_the_library_writes_whatever_comes_and_goes(scrapes: list
         for series in scrapes:
             collector = Fixed(series, doc)
             assert page.text(collector) == encode(collector)
+
+
+def test_a_histogram_counts_each_by_the_first_bound_that_it_does_not_exceed() -> None:
+    histogram = Histogram((0.5, 2.0))
+    for seconds in (0.25, 0.5, 1.0, 4.0):
+        histogram.observe(seconds)
+    assert histogram.seconds == ([2, 1, 1], 5.75)
 
 
 def test_a_table_makes_the_families_that_its_rows_name() -> None:
