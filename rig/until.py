@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 POLL_S = 0.01
 SELDOM_S = 0.1
 PART = 20
-"""What is long in coming is asked for more seldom, so that waiting costs little: found late by one in so many parts."""
+"""Each pause is one in so many parts of the time waited so far, SELDOM_S at most: to wait for long costs little."""
 
 
 class NotInTimeError(AssertionError):

@@ -19,7 +19,7 @@ import pytest
 PYTEST = Path(sys.executable).with_name("pytest")  # `python -m pytest` would put the tree before installed packages
 GOES_ON = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
-MINUTES = {"what ran side by side": 6, "what ran alone": 3}
+MINUTES = {"what ran side by side": 5, "what ran alone": 3}
 """Of everything, on two cores."""
 SHAKY_MAX = 2
 AGAIN_MAX = 20

@@ -48,9 +48,11 @@ def capped(agent: RunningAgent, *devices: str) -> Iterator[CappedShare]:
     asks = [pb.DeviceAsk(device=n, request_millipercent=50_000, memory_limit_bytes=CAP) for n in devices]
     answer = agent.stub.RegisterShare(pb.RegisterShareRequest(devices=asks, name="capped"))
     share = CappedShare(agent, metered(answer))
-    yield share
-    until(lambda: share.on_the_device(0) == share.on_the_device(1) == 0)
-    agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="capped"))
+    try:
+        yield share
+        until(lambda: share.on_the_device(0) == share.on_the_device(1) == 0)
+    finally:  # the next test makes a share of that name
+        agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="capped"))
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_what_another_process_of_the_share_opens_is_charged_once(share: CappedSh
 
 @pytest.mark.parametrize("kind", ["linear", "physical", "pool"])
 def test_what_outlives_its_owner_is_charged_to_who_holds_it(alone: CappedShare, kind: str) -> None:
-    share = alone  # what its owner has left looks like the context of who holds it, and so is learned of the device
+    share = alone  # its agent takes what the dead owner left for a context, and reserves as much for later programs
     with share.taker() as owner, share.taker() as guest:
         assert owner(f"take {kind} {64 * MIB}") == "0"
         assert guest(f"open {kind} {owner.pid} {owner('show')}") == "0"
