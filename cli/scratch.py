@@ -28,10 +28,13 @@ class Scratch:
             _remove_unless_held(left)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}.{os.getpid()}.", dir=parent))
-            self.path.chmod(0o700)  # whatever the umask took
-            self._lock = _open(self.path)
+            # Another process may find it before it is locked, and take it away: then it is made again.
+            try:
+                self.path.chmod(0o700)  # whatever the umask took
+                self._lock = _open(self.path)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            # Another process may have found it before it was locked, and taken it away.
             if self.path.exists():
                 return
             os.close(self._lock)

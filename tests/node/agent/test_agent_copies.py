@@ -32,20 +32,17 @@ def rounds(number: int) -> tuple[int, int, int, int]:
     return number * EACH_WAY, number * 2, number * EACH_WAY, number * 2
 
 
-def test_host_copies_are_counted_and_explained(agent: RunningAgent) -> None:
-    with program(metered(agent.register(name="a")), of=COPIES):
-        assert counts(agent) == rounds(1)
-        facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].facts
-        assert "copied 128 MiB to the device and 128 MiB back, in 4 copies: these pass no gate" in facts
-
-
-def test_host_copies_of_the_dead_and_the_living_go_on_under_the_next_agent(agent: RunningAgent) -> None:
+def test_host_copies_of_the_dead_and_the_living_are_counted_explained_and_go_on_under_the_next_agent(
+    agent: RunningAgent,
+) -> None:
     share = metered(agent.register(name="a"))
     with program(share, of=COPIES):
         pass
     until(lambda: usage(agent, "a").processes == 0)
     with program(share, of=COPIES) as lives:
         assert counts(agent) == rounds(2)
+        facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].facts
+        assert "copied 256 MiB to the device and 256 MiB back, in 8 copies: these pass no gate" in facts
         assert agent.stop() == 0
         assert lives.stdin
         assert lives.stdout

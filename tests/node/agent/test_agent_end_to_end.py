@@ -293,6 +293,7 @@ def test_a_served_hook_stays_while_a_share_lives_and_goes_with_the_last(agent: R
     earlier.write_bytes(b"mapped by a program of the share")
     assert agent.stop() == 0
     assert earlier.exists()
+    assert not {"agent.sock", "agent.lock"} & {path.name for path in agent.directory.iterdir()}
     agent.start()
     assert agent.register(30, name="b").hook_path == answer.hook_path
     assert (served.stat().st_ino, served.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

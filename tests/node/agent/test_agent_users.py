@@ -118,21 +118,16 @@ def test_what_is_neither_a_look_nor_a_share_of_ones_own_is_refused_there(open_ag
         assert (code, "agent.sock" in text) == (DENIED, True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "text"),
-    [
-        ({"id": "abcdefghjk"}, DENIED, "an id"),
-        ({"labels": {"pod": "x"}}, DENIED, "label pod"),
-        ({"labels": {"pod_uid": "x"}}, DENIED, "label pod_uid"),
-    ],
-)
-def test_nobody_passes_for_a_pod_there(
-    open_agent: RunningAgent, fields: dict[str, object], code: grpc.StatusCode, text: str
-) -> None:
-    ask = pb.RegisterShareRequest(devices=[pb.DeviceAsk()], **fields)  # type: ignore[arg-type]
+def test_nobody_passes_for_a_pod_there(open_agent: RunningAgent) -> None:
     with users(open_agent) as (me, _, unnamed):
-        found, said = me.refusal("RegisterShare", ask)
-        assert (found, text in said) == (code, True)
+        for fields, text in (
+            ({"id": "abcdefghjk"}, "an id"),
+            ({"labels": {"pod": "x"}}, "label pod"),
+            ({"labels": {"pod_uid": "x"}}, "label pod_uid"),
+        ):
+            ask = pb.RegisterShareRequest(devices=[pb.DeviceAsk()], **fields)  # type: ignore[arg-type]
+            found, said = me.refusal("RegisterShare", ask)
+            assert (found, text in said) == (DENIED, True)
         assert unnamed.refusal("RegisterShare", pb.RegisterShareRequest(devices=[pb.DeviceAsk()]))[0] is INVALID
         mine = me.register("mine", labels={"job": "x"})
         change = pb.UpdateShareRequest(share=mine.id, labels={"pod": "x"})

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from gpu_runs import bench_gpu
 
-from bench.bars import figures
 from bench.gpu import spans
 from bench.gpu.__main__ import ROWS
 from bench.gpu.census import Counts, hooked_launches, read_counts
@@ -71,15 +70,6 @@ def test_work_counts_evenly_over_a_kernel_however_long_it_was_sliced_out() -> No
     found = spans.samples({"a": log}, 5, 10, 5)
     assert [sample.busy_ns["a"] for sample in found] == [4, 6, 9, 11, 14, 15]
     assert [sample.now_ns for sample in found] == [5, 15, 25, 35, 45, 55]
-
-
-def test_shares_come_out_of_a_log_as_they_were_held() -> None:
-    held = {
-        "a": [Span(0, start, start + 70, 70) for start in range(0, 1000, 100)],
-        "b": [Span(0, start + 70, start + 100, 30) for start in range(0, 1000, 100)],
-    }
-    errors = figures.share_errors(spans.samples(held, 0, 100, 10), {"a": 0.7, "b": 0.3}, 1)
-    assert errors == pytest.approx([0.0] * 10)
 
 
 def test_short_gaps_are_held_and_long_ones_are_not() -> None:

@@ -33,21 +33,6 @@ def test_other_kernels_take_whole_waves_of_their_grid(new_gpu: NewGpu) -> None:
     assert [k.busy_ns for k in gpu.kernels()] == [1000, 1000, 2000, 10000]
 
 
-def test_events_around_queued_work_differ_by_exactly_its_duration(new_gpu: NewGpu) -> None:
-    (took_us,) = new_gpu().play("""
-        module = start()
-        f, first, last = kernel(module, "k_300us"), new_event(), new_event()
-        ok(launch(kernel(module, "ahead_5ms")))
-        ok(cuda.cuEventRecord(first, None))
-        for _ in range(4):
-            ok(launch(f))
-        ok(cuda.cuEventRecord(last, None))
-        ok(cuda.cuEventSynchronize(last))
-        print(elapsed_us(first, last))
-        """)
-    assert abs(float(took_us) - 1200) < 0.01
-
-
 def test_streams_overlap_but_for_the_legacy_one_and_a_wait_on_an_event_orders_them(new_gpu: NewGpu) -> None:
     gpu = new_gpu()
     gpu.play("""
@@ -104,27 +89,3 @@ def test_the_launch_queue_holds_1024_and_then_blocks(new_gpu: NewGpu) -> None:
         print(launched)
         """)
     assert told == ["1024", "1199"]
-
-
-def test_a_graph_takes_its_longest_path(new_gpu: NewGpu) -> None:
-    gpu = new_gpu()
-    gpu.play("""
-        module = start()
-        a, b, fork, join = new_stream(), new_stream(), new_event(), new_event()
-        graph, executable = c_void_p(), c_void_p()
-        ok(cuda.cuStreamBeginCapture_v2(a, GLOBAL))
-        ok(launch(kernel(module, "head_100us"), a))
-        ok(cuda.cuEventRecord(fork, a))
-        ok(cuda.cuStreamWaitEvent(b, fork, 0))
-        ok(launch(kernel(module, "side_700us"), b))
-        ok(launch(kernel(module, "main_300us"), a))
-        ok(cuda.cuEventRecord(join, b))
-        ok(cuda.cuStreamWaitEvent(a, join, 0))
-        ok(launch(kernel(module, "tail_50us"), a))
-        ok(cuda.cuStreamEndCapture(a, byref(graph)))
-        ok(cuda.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(0)))
-        for _ in range(3):
-            ok(cuda.cuGraphLaunch(executable, a))
-        ok(cuda.cuStreamSynchronize(a))
-        """)
-    assert [(k.name, k.busy_ns) for k in gpu.kernels()] == [("graph", 850_000)] * 3

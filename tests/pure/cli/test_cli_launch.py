@@ -51,7 +51,4 @@ def test_the_hook_and_the_library_path_go_first_and_keep_what_was_there() -> Non
         "CUDA_VISIBLE_DEVICES": "GPU-1",
     }
     assert base["LD_PRELOAD"] == "/jemalloc.so"
-
-
-def test_variables_that_were_not_there_are_not_left_with_empty_parts() -> None:
     assert program_environment({"LD_PRELOAD": ""}, {}, "/hook.so") == {"LD_PRELOAD": "/hook.so"}

@@ -34,3 +34,18 @@ def test_what_a_killed_process_leaves_goes_with_the_next_of_its_kind_and_nothing
         assert {*tmp_path.iterdir()} == {*bystanders, mine.path}
     mine.remove()
     assert {*tmp_path.iterdir()} == {*bystanders}
+
+
+CROWD = """
+import sys
+from sharepod.cli.scratch import Scratch
+for _ in range(300):
+    with Scratch("kind", sys.argv[1]) as scratch:
+        assert scratch.path.is_dir()
+"""
+
+
+def test_one_that_another_process_takes_away_before_it_is_locked_is_made_again(tmp_path: Path) -> None:
+    crowd = [subprocess.Popen([sys.executable, "-c", CROWD, str(tmp_path)]) for _ in range(4)]
+    assert [process.wait() for process in crowd] == [0, 0, 0, 0]
+    assert [*tmp_path.iterdir()] == []

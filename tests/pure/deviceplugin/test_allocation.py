@@ -19,6 +19,7 @@ def test_units_that_come_back_while_their_container_lives_are_another_allocation
     allocations.issue(units(1), AllocationId("old"), 1)
     allocations.claim(units(1), binding("leaving"))
     assert allocations.issue(units(1), AllocationId("new"), 2).id == "new"
+    assert allocations.claim(units(9), binding("p")) is None
     for pod, has in (("leaving", "old"), ("coming", "new"), ("leaving", "old")):  # it may be restarted meanwhile
         claimed = allocations.claim(units(1), binding(pod))
         assert claimed is not None
@@ -43,7 +44,3 @@ def test_a_static_pod_keeps_what_it_has_when_its_mirror_is_another_one() -> None
     again = allocations.claim(units(1), Binding("default", "static-n1", "main", "uid-2", "hash"))
     assert again is not None
     assert (again.id, again.binding and again.binding.pod_uid) == ("a", "uid-2")
-
-
-def test_units_that_were_never_given_out_are_nobodys() -> None:
-    assert Allocations().claim(units(1), binding("p")) is None

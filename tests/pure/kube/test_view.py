@@ -31,6 +31,7 @@ def test_what_is_gone_is_told_once_and_when_it_is_back_too(view: "_View[str]") -
     assert view.changed("MODIFIED", line("a", "6")) == []  # nothing that is read has changed
     assert view.changed("DELETED", line("a", "7")) == [("gone", "a")]
     assert view.changed("DELETED", line("a", "8")) == []
+    assert view.changed("BOOKMARK", line("b")) == []
     assert view.replaced([]) == []
     assert view.changed("ADDED", line("a", "9")) == [("set", "a")]
     assert view.version == "9"
@@ -41,11 +42,3 @@ def test_a_new_list_tells_what_came_and_what_went_in_between(view: "_View[str]")
         view.changed("ADDED", line(name))
     assert view.replaced(["b", "c"]) == [("gone", "a"), ("set", "c")]
     assert view.replaced(["b", "c"]) == []
-
-
-def test_a_bookmark_brings_only_the_version(view: "_View[str]") -> None:
-    assert view.changed("BOOKMARK", line("a", "12")) == []
-    assert view.version == "12"
-    assert view.changed("BOOKMARK", line("a")) == []
-    assert view.version == "12"
-    assert view.replaced(["a"]) == [("set", "a")]

@@ -231,9 +231,6 @@ team-b: {idle: none, cap: none}
     assert queues.of("team-a") == Queue(2.0, 12_500, 1800.0, 604_800.0, "end", 3600.0)
     assert queues.of("team-b") == Queue(longest_wait_s=1800.0)
     assert queues.of("other") == queues.default
-
-
-def test_no_rules_are_the_default_ones() -> None:
     assert read_queues({}) == read_queues({"queues.yaml": ""}) == Queues()
 
 

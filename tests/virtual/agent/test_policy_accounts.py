@@ -33,6 +33,8 @@ def test_an_idle_share_earns_its_request_for_75_ms_and_its_limit_for_two_bursts(
 def test_a_paused_share_earns_nothing_but_its_limit(driver: Driver) -> None:
     share = driver.policy.add(0, 40, 60)
     driver.policy.pause(0, share, paused=True)
+    waiting(driver, share)
+    assert driver.policy.next(0).share is None
     driver.policy.pause(MS, share, paused=False)
     assert accounts(driver, share) == (0, 0, 0, HOLD + MS * LIMIT)
 

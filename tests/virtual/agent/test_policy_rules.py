@@ -69,35 +69,6 @@ def test_a_share_without_request_runs_only_when_no_one_else_waits(driver: Driver
     assert driver.saturate([nobody], 1 * S)[nobody] == pytest.approx(100)
 
 
-@pytest.mark.parametrize("request_percent", [10, 30, 50, 90])
-def test_an_idle_share_saves_at_most_200_ms(driver: Driver, request_percent: int) -> None:
-    idle, busy = driver.policy.add(0, request_percent), driver.policy.add(0, 100 - request_percent)
-    driver.saturate([busy], 30 * S)
-    begin_ns, before_ns = driver.now_ns, driver.used_ns[busy]
-    while driver.used_ns[busy] == before_ns:
-        driver.turn([idle, busy])
-    assert driver.now_ns - begin_ns <= 100 * MS + 50 * MS  # the busy one's stall, and its turn
-    driver.saturate([idle, busy], begin_ns + 5 * S - driver.now_ns)
-    extra_ns = driver.used_ns[idle] - request_percent * (driver.now_ns - begin_ns) / 100
-    assert 0 < extra_ns <= 200 * MS * request_percent / 100 + 20 * MS
-
-
-def test_an_idle_share_does_save_something(driver: Driver) -> None:
-    idle, busy = driver.policy.add(0, 50), driver.policy.add(0, 50)
-    driver.saturate([busy], 1 * S)
-    first = [driver.turn([idle, busy]) for _ in range(3)]
-    assert first == [idle, idle, idle]
-
-
-def test_a_share_that_used_the_idle_time_of_others_owes_nothing_for_it(driver: Driver) -> None:
-    user, late = driver.policy.add(0, 30), driver.policy.add(0, 30)
-    driver.saturate([user], 60 * S)
-    driver.policy.remove(driver.now_ns, late)
-    late = driver.policy.add(driver.now_ns, 30)  # has saved nothing, owes nothing
-    part = driver.saturate([user, late], 1 * S)
-    assert part[user] == pytest.approx(50, abs=1.5)
-
-
 def test_an_overrun_is_repaid_and_repayment_takes_at_most_half_of_the_request(driver: Driver) -> None:
     sinner, victim = driver.policy.add(0, 50), driver.policy.add(0, 50)
     driver.saturate([sinner, victim], 1 * S)
@@ -181,19 +152,6 @@ def test_a_share_that_is_paused_in_its_turn_takes_nothing_from_others_while_its_
     driver.policy.update(driver.now_ns, batch, 40, 100)
     part = driver.saturate([batch, serve], 5 * S)
     assert [part[s] for s in (batch, serve)] == pytest.approx([40, 60], abs=0.5)
-
-
-def test_a_paused_share_is_never_chosen_and_saves_nothing(driver: Driver) -> None:
-    paused, other = driver.policy.add(0, 50), driver.policy.add(0, 50)
-    driver.policy.pause(0, paused, paused=True)
-    waiting(driver, paused)
-    assert driver.policy.next(1 * S) == driver.policy.next(1 * S)
-    assert driver.policy.next(1 * S).share is None
-    driver.now_ns = 1 * S
-    driver.saturate([other], 1 * S)
-    driver.policy.pause(driver.now_ns, paused, paused=False)
-    assert driver.policy.share(paused).lag == 0
-    assert driver.saturate([paused, other], 1 * S)[paused] == pytest.approx(50, abs=1.5)
 
 
 def test_new_terms_take_effect_at_once(driver: Driver) -> None:

@@ -79,13 +79,6 @@ def test_an_elastic_gang_says_when_it_grows_and_when_members_make_room() -> None
     assert line.memory.tally.gangs["shrunk"] == 1
 
 
-def test_equals_never_yield_to_each_other() -> None:
-    line = Timeline(nodes(1, 1), DEFAULT)
-    played(line, [task("one", priority=5), task("two", priority=5, arrive_s=1.0)])
-    assert all(course.paused == course.evicted == 0 for course in line.courses.values())
-    assert (line.courses["two"].started_s or 0) >= (line.courses["one"].ended_s or 1e9)
-
-
 def test_an_equal_that_would_lose_less_is_left_alone_where_a_lower_one_can_yield() -> None:
     line = Timeline(nodes(2, 1), DEFAULT)
     tasks = [task("lower", ask=WHOLE, run_s=1e6), task("equal", priority=5, ask=WHOLE, run_s=1e6, arrive_s=500.0)]
