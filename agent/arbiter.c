@@ -78,6 +78,7 @@ static void tick(struct sp_arbiter *arbiter, uint64_t now_ns) {
     if (share->gone) /* it could not be cleared */
       sp_identity_clear(arbiter, share);
     if (look) {
+      share->watched_ns = now_ns;
       sp_slots_watch(arbiter, share, now_ns);
       sp_slots_hear(share, UINT64_MAX);
     }

@@ -171,7 +171,7 @@ struct sp_share {
   struct sp_region_owner region;
   uint64_t claimed;    /* slots in use, as last read */
   uint64_t watched;    /* of them, those with a pidfd */
-  uint64_t watched_ns; /* when that was last gone through */
+  uint64_t watched_ns; /* when a tick last looked at the slots: what others read of them in between does not count */
   uint64_t gone;       /* slots of the dead, which are to be cleared: nobody has them */
   bool mend;           /* the file, or its claims, are to be put right */
   /* identity.c */

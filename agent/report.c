@@ -10,7 +10,7 @@ int sp_arbiter_read_usage(struct sp_arbiter *arbiter, int share, uint32_t term, 
   if (!error) {
     struct sp_member *member = &found->members[term];
     uint64_t now_ns = sp_now_ns();
-    sp_slots_scan(member, now_ns);
+    sp_slots_watch_and_scan(arbiter, member, now_ns); /* the ring of a new process may not have been heard yet */
     sp_copies_scan(member);
     if (member->holding)
       sp_bill(member->device, now_ns);

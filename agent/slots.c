@@ -29,7 +29,6 @@ void sp_slots_fault(struct sp_share *share) {
 }
 
 static void watch(struct sp_arbiter *arbiter, struct sp_share *share, struct sp_slots_look *look, uint64_t now_ns) {
-  share->watched_ns = now_ns;
   /* Truncated by its own tenant, or the claim of a process taken back that is there: its slot stays its own. */
   bool cut = sp_slots_look(&share->region, look) != 0;
   if (!share->mend && (cut || share->watched & ~look->claimed)) {

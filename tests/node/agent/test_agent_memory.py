@@ -5,6 +5,7 @@ The device is the judge: what it counts for the share's processes is compared wi
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,16 @@ def test_external_memory_is_charged_for_each_import(share: CappedShare) -> None:
         assert share.usage().memory_used_bytes == 64 * MIB
         assert take("give") == "0"
         assert share.holds() == 0
+
+
+def test_what_a_process_takes_first_is_told_at_once_although_its_ring_is_not_heard(share: CappedShare) -> None:
+    bell = Path(share.environment["SHAREPOD_REGION"], "bell")
+    bell.unlink()
+    os.mkfifo(bell)  # the agent reads the other one
+    with share.taker() as take:
+        assert take(f"take linear {2 * MIB}") == "0"
+        usage = share.usage()
+        assert (usage.memory_used_bytes, usage.processes) == (2 * MIB, 1)
 
 
 @pytest.mark.parametrize("kind", ["linear", "physical", "array", "external"])
