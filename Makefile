@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PYTEST_ARGS ?=
 WORKERS ?= 8
+# Python keeps what it has compiled: else each of the workers, and each program that a test starts, does it all anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := setup.py $(wildcard hook/*.[chS] simgpu/*.[ch] simgpu/*.def simgpu/*.inc driver/*.h driver/*.def agent/*.[ch] agent/*.def scheduler/*.[ch] \
 	agent/build_native.py scheduler/build_native.py proto/*.proto)
