@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -175,6 +176,7 @@ async def test_what_programs_use_is_told_and_on_the_loopback_without_tls_and_tok
         assert node.devices[1].numbers.used_1m_millipercent > 0  # what a share used that has ended since
 
 
+@pytest.mark.early
 async def test_an_idle_node_tells_next_to_nothing(make_agent: MakeAgent, tmp_path: Path) -> None:
     async with Scheduler(tmp_path) as scheduler:
         metrics = f"127.0.0.1:{free_port()}"

@@ -175,6 +175,7 @@ async def test_a_scheduler_that_ends_each_stream_is_asked_ever_more_seldom(monke
         assert tally.failures >= before + 4
 
 
+@pytest.mark.early
 async def test_one_that_reads_nothing_hears_the_last_and_not_all_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for a scheduler does not pile up in the agent."""
     resume = asyncio.Event()

@@ -51,6 +51,7 @@ def nodes_of(directory: Path, *names: str) -> dict[str, str]:
 # ---- lost
 
 
+@pytest.mark.early
 def test_a_new_agent_keeps_the_shares_of_a_lost_device_and_serves_the_others(agent: RunningAgent, truth: Truth) -> None:
     before = [agent.register(30, memory=GIB, name=name, device=place).share for name, place in (("a", "0"), ("b", "1"))]
     truth.inject_xid(0, 79)
@@ -117,6 +118,7 @@ def test_an_agent_starts_beside_a_device_that_it_has_never_seen_well(agent: Runn
 # ---- hanging
 
 
+@pytest.mark.early
 def test_a_device_that_hangs_is_unhealthy_after_ten_seconds_and_holds_up_nothing(
     agent: RunningAgent, truth: Truth
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_device_that_hangs_is_unhealthy_after_ten_seconds_and_holds_up_nothing
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.early
 def test_an_agent_starts_beside_a_device_that_hangs(agent: RunningAgent, truth: Truth) -> None:
     agent.register(30, name="a", device="0")
     agent.stop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rig.agent import free_port, metered, python, scrape, usage
 from rig.pid_namespaces import alone, first_of
 from rig.until import until
@@ -12,8 +14,6 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
-    import pytest
-
     from rig.agent import MakeAgent
 
 MIB = 1 << 20
@@ -33,6 +33,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.early
 def test_programs_that_are_both_pid_1_are_charged_what_each_of_them_takes(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

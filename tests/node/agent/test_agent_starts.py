@@ -234,6 +234,7 @@ def test_a_region_without_a_record_is_adopted_while_a_process_lives_in_it_and_el
         assert empty.share.id in line
 
 
+@pytest.mark.early
 def test_a_region_that_cannot_be_adopted_is_left_alone_until_no_process_lives_in_it(agent: RunningAgent) -> None:
     answer = agent.register(30, name="newer")
     with program(metered(answer), "busy") as process:

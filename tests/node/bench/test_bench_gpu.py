@@ -32,6 +32,7 @@ def test_a_row_that_cannot_be_measured_in_time_is_reported_and_the_files_are_the
     assert "skipped: no time left" in done.stdout
 
 
+@pytest.mark.early
 def test_a_dry_run_without_room_in_memory_says_so_in_one_line(repo_root: Path) -> None:
     more_than_there_is = "import runpy; from bench.gpu import host; host.SIMULATED_BYTES = 1 << 60"
     program = f"{more_than_there_is}; runpy.run_module('bench.gpu', run_name='__main__', alter_sys=True)"

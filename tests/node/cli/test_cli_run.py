@@ -159,6 +159,7 @@ def terms(node: Host) -> tuple[object, ...]:
     return share["share_class"], *(device[key] for key in keys)
 
 
+@pytest.mark.early
 def test_a_share_with_its_terms_is_paused_changed_resumed_and_released_while_its_program_runs(node: Host) -> None:
     flags = ["--gpu", "30", "--limit", "60", "--memory", "10GiB", "--class", "latency", "--device", "0"]
     child = node.start("run", *flags, "--name", "test", "sleep", "600")
@@ -187,6 +188,7 @@ def test_a_share_with_its_terms_is_paused_changed_resumed_and_released_while_its
     child.communicate()
 
 
+@pytest.mark.early
 def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(host: Host) -> None:
     flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40"]
     both = [host.start(*flags, "--name", name, "--", "sleep", "600") for name in ("one", "two")]

@@ -87,6 +87,7 @@ async def test_annotations_of_a_running_pod_are_followed_and_its_end_releases_th
         assert await node.shares() == {}
 
 
+@pytest.mark.early
 async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
     async with plugin_node() as node:
         wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limits": "50"})
@@ -137,6 +138,7 @@ async def refusal(node: PluginNode, *command: str) -> str:
     return line.removeprefix("sharepod-deviceplugin: ")
 
 
+@pytest.mark.early
 async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
     async with plugin_node() as node:
         await node.end(node.plugin)
@@ -160,6 +162,7 @@ async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy
         assert list(await node.shares()) == ["pod/main"]
 
 
+@pytest.mark.early
 async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
     async with plugin_node() as node:
         first, second = await node.devices()
@@ -230,6 +233,7 @@ async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_n
         assert "set hostPID: true" in cause
 
 
+@pytest.mark.early
 async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
     address = f"127.0.0.1:{unused_port()}"
 

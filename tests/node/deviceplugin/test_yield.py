@@ -86,6 +86,7 @@ async def starting(node: PluginNode, pod: FakePod) -> None:
     await node.kubelet.start(pod, "main", patience_s=30)
 
 
+@pytest.mark.early
 async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is_gone() -> None:
     async with plugin_node("1xH200", spare_percent=100) as node:
         assert node.kubelet.capacity == 200  # the spare units let a pod in that waits until there is room

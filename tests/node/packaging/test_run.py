@@ -69,6 +69,29 @@ def test_timed_tests_run_alone_after_the_rest_and_the_status_tells_of_both(
     assert (done.returncode, told.read_text().splitlines() if told.exists() else []) == (status, ran)
 
 
+LONG = """
+import pytest
+
+@pytest.mark.parametrize("number", range(20))
+def test_some(number):
+    pass
+
+@pytest.mark.early
+@pytest.mark.parametrize("number", range(4))
+def test_long(number):
+    pass
+"""
+
+
+def test_what_takes_long_begins_early_in_half_of_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(LONG)
+    done = called(tmp_path, "-m", "pytest", "-n4", "--dist=worksteal", "-v")
+    ran = [line.split() for line in done.stdout.splitlines() if line.startswith("[gw")]
+    by_worker = {worker: [words[-1] for words in ran if words[0] == worker] for worker in ("[gw0]", "[gw2]")}
+    assert all("test_long" in name for names in by_worker.values() for name in names[:2]), by_worker
+    assert len(ran) == 24
+
+
 FAILS_ONCE = """
 import pathlib
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pytest
 from cluster_world import node_body, pod_body
 
 from rig.cluster.apiserver import ApiServer, Body, unused_port
@@ -108,6 +109,7 @@ def gang_member(number: int) -> Body:
     return body
 
 
+@pytest.mark.early
 async def test_it_decides_by_its_rules_shows_queue_and_metrics_starts_gangs_anew_and_gives_its_lease_up(
     tmp_path: Path,
 ) -> None:
@@ -152,6 +154,7 @@ async def test_it_decides_by_its_rules_shows_queue_and_metrics_starts_gangs_anew
         assert holder() == ""
 
 
+@pytest.mark.early
 async def test_what_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     async with ApiServer() as server:
         config = str(server.kubeconfig(tmp_path / "kubeconfig"))

@@ -1,5 +1,6 @@
 """Physical memory that is mapped at reserved addresses."""
 
+import pytest
 from simgpu_fixtures import NewGpu
 
 
@@ -73,6 +74,7 @@ def test_addresses_without_memory_cannot_be_copied_and_memory_may_go_under_work_
     assert lines == ["1 1 1", "0 0", "b'kept'"]
 
 
+@pytest.mark.early
 def test_a_thousand_pieces_make_one_range_and_take_few_descriptors(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         start()

@@ -154,6 +154,7 @@ def test_peers_that_speak_something_else_harm_nobody_and_write_nothing_into_the_
         assert {line["event"] for line in own.rest()} <= {"pod unchanged", "webhook stopping", "request not understood"}
 
 
+@pytest.mark.early
 def test_a_flood_of_nonsense_does_not_become_a_flood_of_lines(tmp_path: Path) -> None:
     with webhook(tmp_path) as own:
         for _ in range(60):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import pytest
 from cluster_world import World, pod_body, rows
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -207,3 +208,4 @@ Events.TestCase.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestEvents = Events.TestCase
+TestEvents.pytestmark = [pytest.mark.early]

@@ -135,6 +135,7 @@ def pods(draw: st.DrawFn) -> PodAsk:
     return PodAsk(draw(st.integers(0, 3000)), draw(st.integers(0, 3000)), tuple(shares), models)
 
 
+@pytest.mark.early
 @given(
     st.lists(NODES, min_size=1, max_size=4),
     st.lists(st.tuples(st.booleans(), pods()), max_size=40),

@@ -90,6 +90,7 @@ def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
         shutil.rmtree(directory)
 
 
+@pytest.mark.early
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), events=st.lists(EVENTS, min_size=1, max_size=25))
 @example(  # the API server goes away right after a pod of an init container alone was admitted

@@ -274,6 +274,7 @@ def explore(gate: Gate, launches: tuple[int, ...]) -> int:
     return len(came_from)
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("launches", [(3,), (1, 1), (2, 1)], ids=str)
 def test_no_launch_starts_outside_a_turn_and_everybody_gets_on(launches: tuple[int, ...]) -> None:
     assert explore(Gate(turns=2), launches) > 100

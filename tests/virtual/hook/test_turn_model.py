@@ -283,6 +283,7 @@ def visit(
     return len(seen)
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("start", STARTS)
 def test_a_turn_that_is_taken_for_drained_is(start: str) -> None:
     assert visit(start, 2 if start == "parked" else 1) > 1000
@@ -292,6 +293,7 @@ def test_a_kernel_without_membarrier_is_served_by_a_fence_at_each_launch() -> No
     assert visit("entered", 1, barrier="fence", announce=True) > 1000
 
 
+@pytest.mark.early
 @pytest.mark.parametrize(
     ("start", "missing"),
     [
