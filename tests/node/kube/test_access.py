@@ -199,8 +199,9 @@ def test_a_server_of_another_authority_or_name_is_not_believed(tmp_path: Path) -
 
 
 def test_outside_of_a_cluster_a_kubeconfig_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(AccessError, match="so this is no pod: give a kubeconfig"):
-        in_cluster({}, tmp_path)
+    for incomplete in ({}, {"KUBERNETES_SERVICE_HOST": "h"}, {"KUBERNETES_SERVICE_PORT": "1"}):
+        with pytest.raises(AccessError, match="so this is no pod: give a kubeconfig"):
+            in_cluster(incomplete, tmp_path)
     with pytest.raises(AccessError, match="give the pod a service account"):
         in_cluster({"KUBERNETES_SERVICE_HOST": "h", "KUBERNETES_SERVICE_PORT": "1"}, tmp_path)
 

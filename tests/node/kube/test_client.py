@@ -15,7 +15,7 @@ from rig.cluster.apiserver import ApiServer, pod
 from rig.cluster.apiserver.keys import AUTHORITY, server_context
 from rig.until import eventually
 from sharepod.kube.access import in_cluster
-from sharepod.kube.client import ApiUnavailable, Client
+from sharepod.kube.client import Answer, ApiUnavailable, Client
 
 POD = "/api/v1/namespaces/default/pods/a"
 
@@ -50,6 +50,8 @@ async def test_what_is_not_allowed_says_which_role_is_missing_and_is_not_asked_a
         with pytest.raises(ApiUnavailable, match="403 told to say 403: give our service account the role"):
             await client.patiently(POD, 10.0, 0.01)
         assert server.requests["get pods"] == 1
+        for body in ({}, {"message": ""}, {"message": 7}):
+            assert str(client.refusal(Answer(418, body))).endswith(": 418 no reason given: it is asked again")
 
 
 async def test_a_token_that_is_rotated_is_read_again(tmp_path: Path) -> None:

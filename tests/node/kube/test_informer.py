@@ -64,8 +64,24 @@ async def test_an_api_server_whose_versions_began_anew_is_believed(tmp_path: Pat
             await server.stop()
             server.restore(10)  # from an old backup
             server.put(pod("b"))
+            begun = server.requests["watch pods"]
             await server.start()
             await eventually(lambda: view.equals(server), "the restored state")
+            assert server.requests["watch pods"] <= begun + 2, "one silent watch tells"
+
+
+@pytest.mark.parametrize(("code", "asked_of"), [(500, "the cache"), (504, "the store")])
+async def test_a_list_that_failed_is_taken_from_the_cache_again_unless_that_is_behind(
+    tmp_path: Path, code: int, asked_of: str
+) -> None:
+    async with ApiServer() as server:
+        server.put(pod("a"))
+        server.put(pod("a", annotations={"sharepod.io/limit": "60"}))
+        server.stale = 1
+        server.faults.refuse(code)
+        async with watched(server, tmp_path) as (_, view):
+            await eventually(lambda: view.equals(server), "the list, and the watch from there")
+            assert len(view.changes) == {"the cache": 2, "the store": 1}[asked_of]
 
 
 async def test_a_server_that_goes_and_comes_back_is_waited_for_said_once_and_not_overrun(
