@@ -5,6 +5,7 @@ Not a test module and never imported by one: it loads whatever libcuda.so.1 the 
 
 import ctypes
 import time
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -57,6 +58,20 @@ def new_event(flags: int = 0) -> c_void_p:
     return event
 
 
+def hold(stream: c_void_p | None = None) -> Callable[[], None]:
+    """Make a stream wait until the returned function is called, so that what follows is there before it begins."""
+    memory = c_void_p()
+    ok(cuda.cuMemHostAlloc(byref(memory), c_size_t(4), 3))
+    word = ctypes.cast(memory, ctypes.POINTER(c_uint32))
+    word[0] = 0
+    ok(cuda.cuStreamWaitValue32(stream, memory, 1, 0))
+
+    def release() -> None:
+        word[0] = 1
+
+    return release
+
+
 def elapsed_us(first: c_void_p, last: c_void_p) -> float:
     """Return the time between two events."""
     milliseconds = c_float()
@@ -73,6 +88,6 @@ def allocate(size: int) -> int:
 
 __all__ = [
     "GLOBAL", "HOST_FUNCTION", "RELAXED", "THREAD_LOCAL", "allocate", "byref", "c_char_p", "c_float", "c_int",
-    "c_size_t", "c_uint", "c_uint32", "c_uint64", "c_void_p", "ctypes", "cuda", "elapsed_us", "kernel", "launch",
-    "new_event", "new_stream", "ok", "start", "time",
+    "c_size_t", "c_uint", "c_uint32", "c_uint64", "c_void_p", "ctypes", "cuda", "elapsed_us", "hold", "kernel",
+    "launch", "new_event", "new_stream", "ok", "start", "time",
 ]  # fmt: skip

@@ -13,12 +13,13 @@ from rig.until import until
 
 QUEUED = """
     module = start()
-    f, first, last = kernel(module, "k_300us"), new_event(), new_event()
+    f, first, last, release = kernel(module, "k_300us"), new_event(), new_event(), hold()
     ok(launch(kernel(module, "ahead_5ms")))
     ok(cuda.cuEventRecord(first, None))
     for _ in range(4):
         ok(launch(f))
     ok(cuda.cuEventRecord(last, None))
+    release()
     ok(cuda.cuEventSynchronize(last))
     print(elapsed_us(first, last))
     """
@@ -27,11 +28,12 @@ QUEUED = """
 SIDE_BY_SIDE = """
     module = start()
     a, b, event = new_stream(), new_stream(), new_event()
-    ok(launch(kernel(module, "head_5ms"), a))
+    release = hold(a)
     ok(cuda.cuEventRecord(event, a))
     ok(cuda.cuStreamWaitEvent(b, event, 0))
     ok(launch(kernel(module, "one_40ms"), a, grid=int(sys.argv[1])))
     ok(launch(kernel(module, "two_40ms"), b, grid=int(sys.argv[1])))
+    release()
     ok(cuda.cuCtxSynchronize())
     """
 
