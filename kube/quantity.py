@@ -49,7 +49,7 @@ def mib(text: str) -> int:
 
 def whole(text: str) -> int:
     """Return a quantity that is a whole number, 0..2³¹-1. What is none, below nothing, or no whole number is 0."""
-    value = exact(text) if len(text) <= _LENGTH_MAX else None
+    value = exact(text)
     return max(0, min(value.numerator, _MOST)) if value is not None and value.denominator == 1 else 0
 
 

@@ -45,10 +45,12 @@ def test_streams_overlap_but_for_the_legacy_one_and_a_wait_on_an_event_orders_th
         ok(launch(kernel(module, "two_3ms")))
         ok(launch(kernel(module, "three_3ms"), blocking))
         ok(cuda.cuCtxSynchronize())
+        release = hold(a)
         ok(launch(kernel(module, "first_4ms"), a))
         ok(cuda.cuEventRecord(event, a))
         ok(cuda.cuStreamWaitEvent(b, event, 0))
         ok(launch(kernel(module, "second_1ms"), b))
+        release()
         ok(cuda.cuCtxSynchronize())
         """)
     k = {kernel.name: kernel for kernel in gpu.kernels()}

@@ -207,6 +207,7 @@ def test_host_functions_and_callbacks_hold_their_stream_and_may_not_call_the_dri
 
         call = HOST_FUNCTION(slow)
         callback = CALLBACK(lambda where, result, data: seen.append((where == stream.value, result, data)))
+        release = hold(stream)
         ok(cuda.cuEventRecord(first, stream))
         ok(launch(kernel(module, "k_2ms"), stream))
         ok(cuda.cuLaunchHostFunc(stream, call, None))
@@ -214,6 +215,7 @@ def test_host_functions_and_callbacks_hold_their_stream_and_may_not_call_the_dri
         ok(launch(kernel(module, "k_1ms"), stream))
         ok(cuda.cuEventRecord(last, stream))
         print(seen)
+        release()
         ok(cuda.cuStreamSynchronize(stream))
         print(seen, elapsed_us(first, last) > 23_000)
         """)
