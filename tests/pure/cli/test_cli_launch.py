@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sharepod.cli import console, stage
+from sharepod.cli.errors import CliError
 from sharepod.cli.launch import find_program, program_environment
 
 if TYPE_CHECKING:
@@ -52,3 +56,23 @@ def test_the_hook_and_the_library_path_go_first_and_keep_what_was_there() -> Non
     }
     assert base["LD_PRELOAD"] == "/jemalloc.so"
     assert program_environment({"LD_PRELOAD": ""}, {}, "/hook.so") == {"LD_PRELOAD": "/hook.so"}
+
+
+def test_what_a_stage_adds_to_the_environment_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", "mine")
+    before = dict(os.environ)
+    with stage._environment({"ONE": "its", "TWO": "its"}):
+        assert (os.environ["ONE"], os.environ["TWO"]) == ("its", "its")
+    assert dict(os.environ) == before
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console.check_writable(tmp_path / "new")
+    for path, cause in ((tmp_path, "it is a directory"), (tmp_path / "no/file", f"{tmp_path / 'no'} is not there")):
+        with pytest.raises(CliError, match=re.escape(f"cannot write {path}: {cause}: choose another file")):
+            console.check_writable(path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(CliError, match="permission denied"):
+        console.check_writable(tmp_path / "new")

@@ -37,11 +37,12 @@ def test_what_a_killed_process_leaves_goes_with_the_next_of_its_kind_and_nothing
 
 
 CROWD = """
-import sys
+import os, sys
 from sharepod.cli.scratch import Scratch
 for _ in range(300):
     with Scratch("kind", sys.argv[1]) as scratch:
         assert scratch.path.is_dir()
+assert len(os.listdir("/proc/self/fd")) < 6, "no descriptor is left of those that were taken away"
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -47,6 +48,12 @@ def test_the_svg_picture_is_well_formed_and_marks_a_late_drain() -> None:
     assert [box.get("stroke") for box in boxes] == [None, "red", None]
     widths = [float(box.get("width", "")) for box in boxes]
     assert widths[0] == pytest.approx(2 * widths[1], rel=0.01)
+    lefts = [float(box.get("x", "")) for box in boxes]
+    ticks = [float(node.get("x1", "")) for node in root if node.tag.endswith("line")]
+    assert (ticks[0], ticks[-1]) == pytest.approx((min(lefts), max(map(sum, zip(lefts, widths, strict=True)))), abs=0.1)
+    assert [after - before for before, after in pairwise(ticks)] == pytest.approx(
+        [(ticks[-1] - ticks[0]) / 5] * 5, abs=0.1
+    )
 
 
 def test_a_trace_has_every_turn_its_wait_and_its_drain_in_microseconds() -> None:
