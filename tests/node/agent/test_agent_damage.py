@@ -348,7 +348,7 @@ def test_a_tenant_at_war_with_its_own_slots_harms_nobody_else(
 ) -> None:
     with two_at_work(agent, bad_program, tmp_path) as (answer, hurt, neighbour):
         slots = Path(answer.share.directory) / "slots"
-        commands = [[sys.executable, "-c", ATTACKER, str(slots), str(seed), "2", str(SLOTS_BYTES)] for seed in (1, 2)]
+        commands = [[sys.executable, "-c", ATTACKER, str(slots), str(seed), "4", str(SLOTS_BYTES)] for seed in (1, 2)]
         attackers = [subprocess.Popen(command) for command in commands]
         try:
             while any(attacker.poll() is None for attacker in attackers):

@@ -62,7 +62,5 @@ def test_a_program_with_another_clock_gets_its_turns_and_its_bill(
     assert done.returncode == 0, done.stderr
     with Truth(gpu.state) as truth:
         took_ns = sum(kernel.busy_ns for kernel in truth.kernels(0) if kernel.name == "own_1ms")
-    assert (account.launches, account.faults) == (150, 0)
-    # A busy host's keeper is late now and then; an agent that is taken for dead holds nothing back.
-    assert account.passed < 10
+    assert (account.launches, account.passed, account.faults) == (150, 0, 0)
     assert account.used_ns == pytest.approx(took_ns, rel=0.3)
