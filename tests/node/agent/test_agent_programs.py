@@ -60,42 +60,6 @@ def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(
     assert grown["used_ns"] < (grown["launches"] + 4) * 30 * MS
 
 
-def used_by(agent: RunningAgent, name: str, seconds: float) -> float:
-    """Return the part of the time that a share uses from now on."""
-    began_ns, before = time.monotonic_ns(), usage(agent, name).used_ns
-    time.sleep(seconds)
-    return (usage(agent, name).used_ns - before) / (time.monotonic_ns() - began_ns)
-
-
-def test_a_program_that_becomes_another_in_its_turn_holds_the_device_no_longer(agent: RunningAgent) -> None:
-    with (
-        program(metered(agent.register(50, name="gone", device="0")), "exec") as gone,
-        program(metered(agent.register(50, name="other", device="0"))),
-    ):
-        assert gone.stdin is not None
-        gone.stdin.write("now\n")
-        gone.stdin.flush()
-        until(lambda: Path(f"/proc/{gone.pid}/comm").read_text() == "sleep\n")
-        until(lambda: usage(agent, "gone").processes == 0)
-        before_ns = usage(agent, "gone").used_ns
-        until(lambda: used_by(agent, "other", 0.3) > 0.8)
-        assert usage(agent, "gone").used_ns == before_ns
-
-
-def test_a_stopped_program_that_waits_at_its_gate_takes_no_turns_from_others(agent: RunningAgent) -> None:
-    with (
-        program(metered(agent.register(50, name="stopped", device="0"))) as stopped,
-        program(metered(agent.register(50, name="other", device="0"))),
-    ):
-        agent.stub.PauseShare(pb.PauseShareRequest(share="stopped"))
-        time.sleep(0.1)  # it has come to its closed gate
-        stopped.send_signal(signal.SIGSTOP)
-        agent.stub.ResumeShare(pb.ResumeShareRequest(share="stopped"))
-        until(lambda: used_by(agent, "other", 0.5) > 0.8)  # half, when every second turn is the stopped one's
-        stopped.send_signal(signal.SIGCONT)
-        until(lambda: used_by(agent, "stopped", 0.5) > 0.3)
-
-
 def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:
     began = time.monotonic()
     with program(metered(agent.register(50, name="a"))) as process:
