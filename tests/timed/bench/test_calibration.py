@@ -16,43 +16,29 @@ pytestmark = pytest.mark.timeout(240)
 
 SCALE = dataclasses.replace(DRY, slices_ms=250, drift_ms=3500, call_group=32)
 ROWS = ("slices", "visits", "commands", "streams", "start", "events", "calls", "clock")
-KIND = {
-    "slice_us": 2000,
-    "switch_us": 180,
-    "drain_switch_us": 10,
-    "drain_stay_us": 0,
-    "intrusion_us": 0,
-    "latency_ns": 3000,
-    "launch_cost_ns": 2500,
-    "record_cost_ns": 1000,
-    "plain_record_cost_ns": 1000,
-    "record_gap_ns": 0,
-    "write_cost_ns": 1000,
-    "query_cost_ns": 300,
-    "event_resolution_ns": 1,
-    "event_drift_ppm": 0,
-    "streams_share_sms": 0,
+PROPERTIES: dict[str, tuple[int | None, int]] = {
+    "slice_us": (2000, 700),
+    "switch_us": (180, 61),
+    "drain_switch_us": (10, 33),
+    "drain_stay_us": (0, 150),
+    "intrusion_us": (0, 44),
+    "latency_ns": (3000, 6200),
+    "launch_cost_ns": (2500, 4000),
+    "record_cost_ns": (1000, 6000),
+    "plain_record_cost_ns": (1000, 1500),
+    "record_gap_ns": (0, 1700),
+    "write_cost_ns": (1000, 2600),
+    "query_cost_ns": (300, 900),
+    "event_resolution_ns": (1, 300),
+    "event_drift_ppm": (0, 140),
+    "event_drift_period_s": (None, 1),
+    "streams_share_sms": (0, 1),
+    "interference_percent": (None, 12),
 }
-ODD = {
-    "slice_us": 700,
-    "switch_us": 61,
-    "drain_switch_us": 33,
-    "drain_stay_us": 150,
-    "intrusion_us": 44,
-    "latency_ns": 6200,
-    "launch_cost_ns": 4000,
-    "record_cost_ns": 6000,
-    "plain_record_cost_ns": 1500,
-    "record_gap_ns": 1700,
-    "write_cost_ns": 2600,
-    "query_cost_ns": 900,
-    "event_resolution_ns": 300,
-    "event_drift_ppm": 140,
-    "event_drift_period_s": 1,
-    "streams_share_sms": 1,
-    "interference_percent": 12,
-}
-"""No profile is like this one, and no two of its properties agree."""
+"""Of a kind device, and of an odd one, which no profile is like and of which no two agree; None: as it is."""
+KIND, ODD = (
+    {name: value for name, both in PROPERTIES.items() if (value := both[which]) is not None} for which in (0, 1)
+)
 
 
 def tolerance(name: str, value: int) -> float:
