@@ -18,16 +18,8 @@ import aiohttp
 import components
 import pytest
 from cluster import Cluster as OwnCluster
+from contract import *  # noqa: F403 - every promise is a test here
 from contract.connection import Connection
-from contract.deletions import TestDeletions
-from contract.events import TestEvents
-from contract.evictions import TestEvictions
-from contract.gates import TestGates
-from contract.leases import TestLeases
-from contract.lists import TestLists
-from contract.patches import TestPatches
-from contract.pods import TestPods
-from contract.watches import TestWatches
 from node import Node
 
 from sharepod.kube.access import from_kubeconfig
@@ -38,11 +30,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.releases
 OTHER_CLUSTER = os.environ.get("SHAREPOD_E2E_KUBECONFIG")
 NEW_NET = 0x40000000
-
-__all__ = [
-    "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
-    "TestPatches", "TestPods", "TestWatches",
-]  # fmt: skip
 
 
 @pytest.fixture

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from contract import *  # noqa: F403 - every promise is a test here
 from contract.connection import MERGE, Client, Connection
-from contract.deletions import TestDeletions
-from contract.events import TestEvents
-from contract.evictions import TestEvictions
-from contract.gates import TestGates
-from contract.leases import TestLeases
-from contract.lists import TestLists
-from contract.patches import TestPatches
-from contract.pods import TestPods
-from contract.watches import TestWatches
 
 from rig.cluster.apiserver import ApiServer, pod
 
@@ -28,11 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from contract.there import Connected
-
-__all__ = [
-    "TestDeletions", "TestEvents", "TestEvictions", "TestGates", "TestLeases", "TestLists",
-    "TestPatches", "TestPods", "TestWatches",
-]  # fmt: skip
 
 
 @contextlib.asynccontextmanager
