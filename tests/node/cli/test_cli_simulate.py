@@ -114,6 +114,8 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(lists: list[str]) -> N
         (("--picture", "curve.svg"), 2, "is no PNG"),
         (("--placements", "/nowhere/out.csv"), 1, "cannot write /nowhere/out.csv: /nowhere is not there"),
         (("--placements", "same.png", "--picture", "same.png"), 2, "are the same file: give each its own"),
+        (("--placements", "x.csv", "--pods", "x.csv"), 2, "--pods and --placements are the same file"),
+        (("--picture", "x.png", "--nodes", "x.png"), 2, "--nodes and --picture are the same file"),
         (("--policy", "worth,fgd", "--placements", "out.csv"), 2, "--placements is for one policy, --policy names 2"),
         (("--times", "--once"), 2, "--times and --once exclude each other"),
         (("--times", "--seeds", "2"), 2, "with --times there is one order"),
@@ -217,15 +219,6 @@ def test_a_process_that_is_killed_is_said(lists: list[str]) -> None:
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 1
     assert errors.splitlines()[-1].startswith("error: a process of the simulation ended with -9 (-9: killed, perhaps")
-
-
-@pytest.mark.parametrize(("written", "read"), [("--placements", "--pods"), ("--picture", "--nodes")])
-def test_a_list_is_not_written_over(lists: list[str], tmp_path: Path, written: str, read: str) -> None:
-    (tmp_path / "x.png").write_text(PODS)
-    done = simulate(*lists, read, str(tmp_path / "x.png"), written, str(tmp_path / "x.png"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "are the same file: give each its own" in done.stderr
-    assert (tmp_path / "x.png").read_text() == PODS
 
 
 def test_models_that_no_node_has_are_told(lists: list[str], tmp_path: Path) -> None:
