@@ -88,28 +88,6 @@ def test_what_fits_on_no_device_waits_with_a_reason_and_gets_the_first_that_is_f
         assert devices_of(two_nodes)[pod["metadata"]["uid"]] == [freed]
 
 
-def test_an_urgent_pod_takes_the_place_of_the_one_whose_device_makes_room(
-    two_nodes: SharePodNodes, gates: Gates, halves: list[Object]
-) -> None:
-    urgent = {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": "urgent"},
-        "value": 1000,
-    }
-    two_nodes.kubectl.apply_objects(urgent, idle("urgent", 60, priorityClassName="urgent"))
-    try:
-        two_nodes.kubectl.wait_for("condition=Ready", "pod/urgent")
-        pod = two_nodes.kubectl.get("pod", "urgent")
-        assert devices_of(two_nodes)[pod["metadata"]["uid"]] == pod["metadata"]["annotations"][DEVICE].split(",")
-        left = [one for one in halves if is_there(two_nodes, one)]
-        assert len(left) == len(halves) - 1, "one had to go"
-        assert_none_too_full(two_nodes)
-    finally:
-        two_nodes.delete("urgent")
-        two_nodes.kubectl("delete", "priorityclass", "urgent")
-
-
 @contextmanager
 def waiting(two_nodes: SharePodNodes, gates: Gates, pod: Object) -> Iterator[str]:
     """Make a pod that finds no place, and yield why; at the end it is gone."""
@@ -195,11 +173,6 @@ def test_who_tells_of_a_node_that_is_not_its_own_is_not_believed_and_is_seen(
         assert (told["node"], told["cause"]) == ("node1", f"{why}: tell of that")
     assert gates.metric("sharepod_scheduler_devices") == [4, 4]
     assert gates.metric(NODES_BY, state="reporting") == [2, 2]
-
-
-def is_there(two_nodes: SharePodNodes, pod: Object) -> bool:
-    name = pod["metadata"]["name"]
-    return name in two_nodes.kubectl("get", "pods", "--output=jsonpath={.items[*].metadata.name}").split()
 
 
 def test_a_program_runs_on_the_device_that_was_chosen_for_its_pod(two_nodes: SharePodNodes, gates: Gates) -> None:
