@@ -77,6 +77,7 @@ def test_what_fits_on_no_device_waits_with_a_reason_and_gets_the_first_that_is_f
 ) -> None:
     with waiting(two_nodes, gates, idle("waits", 60)) as why:
         assert why == "no room for 60 percent now"
+        assert "no device with 60 percent left" in gates.explained("waits")
         [condition] = two_nodes.kubectl.get("pod", "waits")["status"]["conditions"]
         assert (condition["type"], condition["reason"]) == ("PodScheduled", "SchedulingGated")
         leaving = next(pod for pod in halves if pod["spec"]["nodeName"] == "node2")
@@ -98,24 +99,6 @@ def waiting(two_nodes: SharePodNodes, gates: Gates, pod: Object) -> Iterator[str
         yield gates.reason(name)
     finally:
         two_nodes.delete(name)
-
-
-def test_pods_of_one_word_are_on_one_device_and_wait_for_it(two_nodes: SharePodNodes, gates: Gates) -> None:
-    word = {"sharepod.io/device-affinity": "team"}
-    with two_nodes.pods(idle("first", 50, annotations=word)) as (first,):
-        [device] = devices_of(two_nodes)[first["metadata"]["uid"]]
-        with two_nodes.pods(idle("second", 30, annotations=word), idle("third", 15, annotations=word)) as pods:
-            for pod in pods:
-                assert devices_of(two_nodes)[pod["metadata"]["uid"]] == [device]
-            with waiting(two_nodes, gates, idle("fourth", 25, annotations=word)) as why:  # three other devices are free
-                assert why == "no room for 25 percent now"
-                said = gates.explained("fourth")
-                assert "no healthy device is offered that device affinity allows" in said
-                assert "no device with 25 percent left" in said
-                two_nodes.delete("second")
-                two_nodes.kubectl.wait_for("condition=Ready", "pod/fourth")
-                fourth = two_nodes.kubectl.get("pod", "fourth")
-                assert devices_of(two_nodes)[fourth["metadata"]["uid"]] == [device]
 
 
 def test_a_node_whose_agent_hangs_gets_no_pods_until_it_reports_again(two_nodes: SharePodNodes, gates: Gates) -> None:
