@@ -77,12 +77,6 @@ def test_signals_and_descriptors_are_as_a_shell_would_leave_them(node: Host) -> 
     assert node.sharepod(*run("sh", "-c", look)).stdout == bare.stdout
 
 
-def test_a_writer_into_a_closed_pipe_ends_as_without_us(node: Host) -> None:
-    line = " ".join([*node.command(*run("yes")), "| head -1; echo ${PIPESTATUS[0]}"])
-    answer = subprocess.run(["bash", "-c", line], env=node.env, capture_output=True, text=True, timeout=30, check=False)
-    assert answer.stdout == f"y\n{128 + signal.SIGPIPE}\n"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_command_becomes_the_program_and_a_signal_that_ends_it_ends_its_share(node: Host, number: int) -> None:
     child = node.start(*run("sleep", "600"))

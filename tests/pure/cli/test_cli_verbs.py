@@ -87,11 +87,6 @@ def test_a_narrow_terminal_shows_the_columns_that_matter_and_cuts_none(
         assert "…" not in out
 
 
-def test_output_to_a_pipe_has_no_escape_codes(sharepod: Sharepod, agent: Agent) -> None:
-    for verb in (["ps"], ["top"], ["explain", "train"], ["doctor"]):
-        assert "\x1b" not in sharepod(*verb).out
-
-
 def test_top_says_what_to_do_when_there_is_no_share(sharepod: Sharepod, agent: Agent) -> None:
     agent.shares = []
     assert "sharepod run --gpu 30" in sharepod("top").out
