@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,6 @@ def test_constraints_hold_names_and_exact_versions_only(repo_root: Path) -> None
     lines = (repo_root / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!]+", line)] == []
     assert lines == sorted(lines, key=lambda line: line.split("==")[0].lower())
-
-
-def test_the_command_is_installed() -> None:
-    scripts = {entry.name: entry.value for entry in distribution("sharepod").entry_points}
-    assert scripts == {"sharepod": "sharepod.cli.__main__:main"}
 
 
 def test_make_alone_says_what_can_be_made(repo_root: Path) -> None:
