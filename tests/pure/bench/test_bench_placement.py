@@ -21,27 +21,16 @@ def results(gain_pp: dict[str, float], more_failed: int = 0, off_pp: float = 0.1
             ("worth", fgd, off_pp + gain_pp[workload]),
         ):
             failed = 10 + (more_failed if policy == "worth" else 0)
-            made[workload, policy] = Result(
-                policy,
-                workload,
-                tuple(
-                    Outcome(
-                        policy,
-                        seed,
-                        tuple(
-                            Point(
-                                mark,
-                                (figure + shift + noise) / 100,
-                                0.0,
-                                (("share", failed, 100),),
-                                (failed, 40) if "spec" in workload else (0, 0),
-                            )
-                            for mark, figure in zip(MARKS, figures, strict=True)
-                        ),
-                    )
-                    for seed, noise in enumerate((-0.05, 0.05))
-                ),
-            )
+            insisting = (failed, 40) if "spec" in workload else (0, 0)
+            outcomes = []
+            for seed, noise in enumerate((-0.05, 0.05)):
+                allocated = [(figure + shift + noise) / 100 for figure in figures]
+                points = (
+                    Point(mark, part, 0.0, (("share", failed, 100),), insisting)
+                    for mark, part in zip(MARKS, allocated, strict=True)
+                )
+                outcomes.append(Outcome(policy, seed, tuple(points)))
+            made[workload, policy] = Result(policy, workload, tuple(outcomes))
     return made
 
 
