@@ -13,10 +13,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from cli_fixtures import Sharepod
 from cluster_world import node_body, pod_body
 from reference import check_placements
 
-from sharepod.cli import main as cli
 from sharepod.cli.simulate import POLICIES
 from sharepod.scheduler.policy import DEFAULT, ROWS
 from sharepod.scheduler.replay import Placed
@@ -126,19 +126,11 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(lists: list[str]) -> N
     ],
 )
 def test_a_flag_that_cannot_be_is_one_line(
-    lists: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    change: tuple[str, ...],
-    code: int,
-    text: str,
+    lists: list[str], sharepod: Sharepod, change: tuple[str, ...], code: int, text: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["sharepod", "simulate", *lists, *change])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    shown, why = capsys.readouterr()
-    assert (ended.value.code, shown) == (code, "")
-    [line] = why.splitlines()
+    answer = sharepod("simulate", *lists, *change)
+    assert (answer.code, answer.out) == (code, "")
+    [line] = answer.err.splitlines()
     assert line.startswith("error: ")
     assert text in line
 
