@@ -9,8 +9,6 @@ import logging
 import socket
 import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,23 +75,28 @@ def serve() -> Iterator[Callable[[Credentials], int]]:
         stop()
 
 
+def request(
+    port: int, method: str, path: str = "/metrics", certificate: Path | None = None, **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """Ask as Prometheus does, believing that certificate alone; return the answer and its body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    if certificate is not None:
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # without the authority that signed it
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+        answer = connection.getresponse()
+        return answer, answer.read()
+
+
 def get(
     port: int, certificate: Path | None = None, authorization: str | None = None, path: str = "/metrics"
 ) -> tuple[int, str]:
-    """Ask as Prometheus does, believing that certificate alone; return the status and the text."""
-    scheme = "https" if certificate else "http"
-    context = ssl.create_default_context(cafile=str(certificate)) if certificate else None
-    if context is not None:
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # without the authority that signed it
-    request = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{path}")  # noqa: S310 - one of two
-    if authorization is not None:
-        request.add_header("Authorization", authorization)
-    try:
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:  # noqa: S310
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    """Return the status and the text of the metrics."""
+    headers = {} if authorization is None else {"Authorization": authorization}
+    answer, body = request(port, "GET", path, certificate, **headers)
+    return answer.status, body.decode()
 
 
 def test_who_has_the_token_reads_the_metrics_of_an_agent_over_the_network(
@@ -121,14 +124,6 @@ def test_who_has_the_token_reads_the_metrics_of_an_agent_over_the_network(
     assert agent.stop() == 0
     assert TOKEN not in agent.log()
     assert "Traceback" not in agent.log()
-
-
-def request(port: int, method: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-    """Ask for the metrics with headers of our own; return the answer and its body."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-        connection.request(method, "/metrics", headers={name.replace("_", "-"): text for name, text in headers.items()})
-        answer = connection.getresponse()
-        return answer, answer.read()
 
 
 def test_a_token_alone_guards_the_loopback(serve: Callable[[Credentials], int], files: tuple[Path, Path, Path]) -> None:
@@ -229,7 +224,7 @@ def test_a_renewed_certificate_and_token_are_taken_without_a_restart(
     assert get(port, old, f"Bearer {TOKEN}")[0] == 200
     renewed_key.replace(key)
     assert get(port, certificate, f"Bearer {TOKEN}")[0] == 200
-    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(ssl.SSLCertVerificationError, match="CERTIFICATE_VERIFY_FAILED"):
         get(port, old, f"Bearer {TOKEN}")
 
     token.write_text("another-token-of-some-length")
