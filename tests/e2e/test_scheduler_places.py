@@ -174,24 +174,11 @@ def test_a_program_runs_on_the_device_that_was_chosen_for_its_pod(two_nodes: Sha
             wait_until(f"{pod['metadata']['name']} on device {index} alone", used_there, 30)
 
 
-SIZES = (20, 5)
-
-
-def many(count: int) -> list[Object]:
-    return [idle(f"many-{n}", SIZES[n % len(SIZES)]) for n in range(count)]
-
-
-def assert_all_run_as_chosen(two_nodes: SharePodNodes, names: list[str]) -> None:
-    two_nodes.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names), timeout_seconds=240)
-    assert_as_chosen(two_nodes, two_nodes.kubectl.get_pods(*names))
-    assert_none_too_full(two_nodes)
-
-
 @pytest.mark.parametrize("killed", ["leader and agent", "all replicas"])
 def test_pods_that_come_before_and_after_something_was_killed_all_run_on_the_devices_that_were_chosen(
     two_nodes: SharePodNodes, gates: Gates, killed: str
 ) -> None:
-    pods = many(16)
+    pods = [idle(f"many-{n}", (20, 5)[n % 2]) for n in range(16)]
     names = [pod["metadata"]["name"] for pod in pods]
     try:
         two_nodes.kubectl.apply_objects(*pods[:8])
@@ -205,7 +192,9 @@ def test_pods_that_come_before_and_after_something_was_killed_all_run_on_the_dev
             node.kill_container(node.own_pod(), "agent", OURS)
         two_nodes.kubectl.apply_objects(*pods[8:])
         gates.wait_until_ready()
-        assert_all_run_as_chosen(two_nodes, names)
+        two_nodes.kubectl.wait_for("condition=Ready", *(f"pod/{name}" for name in names), timeout_seconds=240)
+        assert_as_chosen(two_nodes, pods)
+        assert_none_too_full(two_nodes)
     finally:
         two_nodes.delete(*names)
 

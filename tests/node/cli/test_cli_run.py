@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig import REPO_ROOT
 from rig.until import until
 from sharepod.agent.lock import HostLock
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
@@ -25,9 +24,6 @@ from sharepod.cli.scratch import Scratch
 
 if TYPE_CHECKING:
     from hosts import Host
-
-
-PROGRAM = REPO_ROOT / "cli" / "demo_program.py"
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -283,7 +279,7 @@ def test_an_output_that_takes_nothing_is_one_line_and_a_closed_one_none(node: Ho
 
 
 def test_two_programs_take_turns_and_their_trace_has_them(node: Host) -> None:
-    program = [sys.executable, str(PROGRAM), "--seconds", "60"]
+    program = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "60"]
     pair = [node.start(*run(*program, gpu=gpu, name=name)) for name, gpu in (("a", "70"), ("b", "30"))]
 
     def turns() -> int:
