@@ -25,22 +25,14 @@ class TestEvents:
     """As events.py makes them."""
 
     @promise
-    async def test_an_event_is_made_and_counts(self, there: There) -> None:
+    async def test_an_event_is_made_counts_and_is_told_from_another_of_its_name(self, there: There) -> None:
         made = await there.done("POST", there.path("events"), event(there))
         assert made["count"] == 1
         again = {"count": 2, "lastTimestamp": "2026-01-02T03:05:05Z"}
         answer = await there.merge(there.path("events", "a.1"), again)
         assert (answer.status, answer.body["count"], answer.body["reason"]) == (200, 2, "NoRoom")
-
-    @promise
-    async def test_an_event_of_a_taken_name_is_told_from_others(self, there: There) -> None:
-        await there.done("POST", there.path("events"), event(there))
         answer = await there.ask("POST", there.path("events"), event(there, message="another"))
         assert (answer.status, answer.reason) == (409, "AlreadyExists")
-
-    @promise
-    async def test_an_event_that_has_expired_is_not_found(self, there: There) -> None:
-        assert (await there.merge(there.path("events", "gone.1"), {"count": 2})).status == 404
 
     @promise
     async def test_an_event_is_in_the_namespace_of_what_it_is_about(self, there: There) -> None:

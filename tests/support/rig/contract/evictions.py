@@ -42,8 +42,12 @@ class TestEvictions:
     """As order_writer.py asks for them."""
 
     @promise
-    async def test_a_pod_without_a_budget_is_evicted(self, there: There) -> None:
+    async def test_a_pod_without_a_budget_is_evicted_by_its_own_uid(self, there: There) -> None:
         made = await there.running_pod("a")
+        answer = await eviction(there, "a", preconditions={"uid": "00000000-0000-0000-0000-000000000000"})
+        assert (answer.status, answer.reason) == (409, "Conflict")
+        assert (await eviction(there, "nobody")).status == 404
+        assert "deletionTimestamp" not in (await there.done("GET", there.path("pods", "a")))["metadata"]
         answer = await eviction(there, "a", preconditions={"uid": made["metadata"]["uid"]})
         assert (answer.status, answer.body["status"]) == (201, "Success")
         assert (await there.done("GET", there.path("pods", "a")))["metadata"]["deletionTimestamp"]
@@ -71,12 +75,3 @@ class TestEvictions:
         await budget(there, 1, 1)
         assert (await eviction(there, "b")).status == 201
         assert (await there.ask("GET", there.path("pods", "b"))).status == 404
-
-    @promise
-    async def test_an_eviction_of_another_uid_or_of_nobody_is_refused(self, there: There) -> None:
-        await there.running_pod("a")
-        answer = await eviction(there, "a", preconditions={"uid": "00000000-0000-0000-0000-000000000000"})
-        assert (answer.status, answer.reason) == (409, "Conflict")
-        assert (await eviction(there, "nobody")).status == 404
-        found = await there.done("GET", there.path("pods", "a"))
-        assert "deletionTimestamp" not in found["metadata"]

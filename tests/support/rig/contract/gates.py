@@ -24,15 +24,13 @@ class TestGates:
     """What the controller of gates leans on."""
 
     @promise
-    async def test_a_gated_pod_says_that_it_is(self, there: There) -> None:
-        made = await gated(there, None, "other/gate")
+    async def test_a_gated_pod_says_so_and_is_released_by_one_patch_and_once_more_does_no_harm(
+        self, there: There
+    ) -> None:
+        made = await gated(there, {"nodeSelector": {"a": "b"}}, "other/gate")
         assert [gate["name"] for gate in made["spec"]["schedulingGates"]] == [GATE, "other/gate"]
         [condition] = [one for one in made["status"]["conditions"] if one["type"] == "PodScheduled"]
         assert (condition["status"], condition["reason"]) == ("False", "SchedulingGated")
-
-    @promise
-    async def test_a_pod_is_released_by_one_patch_and_once_more_does_no_harm(self, there: There) -> None:
-        made = await gated(there, {"nodeSelector": {"a": "b"}}, "other/gate")
         spec = {
             "nodeSelector": {"kubernetes.io/hostname": "n1"}, "schedulingGates": [{"$patch": "delete", "name": GATE}],
         }  # fmt: skip

@@ -22,12 +22,14 @@ class TestLeases:
     """As lease.py reads and writes them."""
 
     @promise
-    async def test_of_two_that_make_or_replace_a_lease_alike_the_second_is_refused(self, there: There) -> None:
+    async def test_of_two_that_write_a_lease_the_second_is_refused_and_one_of_no_version(self, there: There) -> None:
         read = await there.done("POST", there.path("leases", group=GROUP), lease("one"))
         assert read["spec"] == lease("one")["spec"]
         again = await there.ask("POST", there.path("leases", group=GROUP), lease("two"))
         assert (again.status, again.reason) == (409, "AlreadyExists")
         path = there.path("leases", "leader", GROUP)
+        without = await there.ask("PUT", path, lease("two"))
+        assert (without.status, without.reason) == (422, "Invalid")
         first = await there.ask("PUT", path, {**read, "spec": lease("two")["spec"]})
         second = await there.ask("PUT", path, {**read, "spec": lease("three")["spec"]})
         assert first.status == 200
@@ -35,9 +37,3 @@ class TestLeases:
         assert (second.status, second.reason) == (409, "Conflict")
         assert "the object has been modified" in second.message
         assert (await there.done("GET", path))["spec"]["holderIdentity"] == "two"
-
-    @promise
-    async def test_a_lease_is_not_replaced_without_a_version(self, there: There) -> None:
-        await there.done("POST", there.path("leases", group=GROUP), lease("one"))
-        answer = await there.ask("PUT", there.path("leases", "leader", GROUP), lease("two"))
-        assert (answer.status, answer.reason) == (422, "Invalid")

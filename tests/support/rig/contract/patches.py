@@ -27,5 +27,6 @@ class TestPatches:
 
     @promise
     async def test_a_patch_of_what_is_not_there_is_refused(self, there: There) -> None:
-        answer = await there.merge(there.path("pods", "nobody"), {"metadata": {"annotations": {"x": "y"}}})
-        assert (answer.status, answer.reason) == (404, "NotFound")
+        for plural in ("pods", "events"):
+            answer = await there.merge(there.path(plural, "nobody"), {"metadata": {"annotations": {"x": "y"}}})
+            assert (answer.status, answer.reason) == (404, "NotFound")
