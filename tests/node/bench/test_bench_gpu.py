@@ -73,23 +73,16 @@ def test_work_counts_evenly_over_a_kernel_however_long_it_was_sliced_out() -> No
     assert [sample.now_ns for sample in found] == [5, 15, 25, 35, 45, 55]
 
 
-def test_short_gaps_are_held_and_long_ones_are_not() -> None:
-    found = [Span(0, 0, 100, 100), Span(0, 105, 200, 95), Span(0, 300, 400, 100)]
-    assert spans.occupied_ns({"a": found}, joined_gap_ns=10) == {"a": 300}
-
-
-def test_where_kernels_of_two_owners_stand_side_by_side_each_has_half() -> None:
-    found = {"a": [Span(0, 0, 100, 50)], "b": [Span(0, 60, 200, 100)]}
-    assert spans.occupied_ns(found, joined_gap_ns=0) == {"a": 80, "b": 120}
-
-
-def run_of(*ends_ns: int) -> list[Span]:
-    return [Span(1, 0, end_ns, 10) for end_ns in ends_ns]  # all launched at the start
+def test_short_gaps_are_held_long_ones_are_not_and_of_what_two_hold_at_once_each_has_half() -> None:
+    alone = {"a": [Span(0, 0, 100, 100), Span(0, 105, 200, 95), Span(0, 300, 400, 100)]}
+    assert spans.occupied_ns(alone, joined_gap_ns=10) == {"a": 300}
+    beside = {"a": [Span(0, 0, 100, 50)], "b": [Span(0, 60, 200, 100)]}
+    assert spans.occupied_ns(beside, joined_gap_ns=0) == {"a": 80, "b": 120}
 
 
 def test_a_context_was_off_the_device_for_what_its_kernels_ended_late() -> None:
-    on = run_of(10, 20, 30, 140, 150, 160, 170, 180, 190, 300, 310, 330, 340)
-    assert spans.absences(on) == [(100, 0), (100, 60), (10, 20)]
+    ends_ns = (10, 20, 30, 140, 150, 160, 170, 180, 190, 300, 310, 330, 340)  # all launched at the start
+    assert spans.absences([Span(1, 0, end_ns, 10) for end_ns in ends_ns]) == [(100, 0), (100, 60), (10, 20)]
     assert spans.absences([]) == []
 
 
@@ -111,13 +104,9 @@ def test_the_unit_of_event_times_is_what_all_of_them_are_multiples_of(unit_ns: f
     assert spans.resolution_ns([ns / 1e6 for ns in multiples]) == found
 
 
-def test_a_pause_of_the_host_between_two_events_does_not_hide_their_unit() -> None:
-    steps_ms = [ctypes.c_float(count * 300 / 1e6).value for count in (23, 37, 41, 97_771, 1_400_003)]  # 29 and 420 ms
-    assert spans.resolution_ns(steps_ms) == 300
-
-
-def test_what_a_float_rounds_is_not_taken_for_a_finer_unit() -> None:
-    steps_ms = [ctypes.c_float(count * 300 / 1e6).value for count in (12_971, 12_949, 9_001)]  # 2.7 to 3.9 ms
+@pytest.mark.parametrize("counts", [(23, 37, 41, 97_771, 1_400_003), (12_971, 12_949, 9_001)])
+def test_neither_a_pause_of_the_host_nor_what_a_float_rounds_hides_the_unit(counts: tuple[int, ...]) -> None:
+    steps_ms = [ctypes.c_float(count * 300 / 1e6).value for count in counts]  # up to 420 ms, and from 2.7 to 3.9 ms
     assert spans.resolution_ns(steps_ms) == 300
 
 

@@ -53,9 +53,16 @@ def run(*command: str, gpu: str = "30", name: str = "test") -> Sequence[str]:
     return ["run", "--gpu", gpu, "--name", name, "--", *command]
 
 
-def test_exit_code_output_and_input_are_the_programs_own(node: Host) -> None:
+def test_all_that_a_program_has_of_a_shell_it_has_in_a_share(node: Host, tmp_path: Path) -> None:
     answer = node.sharepod(*run("sh", "-c", "cat; echo to stderr >&2; exit 7"), stdin="hello\n")
     assert (answer.returncode, answer.stdout, answer.stderr) == (7, "hello\n", "to stderr\n")
+    look = "grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
+    bare = subprocess.run(["sh", "-c", look], env=node.env, capture_output=True, text=True, check=True)
+    assert node.sharepod(*run("sh", "-c", look)).stdout == bare.stdout, "signals and descriptors"
+    script = tmp_path / "script"
+    script.write_text("echo $0 $1\n")
+    script.chmod(0o755)
+    assert node.sharepod(*run(str(script), "one")).stdout == f"{script} one\n", "no interpreter line: a shell's"
 
 
 def test_the_program_finds_its_share_and_the_hook_and_nothing_else_of_ours(node: Host) -> None:
@@ -65,12 +72,6 @@ def test_the_program_finds_its_share_and_the_hook_and_nothing_else_of_ours(node:
     assert added == {"SHAREPOD_REGION", "LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SIMGPU_DEVICES"}
     assert Path(after["LD_PRELOAD"]).parent == node.directory / "hook"
     assert before.keys() <= after.keys()
-
-
-def test_signals_and_descriptors_are_as_a_shell_would_leave_them(node: Host) -> None:
-    look = "grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd"
-    bare = subprocess.run(["sh", "-c", look], env=node.env, capture_output=True, text=True, check=True)
-    assert node.sharepod(*run("sh", "-c", look)).stdout == bare.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -98,13 +99,6 @@ def test_a_terminal_and_its_keys_belong_to_the_program(node: Host) -> None:
     os.close(terminal)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGINT
-
-
-def test_a_script_without_an_interpreter_line_runs_in_a_shell(node: Host, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("echo $0 $1\n")
-    script.chmod(0o755)
-    assert node.sharepod(*run(str(script), "one")).stdout == f"{script} one\n"
 
 
 def test_a_file_that_the_kernel_refuses_is_126_and_leaves_no_share(node: Host, tmp_path: Path) -> None:

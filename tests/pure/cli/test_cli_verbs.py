@@ -29,16 +29,13 @@ def test_ps_shows_what_was_asked_and_what_was_got(sharepod: Sharepod, agent: Age
     ]  # fmt: skip
 
 
-def test_ps_shows_whose_shares_of_pods_are(sharepod: Sharepod, agent: Agent) -> None:
+def test_ps_shows_whose_shares_of_pods_are_and_which_are_paused_or_yield(sharepod: Sharepod, agent: Agent) -> None:
     agent.shares[0].labels.update(namespace="team", pod="train-0", container="main")
     agent.shares.append(pb.Share(id="of-no-pod", devices=[pb.DeviceShare()]))
     header, _, row, other = sharepod("ps").out.splitlines()
     assert re.split(r"\s{2,}", header.strip())[:3] == ["SHARE", "POD", "CLASS"]
     assert re.split(r"\s{2,}", row.strip())[:3] == ["train", "team/train-0/main", "standard"]
     assert "/" not in other
-
-
-def test_ps_tells_who_is_paused_and_who_yields(sharepod: Sharepod, agent: Agent) -> None:
     agent.shares[0].paused = True
     assert re.split(r"\s{2,}", sharepod("ps").out.splitlines()[2].strip())[-2] == "paused"
     agent.shares[0].yielding = True

@@ -165,7 +165,7 @@ def test_the_scheduler_alone_writes_changes_and_removes_what_it_decides(given: d
         assert "are written by the scheduler alone" in said
 
 
-def test_the_share_says_which_devices_a_container_sees() -> None:
+def test_the_share_says_which_devices_a_container_sees_and_it_has_no_whole_ones_beside() -> None:
     environment = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     [said] = refusals("devices", pod("30", env=environment))
     assert "must not set NVIDIA_VISIBLE_DEVICES" in said
@@ -174,9 +174,6 @@ def test_the_share_says_which_devices_a_container_sees() -> None:
     beside = pod(None)
     beside["spec"]["initContainers"] = pod("30", env=environment)["spec"]["containers"]
     assert len(refusals("devices", beside)) == 1
-
-
-def test_a_container_has_a_share_or_whole_devices() -> None:
     both = pod("30")
     both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1"
     [said] = refusals("devices", both)

@@ -56,9 +56,7 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path: Path) ->
     other.write_text("")
     assert OPTIONS.parse(["--config", str(other), "--overcommit"], {"X_CONFIG": str(file)}) == Settings(overcommit=True)
     assert OPTIONS.load({}, {"X_CONFIG": str(file)}, str(other)) == Settings()
-
-
-def test_a_flag_that_says_the_default_beats_the_environment_too() -> None:
+    # A flag that says the default does, too.
     assert OPTIONS.parse(["--drain-seconds", "5"], {"X_DRAIN_SECONDS": "2"}).drain_seconds == 5
     assert OPTIONS.parse(["--no-overcommit"], {"X_OVERCOMMIT": "1"}).overcommit is False
 
