@@ -69,15 +69,12 @@ def test_bench_gpu_has_the_column_too_and_it_fails_alone(stand_in: Path, repo_ro
     assert all(line.beside["broken"].startswith(says) for line in lines)
 
 
-def test_a_program_that_fails_under_a_peer_is_the_peers_result() -> None:
+def test_lines_meet_by_their_case_and_a_program_that_fails_under_a_peer_is_the_peers_result() -> None:
     def fail() -> list[Line]:
         raise ValueError("it | breaks\nbadly")
 
     (line,) = table.beside([Line("a", "", "1")], "x", *peer.attempt(fail))
     assert line.beside == {"x": "failed: it / breaks badly"}
-
-
-def test_lines_meet_by_their_case_whatever_the_figures_of_their_runs() -> None:
     lines = [Line("drained (bare chain 3.4 µs)", "", "1"), Line("the bill", "", "2")]
     found = table.beside(lines, "x", [Line("drained (bare chain 9.9 µs)", "", "7")])
     assert [line.beside["x"] for line in found] == ["7", "not measured"]
