@@ -152,21 +152,6 @@ LEAVES = {
     "thread": "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
     "process": "globals()['kept'] = subprocess.Popen(['sleep', '9'])",
 }
-
-
-def test_a_test_that_leaves_something_behind_fails_and_the_next_one_does_not(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
-    lines = ["import asyncio, socket, subprocess, threading, time"]
-    for name, leaves in LEAVES.items():
-        lines += [f"def test_{name}(): {leaves}", f"def test_behind_{name}(): [[] for _ in range(100000)]"]
-    (tmp_path / "test_leaving.py").write_text("\n".join(lines))
-    done = called(tmp_path, "-m", "pytest", "--outcomes=outcomes.json")
-    assert done.returncode == 1
-    failed = json.loads((tmp_path / "outcomes.json").read_text())["failed"]
-    assert set(failed) == {f"test_leaving.py::test_{name}" for name in LEAVES}
-    assert "(sleep 9)" in failed["test_leaving.py::test_process"]
-
-
 SERVER = """
 import pytest, subprocess
 
@@ -182,12 +167,21 @@ def test_a(request):
 def test_b(server):
     assert server.pid
 """
+"""What serves several tests is left behind by none of them."""
 
 
-def test_what_serves_several_tests_is_left_by_none_of_them(tmp_path: Path) -> None:
+def test_a_test_that_leaves_something_behind_fails_and_no_other_does(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    lines = ["import asyncio, socket, subprocess, threading, time"]
+    for name, leaves in LEAVES.items():
+        lines += [f"def test_{name}(): {leaves}", f"def test_behind_{name}(): [[] for _ in range(100000)]"]
+    (tmp_path / "test_leaving.py").write_text("\n".join(lines))
     (tmp_path / "test_served.py").write_text(SERVER)
-    done = called(tmp_path, "-m", "pytest")
-    assert done.returncode == 0, done.stdout
+    done = called(tmp_path, "-m", "pytest", "--outcomes=outcomes.json")
+    assert done.returncode == 1
+    failed = json.loads((tmp_path / "outcomes.json").read_text())["failed"]
+    assert set(failed) == {f"test_leaving.py::test_{name}" for name in LEAVES}
+    assert "(sleep 9)" in failed["test_leaving.py::test_process"]
 
 
 def test_the_packages_that_skipped_tests_lack_are_told_in_one_line(tmp_path: Path) -> None:

@@ -8,16 +8,15 @@ from typing import Any
 
 import promql_parser as promql
 import pytest
-import yaml
-from manifests import ADDITIONS, OBJECTS, named, one, pod_of
+from manifests import OBJECTS, named, one, pod_of
 
+from bench.cluster import prometheus
 from rig import REPO_ROOT
 from sharepod.agent.settings import OPTIONS as AGENT
 from sharepod.process.options import Options
 from sharepod.scheduler.settings import OPTIONS as SCHEDULER
 from sharepod.webhook.settings import OPTIONS as WEBHOOK
 
-FOLDER = ADDITIONS["monitoring"]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 ENDS = {"histogram": ("_bucket", "_sum", "_count")}
 
@@ -40,21 +39,12 @@ def documented() -> dict[str, set[str]]:
 
 
 SERIES = documented() | OF_PROMETHEUS
-DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-RULES = [
-    rule
-    for group in yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())["spec"]["groups"]
-    for rule in group["rules"]
-]
+DASHBOARD = json.loads((prometheus.FOLDER / "dashboard.json").read_text())
+RULES = [rule for group in prometheus.manifest("prometheusrule.yaml")["spec"]["groups"] for rule in group["rules"]]
 QUERIES = [
     *[(rule["alert"], rule["expr"], " ".join(rule["annotations"].values())) for rule in RULES],
-    *[
-        (panel["title"], target["expr"], target["legendFormat"])
-        for panel in PANELS
-        for target in panel["targets"]
-    ],
-]  # fmt: skip
+    *[(panel.title, query.expression, query.legend) for panel in prometheus.panels() for query in panel.queries],
+]
 
 
 def selectors(node: object) -> Iterator[promql.VectorSelector]:
