@@ -62,12 +62,12 @@ def test_a_pod_without_root_capabilities_and_a_writable_root_has_its_share(share
     }  # fmt: skip
     hardened = gpu_pod("hardened", 20, {"sharepod.io/limit": "20"}, container={"securityContext": context})
     with sharepod.pods(hardened) as (pod,):
+        wait_until("20 % of a device", lambda: 18 < used_percent(sharepod, pod) < 22)
 
-        def used() -> float:
-            own = [share for share in sharepod.listed() if share["labels"].get("pod_uid") == pod["metadata"]["uid"]]
-            return sum(float(share["devices"][0]["usage"]["used_1s_millipercent"]) / 1000 for share in own)
 
-        wait_until("20 % of a device", lambda: 18 < used() < 22)
+def used_percent(sharepod: SharePod, pod: dict[str, Any]) -> float:
+    own = [share for share in sharepod.listed() if share["labels"].get("pod_uid") == pod["metadata"]["uid"]]
+    return sum(float(share["devices"][0]["usage"]["used_1s_millipercent"]) / 1000 for share in own)
 
 
 def demo(name: str, seconds: float, units: int) -> dict[str, Any]:
@@ -135,11 +135,7 @@ def test_a_container_with_a_share_starts_again_while_the_api_server_is_away(
         wait_until("the node is ready", own_cluster.node_is_ready)
         sharepod.kubectl.wait_for("condition=Ready", "pod/steady")
         assert [one.id for one in sharepod.shares(pod)] == [share.id]
-
-        def used() -> float:
-            return float(sharepod.listed()[0]["devices"][0]["usage"]["used_1s_millipercent"]) / 1000
-
-        wait_until("30 % of a device", lambda: 28 < used() < 32)
+        wait_until("30 % of a device", lambda: 28 < used_percent(sharepod, pod) < 32)
 
 
 def test_a_deployment_is_rolled_where_its_old_pod_fills_the_device(sharepod: SharePod) -> None:

@@ -80,13 +80,10 @@ def test_short_gaps_are_held_long_ones_are_not_and_of_what_two_hold_at_once_each
     assert spans.occupied_ns(beside, joined_gap_ns=0) == {"a": 80, "b": 120}
 
 
-def test_a_context_was_off_the_device_for_what_its_kernels_ended_late() -> None:
+def test_a_context_was_off_the_device_for_what_its_kernels_ended_late_and_not_while_it_waited_for_its_host() -> None:
     ends_ns = (10, 20, 30, 140, 150, 160, 170, 180, 190, 300, 310, 330, 340)  # all launched at the start
     assert spans.absences([Span(1, 0, end_ns, 10) for end_ns in ends_ns]) == [(100, 0), (100, 60), (10, 20)]
     assert spans.absences([]) == []
-
-
-def test_a_context_that_waited_for_its_host_was_not_kept_off_the_device() -> None:
     starved = [Span(0, 0, 10, 10), Span(0, 10, 20, 10), Span(0, 20, 30, 10), Span(120, 130, 140, 10)]
     on = [*starved, *(Span(121, 0, end_ns, 10) for end_ns in (150, 160, 260, 270, 280, 290, 390))]
     assert spans.absences(on) == [(90, 0), (90, 40)]

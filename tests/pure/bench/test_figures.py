@@ -50,14 +50,11 @@ def test_the_limit_error_counts_elapsed_time() -> None:
     assert figures.limit_errors(samples((0, 0), (0.32, 0), (0.61, 0)), "a", 0.3) == pytest.approx([2, 1])
 
 
-def test_the_longest_pause_looks_at_one_owner_and_at_both_ends() -> None:
+def test_the_longest_pause_looks_at_one_owner_and_at_both_ends_and_a_long_kernel_hides_those_under_it() -> None:
     kernels = [Kernel("a", 0, 10, 20), Kernel("b", 0, 20, 50), Kernel("a", 0, 50, 60)]
     assert figures.longest_pause_ns(kernels, "a", 10, 60) == 30
     assert figures.longest_pause_ns(kernels, "a", 0, 100) == 40
     assert figures.longest_pause_ns(kernels, "c", 0, 100) == 100
-
-
-def test_a_long_kernel_hides_the_pauses_under_it() -> None:
     kernels = [Kernel("a", 0, 0, 90), Kernel("a", 0, 10, 20), Kernel("a", 0, 95, 100)]
     assert figures.longest_pause_ns(kernels, "a", 0, 100) == 5
 

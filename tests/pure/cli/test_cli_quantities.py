@@ -26,14 +26,11 @@ def test_what_is_no_percentage_from_1_to_100_is_refused_with_the_flag_and_the_va
     assert ": " in str(refused.value)
 
 
-def test_a_request_of_nought_means_what_the_others_leave() -> None:
-    assert parse_terms("0", None) == (0, None)
-
-
 def test_a_limit_below_the_request_is_refused_with_both_values_and_the_cure() -> None:
     with pytest.raises(UsageError, match=r"--limit 40 % is below --gpu 60 %: raise the limit or lower the request"):
         parse_terms("60", "40")
     assert parse_terms("60", "60") == (60_000, 60_000)
+    assert parse_terms("0", None) == (0, None), "what the others leave"
 
 
 @pytest.mark.parametrize(

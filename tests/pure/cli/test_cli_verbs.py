@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -89,10 +90,17 @@ def test_top_says_what_to_do_when_there_is_no_share(sharepod: Sharepod, agent: A
     assert "sharepod run --gpu 30" in sharepod("top").out
 
 
-def test_a_socket_that_cannot_be_one_is_told_as_such(sharepod: Sharepod) -> None:
+def test_a_socket_that_cannot_be_one_and_one_that_an_agent_left_behind_are_told(
+    sharepod: Sharepod, tmp_path: Path
+) -> None:
     answer = sharepod("ps", "--socket", f"/{'x' * 300}")
     assert answer.code == EXIT_USAGE
     assert "is 301 bytes long, the kernel's limit is 107: choose a shorter path" in answer.err
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+    answer = sharepod("ps", "--socket", str(tmp_path / "s"))
+    assert answer.code == EXIT_NO_AGENT
+    assert "nobody listens" in answer.err
 
 
 def test_a_directory_that_may_not_be_entered_holds_an_agent_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +217,6 @@ def test_without_an_agent_each_verb_says_in_one_line_how_to_start_one(
     assert answer.err.startswith(f"error: no agent at {tmp_path}/agent.sock: there is no such socket: start one with ")
     assert answer.err.count("\n") == 1
     assert "--private" in answer.err
-
-
-def test_a_socket_that_an_agent_left_behind_is_told_apart(sharepod: Sharepod, tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "s"))
-    answer = sharepod("ps", "--socket", str(tmp_path / "s"))
-    assert answer.code == EXIT_NO_AGENT
-    assert "nobody listens" in answer.err
 
 
 def test_version_names_the_region_abi_and_the_features(sharepod: Sharepod) -> None:

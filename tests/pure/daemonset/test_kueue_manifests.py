@@ -34,7 +34,7 @@ def quota(item: Object) -> dict[str, int]:
     return {key: int(value) for key, value in resource.items() if key != "name"}
 
 
-def test_the_readmes_table_is_what_the_quotas_come_to() -> None:
+def test_the_readmes_table_is_what_the_quotas_come_to_and_its_flavor_of_the_kind_that_is_shipped() -> None:
     rows = {
         cells[0].strip("` ").removeprefix("cohort `"): cells[1:]
         for line in README.splitlines()
@@ -59,9 +59,6 @@ def test_the_readmes_table_is_what_the_quotas_come_to() -> None:
         borrowed = str(numbers.get("borrowingLimit", "what others do not use"))
         assert rows[name] == [str(own), borrowed, str(kept), str(most)]
         assert all(number % 100 == 0 for number in numbers.values()), "whole devices: nothing is lost by rounding"
-
-
-def test_the_readmes_flavor_of_a_model_is_of_the_kind_that_is_shipped() -> None:
     [block] = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     model = yaml.safe_load(block)
     assert (model["apiVersion"], model["kind"]) == (FLAVOR["apiVersion"], FLAVOR["kind"])

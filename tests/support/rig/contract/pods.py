@@ -40,8 +40,12 @@ class TestPods:
             assert (answer.status, answer.reason) in ((422, "Invalid"), (403, "Forbidden")), (name, spec)
 
     @promise
-    async def test_a_token_of_nobody_is_unauthorized(self, there: There) -> None:
+    async def test_a_token_of_nobody_is_unauthorized_and_reviewed_as_such(self, there: There) -> None:
         answer = await there.ask("GET", there.path("pods"), headers={"Authorization": "Bearer nobody's"})
         # Whoever has a certificate is believed for it.
         configuration, _ = await there.connection.access.current()
         assert answer.status == 401 or configuration.cert_file is not None
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": "nobody's"}}
+        reviewed = await there.done("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)
+        assert not reviewed["status"].get("authenticated")
+        assert reviewed["status"]["error"]
