@@ -21,14 +21,11 @@ THIRD = Turn(3, "a", "GPU-1", 19 * MS, 25 * MS, 30 * MS, 30 * MS, 5 * MS, "idle"
 TURNS = [FIRST, SECOND, THIRD]
 
 
-def test_a_window_spans_from_the_first_grant_to_the_last_drain() -> None:
-    assert span(TURNS) == Window(10 * MS, 30 * MS)
+def test_a_window_spans_from_the_first_grant_to_the_last_drain_and_fractions_of_it_add_up() -> None:
+    window = span(TURNS)
+    assert window == Window(10 * MS, 30 * MS)
     assert span([]).length_ns == 0
     assert share_names(TURNS) == ["a", "b"]
-
-
-def test_the_fractions_of_all_shares_add_up_where_turns_follow_each_other() -> None:
-    window = span(TURNS)
     a, b = (held_fractions(TURNS, share, window, 4) for share in "ab")
     assert a == pytest.approx([1, 1, 0, 1])
     assert b == pytest.approx([0, 0, 1, 0])

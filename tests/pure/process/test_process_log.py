@@ -19,7 +19,7 @@ def record(formatter: logging.Formatter) -> str:
     return stream.getvalue()
 
 
-def test_an_event_is_one_line_of_json_with_its_values() -> None:
+def test_an_event_is_one_line_of_json_or_of_text_with_its_values_which_cannot_break_it() -> None:
     event = json.loads(record(log.JsonFormatter()))
     assert event.pop("time").endswith("+00:00")
     assert event == {
@@ -30,9 +30,6 @@ def test_an_event_is_one_line_of_json_with_its_values() -> None:
         "cause": 'a "b"\nc',
         "pids": [1],
     }
-
-
-def test_an_event_is_one_line_of_text_that_a_value_cannot_break() -> None:
     line = record(log.TextFormatter())
     assert line.count("\n") == 1
     assert 'WARNING turn reclaimed share=abc cause="a \\"b\\"\\nc" pids=[1]' in line
