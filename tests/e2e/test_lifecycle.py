@@ -13,11 +13,6 @@ from leftovers import paths_below
 from sharepod_cluster import OURS, SharePod, container_of, gpu_deployment, gpu_pod, identity
 
 
-def directory(cluster: Cluster, share: str) -> Path:
-    below = paths_below(cluster.node.root / "run/sharepod")
-    return next((path for path in below if path.name == share), Path("/nowhere"))
-
-
 def assert_no_trace(cluster: Cluster, *ids: str) -> None:
     """Nothing of the shares is on the node."""
     stored = (cluster.node.root / "var/lib/sharepod/allocations.json").read_text()
@@ -179,7 +174,8 @@ def test_a_pod_that_ends_while_kubelet_is_away_is_released_when_it_is_back(
         try:
             own_cluster.kill_container("lonely", "main")
             time.sleep(12)  # longer than the plugin's sweep
-            assert directory(own_cluster, share.id).exists(), "released before kubelet told that the container is over"
+            below = {path.name for path in paths_below(own_cluster.node.root / "run/sharepod")}
+            assert share.id in below, "released before kubelet told that the container is over"
         finally:
             own_cluster.first.start("kubelet")
         sharepod.kubectl.wait_for("jsonpath={.status.phase}=Failed", "pod/lonely")
