@@ -10,14 +10,17 @@ from gates import gates_on
 from kubectl import ClusterError, Kubectl, wait_until
 from kueue import kueue_on
 from pages import follow
+from sharepod_cluster import gpu_pod
 from sharepod_nodes import SharePodNodes
-from test_scheduler_places import assert_none_too_full
+from test_scheduler_places import assert_as_chosen, assert_none_too_full
 
 from rig import REPO_ROOT
 
 FOLDER = REPO_ROOT / "daemonset" / "kueue"
 APPLY = "kubectl apply -k daemonset/kueue"
 NAMESPACE = "team-a"
+QUEUE = "kueue.x-k8s.io/queue-name"
+Object = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +80,55 @@ def phases(api: Kubectl) -> list[str]:
     """Return the phases of the example's pods."""
     pods = api.items("pods", "--selector=job-name=train", namespace=NAMESPACE)
     return [pod["status"]["phase"] for pod in pods]
+
+
+@pytest.fixture
+def small(api: Kubectl) -> Iterator[str]:
+    """Make a queue of one device's units, and return the name of the LocalQueue that leads to it."""
+    quota = {"name": "sharepod-any", "resources": [{"name": "sharepod.io/gpu", "nominalQuota": "100"}]}
+    groups = [{"coveredResources": ["sharepod.io/gpu"], "flavors": [quota]}]
+    specs = {
+        "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": groups},
+        "LocalQueue": {"clusterQueue": "small"},
+    }
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "metadata": {"name": "small"}}
+    api.apply_objects(*({**head, "kind": kind, "spec": spec} for kind, spec in specs.items()))
+    yield "small"
+    api("delete", "localqueue,clusterqueue", "small", timeout_seconds=90)
+
+
+def job(name: str, units: int, queue: str) -> Object:
+    spec = gpu_pod(name, units, restartPolicy="Never")["spec"]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": "default", "labels": {QUEUE: queue}},
+        "spec": {"suspend": True, "template": {"spec": spec}},
+    }
+
+
+def test_a_job_beyond_the_quota_waits_and_goes_on_when_another_has_ended(
+    api: Kubectl, two_nodes: SharePodNodes, small: str
+) -> None:
+    api.apply_objects(job("sixty", 60, small))
+    try:
+        wait_until("the first runs", lambda: active(api, "sixty") == 1)
+        api.apply_objects(job("fifty", 50, small))
+        want = "insufficient unused quota for sharepod.io/gpu in flavor sharepod-any, 10 more needed"
+        wait_until("the reason", lambda: any(want in said for said in reasons(api, "fifty")), 60)
+        assert api.get("job", "fifty")["spec"]["suspend"] is True
+        api("delete", "job", "sixty", timeout_seconds=90)
+        wait_until("the second runs", lambda: active(api, "fifty") == 1)
+        assert_as_chosen(two_nodes, api.items("pods", "--selector=job-name=fifty"))
+    finally:
+        api("delete", "job", "sixty", "fifty", "--ignore-not-found", timeout_seconds=90)
+        two_nodes.wait_until_empty()
+
+
+def active(api: Kubectl, name: str) -> int:
+    return int(api.get("job", name)["status"].get("ready", 0))
+
+
+def reasons(api: Kubectl, name: str) -> list[str]:
+    own = [item for item in api.items("workloads") if item["metadata"]["ownerReferences"][0]["name"] == name]
+    return [condition["message"] for item in own for condition in item["status"].get("conditions", [])]
