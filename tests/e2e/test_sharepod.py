@@ -10,7 +10,8 @@ import pytest
 from cluster import Cluster
 from kubectl import wait_until
 from observer import Looks
-from sharepod_cluster import OURS, PYTHON, Pair, SharePod, container_of, gpu_pod, identity
+from prometheus_client.parser import text_string_to_metric_families
+from sharepod_cluster import OURS, Pair, SharePod, container_of, gpu_pod, identity
 
 pytestmark = pytest.mark.releases
 STEADY_S = 4.0
@@ -52,6 +53,40 @@ def test_two_pods_get_70_and_30_of_one_device(pair: Pair) -> None:
     seventy, thirty = pair.shares()
     assert seventy.devices == thirty.devices
     assert_exact(pair, pair.steady(STEADY_S))
+
+
+PYTHON_C = ["/opt/sharepod/bin/python", "-c"]
+METRICS = """
+import time, urllib.request
+text = urllib.request.urlopen("http://127.0.0.1:9464/metrics").read().decode()
+print(f"# {time.monotonic_ns()}\\n{text}")
+"""
+
+
+def used_seconds(pair: Pair) -> tuple[int, list[float]]:
+    """Return what the metrics say that each pod of the pair has used, and when, by the node's monotonic clock."""
+    text = pair.sharepod.agent(*PYTHON_C, METRICS)
+    node = pair.sharepod.node()["metadata"]["name"]
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    used = {one.labels["share"]: one for one in samples if one.name == "sharepod_share_used_seconds_total"}
+    found = {}
+    for info in (one.labels for one in samples if one.name == "sharepod_share_info"):
+        if info["pod_uid"] in pair.uids:
+            assert {"node": node, "modelName": "NVIDIA H200"}.items() <= info.items()
+            assert info["UUID"].startswith("GPU-")
+            sample = used[info["share"]]
+            assert {"namespace": "default", "container": "main", "gpu": info["gpu"]}.items() <= sample.labels.items()
+            found[info["pod_uid"]] = sample.value
+    return int(text.split()[1]), [found[uid] for uid in pair.uids]
+
+
+def test_the_metrics_say_what_the_devices_did(pair: Pair) -> None:
+    began_ns, before = used_seconds(pair)
+    pair.steady(STEADY_S)
+    ended_ns, after = used_seconds(pair)
+    looks = pair.sharepod.looks((ended_ns - began_ns) / NS + 5).between(began_ns, ended_ns)
+    told = [end - begin for begin, end in zip(before, after, strict=True)]
+    assert told == pytest.approx([ratio * looks.span_ns / NS for ratio in pair.ratios(looks)], rel=0.05)
 
 
 def assert_exact_since_the_agent_is_back(pair: Pair, began: float) -> None:
@@ -125,7 +160,7 @@ time.sleep(36000)
 
 def test_memory_ends_at_the_cap_and_the_others_do_not_notice(pair: Pair, same: list[str]) -> None:
     began = time.monotonic()
-    greedy = gpu_pod("greedy", 10, {"sharepod.io/memory": "1Gi"}, container={"command": [PYTHON, "-c", EXHAUST]})
+    greedy = gpu_pod("greedy", 10, {"sharepod.io/memory": "1Gi"}, container={"command": [*PYTHON_C, EXHAUST]})
     with pair.sharepod.pods(greedy) as (pod,):
         wait_until("the pod's answer", lambda: pair.sharepod.kubectl.logs("greedy") != "")
         assert pair.sharepod.kubectl.logs("greedy").split() == ["1024", "2"]  # CUDA_ERROR_OUT_OF_MEMORY
