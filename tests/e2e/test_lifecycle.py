@@ -228,3 +228,16 @@ def at_work(sharepod: SharePod) -> list[int]:
     """Return the devices on which a share is at work."""
     devices = [device for share in sharepod.listed() for device in share["devices"]]
     return sorted(device["device_index"] for device in devices if device["usage"]["used_1s_millipercent"] > 50_000)
+
+
+def test_many_pods_at_once_all_get_theirs(sharepod: SharePod) -> None:
+    count = 20
+    sharepod.wait_until_empty()
+    with sharepod.pods(
+        *(gpu_pod(f"many-{n}", 10, container={"command": ["/bin/sleep", "600"]}) for n in range(count))
+    ) as pods:
+        shares = sharepod.shares(*pods)
+        assert len({share.id for share in shares}) == count
+        for device in (0, 1):
+            assert sum(share.devices == (device,) for share in shares) == count // 2
+    sharepod.wait_until_empty()
