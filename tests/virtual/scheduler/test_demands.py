@@ -102,3 +102,4 @@ def test_rounds_release_pods_only_to_nodes_that_suit_them() -> None:
     found = decided(line, 0.0)
     assert {(place.pod.gang.name, place.node) for place in found.placed if place.pod.gang} == {("gang", "n02")}
     assert [reason for reason, _ in found.told] == ["NeverFits"]
+    assert decided(line, 1.0).orders == [], "it is told once"

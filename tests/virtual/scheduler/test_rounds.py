@@ -86,13 +86,6 @@ def test_an_equal_that_would_lose_less_is_left_alone_where_a_lower_one_can_yield
     assert (line.courses["lower"].evicted, line.courses["equal"].evicted) == (1, 0)
 
 
-def test_a_gang_is_paused_whole() -> None:
-    line = Timeline(nodes(2, 2), DEFAULT)
-    played(line, [task("gang", size=4, least=4), task("high", priority=10, arrive_s=10.0, run_s=20.0)])
-    assert line.courses["gang"].paused == 4
-    assert line.courses["gang"].ended_s == pytest.approx(120.0, abs=3.0)
-
-
 def test_a_gang_that_is_paused_does_not_grow_in_the_same_round() -> None:
     line = Timeline(nodes(1, 4), DEFAULT)
     tasks = [
@@ -190,15 +183,6 @@ def test_in_random_orders_gangs_are_whole_and_devices_promised_once(seed: int) -
             tasks[number] = replace(one, size=1, least=1)
     played(line, tasks)
     assert all(course.ended_s is not None for course in line.courses.values()), "everybody runs in the end"
-
-
-def test_what_can_never_fit_is_told_once_and_holds_nobody_up() -> None:
-    line = Timeline(nodes(2, 4), DEFAULT)
-    line.come(task("huge", size=9, least=9))
-    line.come(task("small"))
-    first = decided(line, 0.0)
-    assert ([reason for reason, _ in first.told], first.released) == (["NeverFits"], ["small"])
-    assert decided(line, 1.0).orders == []
 
 
 def full(*priorities: int) -> Timeline:
