@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(240)
 GIB = 1 << 30
 
 
-async def test_a_pod_gets_what_it_asks_for_and_keeps_it() -> None:
+async def test_a_pod_gets_what_it_asks_for_and_keeps_it_to_its_end() -> None:
     async with plugin_node() as node:
         terms = {"sharepod.io/limit": "80", "sharepod.io/memory": "10Gi", "sharepod.io/class": "latency"}
         train = await node.admit("train", {"main": 70}, annotations=terms)
@@ -47,6 +47,8 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it() -> None:
         assert f"CUDA_VISIBLE_DEVICES={held.device_uuid}" in edits["env"]
         assert all(mount["hostPath"].startswith(f"{node.runtime}/") for mount in edits["mounts"][:3])
         await eventually(lambda: "ShareReady: container main: share " in "".join(node.events("train")), node.log)
+        node.show(serve, {"sharepod.io/limit": "fifty"})
+        await eventually(lambda: any("TermsNotApplied" in text for text in node.events("serve")), node.log)
 
         await node.end(node.plugin, signal.SIGKILL)
         await node.start_plugin()
@@ -64,25 +66,9 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it() -> None:
         assert (await node.shares())["train/main"].id == big.id
         assert node.cdi_edits(big.id)["mounts"] == edits["mounts"]
 
-
-async def test_annotations_of_a_running_pod_are_followed_and_its_end_releases_the_share() -> None:
-    async with plugin_node() as node:
-        pod = await node.admit("pod", {"main": 30})
-        await node.kubelet.start(pod, "main")
-        share = (await node.shares())["pod/main"]
-        node.show(pod, {"sharepod.io/limit": "50", "sharepod.io/paused": "true", "sharepod.io/memory": "1Gi"})
-
-        async def changed() -> bool:
-            now = (await node.shares())["pod/main"]
-            held = now.devices[0]
-            return now.paused and (held.limit_millipercent, held.memory_limit_bytes) == (50_000, GIB)
-
-        await eventually(changed, node.log)
-        node.show(pod, {"sharepod.io/limit": "fifty"})
-        await eventually(lambda: any("TermsNotApplied" in text for text in node.events("pod")), node.log)
-        node.kubelet.finish(pod)
-        assert (await node.shares())["pod/main"].id == share.id  # the API still shows it running
-        node.show(pod, {}, phase="Succeeded")
+        node.kubelet.finish(train)
+        assert (await node.shares())["train/main"].id == big.id  # the API still shows it running
+        node.show(train, {}, phase="Succeeded")
         await eventually(lambda: not list(node.cdi.iterdir()), node.log)
         assert await node.shares() == {}
 
