@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_order, task
 
+from sharepod.scheduler.orders import Evict
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.round import PLANS_MOST
 from sharepod.scheduler.timeline import Timeline
@@ -98,7 +99,10 @@ def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -
         line.come(task(name, priority=10, ask=ask(500, mib=30_000)))
     first = decided(line, 10.0)
     assert (first.evicted, first.released, first.yields) == (["low"], [], {}), "once for both"
-    assert decided(line, 11.0).released == []
+    assert [one.why for one in first.orders if isinstance(one, Evict)] == ["for team/one of priority 10"]
+    line.come(task("lower", priority=5, ask=ask(100, mib=None)))
+    beside = decided(line, 11.0)
+    assert (beside.released, beside.evicted) == ([], [])
     line.cluster.remove_pod(pod_of(line, "low").uid)
     assert sorted(decided(line, 12.0).released) == ["one", "two"]
 

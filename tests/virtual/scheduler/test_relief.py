@@ -86,15 +86,6 @@ def test_equals_do_not_yield_to_who_waits() -> None:
     assert yielded(line, 200.0) == {}
 
 
-def test_who_makes_room_by_pausing_leaves_the_others_there_limited_at_first() -> None:
-    line = Timeline(nodes(1, 1), DEFAULT)
-    for name in ("batch-a", "batch-b"):
-        line.come(Task(name, "team", 0, share(500, "batch"), 0.0, 1e6))
-    line.step()
-    line.come(Task("serve", "team", 100, share(400, "latency"), 0.0, 1e6))
-    assert sorted(yielded(line, 10.0).values()) == ["limit", "pause"]
-
-
 def test_who_was_limited_by_another_replica_goes_back_after_a_calm_time() -> None:
     line = cluster()
     pod_of(line, "batch-a", yields="limit")

@@ -12,7 +12,6 @@ import pytest
 from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
 from sharepod.scheduler.ask import PodAsk, ShareAsk
-from sharepod.scheduler.orders import Evict, Tell
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.timeline import Timeline
 
@@ -195,18 +194,6 @@ def full(*priorities: int) -> Timeline:
     return line
 
 
-def test_who_was_evicted_makes_room_only_when_he_has_gone() -> None:
-    line = full(0)
-    low = pod_of(line, "low0")
-    orders = decided(line, 10.0).orders
-    assert [one for one in orders if not isinstance(one, Tell)] == [Evict(low, "for team/high of priority 10")]
-    line.come(task("higher", priority=5, ask=ask(100, mib=None)))
-    beside = decided(line, 11.0)
-    assert (beside.released, beside.evicted) == ([], [])
-    line.cluster.remove_pod(low.uid)
-    assert decided(line, 12.0).released == ["high"]
-
-
 @pytest.mark.parametrize("fresh", [False, True], ids=["the same replica", "another one"])
 def test_nobody_is_evicted_beside_one_who_takes_his_time_to_end(*, fresh: bool) -> None:
     line = full(0, 0, 50)
@@ -227,13 +214,6 @@ def test_who_may_not_be_evicted_is_spared_and_another_goes() -> None:
     line.memory.refused(pod_of(line, first), 11.0)
     [second] = decided(line, 12.0).evicted
     assert {first, second} == {"low0", "low1"}
-
-
-def test_a_pod_that_may_not_preempt_waits() -> None:
-    line = full(0)
-    pod_of(line, "high", preempts=False)
-    found = decided(line, 5.0)
-    assert (found.yields, found.evicted) == ({}, [])
 
 
 def test_a_pod_that_holds_its_units_while_it_is_paused_is_evicted_where_kubelet_has_no_units_left() -> None:
