@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import socket
 import ssl
@@ -16,6 +15,7 @@ import pytest
 import trustme
 from cluster_world import Agent, node_body
 from gates_world import World
+from server_certificates import Certificates
 from yarl import URL
 
 from rig.until import eventually
@@ -95,40 +95,15 @@ async def test_a_pod_is_explained_as_the_command_shows_it_and_a_mistyped_name_is
                         assert response.status == code, "nothing is asked of it by POST"
 
 
-class Files:
-    """What a Secret's volume has: the server's certificate and key, and the authority of its clients."""
-
-    def __init__(self, directory: Path) -> None:
-        self.paths = [directory / name for name in ("tls.crt", "tls.key", "ca.crt")]
-        self.renew()
-
-    def renew(self) -> None:
-        """Write all of them anew, of new authorities."""
-        self.servers, self.clients = trustme.CA(), trustme.CA()
-        issued = self.servers.issue_cert("127.0.0.1")
-        blobs = issued.cert_chain_pems[0], issued.private_key_pem, self.clients.cert_pem
-        for path, blob in zip(self.paths, blobs, strict=True):
-            fresh = path.with_suffix(".new")
-            fresh.write_bytes(blob.bytes())
-            fresh.replace(path)
-
-    def credentials(self) -> Credentials:
-        certificate, key, client_ca = map(str, self.paths)
-        return Credentials(certificate, key, client_ca=client_ca, what="status", reader="scheduler")
-
-    def client(self, issuer: trustme.CA | None) -> ssl.SSLContext:
-        """Return what a client has that trusts the server and shows a certificate of an issuer, or none."""
-        context = ssl.create_default_context()
-        self.servers.configure_trust(context)
-        if issuer is not None:
-            issuer.issue_cert("client").configure_cert(context)
-        return context
+def credentials(files: Certificates) -> Credentials:
+    certificate, key, client_ca = map(str, (files.certificate, files.key, files.client_ca))
+    return Credentials(certificate, key, client_ca=client_ca, what="status", reader="scheduler")
 
 
 @asynccontextmanager
-async def serving(files: Files) -> AsyncIterator[str]:
+async def serving(files: Certificates) -> AsyncIterator[str]:
     status = StatusServer(Cluster(), not_ready=lambda: "", queue=lambda _: {}, turn=lambda *_: None)
-    port = await status.start("127.0.0.1:0", files.credentials().following())
+    port = await status.start("127.0.0.1:0", credentials(files).following())
     try:
         yield f"https://127.0.0.1:{port}"
     finally:
@@ -148,12 +123,12 @@ async def reaches(url: str, context: ssl.SSLContext) -> bool:
 
 
 async def test_only_who_shows_a_certificate_of_the_authority_is_answered(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+    files = Certificates(tmp_path, "127.0.0.1")
     async with serving(files) as url:
-        assert await reaches(url, files.client(files.clients))
-        assert not await reaches(url, files.client(None)), "without a certificate"
-        assert not await reaches(url, files.client(trustme.CA())), "with one of another authority"
-        assert not await reaches(url, files.client(files.servers)), "the server's own authority signs no clients"
+        assert await reaches(url, files.trust(issuer=files.clients))
+        assert not await reaches(url, files.trust()), "without a certificate"
+        assert not await reaches(url, files.trust(issuer=trustme.CA())), "with one of another authority"
+        assert not await reaches(url, files.trust(issuer=files.authority)), "the server's own signs no clients"
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
                 await session.get(url.replace("https", "http") + "/healthz")
@@ -161,11 +136,11 @@ async def test_only_who_shows_a_certificate_of_the_authority_is_answered(tmp_pat
 
 async def test_who_resumes_a_session_has_shown_nothing(tmp_path: Path) -> None:
     """A session lets its client in without a certificate: there is none to resume, so renewed authorities hold."""
-    files = Files(tmp_path)
+    files = Certificates(tmp_path, "127.0.0.1")
     async with serving(files) as url:
         port = int(url.rpartition(":")[2])
         for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-            context = files.client(files.clients)
+            context = files.trust(issuer=files.clients)
             context.maximum_version = newest
             assert not await asyncio.to_thread(_resumable, port, context), newest
 
@@ -184,29 +159,23 @@ def _resumable(port: int, context: ssl.SSLContext) -> bool:
     return reused
 
 
-async def test_renewed_files_hold_from_the_next_connection_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = Files(tmp_path)
-    before = files.client(files.clients)
+async def test_renewed_files_hold_from_the_next_connection_on(tmp_path: Path) -> None:
+    files = Certificates(tmp_path, "127.0.0.1")
+    before = files.trust(issuer=files.clients)
     async with serving(files) as url:
         assert await reaches(url, before)
         files.renew()
-        assert await reaches(url, files.client(files.clients))
+        assert await reaches(url, files.trust(issuer=files.clients))
         assert not await reaches(url, before), "it trusts the authority of before"
-        assert not await reaches(url, files.client(None)), "without a certificate"
+        assert not await reaches(url, files.trust()), "without a certificate"
         old, files.clients = files.clients, trustme.CA()
-        files.clients.cert_pem.write_to_path(str(files.paths[2]))
-        assert not await reaches(url, files.client(old)), "its authority has been replaced"
-        assert await reaches(url, files.client(files.clients))
-        caplog.clear()
-        with caplog.at_level(logging.ERROR):
-            files.paths[2].write_text("half written")
-            for _ in range(3):
-                assert await reaches(url, files.client(files.clients)), "the last that could be read stays"
-        assert [record.getMessage() for record in caplog.records] == ["credentials of the status not read again"]
+        files.clients.cert_pem.write_to_path(str(files.client_ca))
+        assert not await reaches(url, files.trust(issuer=old)), "its authority has been replaced"
+        assert await reaches(url, files.trust(issuer=files.clients))
 
 
 def test_an_authority_that_is_none_is_said(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    files.paths[2].write_text("x")
+    files = Certificates(tmp_path, "127.0.0.1")
+    files.client_ca.write_text("x")
     with pytest.raises(SettingsError, match=r"status: .*ca.crt is no authority .*: give PEM files that go together"):
-        files.credentials()
+        credentials(files)

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-import trustme
+from server_certificates import Certificates
 
 from rig.until import eventually
 from sharepod.process.credentials import Credentials
@@ -327,17 +327,9 @@ async def test_beyond_the_loopback_it_serves_with_tls_and_tokens_alone(address: 
             await UsageServer(UsageBook(), tokens).start(address, given)
 
 
-def certify(directory: Path, authority: trustme.CA) -> Credentials:
-    certificate, key = str(directory / "tls.crt"), str(directory / "tls.key")
-    served = authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA)
-    served.private_key_pem.write_to_path(key)
-    served.cert_chain_pems[0].write_to_path(certificate)
-    return Credentials(certificate, key, what="usage feed", reader="scheduler")
-
-
 async def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
-    async def told(port: int, authority: trustme.CA) -> bool:
-        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    async def told(port: int, authority: bytes) -> bool:
+        credentials = grpc.ssl_channel_credentials(authority)
         async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options=OWN_CONNECTION) as channel:
             call = channel.stream_stream(METHOD)(metadata=(("authorization", "Bearer n1"),))
             try:
@@ -346,15 +338,17 @@ async def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> Non
             except grpc.aio.AioRpcError:
                 return False
 
-    first, second = trustme.CA(key_type=trustme.KeyType.ECDSA), trustme.CA(key_type=trustme.KeyType.ECDSA)
+    files = Certificates(tmp_path, "localhost")
+    first = files.authority.cert_pem.bytes()
+    given = Credentials(str(files.certificate), str(files.key), what="usage feed", reader="scheduler")
     server = UsageServer(UsageBook(), node_of)
-    port = await server.start("localhost:0", certify(tmp_path, first))
+    port = await server.start("localhost:0", given)
     try:
         assert await told(port, first)
-        (tmp_path / "tls.crt").write_text("half written")
+        files.certificate.write_text("half written")
         assert await told(port, first)  # the last that could be read stays
-        certify(tmp_path, second)
-        assert await told(port, second)
+        files.renew()
+        assert await told(port, files.authority.cert_pem.bytes())
         assert not await told(port, first)
     finally:
         await server.stop()

@@ -15,41 +15,17 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import trustme
 from foreign_pods import Object, response, review
+from server_certificates import Certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import trustme
+
 NAME = "sharepod-webhook.sharepod.svc"
 WAIT_S = 30.0
-
-
-class Certificates:
-    """Files as a Secret's volume has them, of an authority that can be replaced."""
-
-    def __init__(self, directory: Path) -> None:
-        self.certificate, self.key = directory / "tls.crt", directory / "tls.key"
-        self.renew()
-
-    def renew(self) -> None:
-        """Write a certificate of a new authority."""
-        self.authority = trustme.CA()
-        issued = self.authority.issue_cert(NAME, "127.0.0.1")
-        for path, content in (
-            (self.certificate, issued.cert_chain_pems[0].bytes()),
-            (self.key, issued.private_key_pem.bytes()),
-        ):
-            fresh = path.with_suffix(".new")
-            fresh.write_bytes(content)
-            fresh.replace(path)
-
-    def trust(self, authority: trustme.CA | None = None) -> ssl.SSLContext:
-        """Return a context that trusts an authority, by default the present one."""
-        context = ssl.create_default_context()
-        (authority or self.authority).configure_trust(context)
-        return context
 
 
 class Webhook:
@@ -138,7 +114,7 @@ class Webhook:
 @contextlib.contextmanager
 def webhook(directory: Path, *flags: str) -> Iterator[Webhook]:
     """Run a webhook."""
-    running = Webhook(Certificates(directory), "--drain-seconds", "0", *flags)
+    running = Webhook(Certificates(directory, NAME, "127.0.0.1"), "--drain-seconds", "0", *flags)
     try:
         yield running
     finally:
