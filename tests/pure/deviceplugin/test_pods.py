@@ -15,32 +15,22 @@ from sharepod.kube.informer import Pace
 FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
 
 
-async def test_a_pod_is_read_as_it_is_now(tmp_path: Path) -> None:
-    async with ApiServer() as server:
-        server.put(pod("train-0", annotations={"sharepod.io/limit": "60"}, running=("main",)))
-        async with Pods(server.access(tmp_path), "n1") as pods:
+async def test_a_pod_is_read_as_it_is_now_and_only_a_404_about_pods_is_one_that_is_gone(tmp_path: Path) -> None:
+    async with ApiServer() as server, Pods(server.access(tmp_path), "n1", FAST) as pods:
+        for limit in ("60", "40"):
+            server.put(pod("train-0", annotations={"sharepod.io/limit": limit}, running=("main",)))
             found = await pods.get("default", "train-0")
             assert found is not None
             assert (found.uid, found.namespace, found.name) == ("uid-default-train-0", "default", "train-0")
-            assert found.annotations == {"sharepod.io/limit": "60"}
-            assert found.running == {"main"}
-            server.put(pod("train-0", annotations={"sharepod.io/limit": "40"}))
-            found = await pods.get("default", "train-0")
-            assert found is not None
-            assert found.annotations == {"sharepod.io/limit": "40"}
-            assert await pods.get("default", "train-1") is None
-            assert await pods.get("other", "train-0") is None
-            before = server.requests["get pods"]
-            assert await pods.get("..", "x/y?z") is None
-            assert server.requests["get pods"] == before, "what is no name is not asked for"
-
-
-async def test_a_404_about_pods_alone_is_a_pod_that_is_gone(tmp_path: Path) -> None:
-    async with ApiServer() as server, Pods(server.access(tmp_path), "n1", FAST) as pods:
-        assert await pods.get("default", "a") is None, "a Status about pods is the API server's"
+            assert (found.annotations, found.running) == ({"sharepod.io/limit": limit}, {"main"})
+        assert await pods.get("default", "train-1") is None
+        assert await pods.get("other", "train-0") is None
+        before = server.requests["get pods"]
+        assert await pods.get("..", "x/y?z") is None
+        assert server.requests["get pods"] == before, "what is no name is not asked for"
         server.faults.refuse(404)
         with pytest.raises(ApiUnavailable, match="404 told to say 404: it is asked again"):
-            await pods.get("default", "a")
+            await pods.get("default", "train-1")  # only a Status about pods is the API server's
 
 
 async def test_a_node_tells_what_runs_its_containers(tmp_path: Path) -> None:
