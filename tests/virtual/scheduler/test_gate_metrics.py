@@ -12,7 +12,7 @@ from rounds_world import nodes, pod_of, task
 from rig.until import eventually
 from sharepod.process.metrics import families
 from sharepod.scheduler import gatekeeper
-from sharepod.scheduler.fairness import jain, weighted_shares
+from sharepod.scheduler.fairness import jain
 from sharepod.scheduler.gate_metrics import (
     OTHER,
     QUEUES_MAX,
@@ -26,7 +26,7 @@ from sharepod.scheduler.gate_metrics import (
     band_of,
 )
 from sharepod.scheduler.gate_summary import summarise_gates
-from sharepod.scheduler.queues import Queue, Queues
+from sharepod.scheduler.queues import Queues
 from sharepod.scheduler.round import decide
 from sharepod.scheduler.timeline import Timeline
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 Samples = dict[str, dict[tuple[str, ...], float]]
 
 
-def samples(look: GateLook, tally: GateTally | None = None, names: QueueNames | None = None) -> Samples:
+def samples(look: GateLook, tally: GateTally | None = None) -> Samples:
     """Return the values that are shown, by name and the values of the labels."""
     found: Samples = {}
-    snapshot = GateSnapshot(look, tally or GateTally(), (names or QueueNames()).told(look))
+    snapshot = GateSnapshot(look, tally or GateTally(), QueueNames().told(look))
     for family in families(TABLES, snapshot):
         for sample in family.samples:
             assert tuple(sample.labels.values()) not in found.get(sample.name, {})
@@ -49,13 +49,13 @@ def samples(look: GateLook, tally: GateTally | None = None, names: QueueNames | 
     return found
 
 
-def look(line: Timeline, *, leading: bool = True, names: QueueNames | None = None) -> Samples:
+def look(line: Timeline, *, leading: bool = True) -> Samples:
     found = summarise_gates(line.memory, line.queues, line.now_s, leading=leading, turns=1, rules_refused=False)
-    return samples(found, line.memory.tally, names)
+    return samples(found, line.memory.tally)
 
 
-def line_of(queues: Queues | None = None) -> Timeline:
-    line = Timeline(nodes(1, 4), queues or Queues())
+def line_of() -> Timeline:
+    line = Timeline(nodes(1, 4), Queues())
     line.come(task("runs", user="team", size=3, least=3, run_s=1e6))
     line.step()
     line.now_s = 30.0
@@ -78,6 +78,7 @@ def test_queues_are_told_with_what_waits_and_what_they_hold() -> None:
     assert found["sharepod_gates_waiting_devices"]["team",] == 4.0
     assert found["sharepod_gates_held_devices"] == {("other-team",): 0.4, ("team",): 3.0, (OTHER,): 0}
     assert found["sharepod_gates_longest_wait_seconds"][()] == 65.0
+    assert found["sharepod_gates_fairness"][()] == pytest.approx(jain([3.0, 0.4]))
 
 
 def test_a_replica_that_does_not_decide_tells_no_queue_twice() -> None:
@@ -92,14 +93,6 @@ def test_jains_index_is_one_where_all_have_the_same_and_less_the_fewer_have_all(
     for same in ([], [0, 0], [2, 2, 2]):
         assert jain(same) == 1
     assert (jain([1, 0, 0, 0]), jain([3, 1])) == (0.25, 0.8)
-
-
-def test_fairness_is_jains_index_of_shares_by_weight() -> None:
-    assert look(line_of())["sharepod_gates_fairness"][()] == pytest.approx(jain([3.0, 0.4]))
-    weighted = Queues(Queue(), {"team": Queue(weight=7.5)})
-    line = line_of(weighted)
-    assert weighted_shares(line.memory, weighted) == {"team": pytest.approx(0.1), "other-team": pytest.approx(0.1)}
-    assert look(line)["sharepod_gates_fairness"][()] == pytest.approx(1.0)
 
 
 def test_who_is_paused_is_counted_apart_from_who_waits() -> None:
