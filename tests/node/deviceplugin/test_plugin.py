@@ -6,14 +6,13 @@ import asyncio
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import sys
-import urllib.request
 
 import pytest
 
+from rig.agent import scrape
 from rig.cluster.apiserver import unused_port
 from rig.cluster.kubelet_pods import StartFailed
 from rig.cluster.node import PluginNode, plugin_node
@@ -188,28 +187,6 @@ async def test_only_what_the_operator_lists_is_offered() -> None:
         assert "device in two device plugins" not in node.log()
 
 
-async def test_a_full_disk_ends_no_pod_and_its_containers_start_when_there_is_room() -> None:
-    async with plugin_node() as node:
-        running = await node.admit("running", {"main": 20})
-        await node.kubelet.start(running, "main")
-        assert node.plugin is not None
-        before = resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE)
-        # Every byte that is written fails, as on a disk without room.
-        resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, (0, before[1]))
-        pod = await node.admit("pod", {"main": 30}, init={"prepare": 40})  # an error would be a Failed pod
-        with pytest.raises(StartFailed, match=r"allocations.json cannot be written: .*: make room"):
-            await node.kubelet.start(pod, "prepare")
-        assert pod.phase == "Pending"
-        assert (node.state / "allocations.json").stat().st_size > 0
-        resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, before)
-        await node.kubelet.start(pod, "prepare", patience_s=30)
-        node.kubelet.end(pod, "prepare")
-        await node.end(node.plugin, signal.SIGKILL)
-        await node.start_plugin()
-        await node.kubelet.start(pod, "main", patience_s=30)
-        assert sorted(await node.shares()) == ["pod/main", "running/main"]
-
-
 async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_not_begin() -> None:
     async with plugin_node() as node:
         await node.end(node.plugin)
@@ -225,8 +202,7 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
 
     def metrics() -> dict[str, float]:
         try:
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
-                lines = answer.read().decode().splitlines()
+            lines = scrape(address).splitlines()
         except OSError:  # the agent is starting
             return {}
         found = [line.rpartition(" ") for line in lines if line.startswith("sharepod_plugin_")]
