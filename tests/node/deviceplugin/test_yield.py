@@ -18,7 +18,7 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from rig.cluster.kubelet_pods import FakePod
 
@@ -54,14 +54,13 @@ async def held(node: PluginNode, name: str) -> pb.Share:
     return (await node.shares())[f"{name}/main"]
 
 
-async def becomes(node: PluginNode, name: str, condition: object, timeout_s: float = 30) -> float:
-    """Wait until a pod's share is so; return for how long."""
-    loop = asyncio.get_running_loop()
-    begun_s = loop.time()
-    while not condition(await held(node, name)):  # type: ignore[operator]
-        assert loop.time() - begun_s < timeout_s, f"{await held(node, name)}\n{node.log()}"
-        await asyncio.sleep(0.05)
-    return loop.time() - begun_s
+async def becomes(node: PluginNode, name: str, condition: Callable[[pb.Share], bool]) -> None:
+    """Wait until a pod's share is so."""
+
+    async def is_so() -> bool:
+        return condition(await held(node, name))
+
+    await eventually(is_so, node.log)
 
 
 async def used_percent(node: PluginNode, name: str, for_s: float) -> float:

@@ -39,8 +39,8 @@ class View:
                     assert self.pods.get(found.uid) != found, "a change that changes nothing"
                     self.pods[found.uid] = found
 
-    def equals(self, server: ApiServer, node: str = "n1") -> bool:
-        there = [read_pod(body) for body in server.pods.values() if body["spec"]["nodeName"] == node]
+    def equals(self, server: ApiServer) -> bool:
+        there = [read_pod(body) for body in server.pods.values() if body["spec"]["nodeName"] == "n1"]
         return self.pods == {found.uid: found for found in there if found is not None}
 
 

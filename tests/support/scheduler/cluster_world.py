@@ -22,8 +22,8 @@ DEVICE_BYTES = 80 * 2**30
 Body = dict[str, Any]
 
 
-def node_body(name: str, devices: int, cpu: str = "64") -> Body:
-    allocatable = {"cpu": cpu, "memory": "512Gi", "sharepod.io/gpu": str(100 * devices)}
+def node_body(name: str, devices: int) -> Body:
+    allocatable = {"cpu": "64", "memory": "512Gi", "sharepod.io/gpu": str(100 * devices)}
     return {"metadata": {"name": name}, "status": {"allocatable": allocatable}}
 
 

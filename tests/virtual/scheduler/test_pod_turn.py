@@ -35,17 +35,15 @@ def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
     return found
 
 
-def shown(line: Timeline, name: str, *, decides: bool = True, width: int = 300) -> str:
+def shown(line: Timeline, name: str, *, decides: bool = True) -> str:
     """Return what the command prints, by way of the wire."""
-    pod = pod_of(line, name)
-    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
-    answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
-    return "\n".join(lines(json.loads(answer), "http://here", width))
+    found = explain(line.cluster, pod_of(line, name), turn=turn(line, name, decides=decides))
+    return "\n".join(lines(json.loads(json.dumps(asdict(found))), "http://here", 300))
 
 
-def full(*, queues: Queues | None = None) -> Timeline:
+def full() -> Timeline:
     """Return a cluster of four devices that are all taken."""
-    line = Timeline(nodes(1, 4), queues or Queues())
+    line = Timeline(nodes(1, 4), Queues())
     line.come(task("heavy", user="heavy", size=3, least=3, run_s=1e6))
     line.come(task("light", user="light", run_s=1e6))
     line.step()
