@@ -36,8 +36,9 @@ async def listing(directory: Path, **rate: float) -> AsyncIterator[tuple[FakeKub
         yield kubelet, resources
 
 
-async def test_the_entries_of_a_container_are_one_set_of_units(directory: Path) -> None:
+async def test_the_entries_of_a_container_are_one_set_of_units_without_other_resources(directory: Path) -> None:
     async with listing(directory) as (kubelet, resources):
+        kubelet.others_held = {"nvidia.com/gpu": ["u0000"], "sharepod.io/x": ["u0000"]}
         pod = await kubelet.admit(
             "research", "trainer", {"train": 40, "plain": 0}, init={"fetch": 40}, sidecars={"proxy": 5}
         )
@@ -48,18 +49,6 @@ async def test_the_entries_of_a_container_are_one_set_of_units(directory: Path) 
             for name in ("proxy", "train")
         ]
         kubelet.delete(pod)
-        assert await resources.list() == ()
-
-
-async def test_other_resources_are_not_ours(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with listing(directory) as (kubelet, resources):
-        entries = [
-            pb.ContainerDevices(resource_name=name, device_ids=["u0000"])
-            for name in ("nvidia.com/gpu", "sharepod.io/x")
-        ]
-        container = pb.ContainerResources(name="main", devices=entries)
-        listed = [pb.PodResources(name="pod", namespace="default", containers=[container])]
-        monkeypatch.setattr(kubelet, "listed", lambda: listed)
         assert await resources.list() == ()
 
 
