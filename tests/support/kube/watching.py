@@ -44,19 +44,15 @@ class View:
         return self.pods == {found.uid: found for found in there if found is not None}
 
 
-def informer(client: Client, pace: Pace = FAST, page: int = 0) -> Informer[Pod]:
-    selected = {"fieldSelector": "spec.nodeName=n1"}
-    return Informer(client, Source("/api/v1/pods", selected, read_pod, lambda pod: pod.uid, page), pace, LOG)
-
-
 @contextlib.asynccontextmanager
 async def watched(
     server: ApiServer, account: Path, pace: Pace = FAST, page: int = 0
 ) -> AsyncIterator[tuple[Client, View]]:
     """An informer in the background."""
     view = View()
+    source = Source("/api/v1/pods", {"fieldSelector": "spec.nodeName=n1"}, read_pod, lambda pod: pod.uid, page)
     async with Client(server.access(account), AGENT) as client:
-        task = asyncio.create_task(view.follow(informer(client, pace, page)))
+        task = asyncio.create_task(view.follow(Informer(client, source, pace, LOG)))
         try:
             yield client, view
             assert not task.done(), "the watch has ended"
