@@ -84,22 +84,36 @@ def test_the_nodes_limit_holds_for_those_who_give_none_and_never_goes_below_a_re
 
 
 @pytest.mark.parametrize(
-    ("units", "devices", "text"),
+    ("units", "annotations", "text"),
     [
-        (150, None, "ask for 100 or 200, or set sharepod.io/devices to 2 for 75 % of each"),
-        (1700, None, "more than 16 whole devices"),
-        (0, None, "ask for 1 or more"),
-        (100, "3", "ask for 99 or 102"),
-        (1, "2", "ask for 2"),
-        (300, "2", "ask for at most 200, or set sharepod.io/devices to at least 3"),
-        (30, "0", "from 1 to 16"),
-        (30, "٢", "from 1 to 16"),
+        # units that do not divide: with the numbers that do
+        (150, {}, "ask for 100 or 200, or set sharepod.io/devices to 2 for 75 % of each"),
+        (1700, {}, "more than 16 whole devices"),
+        (0, {}, "ask for 1 or more"),
+        (100, {"devices": "3"}, "ask for 99 or 102"),
+        (1, {"devices": "2"}, "ask for 2"),
+        (300, {"devices": "2"}, "ask for at most 200, or set sharepod.io/devices to at least 3"),
+        (30, {"devices": "0"}, "from 1 to 16"),
+        (30, {"devices": "٢"}, "from 1 to 16"),
+        # a limit that is no whole percentage, or below the request
+        (30, {"limit": "60%"}, "write 60"),
+        (30, {"limit": "0"}, "1 to 100"),
+        (30, {"limit": ""}, "1 to 100"),
+        (30, {"limit": "٦٠"}, "1 to 100"),
+        (30, {"limit": "29"}, "below the request 30 %"),
+        # memory that no device can give
+        (100, {"memory": "10", "devices": "1"}, "10 bytes, outside 1Mi–1Pi: give a size such as 10Gi"),
+        (100, {"memory": "-1Gi", "devices": "1"}, "outside 1Mi–1Pi"),
+        (100, {"memory": "9e99", "devices": "1"}, "outside 1Mi–1Pi"),
+        (100, {"memory": "2047Ki", "devices": "2"}, "on each of 2 devices, outside 1Mi–1Pi"),
+        (100, {"memory": "10GB", "devices": "1"}, "no quantity: give a size such as 10Gi"),
+        (100, {"memory": "0.5", "devices": "1"}, "no whole number of bytes"),
     ],
 )
-def test_units_that_do_not_divide_are_refused_with_the_numbers_that_do(
-    units: int, devices: str | None, text: str
+def test_a_number_that_cannot_be_is_refused_with_those_that_can(
+    units: int, annotations: dict[str, str], text: str
 ) -> None:
-    assert text in refusal(units, **({} if devices is None else {"devices": devices}))
+    assert text in refusal(units, **annotations)
 
 
 @settings(deadline=None)
@@ -121,40 +135,11 @@ def test_units_spread_evenly_or_the_remedy_works(units: int, devices: int | None
     assert devices is not None or found.devices == 1 or found.request_millipercent == 100_000
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("60%", "write 60"),
-        ("0", "1 to 100"),
-        ("", "1 to 100"),
-        ("٦٠", "1 to 100"),
-        ("29", "below the request 30 %"),
-    ],
-)
-def test_a_limit_is_a_whole_percentage_not_below_the_request(value: str, text: str) -> None:
-    assert text in refusal(limit=value)
-
-
 def test_memory_is_what_the_container_gets_on_all_its_devices_together() -> None:
     assert terms(100, memory="10Gi").memory_limit_bytes == 10 * 2**30
     assert terms(100, memory="1.5Gi").memory_limit_bytes == 3 * 2**29
     assert terms(99, devices="3", memory="10Gi").memory_limit_bytes == 10 * 2**30 // 3
     assert terms(100, devices="2", memory="2Mi").memory_limit_bytes == MEMORY_LEAST_BYTES
-
-
-@pytest.mark.parametrize(
-    ("value", "devices", "text"),
-    [
-        ("10", "1", "10 bytes, outside 1Mi–1Pi: give a size such as 10Gi"),
-        ("-1Gi", "1", "outside 1Mi–1Pi"),
-        ("9e99", "1", "outside 1Mi–1Pi"),
-        ("2047Ki", "2", "on each of 2 devices, outside 1Mi–1Pi"),
-        ("10GB", "1", "no quantity: give a size such as 10Gi"),
-        ("0.5", "1", "no whole number of bytes"),
-    ],
-)
-def test_memory_that_no_device_can_give_is_refused(value: str, devices: str, text: str) -> None:
-    assert text in refusal(100, memory=value, devices=devices)
 
 
 @pytest.mark.parametrize(
