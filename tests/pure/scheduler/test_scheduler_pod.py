@@ -41,10 +41,15 @@ def read(*arguments: Any, **more: Any) -> Pod:
 
 
 def test_a_pod_with_one_share_is_read_whole() -> None:
-    pod = read([container("main", 30, "1500m", "2Gi")], {"sharepod.io/limit": "60", "sharepod.io/memory": "10Gi",
-                                                        "sharepod.io/class": "latency"})  # fmt: skip
+    pod = read(
+        [container("main", 30, "1500m", "2Gi")],
+        {"sharepod.io/limit": "60", "sharepod.io/memory": "10Gi", "sharepod.io/class": "latency",
+         "sharepod.io/model": "NVIDIA H200, NVIDIA A100", "sharepod.io/device-affinity": "a",
+         "sharepod.io/device-anti-affinity": "b.c"},
+    )  # fmt: skip
     share = ShareAsk(300, mib=10240, share_class="latency", limit_milli=600)
-    assert pod.ask == PodAsk(1500, 2048, (share,))
+    assert pod.ask == PodAsk(1500, 2048, (share,), frozenset({"NVIDIA H200", "NVIDIA A100"}))
+    assert (pod.affinity, pod.anti_affinity) == ("a", "b.c")
     assert (pod.containers, pod.priority, pod.title) == (("main",), 7, "team/p")
     assert (pod.chosen, pod.refusal, pod.node, pod.ended, pod.deleting) == ((), "", "", False, False)
 
@@ -115,16 +120,6 @@ def test_what_cannot_be_is_refused_and_its_processors_count(annotations: dict[st
 def test_more_shares_than_can_be_placed_are_refused() -> None:
     pod = read([container(f"c{number}", 10) for number in range(9)])
     assert pod.refusal == "9 containers hold shares: at most 8 of a pod can be placed"
-
-
-def test_models_and_groups_are_read() -> None:
-    pod = read(
-        [container("main", 30)],
-        {"sharepod.io/model": "NVIDIA H200, NVIDIA A100", "sharepod.io/device-affinity": "a",
-         "sharepod.io/device-anti-affinity": "b.c"},
-    )  # fmt: skip
-    assert pod.ask.models == {"NVIDIA H200", "NVIDIA A100"}
-    assert (pod.affinity, pod.anti_affinity) == ("a", "b.c")
 
 
 def test_a_pod_that_yields_asks_for_what_it_asked_before() -> None:
