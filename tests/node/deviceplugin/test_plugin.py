@@ -99,9 +99,13 @@ async def refusal(node: PluginNode, *command: str) -> str:
 
 
 @pytest.mark.early
-async def test_a_node_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
+async def test_a_node_whose_processes_are_hidden_or_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
     async with plugin_node() as node:
         await node.end(node.plugin)
+        user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+        cause = await refusal(node, "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child")
+        assert cause.startswith("kubelet's process is not to be seen")
+        assert "set hostPID: true" in cause
         for kubelet, runtime, remedy in (
             ("v1.30.14", "containerd://2.1.9", "1.31 or later is needed"),
             ("v1.36.2", "containerd://1.7.28", "set runtime_cdi to on"),
@@ -146,31 +150,6 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
             await node.kubelet.start(chosen, "main")
 
 
-async def test_only_what_the_operator_lists_is_offered() -> None:
-    async with plugin_node() as node:
-        _, second = await node.devices()
-        await node.end(node.plugin)
-        node.offer = [second, "GPU-of-another-node"]
-        node.kubelet.others["nvidia.com/gpu"] = ["0"]  # NVIDIA's plugin has the other one, by index
-        await node.start_plugin(units=100)
-        assert node.kubelet.capacity == 100
-        for name, size in (("a", 30), ("b", 70)):
-            pod = await node.admit(name, {"main": size})
-            await node.kubelet.start(pod, "main")
-        shares = await node.shares()
-        assert {share.devices[0].device_uuid for share in shares.values()} == {second}
-        assert "device in two device plugins" not in node.log()
-
-
-async def test_a_plugin_that_does_not_see_the_hosts_processes_says_so_and_does_not_begin() -> None:
-    async with plugin_node() as node:
-        await node.end(node.plugin)
-        user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-        cause = await refusal(node, "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child")
-        assert cause.startswith("kubelet's process is not to be seen")
-        assert "set hostPID: true" in cause
-
-
 @pytest.mark.early
 async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
     address = f"127.0.0.1:{unused_port()}"
@@ -204,7 +183,7 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         await eventually(lambda: metrics().get('sharepod_plugin_errors_total{side="agent"}', 0) > 0, node.log)
 
 
-async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_shares_are() -> None:
+async def test_only_what_the_operator_lists_is_offered_and_the_scheduler_hears_that_and_whose_the_shares_are() -> None:
     book = UsageBook()
     server = UsageServer(book, None)
     port = await server.start("127.0.0.1:0", None)
@@ -223,9 +202,17 @@ async def test_the_scheduler_hears_what_the_plugin_gives_out_and_whose_the_share
             assert (share.pod_uid, share.namespace, share.pod) == (pod.uid, "default", "train")
             assert (share.container, share.request_millipercent) == ("main", 70_000)
             await node.end(node.plugin)
-            node.offer = [told().devices[1].facts.uuid]
+            second = told().devices[1].facts.uuid
+            node.offer = [second, "GPU-of-another-node"]
+            node.kubelet.others["nvidia.com/gpu"] = ["0"]  # NVIDIA's plugin has the other one, by index
             await node.start_plugin(100)
+            assert node.kubelet.capacity == 100
             await eventually(lambda: [device.facts.offered for device in told().devices] == [False, True], node.log)
+            for name, size in (("a", 30), ("b", 70)):
+                await node.kubelet.start(await node.admit(name, {"main": size}), "main")
+            shares = await node.shares()
+            assert {shares[f"{name}/main"].devices[0].device_uuid for name in "ab"} == {second}
+            assert "device in two device plugins" not in node.log()
     finally:
         await server.stop()
 
