@@ -16,22 +16,6 @@ SOME_ROUNDS_S = 1.5
 NAMESPACE, NAME = RULES.split("/")
 
 
-async def test_a_pod_is_told_where_it_goes_and_of_a_gang_one_for_all(tmp_path: Path) -> None:
-    async with World(tmp_path, n1=2, n2=2) as world:
-        world.create("alone", 100)
-        async with world.replica():
-            await eventually(lambda: "Released" in world.told("alone"), "not told")
-            assert world.said("alone", "Released") == f"its gate has gone: it goes to node {world.node_of('alone')}"
-            names = [f"gang-{number}" for number in range(3)]
-            for name in names:
-                world.create(name, 100, gang="gang", gang_size="3")
-            await eventually(lambda: any("Released" in world.told(name) for name in names), "not told")
-            await eventually(lambda: all(map(world.is_released, names)), "not released")
-            told = [world.said(name, "Released") for name in names if "Released" in world.told(name)]
-            assert len(told) == 1
-            assert told[0].endswith(", all 3 of default/gang that it needs to 2 nodes")
-
-
 async def test_why_a_pod_waits_is_told_once_and_again_when_it_is_another_reason(tmp_path: Path) -> None:
     async with World(tmp_path, n1=1) as world:
         world.create("first", 100)

@@ -16,25 +16,27 @@ if TYPE_CHECKING:
     import pytest
 
 
-async def test_a_gang_is_released_whole_onto_one_rack(tmp_path: Path) -> None:
+async def test_a_gang_is_released_whole_onto_one_rack_and_one_of_it_is_told(tmp_path: Path) -> None:
+    names = [f"gang-{number}" for number in range(4)]
     async with World(tmp_path) as world:
         for number in range(4):
             world.add_node(f"n{number}", 2, rack=f"r{number // 2}")
         world.create("alone", 100)
         async with world.replica():
-            await eventually(lambda: world.is_released("alone"), "not released")
-            for number in range(3):
-                world.create(f"gang-{number}", 100, gang="gang", gang_size="4")
+            await eventually(lambda: "Released" in world.told("alone"), "not released")
+            assert world.said("alone", "Released") == f"its gate has gone: it goes to node {world.node_of('alone')}"
+            for name in names[:3]:
+                world.create(name, 100, gang="gang", gang_size="4")
             await eventually(lambda: world.told("gang-0") == {"GangIncomplete"}, "not told that it is incomplete")
-            assert not any(world.is_released(f"gang-{number}") for number in range(3))
+            assert not any(map(world.is_released, names[:3]))
             world.create("gang-3", 100, gang="gang", gang_size="4")
-            await eventually(
-                lambda: all(world.is_released(f"gang-{number}") for number in range(4)), "gang not released"
-            )
-            racks = {int(world.node_of(f"gang-{number}")[1]) // 2 for number in range(4)}
+            await eventually(lambda: any("Released" in world.told(name) for name in names), "not told")
+            await eventually(lambda: all(map(world.is_released, names)), "gang not released")
+            [told] = [world.said(name, "Released") for name in names if "Released" in world.told(name)]
+            assert told.endswith(", all 4 of default/gang that it needs to 2 nodes")
+            racks = {int(world.node_of(name)[1]) // 2 for name in names}
             assert racks == {1 - int(world.node_of("alone")[1]) // 2}
-            devices = [device for number in range(4) for device in world.devices_of(f"gang-{number}")]
-            assert len(set(devices)) == 4
+            assert len({device for name in names for device in world.devices_of(name)}) == 4
 
 
 async def test_who_is_held_by_others_gates_too_waits_for_them_first_and_takes_no_room_meanwhile(tmp_path: Path) -> None:
