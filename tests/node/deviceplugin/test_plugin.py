@@ -99,7 +99,7 @@ async def refusal(node: PluginNode, *command: str) -> str:
 
 
 @pytest.mark.early
-async def test_a_node_whose_processes_are_hidden_or_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
+async def test_a_node_of_hidden_processes_or_where_shares_reach_no_container_is_refused_with_the_remedy() -> None:
     async with plugin_node() as node:
         await node.end(node.plugin)
         user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
