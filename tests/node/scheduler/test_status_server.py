@@ -122,16 +122,25 @@ async def reaches(url: str, context: ssl.SSLContext) -> bool:
         return False
 
 
-async def test_only_who_shows_a_certificate_of_the_authority_is_answered(tmp_path: Path) -> None:
+async def test_only_who_shows_a_certificate_of_the_authority_as_it_is_now_is_answered(tmp_path: Path) -> None:
     files = Certificates(tmp_path, "127.0.0.1")
+    before = files.trust(issuer=files.clients)
     async with serving(files) as url:
-        assert await reaches(url, files.trust(issuer=files.clients))
+        assert await reaches(url, before)
         assert not await reaches(url, files.trust()), "without a certificate"
         assert not await reaches(url, files.trust(issuer=trustme.CA())), "with one of another authority"
         assert not await reaches(url, files.trust(issuer=files.authority)), "the server's own signs no clients"
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
                 await session.get(url.replace("https", "http") + "/healthz")
+        files.renew()
+        assert await reaches(url, files.trust(issuer=files.clients))
+        assert not await reaches(url, before), "it trusts the authority of before"
+        assert not await reaches(url, files.trust()), "without a certificate"
+        old, files.clients = files.clients, trustme.CA()
+        files.clients.cert_pem.write_to_path(str(files.client_ca))
+        assert not await reaches(url, files.trust(issuer=old)), "its authority has been replaced"
+        assert await reaches(url, files.trust(issuer=files.clients))
 
 
 async def test_who_resumes_a_session_has_shown_nothing(tmp_path: Path) -> None:
@@ -157,21 +166,6 @@ def _resumable(port: int, context: ssl.SSLContext) -> bool:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
             session, reused = connection.session, bool(connection.session_reused)
     return reused
-
-
-async def test_renewed_files_hold_from_the_next_connection_on(tmp_path: Path) -> None:
-    files = Certificates(tmp_path, "127.0.0.1")
-    before = files.trust(issuer=files.clients)
-    async with serving(files) as url:
-        assert await reaches(url, before)
-        files.renew()
-        assert await reaches(url, files.trust(issuer=files.clients))
-        assert not await reaches(url, before), "it trusts the authority of before"
-        assert not await reaches(url, files.trust()), "without a certificate"
-        old, files.clients = files.clients, trustme.CA()
-        files.clients.cert_pem.write_to_path(str(files.client_ca))
-        assert not await reaches(url, files.trust(issuer=old)), "its authority has been replaced"
-        assert await reaches(url, files.trust(issuer=files.clients))
 
 
 def test_an_authority_that_is_none_is_said(tmp_path: Path) -> None:

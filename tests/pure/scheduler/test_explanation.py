@@ -82,10 +82,13 @@ def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_th
     assert "n4: nothing is known of it" in text
 
 
-def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
+def test_nodes_that_are_as_good_are_told_so_and_what_runs_somewhere_apart_from_the_room_there() -> None:
     world = World({"n1": 1, "n2": 1})
     uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
     cluster = world.replica()
+    text = shown(explained(world, uid, cluster))
+    assert "1  n1: device 0, the best" in text
+    assert "2  n2: device 0, as good, but later by name" in text
     busy(world, cluster, "n1", DeviceNumbers(used_1m_millipercent=80_000, waited_1m_millipercent=30_000))
     best, other = explained(world, uid, cluster).fitting
     assert (best.left.node, other.left.node) == ("n2", "n1")
@@ -94,13 +97,6 @@ def test_what_runs_somewhere_is_told_apart_from_the_room_there() -> None:
     assert "0 100 % and 80 GiB (80 % used, 30 % waited)" in text
     assert "for what runs, is promised or not linked there" in text
     assert "for the room it takes" not in text
-
-
-def test_nodes_that_are_as_good_are_told_so() -> None:
-    world = World({"n1": 1, "n2": 1})
-    text = shown(explained(world, world.create(pod_body("waits", 30))))
-    assert "1  n1: device 0, the best" in text
-    assert "2  n2: device 0, as good, but later by name" in text
 
 
 def test_why_a_device_is_closed_is_told_of_each() -> None:

@@ -103,13 +103,6 @@ def random_tasks(
     return found
 
 
-def random_order(seed: int) -> tuple[Timeline, list[Task]]:
-    """Return a small cluster, on which jobs soon age, and jobs that come in an order of their own."""
-    chance = random.Random(seed)
-    line = Timeline(nodes(chance.choice((1, 2, 3)), chance.choice((2, 4, 8))), Queues(Queue(longest_wait_s=600)))
-    return line, random_tasks(chance, 14, gap_s=chance.choice((1.0, 60.0, 300.0)), mib=(1000, 30_000, None))
-
-
 def check(line: Timeline) -> None:
     """Check what must hold after every round."""
     milli: defaultdict[str, int] = defaultdict(int)

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_order, task
+from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
 from sharepod.scheduler.orders import Evict
 from sharepod.scheduler.queues import Queue, Queues
@@ -108,8 +108,9 @@ def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -
 
 
 def test_room_that_others_have_yet_to_yield_is_nobodys_though_its_node_is_kept_for_him() -> None:
-    line, tasks = random_order(822)  # a node is kept for a gang, and another job has somebody evicted and paused there
-    played(line, tasks)
+    chance = random.Random(822)  # a node is kept for a gang, and another job has somebody evicted and paused there
+    line = Timeline(nodes(chance.choice((1, 2, 3)), chance.choice((2, 4, 8))), Queues(Queue(longest_wait_s=600)))
+    played(line, random_tasks(chance, 14, gap_s=chance.choice((1.0, 60.0, 300.0)), mib=(1000, 30_000, None)))
 
 
 def test_what_is_free_on_a_node_that_is_kept_stays_so_and_who_runs_there_yields() -> None:
