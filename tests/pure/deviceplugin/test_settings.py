@@ -34,15 +34,8 @@ def test_what_is_wrong_is_told(arguments: list[str], environment: dict[str, str]
         OPTIONS.parse(arguments, environment)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--node-nam", "n1"], "sharepod-deviceplugin: unknown flag --node-nam: did you mean --node-name?"),
-        (["--node-name", "n1", "--state-directory", "/proc/x"], "state directory /proc/x: "),
-    ],
-)
-def test_the_process_says_it_in_one_line(arguments: list[str], text: str) -> None:
-    command = [sys.executable, "-m", "sharepod.deviceplugin.main", *arguments]
+def test_the_process_says_it_in_one_line() -> None:
+    command = [sys.executable, "-m", "sharepod.deviceplugin.main", "--node-name", "n1", "--state-directory", "/proc/x"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert text in done.stderr
+    assert done.stderr.startswith("sharepod-deviceplugin: state directory /proc/x: ")
