@@ -54,7 +54,11 @@ def look(line: Timeline, *, leading: bool = True) -> Samples:
     return samples(found, line.memory.tally)
 
 
-def line_of() -> Timeline:
+def empty_look(queues: dict[str, QueueLook], ruled: tuple[str, ...] = ()) -> GateLook:
+    return GateLook(True, 1, queues, ruled, 0.0, 1.0, False)
+
+
+def test_queues_are_told_with_what_waits_and_what_they_hold_by_the_replica_that_decides() -> None:
     line = Timeline(nodes(1, 4), Queues())
     line.come(task("runs", user="team", size=3, least=3, run_s=1e6))
     line.step()
@@ -64,25 +68,14 @@ def line_of() -> Timeline:
     line.step()
     line.now_s = 95.0
     line.step()
-    return line
-
-
-def empty_look(queues: dict[str, QueueLook], ruled: tuple[str, ...] = ()) -> GateLook:
-    return GateLook(True, 1, queues, ruled, 0.0, 1.0, False)
-
-
-def test_queues_are_told_with_what_waits_and_what_they_hold() -> None:
-    found = look(line_of())
+    found = look(line)
     assert found["sharepod_gates_waiting_pods"] == {("other-team",): 0, ("team",): 4, (OTHER,): 0}
     assert found["sharepod_gates_waiting_shares"]["team",] == 4
     assert found["sharepod_gates_waiting_devices"]["team",] == 4.0
     assert found["sharepod_gates_held_devices"] == {("other-team",): 0.4, ("team",): 3.0, (OTHER,): 0}
     assert found["sharepod_gates_longest_wait_seconds"][()] == 65.0
     assert found["sharepod_gates_fairness"][()] == pytest.approx(jain([3.0, 0.4]))
-
-
-def test_a_replica_that_does_not_decide_tells_no_queue_twice() -> None:
-    found = look(line_of(), leading=False)
+    found = look(line, leading=False)
     assert found["sharepod_gates_waiting_pods"] == {(OTHER,): 0}
     assert found["sharepod_gates_held_devices"] == {(OTHER,): 0}
     assert found["sharepod_gates_leading"][()] == 0
