@@ -72,6 +72,31 @@ async def test_a_pod_gets_what_it_asks_for_and_keeps_it_to_its_end() -> None:
         assert await node.shares() == {}
 
 
+@pytest.mark.early
+async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
+    async with plugin_node() as node:
+        wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limits": "50"})
+        with pytest.raises(StartFailed, match=r"sharepod.io/limits"):
+            await node.kubelet.start(wrong, "main")
+        assert await node.shares() == {}
+        node.show(wrong, {"sharepod.io/limit": "50"})
+        await node.kubelet.start(wrong, "main")
+        first = await node.admit("first", {"main": 60})
+        second = await node.admit("second", {"main": 60})
+        await node.kubelet.start(first, "main")
+        await node.kubelet.start(second, "main")
+        third = await node.admit("third", {"main": 50})  # kubelet counts 50 units of the node, in two pieces
+        with pytest.raises(
+            StartFailed, match=r"request 50 % .* fits on none of the 2 devices: the roomiest, 1, has 40 %"
+        ):
+            await node.kubelet.start(third, "main")
+        refused = "ShareNotReady: container main: request 50 %"
+        await eventually(lambda: any(refused in text for text in node.events("third")), node.log)
+        node.kubelet.finish(second)
+        node.show(second, {}, phase="Succeeded")
+        await node.kubelet.start(third, "main", patience_s=60)
+
+
 async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_makes_room() -> None:
     async with plugin_node() as node:
         other = await node.admit("other", {"main": 40})
