@@ -18,7 +18,7 @@ class Driver:
     used_ns: Counter[int] = field(default_factory=Counter)
     rules: Counter[tuple[int, Rule]] = field(default_factory=Counter)
 
-    def turn(self, wanting: list[int], *, overrun_ns: int = 0) -> int | None:
+    def turn(self, wanting: list[int]) -> int | None:
         """Give one turn to whom the policy chooses among `wanting`; None: it chose to wait, until its retry."""
         for share in wanting:
             self.policy.wait(self.now_ns, share)
@@ -28,7 +28,7 @@ class Driver:
             return None
         assert choice.share in wanting
         self.rules[choice.share, choice.rule] += 1
-        self.use(choice.share, choice.quantum_ns + overrun_ns)
+        self.use(choice.share, choice.quantum_ns)
         if choice.share in wanting:
             self.policy.wait(self.now_ns, choice.share)
         self.policy.end(self.now_ns, choice.share)

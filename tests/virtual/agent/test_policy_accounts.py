@@ -76,24 +76,27 @@ def test_a_charge_is_paid_in_full_and_time_that_nobody_is_charged_for_is_given_b
 
 @pytest.fixture
 def debtor(driver: Driver) -> int:
-    """A share of 40 % (limit 60) that has run a kernel of 3 s beside another, and has stopped; the other waits."""
+    """A share of 40 % (limit 60) that has run a kernel of 3 s beside another, and wants more; the other waits."""
     share, other = driver.policy.add(0, 40, 60), driver.policy.add(0, 40)
     waiting(driver, share, other)
     assert driver.policy.next(0).share == share
     driver.use(share, 3 * S)
+    waiting(driver, share)
     driver.policy.end(driver.now_ns, share)
     return share
 
 
 def test_an_overrun_beyond_the_bound_of_the_lag_is_debt(driver: Driver, debtor: int) -> None:
-    _, lag, debt, bucket = accounts(driver, debtor)
+    credit, lag, debt, bucket = accounts(driver, debtor)
     target = 50_000  # 40 % and half of the surplus
+    assert credit == -10 * MS * WHOLE  # of its guarantee it never owes more than a turn
     assert lag == -200 * MS * target
     assert debt == 3 * S * (WHOLE - target) + lag
     assert bucket == HOLD + 3 * S * LIMIT - 3 * S * WHOLE  # a limit is repaid in full
 
 
 def test_an_idle_debtor_repays_with_all_of_its_request_and_earns_nothing_else(driver: Driver, debtor: int) -> None:
+    driver.stop([debtor])
     credit, lag, debt, bucket = accounts(driver, debtor)
     driver.now_ns += 10 * MS
     waiting(driver, debtor)
@@ -101,6 +104,7 @@ def test_an_idle_debtor_repays_with_all_of_its_request_and_earns_nothing_else(dr
 
 
 def test_an_idle_share_that_has_repaid_earns_from_then_on(driver: Driver, debtor: int) -> None:
+    driver.stop([debtor])
     credit, lag, debt, bucket = accounts(driver, debtor)
     repaid_ns = -(-debt // REQUEST)
     driver.now_ns += repaid_ns + 9 * MS
@@ -112,7 +116,6 @@ def test_an_idle_share_that_has_repaid_earns_from_then_on(driver: Driver, debtor
 def test_a_debtor_that_waits_is_guaranteed_half_of_its_request_and_repays_with_the_other(
     driver: Driver, debtor: int
 ) -> None:
-    waiting(driver, debtor)
     credit, lag, debt, bucket = accounts(driver, debtor)
     advance(driver, 10 * MS)
     half = REQUEST // 2  # and no surplus, which the other wants
