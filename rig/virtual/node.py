@@ -47,7 +47,6 @@ class Node:
         self.policy = Policy()
         self.loads = {p.name: Load(p) for p in programs}
         self.timelines = {p.name: Timeline() for p in programs}
-        self.charged_ns = dict.fromkeys(self.loads, 0)
         self.turns: list[Turn] = []
         self.now_ns = 0
         self._share_of: dict[str, int] = {}
@@ -144,14 +143,14 @@ class Node:
                 drained_ns = max(device_ns, event_ns)
                 # Its limit closed the gate: the residue is charged after the turn.
                 self.policy.charge(drained_ns, share, drained_ns - billed_ns)
-                self._finish(name, granted_ns, drained_ns, quantum_ns, rule, drained_ns - billed_ns)
+                self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
                 return
             device_ns, _ = self._work(load, device_ns, event_ns + min(self._queued_ns, quantum_ns))
             break
         drained_ns = max(device_ns, self.now_ns)
         self._arrive_until(drained_ns)
         self._settle(share, drained_ns, drained_ns - billed_ns, wants_more=load.is_ready(drained_ns))
-        self._finish(name, granted_ns, drained_ns, quantum_ns, rule, 0)
+        self._finish(name, granted_ns, drained_ns, quantum_ns, rule)
 
     def _shorten(self, share: int, begun_ns: int, close_ns: int) -> int:
         """Let arrivals revoke the holder, or cut a quantum that was granted when nobody waited."""
@@ -162,10 +161,7 @@ class Node:
             return min(close_ns, max(self.now_ns, begun_ns + self.policy.quantum(self.now_ns, share)))
         return close_ns
 
-    def _finish(
-        self, name: str, granted_ns: int, drained_ns: int, quantum_ns: int, rule: Rule, residue_ns: int
-    ) -> None:
-        self.charged_ns[name] += residue_ns
+    def _finish(self, name: str, granted_ns: int, drained_ns: int, quantum_ns: int, rule: Rule) -> None:
         self.turns.append(Turn(name, granted_ns, drained_ns, quantum_ns, rule))
         self.now_ns = drained_ns
         self._holder = None
@@ -180,7 +176,6 @@ class Node:
     def _settle(self, share: int, now_ns: int, used_ns: int, *, wants_more: bool) -> None:
         """Bill the turn so far and end it."""
         self.policy.charge(now_ns, share, used_ns)
-        self.charged_ns[self._name_of[share]] += used_ns
         if wants_more:
             self.policy.wait(now_ns, share)
         self.policy.end(now_ns, share)

@@ -5,9 +5,16 @@ import random
 import pytest
 from driving import MS, Driver, S, waiting
 
-from rig.virtual.policy import Rule, ShareClass
+from rig.virtual.policy import Policy, Rule, ShareClass
 
-LATENCY, BATCH = ShareClass.LATENCY, ShareClass.BATCH
+LATENCY, STANDARD, BATCH = ShareClass.LATENCY, ShareClass.STANDARD, ShareClass.BATCH
+HOLDERS = {
+    Rule.LATENCY: (20, LATENCY, 0),
+    Rule.REQUEST: (20, STANDARD, 0),
+    Rule.SURPLUS: (20, STANDARD, -1),
+    Rule.LEFTOVER: (0, BATCH, 0),
+}
+"""Request, class and credit of whom the rule chooses."""
 
 
 @pytest.mark.parametrize("limit_percent", [1, 5, 30, 50, 90, 99])
@@ -23,17 +30,6 @@ def test_a_limit_is_exact_and_smooth_on_an_idle_device(driver: Driver, limit_per
     assert max(pauses) <= 20 * MS
 
 
-def test_a_limit_that_was_not_used_allows_a_burst_of_two_quanta(driver: Driver) -> None:
-    share = driver.policy.add(0, 30, 30)
-    driver.now_ns = 60 * S
-    begin_ns = driver.now_ns
-    while driver.turn([share]) is not None:
-        pass
-    assert driver.used_ns[share] <= 2 * 10 * MS
-    driver.saturate([share], begin_ns + 1 * S - driver.now_ns)
-    assert driver.used_ns[share] <= 0.31 * S
-
-
 def test_retry_says_exactly_when_a_limit_lets_a_waiting_share_run(driver: Driver) -> None:
     share = driver.policy.add(0, 30, 30)
     while driver.turn([share]) is not None:
@@ -44,79 +40,41 @@ def test_retry_says_exactly_when_a_limit_lets_a_waiting_share_run(driver: Driver
     assert driver.policy.next(retry_ns).share == share
 
 
-def test_a_limit_is_kept_after_an_overrun_however_long(driver: Driver) -> None:
-    share = driver.policy.add(0, 30, 30)
-    waiting(driver, share)
-    driver.policy.next(0)
-    driver.use(share, 3 * S)
-    driver.policy.wait(driver.now_ns, share)
-    driver.policy.end(driver.now_ns, share)
-    choice = driver.policy.next(driver.now_ns)
-    assert choice.share is None
-    assert choice.retry_ns - driver.now_ns == pytest.approx(7 * S, rel=0.01)
+@pytest.mark.parametrize(
+    ("share_class", "credit", "missing", "revoked"),
+    [
+        (LATENCY, 0, 0, {Rule.REQUEST, Rule.SURPLUS, Rule.LEFTOVER}),
+        (LATENCY, -1, 0, {Rule.LEFTOVER}),  # above its request
+        (LATENCY, 0, 1, set()),  # over its limit
+        (STANDARD, 0, 0, set()),
+    ],
+)
+def test_only_a_latency_share_within_its_limit_revokes_and_above_its_request_only_who_uses_leftovers(
+    share_class: ShareClass, credit: int, missing: int, revoked: set[Rule]
+) -> None:
+    for rule, (request, holders_class, holders_credit) in HOLDERS.items():
+        policy = Policy()
+        holder, waiter = policy.add(0, request, share_class=holders_class), policy.add(0, 20, 30, share_class)
+        policy.wait(0, holder)
+        policy.share(holder).credit = holders_credit
+        assert policy.next(0).rule is rule
+        policy.wait(0, waiter)
+        policy.share(waiter).credit = credit
+        policy.share(waiter).bucket -= missing
+        assert policy.preempts(0, waiter, holder) == (rule in revoked), rule
+        may_soon = share_class is LATENCY and rule is not Rule.LATENCY
+        assert policy.preempts(1, waiter, holder) == may_soon, rule
 
 
-def test_only_a_latency_share_below_its_request_revokes_a_holder_below_its_own(driver: Driver) -> None:
-    standard = driver.policy.add(0, 40)
+def test_nobody_revokes_itself_or_who_holds_nothing(driver: Driver) -> None:
+    holder, other = driver.policy.add(0, 40), driver.policy.add(0, 20)
     latency = driver.policy.add(0, 20, share_class=LATENCY)
-    other = driver.policy.add(0, 20)
-    waiting(driver, standard)
-    assert driver.policy.next(0).share == standard
-    driver.now_ns = 3 * MS
+    waiting(driver, holder)
+    assert driver.policy.next(0).share == holder
     waiting(driver, latency, other)
-    assert driver.policy.preempts(driver.now_ns, latency, standard)
-    assert not driver.policy.preempts(driver.now_ns, other, standard)
-    assert not driver.policy.preempts(driver.now_ns, latency, latency)
-    assert not driver.policy.preempts(driver.now_ns, latency, other)  # holds nothing
-    assert not driver.policy.preempts(driver.now_ns, latency, 99)
-
-
-def test_a_latency_share_does_not_revoke_another_below_its_request(driver: Driver) -> None:
-    one, two = (driver.policy.add(0, 20, share_class=LATENCY) for _ in range(2))
-    waiting(driver, one)
-    assert driver.policy.next(1).rule is Rule.LATENCY
-    driver.now_ns = 1 * MS
-    waiting(driver, two)
-    assert not driver.policy.preempts(driver.now_ns, two, one)
-
-
-def test_a_latency_share_above_its_request_revokes_only_a_holder_of_leftovers(driver: Driver) -> None:
-    latency = driver.policy.add(0, 10, share_class=LATENCY)
-    standard = driver.policy.add(0, 40)
-    batch = driver.policy.add(0, 0, share_class=BATCH)
-    driver.saturate([latency, standard], 1 * S)
-    driver.stop([latency, standard])
-    while driver.policy.share(latency).credit >= 0:
-        driver.turn([latency, standard])
-    driver.stop([latency, standard])
-    waiting(driver, batch)
-    assert driver.policy.next(driver.now_ns).rule is Rule.LEFTOVER
-    waiting(driver, latency)
-    assert driver.policy.preempts(driver.now_ns, latency, batch)
-    driver.policy.end(driver.now_ns, batch)
-    driver.stop([latency])
-    waiting(driver, standard)
-    assert driver.policy.next(driver.now_ns).share == standard
-    waiting(driver, latency)
-    assert not driver.policy.preempts(driver.now_ns, latency, standard)
-
-
-def test_a_latency_share_over_its_limit_revokes_nobody(driver: Driver) -> None:
-    latency, standard = driver.policy.add(0, 10, 10, share_class=LATENCY), driver.policy.add(0, 40)
-    while driver.turn([latency]) is not None:
-        last_ns = driver.now_ns
-    driver.stop([latency])
-    policy = driver.policy
-    policy.wait(driver.now_ns, standard)
-    assert policy.next(driver.now_ns).share == standard
-    driver.use(standard, 1 * MS)
-    policy.end(driver.now_ns, standard)
-    policy.wait(driver.now_ns, latency)
-    while driver.turn([latency]) is not None:
-        last_ns = driver.now_ns
-    policy.wait(last_ns, standard)
-    assert policy.next(last_ns).share == standard
-    assert not policy.preempts(last_ns, latency, standard)
+    assert driver.policy.preempts(0, latency, holder)
+    for nobody in (latency, other, 99):
+        assert not driver.policy.preempts(0, latency, nobody)
 
 
 def test_the_quantum_stays_between_2_and_50_ms_and_follows_waiters_and_units(driver: Driver) -> None:
