@@ -8,7 +8,6 @@ import pytest
 
 from rig import REPO_ROOT
 
-ROOT = REPO_ROOT
 SLICE_NS = 2_000_000
 
 
@@ -17,7 +16,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("lead") / "lead_program"
     sources = ["tests/support/agent/lead_program.c", "agent/lead.c"]
     command = ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", "-fsanitize=address,undefined", "-Iagent", "-Ihook"]
-    subprocess.run([*command, *sources, "-o", str(built)], cwd=ROOT, check=True)
+    subprocess.run([*command, *sources, "-o", str(built)], cwd=REPO_ROOT, check=True)
     return built
 
 

@@ -63,7 +63,6 @@ ALL_TABLES = (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES)
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 """What Prometheus accepts."""
 SCRAPE_S = 0.03
-ROOT = REPO_ROOT
 POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
 
 
@@ -99,7 +98,7 @@ def test_every_metric_of_the_manual_is_served_as_valid_openmetrics_too(make_agen
 
 
 def test_the_manual_of_the_metrics_is_current() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == manual()
+    assert (REPO_ROOT / "docs" / "metrics.md").read_text() == manual()
 
 
 def test_a_taken_metrics_address_is_named(make_agent: MakeAgent) -> None:

@@ -19,10 +19,6 @@ def handle(index: int, parent: str = "", own: object = None) -> Any:
     return nvml.Handle(info, own or whole, whole, whole)
 
 
-def peers(one: Any, others: list[Any]) -> tuple[int, ...]:
-    return nvml.nvlink_peers(one, others)
-
-
 def test_the_peers_are_those_whose_p2p_status_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [handle(index) for index in range(4)]
     linked = {("GPU-0", "GPU-1"), ("GPU-1", "GPU-0"), ("GPU-0", "GPU-3")}
@@ -32,7 +28,7 @@ def test_the_peers_are_those_whose_p2p_status_is_fine(monkeypatch: pytest.Monkey
         return pynvml.NVML_P2P_STATUS_OK if (one, other) in linked else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
-    assert [peers(one, devices) for one in devices] == [(1, 3), (0,), (), ()]
+    assert [nvml.nvlink_peers(one, devices) for one in devices] == [(1, 3), (0,), (), ()]
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
@@ -42,10 +38,10 @@ def test_a_driver_that_cannot_say_has_no_links(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
     devices = [handle(0), handle(1)]
-    assert peers(devices[0], devices) == ()
+    assert nvml.nvlink_peers(devices[0], devices) == ()
 
 
 def test_an_instance_of_a_cut_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", lambda *_: pynvml.NVML_P2P_STATUS_OK)
     devices = [handle(0), handle(1), handle(2, "GPU-9", "MIG-a"), handle(3, "GPU-9", "MIG-b")]
-    assert [peers(one, devices) for one in devices] == [(1,), (0,), (), ()]
+    assert [nvml.nvlink_peers(one, devices) for one in devices] == [(1,), (0,), (), ()]

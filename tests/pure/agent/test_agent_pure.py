@@ -35,18 +35,6 @@ from sharepod.agent.share import (
 MS = 1_000_000
 
 
-def test_the_rate_is_that_of_the_window_and_not_of_all_time() -> None:
-    account = Account()
-    used = 0
-    for step in range(481):  # two minutes at 4 Hz: a minute at 20 %, then one at 60 %
-        account.add(step * 250 * MS, used)
-        used += (50 if step < 240 else 150) * MS
-    now, used = 480 * 250 * MS, used - 150 * MS
-    assert account.rate_millipercent(now, used, SECOND_NS) == 60_000
-    assert abs(account.rate_millipercent(now, used, MINUTE_NS) - 60_000) < 1_500
-    account.validate()
-
-
 def test_a_young_account_has_the_rate_since_its_start() -> None:
     account = Account()
     account.add(5 * SECOND_NS, 0)
@@ -191,12 +179,10 @@ def held(
     request: int = 30,
     limit: int = 100,
     share_class: ShareClass = ShareClass.STANDARD,
-    paused: bool = False,
-    yielding: bool = False,
     processes: int = 1,
 ) -> ShareStatus:
     terms = DeviceTerms(H200.uuid, Terms(request * 1000, limit * 1000, 0))
-    share = Share(ShareId(name), (terms,), share_class, "/x", 0, name=name, paused=paused, yielding=yielding)
+    share = Share(ShareId(name), (terms,), share_class, "/x", 0, name=name)
     usage = DeviceUsage(H200.uuid, Usage(state=state), used * 1000, used * 1000)
     return ShareStatus(share, (usage,), tuple(Process(n, n, 0, 0) for n in range(processes)))
 
@@ -237,11 +223,6 @@ HOLDER = held("trainer", ShareState.HOLDING, 70)
         (held("a", ShareState.HOLDING, 0), "runs: it holds the turn"),
         (held("a", ShareState.IDLE, 0), "idle: its processes have submitted no work"),
         (held("a", ShareState.IDLE, 0, processes=0), "idle: no process has attached; start the program with the hook"),
-        (held("a", ShareState.PAUSED, 0, paused=True), "paused by an operator: `sharepod resume a` lets it run"),
-        (
-            held("a", ShareState.PAUSED, 0, paused=True, yielding=True),
-            "yields: it is paused to make room, and its request 30 % counts as not promised",
-        ),
     ],
 )
 def test_explain_says_why(status: ShareStatus, expected: str) -> None:

@@ -134,7 +134,7 @@ def test_an_update_that_is_refused_changes_nothing(tmp_path: Path) -> None:
     before = dict(arbiter.terms)
     with pytest.raises(DoesNotFit, match="40 % of its time is free"):
         registry.update("a", [TermsChange(request_millipercent=50_000)], None)
-    with pytest.raises(InvalidInput, match="limit 20 % is below request 30 %"):
+    with pytest.raises(InvalidInput, match="limit 20 % is below request 30 %: raise the limit or lower the request"):
         registry.update("a", [TermsChange(limit_millipercent=20_000)], None)
     with pytest.raises(InvalidInput, match="share a has nothing on device 1: name one of GPU-aaaa"):
         registry.update("a", [TermsChange("1", limit_millipercent=90_000)], None)
@@ -154,7 +154,7 @@ def test_a_share_that_yields_leaves_its_time_to_others_and_keeps_its_memory(tmp_
     assert (room.free_millipercent, room.yielded_millipercent) == (100_000, 100_000)
     assert room.memory_promised_bytes == 100 * GIB
     registry.register(ask(60, device="0", name="serve"), unix_ns=1, now_ns=0)
-    with pytest.raises(DoesNotFit, match="request 50 % does not fit on device 0: 40 % of its time is free"):
+    with pytest.raises(DoesNotFit, match="request 50 % does not fit on device 0: 40 % of its time is free: lower the"):
         registry.register(ask(50, device="0"), unix_ns=1, now_ns=0)
     with pytest.raises(DoesNotFit, match=r"memory 100 GiB does not fit on device 0: .* not promised"):
         registry.register(ask(10, memory=100 * GIB, device="0"), unix_ns=1, now_ns=0)
@@ -323,7 +323,7 @@ def test_a_share_of_a_device_that_was_missing_is_adopted_and_the_device_describe
     fewer.describe(replace(A10, index=-1))
     assert fewer.devices == (replace(A10, index=0, nvlink_peers=(1,)), H200_B)
     fewer.set_health(A10.uuid, "")
-    with pytest.raises(InvalidInput, match="more than the 24 GiB of device 0"):
+    with pytest.raises(InvalidInput, match=r"memory 25 GiB is more than the 24 GiB of device 0 \(A10\): lower it"):
         fewer.register(ask(device="0", memory=25 * GIB), unix_ns=5, now_ns=0)
 
 

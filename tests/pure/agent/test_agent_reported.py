@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from agent_doubles import H200, H200_B
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,12 +154,3 @@ def test_a_quarter_of_an_hour_is_a_window_too_and_so_is_the_time_waited() -> Non
         account.add(second * SECOND_NS, used, waited)
     error = 100_000 * OLD_NS // QUARTER_NS
     assert abs(account.rate_millipercent(2850 * SECOND_NS, used, QUARTER_NS) - 35_000) <= error
-
-
-@pytest.mark.parametrize("seconds", [3, 100, 500])
-def test_a_young_account_has_its_own_age_for_a_quarter_of_an_hour(seconds: int) -> None:
-    account = Account()
-    for second in range(seconds):
-        account.add(second * SECOND_NS, second * SECOND_NS // 4)
-    now = (seconds - 1) * SECOND_NS
-    assert account.rate_millipercent(now, now // 4, QUARTER_NS) == 25_000

@@ -49,7 +49,6 @@ def test_a_file_may_write_values_as_yaml_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--polcy", "open"], "unknown flag --polcy: did you mean --policy?"),
         (["--policy", "maybe"], "--policy is 'maybe': give open or closed"),
         (["--simulate", "H200"], "--simulate is 'H200': give devices like 2xH200 or 1xH200,1xA10"),
         (["--metrics-listen", "127.0.0.1:70000"], "--metrics-listen is '127.0.0.1:70000': give a loopback address"),
