@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sharepod.agent.device import DeviceInfo
 from sharepod.agent.node import Identity
@@ -15,7 +15,6 @@ from sharepod.agent.share import (
     DeviceUuid,
     Handle,
     Histogram,
-    Mishap,
     Process,
     ShareAsk,
     ShareClass,
@@ -53,16 +52,13 @@ class MemoryArbiter:
     def __init__(self) -> None:
         self.devices: list[str] = []
         self.terms: dict[Handle, list[tuple[Handle, Terms]]] = {}
-        self.classes: dict[Handle, ShareClass] = {}
         self.paused: dict[Handle, bool] = {}
         self.gangs: dict[Handle, int] = {}
         self.usages: dict[Handle, list[Usage]] = {}
         self.turn_times: dict[tuple[Handle, int], tuple[Histogram, Histogram]] = {}
         self.processes: dict[Handle, tuple[Process, ...]] = {}
-        self.mishaps: dict[Handle, tuple[Mishap, ...]] = {}
         self.region_errors: dict[str, int] = {}
         self.finished: list[Turn] = []
-        self.regions: dict[str, tuple[tuple[tuple[str, Terms], ...], ShareClass, bool]] = {}
         self.tenants: dict[str, int] = {}
         self.refuse = 0
         self._next = 0
@@ -83,16 +79,13 @@ class MemoryArbiter:
         self._next += 1
         handle = Handle(self._next)
         self.terms[handle] = list(terms)
-        self.classes[handle] = share_class
         self.usages[handle] = [Usage(used_ns=used) for used in (used_ns or [0] * len(terms))]
         return handle
 
     def region_error(self, directory: str) -> int:
         return self.region_errors.get(directory, 0) if Path(directory).is_dir() else errno.ENOENT
 
-    def region_terms(self, directory: str) -> tuple[tuple[tuple[str, Terms], ...], ShareClass, bool]:
-        if (Path(directory) / "terms").exists():
-            return self.regions[directory]
+    def region_terms(self, _: str) -> NoReturn:
         raise OSError(errno.ENOENT, "no region")
 
     def region_tenants(self, directory: str) -> int:
@@ -100,7 +93,6 @@ class MemoryArbiter:
 
     def update_share(self, share: Handle, terms: Sequence[tuple[Handle, Terms]], share_class: ShareClass) -> None:
         self.terms[share] = list(terms)
-        self.classes[share] = share_class
 
     def pause_share(self, share: Handle, paused: bool) -> None:
         self.paused[share] = paused
@@ -120,8 +112,8 @@ class MemoryArbiter:
     def read_processes(self, share: Handle) -> tuple[Process, ...]:
         return self.processes.get(share, ())
 
-    def read_mishaps(self, share: Handle) -> tuple[Mishap, ...]:
-        return self.mishaps.get(share, ())
+    def read_mishaps(self, _: Handle) -> tuple[()]:
+        return ()
 
     def read_turns(self, after: int, capacity: int) -> tuple[Turn, ...]:
         return tuple(turn for turn in self.finished if turn.sequence > after)[:capacity]

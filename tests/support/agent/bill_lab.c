@@ -18,7 +18,6 @@ void sp_grant_account(struct sp_grant *grant, uint64_t used_ns) {
   (void)grant, (void)used_ns;
 }
 
-void lab_begin(uint64_t now_ns);
 void lab_begin(uint64_t now_ns) {
   device = (struct sp_node_device){.billed_until_ns = now_ns};
   sp_policy_init(&device.policy);
@@ -32,7 +31,6 @@ void lab_begin(uint64_t now_ns) {
   }
 }
 
-void lab_grant(int share, uint64_t now_ns, bool contended);
 void lab_grant(int share, uint64_t now_ns, bool contended) {
   struct sp_member *member = &members[share];
   member->grant->flags = contended ? SP_GRANT_CONTENDED : 0;
@@ -44,12 +42,10 @@ void lab_grant(int share, uint64_t now_ns, bool contended) {
 }
 
 /* `until_ns`: when its turn ought to end. */
-void lab_deadline(int share, uint64_t until_ns);
 void lab_deadline(int share, uint64_t until_ns) {
   members[share].deadline_ns = until_ns;
 }
 
-void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uint64_t ended_ns);
 void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uint64_t ended_ns) {
   struct sp_member *member = &members[share];
   member->view.entered = true;
@@ -59,7 +55,6 @@ void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uin
   member->scanned_ns = now_ns;
 }
 
-void lab_close(int share);
 void lab_close(int share) {
   members[share].holding = false;
   members[share].draining = true;
@@ -67,13 +62,11 @@ void lab_close(int share) {
   device.drains[device.draining++] = &members[share];
 }
 
-void lab_cogrant(int share);
 void lab_cogrant(int share) {
   members[share].cogranted = true;
 }
 
 /* As the end of a turn does it: `share` drains alone. */
-void lab_drained(int share, uint64_t now_ns);
 void lab_drained(int share, uint64_t now_ns) {
   sp_bill(&device, now_ns);
   sp_bill_correct(&device, &members[share]);
@@ -82,12 +75,10 @@ void lab_drained(int share, uint64_t now_ns) {
   device.draining = 0;
 }
 
-void lab_bill(uint64_t until_ns);
 void lab_bill(uint64_t until_ns) {
   sp_bill(&device, until_ns);
 }
 
-void lab_beside(int share, uint64_t now_ns, uint64_t beside_ns, uint64_t until_ns);
 void lab_beside(int share, uint64_t now_ns, uint64_t beside_ns, uint64_t until_ns) {
   members[share].beside_ns = beside_ns;
   members[share].beside_until_us = (uint32_t)(until_ns / 1000);
@@ -95,7 +86,6 @@ void lab_beside(int share, uint64_t now_ns, uint64_t beside_ns, uint64_t until_n
 }
 
 /* Used, charged, estimated, overrun, beside; then its grace and what the device has charged in all. */
-void lab_read(int share, int64_t out[7]);
 void lab_read(int share, int64_t out[7]) {
   const struct sp_usage *usage = &members[share].usage;
   int64_t read[7] = {(int64_t)usage->used_ns,    (int64_t)usage->charged_ns, (int64_t)usage->estimated_ns,
