@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dialogue import Dialogue
+
 from rig import REPO_ROOT
 from rig.agent import metered, program, usage
 from rig.until import until
@@ -44,11 +46,7 @@ def test_host_copies_of_the_dead_and_the_living_are_counted_explained_and_go_on_
         facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0].facts
         assert "copied 256 MiB to the device and 256 MiB back, in 8 copies: these pass no gate" in facts
         assert agent.stop() == 0
-        assert lives.stdin
-        assert lives.stdout
-        lives.stdin.write("again\n")  # while there is no agent
-        lives.stdin.flush()
-        assert lives.stdout.readline() == "ready\n"
+        assert Dialogue(lives)("again") == "ready"  # while there is no agent
         agent.start()
         until(lambda: usage(agent, "a").processes == 1)
         assert counts(agent) == rounds(3)

@@ -43,6 +43,7 @@ from bad_input import (
     told,
     worker,
 )
+from dialogue import Dialogue
 
 from rig.agent import usage
 from rig.until import until
@@ -143,8 +144,6 @@ def until_metered(agent: RunningAgent) -> None:
 
 def survived(agent: RunningAgent, neighbour: Worker) -> None:
     """Assert that the agent is whole, and that neither it nor the neighbour has anything to do with the damage."""
-    assert agent.process is not None
-    assert agent.process.poll() is None
     assert "Traceback" not in agent.log()
     neighbour.goes_on()
     assert usage(agent, "neighbour").faults == 0
@@ -216,16 +215,14 @@ def test_a_program_whose_claim_is_gone_before_the_agent_knew_whose_it_was_claims
 ) -> None:
     answer = agent.register(40, name="hurt", device="0")
     agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
-    assert agent.process is not None
-    agent.process.send_signal(signal.SIGSTOP)
+    os.kill(agent.pid, signal.SIGSTOP)
     directory = Path(answer.share.directory)
 
     def lose_the_claim() -> None:
         until_it_waits(directory)
         with opened(directory / "slots") as slots:
             os.pwrite(slots, bytes(WORD), 0)
-        assert agent.process is not None
-        agent.process.send_signal(signal.SIGCONT)
+        os.kill(agent.pid, signal.SIGCONT)
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="hurt"))
 
     with worker(bad_program, environment_of(answer), tmp_path, lose_the_claim) as hurt:
@@ -239,14 +236,10 @@ def start_children(program: Path, environment: dict[str, str]) -> subprocess.Pop
 
 def live_once(children: subprocess.Popen[str]) -> dict[str, int]:
     """Let a child live; return its answers by call, and its exit status."""
-    assert children.stdin is not None
-    assert children.stdout is not None
-    children.stdin.write("\n")
-    children.stdin.flush()
-    said = ""
-    while "status" not in said:
-        said += children.stdout.readline()
-    return answers_in(said)
+    said = [Dialogue(children)("")]
+    while "status" not in said[-1]:
+        said.append(Dialogue(children).hear())
+    return answers_in(" ".join(said))
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -271,8 +264,6 @@ def test_every_word_of_a_region_damaged_before_a_program_starts(
         survived(agent, neighbour)
         if file == "terms":  # in slots of nobody there is nothing that could be damaged
             told_of(agent, answer.share)
-        assert children.stdin is not None
-        children.stdin.close()
     assert first_error(once(bad_program, environment_of(answer))) == ("", 0)
     if file == "terms":
         expected, mended = bytearray(whole), bytearray(path.read_bytes())
@@ -296,10 +287,6 @@ def test_a_region_of_every_length_before_a_program_starts(
             answers = live_once(children)
             assert (answers["status"], answers["init"] in allowed) == (0, True), (length, answers)
             assert answers["launch"] == (0 if answers["init"] == 0 else NOT_CALLED), (length, answers)
-        assert children.stdin is not None
-        children.stdin.close()
-    assert agent.process is not None
-    assert agent.process.poll() is None
     if file == "terms":
         told(agent, answer.share, UNUSABLE, "its region has another ABI or is damaged")
     else:  # the agent makes it as long as it was

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from dialogue import Dialogue
 
-from rig.agent import metered, program, usage
+from rig.agent import metered, program, python, usage
 from rig.script import script
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
@@ -53,38 +54,28 @@ def test_the_second_agent_on_a_host_gets_one_line_and_disturbs_nothing(agent: Ru
     assert len(agent.shares()) == 1
 
 
-def test_a_killed_agent_is_followed_by_one_that_adopts_its_shares(agent: RunningAgent) -> None:
+def test_a_killed_agent_is_followed_by_one_that_adopts_its_shares_as_they_were_last(agent: RunningAgent) -> None:
     kept = agent.register(30, 60, GIB, name="kept", labels={"pod": "p"}).share
     agent.stub.PauseShare(pb.PauseShareRequest(share="kept"))
     with subprocess.Popen(["sleep", "60"]) as owner:
         orphan = agent.register(20, owner_pid=owner.pid).share
         alive = agent.register(10, owner_pid=os.getpid()).share
+        change = [pb.DeviceChange(limit_millipercent=50_000)]
+        for _ in range(2):  # a container that starts again tells the terms that it has
+            agent.stub.UpdateShare(pb.UpdateShareRequest(share="kept", devices=change))
         assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
         owner.kill()
     assert (agent.directory / "shares" / orphan.id).exists()
     agent.start()
     assert {share.id for share in agent.shares()} == {kept.id, alive.id}
     assert agent.directories() == {kept.id, alive.id}
-    adopted = agent.shares()[0]
+    adopted, other = agent.shares()
     assert (adopted.name, adopted.paused, adopted.labels["pod"]) == ("kept", True, "p")
     assert adopted.registered_unix_ns == kept.registered_unix_ns
     assert adopted.devices[0].device_uuid == kept.devices[0].device_uuid
     assert adopted.devices[0].memory_limit_bytes == GIB
-
-
-def test_what_was_just_registered_or_changed_outlives_a_kill_and_the_same_terms_change_nothing(
-    agent: RunningAgent,
-) -> None:
-    for name in ("a", "b", "c"):
-        agent.register(20, name=name)
-    change = [pb.DeviceChange(limit_millipercent=50_000)]
-    for _ in range(2):  # a container that starts again tells the terms that it has
-        agent.stub.UpdateShare(pb.UpdateShareRequest(share="b", devices=change))
-    agent.stop(signal.SIGKILL)
-    agent.start()
-    limits = {share.name: share.devices[0].limit_millipercent for share in agent.shares()}
-    assert limits == {"a": 100_000, "b": 50_000, "c": 100_000}
-    assert agent.log().count("share updated") == 1
+    assert [share.devices[0].limit_millipercent for share in (adopted, other)] == [50_000, 100_000]
+    assert agent.log().count("share updated") == 1, "the same terms change nothing"
 
 
 def test_a_program_that_started_while_no_agent_ran_rings_the_next_one(agent: RunningAgent) -> None:
@@ -128,27 +119,16 @@ print("allocated", flush=True)
 
 def test_a_daemon_that_closes_its_descriptors_before_the_agent_has_seen_it_is_metered(agent: RunningAgent) -> None:
     answer = agent.register(30, memory=GIB, name="daemon")
-    assert agent.process is not None
-    agent.process.send_signal(signal.SIGSTOP)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(script(CLOSES), env=metered(answer), stdin=pipe, stdout=pipe, text=True) as daemon:
-        try:
-            assert daemon.stdin is not None
-            assert daemon.stdout is not None
-            assert daemon.stdout.readline() == "closed\n"
-            agent.process.send_signal(signal.SIGCONT)
-            time.sleep(2.5)  # a claim without a lock is a dead process's after one second
-            daemon.stdin.write("go\n")
-            daemon.stdin.flush()
-            assert daemon.stdout.readline() == "ended\n"
-            until(lambda: usage(agent, "daemon").launches >= 30)
-            until(lambda: usage(agent, "daemon").memory_used_bytes >= 300 << 20)
-            daemon.stdin.write("go\n")
-            daemon.stdin.flush()
-            assert daemon.stdout.readline() == "allocated\n"
-        finally:
-            agent.process.send_signal(signal.SIGCONT)
-            daemon.kill()
+    os.kill(agent.pid, signal.SIGSTOP)
+    with python(metered(answer), *script(CLOSES)[1:]) as (process, said):
+        assert said == "closed\n"
+        os.kill(agent.pid, signal.SIGCONT)
+        time.sleep(2.5)  # a claim without a lock is a dead process's after one second
+        daemon = Dialogue(process)
+        assert daemon("go") == "ended"
+        until(lambda: usage(agent, "daemon").launches >= 30)
+        until(lambda: usage(agent, "daemon").memory_used_bytes >= 300 << 20)
+        assert daemon("go") == "allocated"
 
 
 NEWER = b'{"format": 9, "boot_id": "", "shares": {}}'

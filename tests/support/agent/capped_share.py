@@ -5,11 +5,12 @@ The device is the judge: what it counts for the share's processes is compared wi
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dialogue import Dialogue
 
 from rig.agent import RunningAgent, python
 from rig.programs import build
@@ -28,45 +29,19 @@ def memory_program() -> str:
 
 
 @dataclass(frozen=True)
-class Taker:
-    """A run of memory_program.c."""
-
-    process: subprocess.Popen[str]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def say(self, line: str) -> None:
-        """Send a line, whose answer is read later."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> str:
-        """Read an answer."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def __call__(self, line: str) -> str:
-        self.say(line)
-        return self.hear()
-
-
-@dataclass(frozen=True)
 class CappedShare:
     """A share with a cap, on a device of its own."""
 
     agent: RunningAgent
     environment: dict[str, str]
-    takers: list[Taker] = field(default_factory=list)
+    takers: list[Dialogue] = field(default_factory=list)
 
     @contextmanager
-    def taker(self) -> Iterator[Taker]:
+    def taker(self) -> Iterator[Dialogue]:
         """Run the program in the share."""
         with python(self.environment, of=memory_program()) as (process, line):
             assert line == "ready\n"
-            self.takers.append(Taker(process))
+            self.takers.append(Dialogue(process))
             yield self.takers[-1]
 
     def on_the_device(self, device: int = 0) -> int:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dialogue import Dialogue
+
 from rig.agent import metered, program, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
@@ -27,9 +29,7 @@ def test_a_program_that_becomes_another_in_its_turn_holds_the_device_no_longer(a
         program(metered(agent.register(50, name="gone", device="0")), "exec") as gone,
         program(metered(agent.register(50, name="other", device="0"))),
     ):
-        assert gone.stdin is not None
-        gone.stdin.write("now\n")
-        gone.stdin.flush()
+        Dialogue(gone).say("now")
         until(lambda: Path(f"/proc/{gone.pid}/comm").read_text() == "sleep\n")
         until(lambda: usage(agent, "gone").processes == 0)
         before_ns = usage(agent, "gone").used_ns
