@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from agent_fixtures import devices, reasons
 
 from rig.agent import metered, program, python, usage
 from rig.script import script
@@ -139,18 +140,25 @@ sys.stdin.read()
 """
 
 
-def test_instances_are_devices_and_the_gpu_that_is_cut_is_none(make_agent: MakeAgent) -> None:
+def test_instances_are_devices_with_their_own_processes_and_their_gpus_health_and_the_gpu_that_is_cut_is_none(
+    make_agent: MakeAgent,
+) -> None:
     agent = make_agent("--simulate", CUT).start()
-    devices = agent.stub.GetNode(pb.GetNodeRequest()).devices
-    assert [(d.index, d.uuid) for d in devices] == [(0, f"{MIG}10"), (1, f"{MIG}20"), (2, f"{GPU}01")]
-    assert [d.name for d in devices[:2]] == [
-        f"NVIDIA H100 80GB HBM3 MIG {profile}" for profile in ("3g.40gb", "4g.40gb")
-    ]
-    assert [d.memory_total_bytes // MIB for d in devices] == [40779, 40779, 23028]
+    found = devices(agent)
+    assert [(d.index, d.uuid) for d in found] == [(0, f"{MIG}10"), (1, f"{MIG}20"), (2, f"{GPU}01")]
+    assert [d.name for d in found[:2]] == [f"NVIDIA H100 80GB HBM3 MIG {profile}" for profile in ("3g.40gb", "4g.40gb")]
+    assert [d.memory_total_bytes // MIB for d in found] == [40779, 40779, 23028]
     with pytest.raises(grpc.RpcError, match="unknown device"):
         on(agent, [f"{GPU}00"])
+    environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
+    with program({**environment, "CUDA_VISIBLE_DEVICES": f"{MIG}20"}, "idle") as stranger:
+        until(lambda: "process without a share" in agent.log(), timeout_s=6.0)
+        assert [[p.pid for p in device.foreign_processes] for device in devices(agent)] == [[], [stranger.pid], []]
+    with program(metered(on(agent, ["1"])), "idle"), Truth(f"{agent.directory}/simgpu") as truth:
+        truth.inject_xid(0, 79)
+        until(lambda: reasons(agent) == ["Xid 79", "Xid 79", ""], timeout_s=5.0)
     empty = make_agent("--simulate", "1xH100:mig,1xA10").start()
-    assert [d.uuid for d in empty.stub.GetNode(pb.GetNodeRequest()).devices] == [f"{GPU}01"]
+    assert [d.uuid for d in devices(empty)] == [f"{GPU}01"]
 
 
 def test_two_shares_on_two_instances_of_a_gpu_see_and_pay_for_their_own(make_agent: MakeAgent) -> None:
@@ -176,16 +184,16 @@ def test_of_two_instances_that_a_share_holds_the_one_that_a_program_chose_is_cha
     agent = make_agent("--simulate", CUT).start()
     share = metered(on(agent, ["0", "1"], 4096 * MIB, "both"))
     work = """
+import os
 function = kernel(start(), "work_2ms")
 free, total = c_size_t(), c_size_t()
-print(cuda.cuMemGetInfo_v2(byref(free), byref(total)), total.value >> 20, flush=True)
-size = int(sys.stdin.readline())
-allocate(size)
+told = cuda.cuMemGetInfo_v2(byref(free), byref(total))
+allocate(int(os.environ["SIZE"]))
 for _ in range(50):
     ok(launch(function))
 ok(cuda.cuMemcpyHtoD_v2(c_uint64(allocate(4096)), bytes(4096), c_size_t(4096)))
 ok(cuda.cuCtxSynchronize())
-print("done", flush=True)
+print(told, total.value >> 20, flush=True)
 sys.stdin.read()
 """
 
@@ -194,13 +202,8 @@ sys.stdin.read()
 
     def run_on(chosen: int, size: int) -> list[tuple[int, int, int]]:
         before = rows()
-        with running(share, work, CUDA_VISIBLE_DEVICES=f"{MIG}{chosen + 1}0") as (process, said):
+        with running(share, work, CUDA_VISIBLE_DEVICES=f"{MIG}{chosen + 1}0", SIZE=str(size)) as (_, said):
             assert said == "0 4096\n"
-            assert process.stdin
-            assert process.stdout
-            process.stdin.write(f"{size}\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "done\n"
             until(lambda: rows()[chosen].launches >= before[chosen].launches + 50)
             after = rows()
         until(lambda: all(row.processes == 0 for row in rows()))
@@ -214,28 +217,6 @@ sys.stdin.read()
         expected = [(0, 0, 0), (0, 0, 0)]
         expected[chosen] = (size + 4096, 50, 1)
         assert run_on(chosen, size) == expected
-
-
-def test_instances_are_as_healthy_as_their_gpu(make_agent: MakeAgent) -> None:
-    agent = make_agent("--simulate", CUT).start()
-
-    def reasons() -> list[str]:
-        return [device.health_reason for device in agent.stub.GetNode(pb.GetNodeRequest()).devices]
-
-    with program(metered(on(agent, ["1"])), "idle"), Truth(f"{agent.directory}/simgpu") as truth:
-        truth.inject_xid(0, 79)
-        until(lambda: reasons() == ["Xid 79", "Xid 79", ""], timeout_s=5.0)
-
-
-def test_a_process_without_a_share_on_an_instance_is_found_there(make_agent: MakeAgent) -> None:
-    agent = make_agent("--simulate", CUT).start()
-    environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
-    with program({**environment, "CUDA_VISIBLE_DEVICES": f"{MIG}20"}, "idle") as stranger:
-        until(lambda: "process without a share" in agent.log(), timeout_s=6.0)
-        foreign = [
-            [p.pid for p in device.foreign_processes] for device in agent.stub.GetNode(pb.GetNodeRequest()).devices
-        ]
-        assert foreign == [[], [stranger.pid], []]
 
 
 # ---- MPS
@@ -254,18 +235,15 @@ def mps_server(directory: Path) -> Iterator[int]:
 
 
 def test_a_device_that_mps_serves_takes_no_share_until_it_is_stopped(agent: RunningAgent, tmp_path: Path) -> None:
-    def reasons() -> list[str]:
-        return [device.health_reason for device in agent.stub.GetNode(pb.GetNodeRequest()).devices]
-
     with Truth(f"{agent.directory}/simgpu") as truth, mps_server(tmp_path) as pid:
         truth.serve_by_mps(0, pid)  # its server is there, and no client yet
-        until(lambda: reasons()[0].startswith("MPS serves it"), timeout_s=5.0)
-        assert reasons()[1] == ""
+        until(lambda: reasons(agent)[0].startswith("MPS serves it"), timeout_s=5.0)
+        assert reasons(agent)[1] == ""
         with pytest.raises(grpc.RpcError, match=r"device 0 is unhealthy \(MPS serves it, .*mps-control` stops it\)"):
             on(agent, ["0"])
         assert on(agent, [""]).share.devices[0].device_uuid == f"{GPU}01"  # the best fit is elsewhere
         truth.serve_by_mps(0, 0)
-        until(lambda: reasons() == ["", ""], timeout_s=5.0)
+        until(lambda: reasons(agent) == ["", ""], timeout_s=5.0)
         on(agent, ["0"])
     assert agent.log().count("device unhealthy") == agent.log().count("device healthy again") == 1
     assert "process without a share" not in agent.log()

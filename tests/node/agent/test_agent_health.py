@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from agent_fixtures import devices, reasons
 
 from rig.agent import metered, program, usage
 from rig.until import until
@@ -24,14 +25,6 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-def devices(agent: RunningAgent) -> list[pb.Device]:
-    return list(agent.stub.GetNode(pb.GetNodeRequest()).devices)
-
-
-def reasons(agent: RunningAgent) -> list[str]:
-    return [device.health_reason for device in devices(agent)]
-
-
 @pytest.fixture
 def truth(agent: RunningAgent) -> Iterator[Truth]:
     """What an observer of the agent's devices may do to them; no device hangs afterwards."""
@@ -39,13 +32,6 @@ def truth(agent: RunningAgent) -> Iterator[Truth]:
         yield truth
         for place in (0, 1):
             truth.hang(place, hangs=False)
-
-
-def nodes_of(directory: Path, *names: str) -> dict[str, str]:
-    """Return the environment of an agent that finds these device nodes."""
-    for name in names:
-        (directory / name).touch()
-    return {**os.environ, "SIMGPU_DEVICE_NODES": str(directory)}
 
 
 # ---- lost
@@ -83,7 +69,9 @@ def test_a_device_that_nvml_no_longer_lists_keeps_its_shares_until_it_does(
     make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     agent = make_agent()
-    agent.environment = nodes_of(tmp_path, "nvidiactl", "nvidia0", "nvidia1")
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (tmp_path / name).touch()
+    agent.environment = {**os.environ, "SIMGPU_DEVICE_NODES": str(tmp_path)}
     agent.start()
     shares = [agent.register(30, name=name, device=place).share for name, place in (("a", "0"), ("b", "1"))]
     told = {device.uuid: (device.name, device.memory_total_bytes) for device in devices(agent)}
@@ -154,18 +142,16 @@ def test_an_agent_starts_beside_a_device_that_hangs(agent: RunningAgent, truth: 
 # ---- graphics
 
 
-def test_a_process_that_draws_on_a_device_without_a_share_is_found(agent: RunningAgent, truth: Truth) -> None:
-    with subprocess.Popen(["sleep", "60"]) as drawer:
-        truth.draw(0, drawer.pid)
-        until(lambda: [p.pid for p in devices(agent)[0].foreign_processes] == [drawer.pid], timeout_s=6.0)
-        assert devices(agent)[0].foreign_processes[0].memory_used_bytes == 64 << 20
-        drawer.kill()
-
-
-def test_a_process_that_draws_and_computes_counts_once(agent: RunningAgent, truth: Truth) -> None:
+def test_a_process_that_draws_without_a_share_is_found_and_counts_once_if_it_computes_too(
+    agent: RunningAgent, truth: Truth
+) -> None:
     environment = dict(agent.stub.GetNode(pb.GetNodeRequest()).environment)
-    with program(environment, "idle") as both:
+    with subprocess.Popen(["sleep", "60"]) as drawer, program(environment, "idle") as both:
         truth.draw(0, both.pid)
-        until(lambda: len(devices(agent)[0].foreign_processes) > 0, timeout_s=6.0)
-        assert [p.pid for p in devices(agent)[0].foreign_processes] == [both.pid]
-        assert agent.log().count("process without a share") == 1
+        truth.draw(1, drawer.pid)
+        until(lambda: all(device.foreign_processes for device in devices(agent)), timeout_s=6.0)
+        found = [list(device.foreign_processes) for device in devices(agent)]
+        assert [[process.pid for process in here] for here in found] == [[both.pid], [drawer.pid]]
+        assert found[1][0].memory_used_bytes == 64 << 20
+        assert agent.log().count("process without a share") == 2
+        drawer.kill()

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from agent_fixtures import devices
 
 from rig.agent import free_port, metered, python, scrape, usage
 from rig.pid_namespaces import alone, first_of
@@ -49,7 +50,7 @@ def test_programs_that_are_both_pid_1_are_charged_what_each_of_them_takes(
         return told.memory_used_bytes // MIB, told.memory_overhead_bytes // MIB
 
     def foreign() -> list[int]:
-        return [process.pid for process in agent.stub.GetNode(pb.GetNodeRequest()).devices[0].foreign_processes]
+        return [process.pid for process in devices(agent)[0].foreign_processes]
 
     def foreign_metrics() -> list[float]:
         """Return how many processes without a share device 0 has, and how many were ever found on it."""

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_fixtures import devices
 from capped_share import memory_program
 
 from rig.agent import metered, program, python, usage
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
 
 
 MS = 1_000_000
-
-
-def test_a_running_program_is_counted_billed_and_explained(agent: RunningAgent) -> None:
-    answer = agent.register(50, name="a")
-    with program(metered(answer)) as process:
-        until(lambda: usage(agent, "a").processes == 1)
-        assert [p.pid for p in agent.shares()[0].processes] == [process.pid]
-        until(lambda: usage(agent, "a").used_ns > 500_000_000)
-        until(lambda: usage(agent, "a").used_1s_millipercent > 50_000)
-        explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
-        assert explained.state in (pb.SHARE_STATE_HOLDING, pb.SHARE_STATE_IDLE)
-        agent.stub.PauseShare(pb.PauseShareRequest(share="a"))  # the end of a turn tells how many launches it had
-        until(lambda: usage(agent, "a").launches > 500)
-    until(lambda: usage(agent, "a").processes == 0)
 
 
 def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(
@@ -64,12 +51,14 @@ def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agen
     began = time.monotonic()
     with program(metered(agent.register(50, name="a"))) as process:
         until(lambda: usage(agent, "a").used_ns > 300_000_000)
+        until(lambda: usage(agent, "a").used_1s_millipercent > 50_000)
         before = usage(agent, "a")
         agent.stop(signal.SIGKILL)
         time.sleep(1.5)  # longer than a stale heartbeat
         assert process.poll() is None
         agent.start()
         until(lambda: usage(agent, "a").processes == 1)
+        assert [p.pid for p in agent.shares()[0].processes] == [process.pid]
         adopted = usage(agent, "a")
         assert adopted.used_ns >= before.used_ns  # of device time nothing is lost
         assert 0 < adopted.launches < 4_000 * (time.monotonic() - began)  # 500 µs each: nothing is counted twice
@@ -91,11 +80,6 @@ def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: R
         assert [turn.sequence for turn in later] in ([], [sequences[-1] + 1])
 
 
-def node_device(agent: RunningAgent) -> pb.Device:
-    """Return device 0 of the node."""
-    return agent.stub.GetNode(pb.GetNodeRequest()).devices[0]
-
-
 def test_a_process_without_a_share_is_found_within_five_seconds_unless_it_is_a_monitoring_daemon(
     make_agent: MakeAgent,
 ) -> None:
@@ -106,11 +90,11 @@ def test_a_process_without_a_share_is_found_within_five_seconds_unless_it_is_a_m
         program(environment, "idle") as stranger,
         program(metered(agent.register(30)), "idle"),
     ):
-        until(lambda: node_device(agent).foreign_processes, timeout_s=5.0)
+        until(lambda: devices(agent)[0].foreign_processes, timeout_s=5.0)
         time.sleep(1.5)
-        assert [p.pid for p in node_device(agent).foreign_processes] == [stranger.pid]
-        assert node_device(agent).foreign_processes[0].name.startswith("python")
-    until(lambda: not node_device(agent).foreign_processes, timeout_s=5.0)
+        assert [p.pid for p in devices(agent)[0].foreign_processes] == [stranger.pid]
+        assert devices(agent)[0].foreign_processes[0].name.startswith("python")
+    until(lambda: not devices(agent)[0].foreign_processes, timeout_s=5.0)
     assert agent.log().count("process without a share") == 1
     assert f"pid={stranger.pid}" in agent.log()
 

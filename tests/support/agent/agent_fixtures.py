@@ -12,9 +12,20 @@ import pytest
 
 from rig.agent import MakeAgent, RunningAgent
 from rig.programs import build
+from sharepod.proto import v1_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def devices(agent: RunningAgent) -> list[pb.Device]:
+    """Return the devices of its node."""
+    return list(agent.stub.GetNode(pb.GetNodeRequest()).devices)
+
+
+def reasons(agent: RunningAgent) -> list[str]:
+    """Return why each of them is unhealthy."""
+    return [device.health_reason for device in devices(agent)]
 
 
 @contextmanager
