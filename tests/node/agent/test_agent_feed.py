@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rig.agent import free_port, metered, program, scrape
 from rig.until import eventually
 from sharepod.agent.share import ShareClass
+from sharepod.kube.client import Answer
 from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.usage import NodeUse, ShareUse, UsageBook
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-of-the-agent-on-n1"  # noqa: S105
 NODE = "n1"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the API server says."""
-
-    status: int
-    body: dict[str, Any]
 
 
 class Scheduler:

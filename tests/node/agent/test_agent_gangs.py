@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -133,6 +134,8 @@ def _flags(region: Path) -> int:
 
 
 def _shares_of_two_devices(arbiter: NativeArbiter, directories: Sequence[Path]) -> list[Handle]:
+    for directory in directories:
+        directory.mkdir(exist_ok=True)
     devices = [arbiter.add_device(f"GPU-{index}") for index in range(2)]
     asked = [[(device, ShareTerms(50_000, 100_000, 0))] for device in devices]
     made = zip(directories, asked, strict=True)
@@ -141,10 +144,7 @@ def _shares_of_two_devices(arbiter: NativeArbiter, directories: Sequence[Path]) 
 
 def test_a_share_that_is_paused_with_its_gang_stays_so_undamaged_and_when_no_agent_is_there(tmp_path: Path) -> None:
     directories = [tmp_path / "one", tmp_path / "two"]
-    for directory in directories:
-        directory.mkdir()
-    arbiter = NativeArbiter()
-    try:
+    with closing(NativeArbiter()) as arbiter:
         shares = _shares_of_two_devices(arbiter, directories)
         for share_handle in shares:
             arbiter.join_gang(share_handle, 1)
@@ -152,29 +152,19 @@ def test_a_share_that_is_paused_with_its_gang_stays_so_undamaged_and_when_no_age
         time.sleep(0.5)  # five looks for damage
         assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, PAUSED]
         assert [arbiter.read_usage(one, 0).faults for one in shares] == [0, 0]
-    finally:
-        arbiter.close()
     assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, PAUSED]
 
 
 def test_a_region_that_is_adopted_paused_is_paused_until_its_agent_says_otherwise(tmp_path: Path) -> None:
     directories = [tmp_path / "one", tmp_path / "two"]
-    for directory in directories:
-        directory.mkdir()
-    before = NativeArbiter()
-    try:
+    with closing(NativeArbiter()) as before:
         before.pause_share(_shares_of_two_devices(before, directories)[0], True)
-    finally:
-        before.close()
-    after = NativeArbiter()
-    try:
+    with closing(NativeArbiter()) as after:
         shares = _shares_of_two_devices(after, directories)
         assert [_flags(directory) & PAUSED for directory in directories] == [PAUSED, 0]
         assert [after.read_usage(one, 0).state.name for one in shares] == ["PAUSED", "IDLE"]
         after.pause_share(shares[0], False)
         assert _flags(directories[0]) & PAUSED == 0
-    finally:
-        after.close()
 
 
 def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
@@ -250,8 +240,7 @@ def test_a_program_that_uses_one_device_of_its_share_is_not_held_up_by_the_other
 
 
 def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None:
-    arbiter = NativeArbiter()
-    try:
+    with closing(NativeArbiter()) as arbiter:
         devices = [arbiter.add_device(f"GPU-{index}") for index in range(3)]
         shares = []
         for index, on in enumerate(([0], [0], [1, 2], [1], [2])):
@@ -278,5 +267,3 @@ def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None
         assert refused.value.errno == errno.ENOENT
         for share_handle in shares[1:]:
             arbiter.remove_share(share_handle)
-    finally:
-        arbiter.close()

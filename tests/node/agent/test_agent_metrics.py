@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_doubles import H200, MemoryArbiter, ask, identity
+from agent_fixtures import failed_start
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -107,9 +109,8 @@ def test_a_taken_metrics_address_is_named(make_agent: MakeAgent) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         agent = make_agent("--metrics-listen", address)
-        process = agent.spawn()
-        _, output = process.communicate(timeout=10)
-    assert process.returncode == 1
+        code, output = failed_start(agent)
+    assert code == 1
     assert output == (
         f"sharepod agent: metrics address {address}: Address already in use: "
         "choose another with --metrics-listen, or off\n"
@@ -228,12 +229,9 @@ def _of_histogram(samples: list[Sample], count: float) -> float:
 
 
 def test_turns_waits_and_hand_offs_are_counted_by_the_bounds_that_python_knows() -> None:
-    arbiter = NativeArbiter()
-    try:
+    with closing(NativeArbiter()) as arbiter:
         assert tuple(arbiter._lib.sp_turn_bounds_ns) == TURN_BOUNDS_NS
         assert tuple(arbiter._lib.sp_hand_off_bounds_ns) == HAND_OFF_BOUNDS_NS
-    finally:
-        arbiter.close()
 
 
 class Still:
@@ -286,20 +284,19 @@ def test_every_number_of_the_account_is_in_the_row_that_is_named_for_it(tmp_path
 
 def test_a_scrape_of_a_hundred_shares_takes_less_than_thirty_milliseconds() -> None:
     # The directories of shares are on tmpfs, as an agent has them.
-    with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
-        arbiter = NativeArbiter()
-        try:
-            registry = Registry(arbiter, Path(directory), [H200])
-            for number in range(100):
-                one = replace(ask(0, name=f"share-{number}"), labels=POD | {"pod": f"train-{number}"})
-                registry.register(one, unix_ns=1, now_ns=0)
-            pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
-            taken_s = []
-            for _ in range(30):
-                before_s = time.thread_time()
-                _, text = pages.answer(OPENMETRICS)
-                taken_s.append(time.thread_time() - before_s)
-        finally:
-            arbiter.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory,
+        closing(NativeArbiter()) as arbiter,
+    ):
+        registry = Registry(arbiter, Path(directory), [H200])
+        for number in range(100):
+            one = replace(ask(0, name=f"share-{number}"), labels=POD | {"pod": f"train-{number}"})
+            registry.register(one, unix_ns=1, now_ns=0)
+        pages = Pages(NodeMetrics(Still(registry)))  # type: ignore[arg-type]
+        taken_s = []
+        for _ in range(30):
+            before_s = time.thread_time()
+            _, text = pages.answer(OPENMETRICS)
+            taken_s.append(time.thread_time() - before_s)
     assert text.count(b'pod="train-') == 100 * SHARE_LINES
     assert min(taken_s) < SCRAPE_S

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from agent_fixtures import failed_start
 from dialogue import Dialogue
 
 from rig.agent import metered, program, python, usage
@@ -33,23 +34,17 @@ def test_an_agent_in_another_directory_may_not_take_the_same_devices(
     first, second = make_agent(), make_agent()
     monkeypatch.setenv("SIMGPU_STATE", str(first.directory.parent / "devices"))
     first.start()
-    process = second.spawn()
-    _, output = process.communicate(timeout=10)
-    assert process.returncode == 1
-    assert output == ("sharepod agent: device 0 belongs to another agent on this host: use that one, or stop it\n")
+    said = "sharepod agent: device 0 belongs to another agent on this host: use that one, or stop it\n"
+    assert failed_start(second) == (1, said)
     assert not second.directory.exists()
     assert first.shares() == []
 
 
 def test_the_second_agent_on_a_host_gets_one_line_and_disturbs_nothing(agent: RunningAgent) -> None:
     share = agent.register(30).share
-    second = agent.spawn()
-    _, text = second.communicate(timeout=10)
-    assert second.returncode == 1
-    assert text == (
-        f"sharepod agent: an agent already runs in {agent.directory} (pid {agent.pid}): "
-        f"use it, or stop it with `kill {agent.pid}`\n"
-    )
+    who = f"an agent already runs in {agent.directory} (pid {agent.pid})"
+    said = f"sharepod agent: {who}: use it, or stop it with `kill {agent.pid}`\n"
+    assert failed_start(agent) == (1, said)
     assert agent.directories() == {share.id}
     assert len(agent.shares()) == 1
 
@@ -277,17 +272,23 @@ def test_a_stop_by_ctrl_c_or_a_closed_terminal_is_a_planned_stop(agent: RunningA
     assert not agent.directory.exists()
 
 
-def test_the_socket_is_this_users_alone_unless_the_operator_opens_it(make_agent: MakeAgent) -> None:
+def test_the_socket_is_this_users_alone_unless_the_operator_opens_it_whatever_the_umask(make_agent: MakeAgent) -> None:
     closed = make_agent().start()
     # grpc makes it 0755 in a directory that is passable to nobody who could write to it; then it gets its mode.
     until(lambda: (closed.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
     assert closed.directory.stat().st_mode & 0o777 == PRIVATE
     assert not (closed.directory / "users.sock").exists()
-    opened = make_agent("--users-socket-mode", "0666").start()
+    opened = make_agent("--users-socket-mode", "0666")
+    before = os.umask(0o177)  # the starter's takes nothing away
+    try:
+        opened.start()
+    finally:
+        os.umask(before)
     until(lambda: (opened.directory / "users.sock").exists())  # it comes after the operators'
     until(lambda: (opened.directory / "users.sock").stat().st_mode & 0o777 == 0o666)
     until(lambda: (opened.directory / "agent.sock").stat().st_mode & 0o777 == 0o600)
-    assert opened.directory.stat().st_mode & 0o777 == 0o711
+    for directory in (opened.directory, opened.directory / "shares"):
+        assert directory.stat().st_mode & 0o777 == 0o711
 
 
 @pytest.mark.parametrize(
@@ -310,11 +311,8 @@ def test_a_wrong_start_says_what_and_how_to_put_it_right(
     make_agent: MakeAgent, flags: list[str], code: int, text: str
 ) -> None:
     agent = make_agent()
-    process = agent.spawn(*agent.flags, *flags)
-    _, output = process.communicate(timeout=10)
-    assert process.returncode == code
-    assert text in output
-    assert output.count("\n") == 1
+    found, output = failed_start(agent, *agent.flags, *flags)
+    assert (found, text in output) == (code, True), output
     assert not agent.directory.exists()
 
 
@@ -327,11 +325,9 @@ def test_what_is_in_the_way_of_a_start_is_named(make_agent: MakeAgent, name: str
         in_the_way.touch()
     else:
         in_the_way.mkdir(parents=True)
-    process = agent.spawn()
-    _, output = process.communicate(timeout=10)
-    assert process.returncode in (1, 2)
+    code, output = failed_start(agent)
+    assert code in (1, 2)
     assert str(in_the_way) in output
-    assert output.count("\n") == 1
 
 
 def test_the_agent_refuses_too_few_open_files(make_agent: MakeAgent) -> None:
@@ -347,28 +343,14 @@ def test_the_agent_refuses_too_few_open_files(make_agent: MakeAgent) -> None:
     assert few.stderr.count("\n") == 1
 
 
-def test_the_umask_of_the_starter_does_not_take_the_shares_away(make_agent: MakeAgent) -> None:
-    agent = make_agent()
-    before = os.umask(0o177)
-    try:
-        agent.start()
-    finally:
-        os.umask(before)
-    directory = agent.directory / "shares"
-    assert directory.stat().st_mode & 0o777 == 0o711
-    assert agent.directory.stat().st_mode & 0o777 == PRIVATE
-
-
 def test_a_machine_without_a_gpu_is_told_of_the_simulated_one(
     make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libnvidia-ml.so.1").touch()  # hides a real one: the loader stops at the first file of that name
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     agent = make_agent()
-    process = agent.spawn("--metrics-listen", "off")
-    _, output = process.communicate(timeout=10)
-    assert process.returncode == 1
+    code, output = failed_start(agent, "--metrics-listen", "off")
+    assert code == 1
     assert output.startswith("sharepod agent: no GPU on this machine: NVML says ")
     assert "install the NVIDIA driver, or use --simulate 1xH200" in output
-    assert output.count("\n") == 1
     assert not agent.directory.exists()

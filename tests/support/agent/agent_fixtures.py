@@ -28,6 +28,14 @@ def reasons(agent: RunningAgent) -> list[str]:
     return [device.health_reason for device in devices(agent)]
 
 
+def failed_start(agent: RunningAgent, *flags: str) -> tuple[int, str]:
+    """Start an agent that cannot; return its exit code and what it says, which is one line."""
+    process = agent.spawn(*flags)
+    _, said = process.communicate(timeout=10)
+    assert said.count("\n") == 1
+    return process.returncode, said
+
+
 @contextmanager
 def agents() -> Iterator[MakeAgent]:
     """Make agents; every one is gone afterwards."""
