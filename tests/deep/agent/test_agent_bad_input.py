@@ -36,7 +36,7 @@ from bad_input import (
     worker,
 )
 
-from rig.agent import metered, program, usage
+from rig.agent import metered, program, python, usage
 from rig.until import until
 
 if TYPE_CHECKING:
@@ -184,14 +184,10 @@ def test_a_region_without_its_bell_cannot_be_used_and_that_is_told(
 
 @contextmanager
 def crowd(bad_program: Path, environment: dict[str, str], count: int) -> Iterator[None]:
-    command = [str(bad_program), "crowd", str(count)]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == "ready\n"
+    with python(environment, "crowd", str(count), of=str(bad_program)) as (process, line):
+        assert line == "ready\n"
         yield
+        assert process.stdin is not None
         process.stdin.close()
         assert process.wait(20) == 0
 

@@ -9,6 +9,7 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -18,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from rig.agent import free_port, metered, program, scrape
 from rig.until import eventually
 from sharepod.agent.share import ShareClass
-from sharepod.kube.client import Answer
 from sharepod.process.credentials import Credentials
 from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.usage import NodeUse, ShareUse, UsageBook
@@ -77,14 +77,15 @@ class Scheduler:
         self.server = UsageServer(self.book, node_of)
         await self.server.start(self.address, credentials if self.tls else None)
 
-    async def call(self, method: str, path: str, *, body: Any = None, timeout_s: float) -> Answer:
+    async def call(self, method: str, path: str, *, body: Any = None, timeout_s: float) -> SimpleNamespace:
         """Say of which node a token is, as the API server does."""
         _ = method, path, timeout_s
         node = self.node_of.get(body["spec"]["token"])
         if node is None:
-            return Answer(201, {"status": {"authenticated": False}})
+            return SimpleNamespace(status=201, body={"status": {"authenticated": False}})
         user = {"username": AGENT_USER, "extra": {"authentication.kubernetes.io/node-name": [node]}}
-        return Answer(201, {"status": {"authenticated": True, "audiences": [AUDIENCE], "user": user}})
+        status = {"authenticated": True, "audiences": [AUDIENCE], "user": user}
+        return SimpleNamespace(status=201, body={"status": status})
 
     async def wait(self, what: Callable[[NodeUse], object] = bool, timeout_s: float = 30.0) -> NodeUse:
         """Return the node once it is known and `what` is true of it."""

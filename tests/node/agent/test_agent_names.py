@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
+from rig.agent import python
 from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.lock import HostLock
 
@@ -33,14 +32,9 @@ signal.pause()
 
 @contextlib.contextmanager
 def held(key: str, uid: int) -> Iterator[None]:
-    command = [sys.executable, "-c", HOLDER, key, str(uid)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "ready\n"
-        try:
-            yield
-        finally:
-            holder.kill()
+    with python({}, "-c", HOLDER, key, str(uid)) as (_, line):
+        assert line == "ready\n"
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from bad_input import facts_of
 
 from rig.until import until
 from sharepod.agent.users import READS
@@ -135,18 +136,13 @@ def test_nobody_passes_for_a_pod_there(open_agent: RunningAgent) -> None:
 
 
 def test_a_gang_is_its_owners_and_so_is_its_pause(open_agent: RunningAgent) -> None:
-    def facts(share: str) -> str:
-        answer = open_agent.stub.ExplainShare(pb.ExplainShareRequest(share=share))
-        return "\n".join(fact for device in answer.devices for fact in device.facts)
-
     with users(open_agent) as (me, stranger, _):
         first = me.register("first", gang="job")
         me.register("second", gang="job")
-        stranger.register("third", gang="job")
-        open_agent.register(10, name="fourth", gang="job")
-        assert "with second: they" in facts(first.id)
-        assert "alone" in facts("third")
-        assert "alone" in facts("fourth")
+        others = stranger.register("third", gang="job"), open_agent.register(10, name="fourth", gang="job").share
+        assert "of gang job, with second: they get their devices together" in facts_of(open_agent, first)
+        for share in others:
+            assert "of gang job, alone on this node" in facts_of(open_agent, share)
 
 
 def test_a_token_outlives_the_agent_and_is_nowhere_in_the_clear(open_agent: RunningAgent) -> None:

@@ -57,24 +57,20 @@ def test_malformed_labels_are_refused() -> None:
             ShareAsk(tuple(one(10)), labels=labels)
 
 
-def test_a_request_goes_where_the_least_time_is_left_afterwards() -> None:
-    chosen = place(one(30), share("a", (H200_B, 60, 0)))
-    assert chosen[0].device == H200_B.uuid
-
-
-def test_a_best_effort_share_goes_where_most_is_free() -> None:
-    chosen = place(one(0), share("a", (H200, 60, 0)), share("b", (A10, 10, 0)))
-    assert chosen[0].device == H200_B.uuid
-
-
-def test_a_device_that_is_too_small_is_left_out() -> None:
-    chosen = place(one(30, 30 * GIB), share("a", (A10, 60, 0)))
-    assert chosen[0].device != A10.uuid
-
-
-def test_a_device_can_be_named_by_uuid_or_index() -> None:
-    assert place(one(30, device=A10.uuid))[0].device == A10.uuid
-    assert place(one(30, device="2"))[0].device == A10.uuid
+@pytest.mark.parametrize(
+    ("asks", "shares", "chosen"),
+    [
+        (one(30), [share("a", (H200_B, 60, 0))], H200_B),  # where the least time is left afterwards
+        (one(0), [share("a", (H200, 60, 0)), share("b", (A10, 10, 0))], H200_B),  # best effort: where most is free
+        (one(30, 30 * GIB), [share("a", (A10, 60, 0))], H200),  # the other is too small
+        (one(30, device=A10.uuid), [], A10),
+        (one(30, device="2"), [], A10),
+    ],
+)
+def test_a_share_gets_the_device_that_is_named_or_fits_best(
+    asks: list[DeviceAsk], shares: list[Share], chosen: DeviceInfo
+) -> None:
+    assert [terms.device for terms in place(asks, *shares)] == [chosen.uuid]
 
 
 def test_a_request_that_fits_nowhere_names_the_roomiest_device() -> None:

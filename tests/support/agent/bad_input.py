@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rig import REPO_ROOT
-from rig.agent import metered
+from rig.agent import metered, python
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
@@ -90,25 +90,20 @@ def worker(
     """Run a Worker from its first round on; it must end by itself, without an error. `before`: once it is attached."""
     path = directory / f"rounds-{time.monotonic_ns()}"
     path.write_bytes(bytes(32))
-    command = [str(program), "rounds", str(path)]
     with (
         path.open("r+b") as file,
         mmap.mmap(file.fileno(), 32) as shared,
         memoryview(shared).cast("Q") as counts,
-        subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True) as process,
+        python(dict(environment), "rounds", str(path), of=str(program)) as (process, line),
     ):
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            before()
-            working = Worker(process, counts)
-            working.goes_on(1)
-            yield working
-            counts[3] = 1
-            assert process.wait(20) == 0
-            assert counts[2] == 0
-        finally:
-            process.kill()
+        assert line == "ready\n"
+        before()
+        working = Worker(process, counts)
+        working.goes_on(1)
+        yield working
+        counts[3] = 1
+        assert process.wait(20) == 0
+        assert counts[2] == 0
 
 
 def driver_without(directory: Path, *names: str) -> Path:

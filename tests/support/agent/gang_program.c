@@ -167,17 +167,14 @@ static void happen(struct gang *gang) {
 
 /* ------------------------------------------------------------------------------------------- a schedule */
 
-struct plan {
-  bool steady; /* nothing but saturating shares without limits: everybody gets its target */
-};
-
-static void add_gang(struct plan plan, uint32_t mask, uint32_t request, bool lock_step) {
+/* Steady: nothing but saturating shares without limits, so that everybody gets its target. */
+static void add_gang(bool steady, uint32_t mask, uint32_t request, bool lock_step) {
   struct gang *gang = &world->gangs[world->gang_count++];
   struct sp_share *share = NULL;
   gang->lock_step = lock_step;
   gang->end_ns = UINT64_MAX;
   struct sp_terms terms = {.request_millipercent = request, .limit_millipercent = SP_POLICY_WHOLE, .share_class = 1};
-  if (!plan.steady) {
+  if (!steady) {
     if (!draw(4))
       terms.limit_millipercent = request + draw(SP_POLICY_WHOLE - request);
     if (!draw(4))
@@ -205,8 +202,8 @@ static void add_gang(struct plan plan, uint32_t mask, uint32_t request, bool loc
     rank->gang = gang;
     rank->share = share;
     rank->device = device;
-    rank->unit_ns = units_ns[draw(plan.steady ? 3 : 5)];
-    rank->burst = plan.steady || draw(2) ? 1u << 30 : 1 + draw(40);
+    rank->unit_ns = units_ns[draw(steady ? 3 : 5)];
+    rank->burst = steady || draw(2) ? 1u << 30 : 1 + draw(40);
     rank->pause_ns = rank->burst == 1u << 30 ? 0 : draw(20 * MS);
     rank->left = rank->burst;
     share->member_count++;
@@ -215,7 +212,7 @@ static void add_gang(struct plan plan, uint32_t mask, uint32_t request, bool loc
   enter(gang, share);
 }
 
-static void open_world(struct plan plan) {
+static void open_world(bool steady) {
   world->device_count = 2 + draw(DEVICES - 1);
   open_devices();
   uint32_t gangs = 1 + draw(3), all = (1u << world->device_count) - 1;
@@ -223,11 +220,11 @@ static void open_world(struct plan plan) {
     uint32_t mask = draw(all) + 1;
     while (!(mask & (mask - 1))) /* of two devices at least */
       mask |= 1u << draw(world->device_count);
-    add_gang(plan, mask, 5000 + draw(20) * 1000, plan.steady || draw(3));
+    add_gang(steady, mask, 5000 + draw(20) * 1000, steady || draw(3));
   }
   for (uint32_t device = 0; device < world->device_count; device++)
-    for (uint32_t index = plan.steady ? 1 : draw(3); index-- > 0 && world->gang_count < SHARES;)
-      add_gang(plan, 1u << device, plan.steady ? 30000 : 5000 + draw(15) * 1000, false);
+    for (uint32_t index = steady ? 1 : draw(3); index-- > 0 && world->gang_count < SHARES;)
+      add_gang(steady, 1u << device, steady ? 30000 : 5000 + draw(15) * 1000, false);
 }
 
 static void tick(void) {
@@ -266,18 +263,18 @@ struct sums {
   double worst_part; /* of what a steady single share is due, the least that it got */
 };
 
-static void judge(struct sums *sums, struct plan plan) {
+static void judge(struct sums *sums, bool steady) {
   for (uint32_t index = 0; index < world->device_count; index++)
     sums->invalid += !sp_policy_valid(&world->arbiter.devices[index].policy);
   for (uint32_t index = 0; index < world->gang_count; index++) {
     struct gang *gang = &world->gangs[index];
     sums->collectives += gang->collectives;
-    uint64_t *longest_ns = plan.steady ? &sums->steady_longest_ns : &sums->longest_ns;
+    uint64_t *longest_ns = steady ? &sums->steady_longest_ns : &sums->longest_ns;
     if (gang->longest_ns > *longest_ns)
       *longest_ns = gang->longest_ns;
-    if (plan.steady)
+    if (steady)
       sums->steady_collectives += gang->collectives;
-    if (!plan.steady || gang->count > 1)
+    if (!steady || gang->count > 1)
       continue;
     uint64_t wait_ns = gang->ranks[0].longest_wait_ns;
     if (wait_ns > sums->wait_longest_ns)
@@ -291,13 +288,13 @@ static void judge(struct sums *sums, struct plan plan) {
 static void run_schedule(struct sums *sums, uint64_t seed) {
   state = (seed * 0x9e3779b97f4a7c15u) | 1u;
   draw(2);
-  struct plan plan = {.steady = seed % 2};
+  bool steady = seed % 2;
   clock_ns = 1000000000;
   memset(world, 0, sizeof *world);
   world->arbiter.turns = turns;
-  open_world(plan);
+  open_world(steady);
   uint64_t end_ns = clock_ns + RUN_NS;
-  uint64_t restart_ns = plan.steady || draw(4) ? 0 : clock_ns + draw(RUN_NS);
+  uint64_t restart_ns = steady || draw(4) ? 0 : clock_ns + draw(RUN_NS);
   while (clock_ns < end_ns) {
     if (restart_ns && clock_ns >= restart_ns) {
       restart_ns = 0;
@@ -305,7 +302,7 @@ static void run_schedule(struct sums *sums, uint64_t seed) {
     }
     tick();
   }
-  judge(sums, plan);
+  judge(sums, steady);
   /* No collective begins any more, all else goes on: those under way end. */
   for (uint32_t index = 0; index < world->gang_count; index++)
     if (world->gangs[index].lock_step)
