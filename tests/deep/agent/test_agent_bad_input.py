@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -156,27 +156,20 @@ def test_a_driver_that_is_too_old_is_told_and_runs(agent: RunningAgent, bad_prog
     until(lambda: usage(agent, "old").launches == 4)
 
 
-def no_bell(bell: Path) -> None:
-    bell.unlink()
-
-
-def no_fifo(bell: Path) -> None:
-    bell.unlink()
-    bell.touch(mode=0o622)
-
-
 @pytest.mark.parametrize(
-    ("ruin", "policy", "error"), [(no_bell, "open", ("", 0)), (no_fifo, "closed", ("init", NOT_READY))]
+    ("is_file", "policy", "error"), [(False, "open", ("", 0)), (True, "closed", ("init", NOT_READY))]
 )
 def test_a_region_without_its_bell_cannot_be_used_and_that_is_told(
-    agent: RunningAgent, bad_program: Path, ruin: Callable[[Path], None], policy: str, error: tuple[str, int]
+    agent: RunningAgent, bad_program: Path, is_file: bool, policy: str, error: tuple[str, int]
 ) -> None:
     answer = agent.register(10, name="deaf")
-    directory = Path(answer.share.directory)
-    ruin(directory / "bell")
+    bell = Path(answer.share.directory) / "bell"
+    bell.unlink()
+    if is_file:
+        bell.touch(mode=0o622)
     assert first_error(once(bad_program, environment_of(answer, SHAREPOD_POLICY=policy))) == error
-    assert (directory / "bell").exists() == (ruin is no_fifo)
-    assert ruin is no_bell or (directory / "bell").stat().st_size == 0
+    assert bell.exists() == is_file
+    assert not is_file or bell.stat().st_size == 0
     line = told(agent, answer.share, "region cannot be used", "its region has no bell, or one that is no FIFO")
     assert "register the share anew" in line
     assert usage(agent, "deaf").launches == 0

@@ -102,18 +102,6 @@ def test_work_on_a_cuda_device_is_billed_to_the_device_with_its_uuid(
             assert (held.usage.used_ns >= 0.95 * n * 50 * MS) if n else (held.usage.used_ns == 0)
 
 
-def test_a_program_on_a_device_outside_its_share_is_told_in_the_log_and_explained(agent: RunningAgent) -> None:
-    inside = on(agent, ["0"], name="inside")
-    with program({**metered(inside), "CUDA_VISIBLE_DEVICES": f"{GPU}01"}, "idle") as stray:
-        until(lambda: "runs unmetered" in agent.log(), timeout_s=6.0)
-        (line,) = [line for line in agent.log().splitlines() if "runs unmetered" in line]
-        assert f"pid={stray.pid}" in line
-        assert "its share does not hold this device" in line
-        facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="inside")).devices[0].facts
-        assert [f"({stray.pid}) runs unmetered on device 1: its share does not" in fact for fact in facts].count(True)
-    assert "process without a share" not in agent.log()
-
-
 # ---- MIG
 
 LOOK_AROUND = """
@@ -249,26 +237,10 @@ def test_a_device_that_mps_serves_takes_no_share_until_it_is_stopped(agent: Runn
     assert "process without a share" not in agent.log()
 
 
-@pytest.fixture
-def pipes(tmp_path: Path) -> Path:
-    """The pipe directory of an MPS daemon that runs."""
-    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
-    return tmp_path
-
-
-def test_a_program_of_a_share_that_is_a_client_of_mps_is_told_with_the_cause(agent: RunningAgent, pipes: Path) -> None:
-    answer = on(agent, ["0"], name="a")
-    with program({**metered(answer), "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}, "idle") as client:
-        until(lambda: "runs unmetered" in agent.log(), timeout_s=6.0)
-        (line,) = [line for line in agent.log().splitlines() if "runs unmetered" in line]
-        assert f"pid={client.pid}" in line
-        assert "it is a client of MPS" in line
-        assert usage(agent, "a").processes == 0
-
-
-def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_agent: MakeAgent, pipes: Path) -> None:
+def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_agent: MakeAgent, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # a daemon that runs
     environment = metered(on(make_agent("--policy", "closed").start(), ["0"]))
-    for directory, result in ((pipes, 802), (pipes / "none", 0)):
+    for directory, result in ((tmp_path, 802), (tmp_path / "none", 0)):
         with running(environment, "print(cuda.cuInit(0))", CUDA_MPS_PIPE_DIRECTORY=str(directory)) as (_, line):
             assert line == f"{result}\n"
 

@@ -168,10 +168,8 @@ def test_a_region_that_is_adopted_paused_is_paused_until_its_agent_says_otherwis
 
 
 def test_a_gang_that_is_killed_leaves_its_devices_to_the_others() -> None:
-    with gang_node({"gang": ring(50), "other": ring(20), "one": single(0, 30), "two": single(1, 30)}) as (
-        node,
-        programs,
-    ):
+    cast = {"gang": ring(50), "other": ring(20), "one": single(0, 30), "two": single(1, 30)}
+    with gang_node(cast) as (node, programs):
         go(programs)
         _until_used(node, *programs)
         programs["gang"].kill()

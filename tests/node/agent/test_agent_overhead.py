@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import capped_share
+import pytest
 
 from rig.agent import PROGRAM, metered, program, usage
 from rig.until import until
@@ -18,8 +19,6 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
 
 if TYPE_CHECKING:
-    import pytest
-
     from rig.agent import MakeAgent
 
 MIB = 1 << 20
@@ -31,54 +30,43 @@ def held(pid: int, used_bytes: int, context_bytes: int = 0) -> Held:
     return Held(Handle(1), 0, Holding(pid, 0, used_bytes, context_bytes))
 
 
-def test_a_difference_is_believed_when_two_looks_find_it() -> None:
+LOOKS = {
+    "a difference is believed when two looks find it": ([([held(7, 1000)], {7: 1500})] * 2, [{}, {7: 500}], 500),
+    "a program that allocates between the readings is settled when it has the same overhead whatever it holds": (
+        [([held(7, used)], {7: nvml}) for used, nvml in ((1000, 1500), (2000, 1500), (2000, 2700), (1000, 1400))]
+        + [([held(7, 5000)], {7: 5400})],
+        [{}, {}, {}, {}, {7: 400}],
+        400,
+    ),
+    "less than was reserved is given back, and allocations never are": (
+        [([held(7, 900, 300), held(8, 900, 300)], {7: 700, 8: 100})] * 2,
+        [{}, {7: -200, 8: -300}],
+        100,
+    ),
+    "another process in the slot is another account": ([([held(n, 0)], {n: 500}) for n in (7, 8)], [{}, {}], 0),
+    "who NVML does not list or tell of is left alone": ([([held(7, 1000), held(8, 1000)], {7: 0})] * 3, [{}] * 3, 0),
+    "who has given everything back and is no longer listed takes nothing": (
+        [([held(7, 0)], nvml) for nvml in ({7: 300}, {7: 300}, {}, {})],
+        [{}, {7: 300}, {}, {7: 0}],
+        300,
+    ),
+    "the least overhead seen is what a context takes": (
+        [([held(7, 100), held(8, 100)], {7: nvml, 8: 400}) for nvml in (900, 900, 950, 950)],
+        [{}, {7: 800, 8: 300}, {8: 300}, {7: 850, 8: 300}],
+        300,
+    ),
+}
+"""What a process holds and NVML says of it at each look; what that settles, by pid; what a context takes then."""
+
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_an_overhead_is_what_two_looks_find(case: str) -> None:
     overheads = Overheads()
-    assert overheads.step(GPU, [held(7, 1000)], {7: 1500}) == []
-    assert overheads.step(GPU, [held(7, 1000)], {7: 1500}) == [Settled(held(7, 1000), 500)]
-    assert overheads.context_bytes(GPU) == 500
-
-
-def test_a_program_that_allocates_between_the_two_readings_changes_nothing() -> None:
-    overheads = Overheads()
-    for used_bytes, nvml_bytes in ((1000, 1500), (2000, 1500), (2000, 2700), (1000, 1400)):
-        assert overheads.step(GPU, [held(7, used_bytes)], {7: nvml_bytes}) == []
-    # But one that has the same overhead whatever it holds is settled.
-    assert overheads.step(GPU, [held(7, 5000)], {7: 5400}) == [Settled(held(7, 5000), 400)]
-
-
-def test_less_than_was_reserved_is_given_back_and_allocations_never_are() -> None:
-    overheads = Overheads()
-    for _ in range(2):
-        found = overheads.step(GPU, [held(7, 900, 300), held(8, 900, 300)], {7: 700, 8: 100})
-    assert [settled.overhead_bytes for settled in found] == [-200, -300]
-
-
-def test_another_process_in_the_slot_is_another_account() -> None:
-    overheads = Overheads()
-    overheads.step(GPU, [held(7, 0)], {7: 500})
-    assert overheads.step(GPU, [held(8, 0)], {8: 500}) == []
-
-
-def test_who_nvml_does_not_list_or_tell_of_is_left_alone() -> None:
-    overheads = Overheads()
-    for _ in range(3):
-        assert overheads.step(GPU, [held(7, 1000), held(8, 1000)], {7: 0}) == []
-
-
-def test_who_has_given_everything_back_and_is_no_longer_listed_takes_nothing() -> None:
-    overheads = Overheads()
-    for _ in range(2):
-        overheads.step(GPU, [held(7, 0)], {7: 300})
-    assert overheads.step(GPU, [held(7, 0)], {}) == []
-    assert overheads.step(GPU, [held(7, 0)], {}) == [Settled(held(7, 0), 0)]
-    assert overheads.context_bytes(GPU) == 300
-
-
-def test_the_least_overhead_seen_is_what_a_context_takes() -> None:
-    overheads = Overheads()
-    for nvml in ({7: 900, 8: 400}, {7: 900, 8: 400}, {7: 950, 8: 400}, {7: 950, 8: 400}):
-        overheads.step(GPU, [held(7, 100), held(8, 100)], nvml)
-    assert overheads.context_bytes(GPU) == 300
+    looks, settled, context_bytes = LOOKS[case]
+    for (there, nvml_bytes), by_pid in zip(looks, settled, strict=True):
+        found = overheads.step(GPU, there, nvml_bytes)
+        assert found == [Settled(one, by_pid[one.holding.pid]) for one in there if one.holding.pid in by_pid]
+    assert overheads.context_bytes(GPU) == context_bytes
 
 
 def test_a_context_is_charged_as_soon_as_nvml_shows_it_and_reserved_from_then_on_under_the_next_agent_too(

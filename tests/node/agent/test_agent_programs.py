@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_fixtures import devices
+from bad_input import facts_of
 from capped_share import memory_program
 
 from rig.agent import metered, program, python, usage
@@ -99,27 +101,41 @@ def test_a_process_without_a_share_is_found_within_five_seconds_unless_it_is_a_m
     assert f"pid={stranger.pid}" in agent.log()
 
 
-def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: RunningAgent) -> None:
-    lost, damaged, bare = (agent.register(10, name=name, device="0") for name in ("lost", "damaged", "bare"))
+def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: RunningAgent, tmp_path: Path) -> None:
+    names = ("lost", "damaged", "bare", "outside", "client")
+    lost, damaged, bare, outside, client = (agent.register(10, name=name, device="0") for name in names)
+    elsewhere = {**metered(outside), "CUDA_VISIBLE_DEVICES": devices(agent)[1].uuid}
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # an MPS daemon that runs
     with program(metered(lost), "idle") as left:
         until(lambda: usage(agent, "lost").processes == 1)
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="lost"))
         with (Path(damaged.share.directory) / "terms").open("r+b") as terms:
             terms.seek(8)
             terms.write(b"\2")
-        with program(metered(damaged), "idle") as refused, program(dict(bare.environment), "idle") as without:
-            until(lambda: agent.log().count("process of a share runs unmetered") == 3, timeout_s=6.0)
+        with (
+            program(metered(damaged), "idle") as refused,
+            program(dict(bare.environment), "idle") as without,
+            program(elsewhere, "idle") as stray,
+            program({**metered(client), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, "idle") as of_mps,
+        ):
+            until(lambda: agent.log().count("process of a share runs unmetered") == 5, timeout_s=6.0)
             for process, region, cause in (
                 (left, lost.share.directory, "its region is gone"),
                 (refused, damaged.share.directory, "its region has another ABI"),
                 (without, bare.share.directory, "it has not attached"),
+                (stray, outside.share.directory, "its share does not hold this device"),
+                (of_mps, client.share.directory, "it is a client of MPS"),
             ):
-                (line,) = [line for line in agent.log().splitlines() if f"pid={process.pid} " in line]
+                lines = [line for line in agent.log().splitlines() if "runs unmetered" in line]
+                (line,) = [line for line in lines if f"pid={process.pid} " in line]
                 assert region in line
                 assert cause in line
-            facts = agent.stub.ExplainShare(pb.ExplainShareRequest(share="bare")).devices[0].facts
-            [fact] = [fact for fact in facts if fact.startswith("its process")]
-            assert f"({without.pid}) runs unmetered: it has not" in fact
+            for share, fact in (
+                (bare.share, f"({without.pid}) runs unmetered: it has not"),
+                (outside.share, f"({stray.pid}) runs unmetered on device 1: its share does not"),
+            ):
+                assert [fact in one for one in facts_of(agent, share)].count(True) == 1
+            assert usage(agent, "client").processes == 0
     time.sleep(2.5)
-    assert agent.log().count("process of a share runs unmetered") == 3
+    assert agent.log().count("process of a share runs unmetered") == 5
     assert "process without a share" not in agent.log()

@@ -73,23 +73,16 @@ def test_a_share_gets_the_device_that_is_named_or_fits_best(
     assert [terms.device for terms in place(asks, *shares)] == [chosen.uuid]
 
 
-def test_a_request_that_fits_nowhere_names_the_roomiest_device() -> None:
+def test_a_request_that_fits_nowhere_names_the_roomiest_device_and_goes_there_under_overcommit() -> None:
     shares = [share("a", (H200, 70, 0)), share("b", (H200_B, 80, 0)), share("c", (A10, 90, 0))]
     with pytest.raises(DoesNotFit, match=r"fits on none of the 3 devices: the roomiest, 0, has 30 %"):
         place(one(50), *shares)
-
-
-def test_overcommit_admits_it_on_the_least_loaded_device() -> None:
-    shares = [share("a", (H200, 70, 0)), share("b", (H200_B, 80, 0)), share("c", (A10, 90, 0))]
     assert place(one(50), *shares, overcommit=True)[0].device == H200.uuid
 
 
-def test_a_gang_gets_distinct_devices() -> None:
+def test_a_gang_gets_distinct_devices_and_one_larger_than_the_node_is_refused() -> None:
     chosen = place(one(100) * 3)
     assert {terms.device for terms in chosen} == {info.uuid for info in DEVICES}
-
-
-def test_a_gang_larger_than_the_node_is_refused() -> None:
     with pytest.raises(DoesNotFit, match="4 devices asked for, this node has 3: ask for fewer"):
         place(one(10) * 4)
 

@@ -1,13 +1,15 @@
-"""What an agent does with what an earlier one left: when it is removed, and when a share without an owner ends."""
+"""What an agent does with what an earlier one left, and what is still on its way when it ends itself."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from agent_doubles import H200, MemoryArbiter, ask, identity
 
 from sharepod.agent import node as node_module
+from sharepod.agent.device import DeviceLook
 from sharepod.agent.leftovers import Leftovers
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Node
@@ -78,3 +80,12 @@ async def test_only_a_share_that_had_an_owner_ends_when_no_process_is_left_in_it
     node.look_after_shares()
     assert len(node.statuses()) == (0 if mode == 0o600 else 1)
     node.close()
+
+
+async def test_a_look_and_a_scrape_that_come_too_late_find_no_arbiter_and_do_no_harm(tmp_path: Path) -> None:
+    arbiter = NativeArbiter()
+    node = Node(identity(tmp_path), Registry(arbiter, tmp_path, [H200]), arbiter, tmp_path, ())
+    node.serve_threads(asyncio.get_running_loop())
+    node.close()
+    node.looked([DeviceLook(H200.uuid)])
+    assert await asyncio.to_thread(node.status_from_thread) is node.published
