@@ -35,13 +35,6 @@ from sharepod.agent.share import (
 MS = 1_000_000
 
 
-def test_a_young_account_has_the_rate_since_its_start() -> None:
-    account = Account()
-    account.add(5 * SECOND_NS, 0)
-    assert account.rate_millipercent(5 * SECOND_NS, 0, SECOND_NS) == 0
-    assert account.rate_millipercent(5 * SECOND_NS + 200 * MS, 100 * MS, SECOND_NS) == 50_000
-
-
 def test_a_counter_that_falls_starts_the_account_anew() -> None:
     account = Account()
     account.add(0, 10 * SECOND_NS)

@@ -340,9 +340,8 @@ int main(int count, char **arguments) {
   turns = calloc(SP_TURNS_KEPT, sizeof *turns);
   struct sums sums = {.worst_part = 1e9};
   uint64_t first = strtoull(arguments[1], NULL, 10), last = first + strtoull(arguments[2], NULL, 10);
-  for (uint64_t seed = first; seed < last; seed++) {
+  for (uint64_t seed = first; seed < last; seed++)
     run_schedule(&sums, seed);
-  }
   printf("{\"collectives\": %" PRIu64 ", \"hangs\": %" PRIu64 ", \"longest_ms\": %.1f, "
          "\"steady_collectives\": %" PRIu64
          ", \"steady_longest_ms\": %.1f, \"longest_wait_ms\": %.1f, \"least_part\": %.4f, \"invalid\": %" PRIu64 "}\n",
