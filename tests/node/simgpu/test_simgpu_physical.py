@@ -40,20 +40,21 @@ def test_physical_memory_counts_from_its_making_until_no_reference_and_no_mappin
 def test_several_mappings_go_in_one_call_but_never_a_part_of_one(new_gpu: NewGpu) -> None:
     lines = new_gpu().play("""
         start()
-        address = reserve(16 * MIB)
+        address, least = reserve(16 * MIB), c_size_t()
+        ok(cuda.cuMemGetAllocationGranularity(byref(least), byref(Prop(1, 0, Location(1, 0))), 0))
         for n in range(3):
             handle = physical(4 * MIB)
             map_at(address + 4 * n * MIB, 4 * MIB, handle)
             ok(cuda.cuMemRelease(handle))
         put(address + 2 * MIB, bytes(range(256)) * 16384)
-        print(get(address + 6 * MIB - 256, 256) == bytes(range(256)), used() // MIB)
+        print(get(address + 6 * MIB - 256, 256) == bytes(range(256)), used() // MIB, least.value // MIB)
         print(unmap(address, 2 * MIB), unmap(address + 4 * MIB, 6 * MIB), unmap(address, 16 * MIB), used() // MIB)
         print(cuda.cuMemAddressFree(c_uint64(address), c_size_t(16 * MIB)))
         print(unmap(address, 8 * MIB), used() // MIB, unmap(address + 8 * MIB, 4 * MIB), used())
         print(cuda.cuMemAddressFree(c_uint64(address), c_size_t(8 * MIB)),
               cuda.cuMemAddressFree(c_uint64(address), c_size_t(16 * MIB)))
         """)
-    assert lines == ["True 12", "1 1 1 12", "1", "0 4 0 0", "1 0"]
+    assert lines == ["True 12 2", "1 1 1 12", "1", "0 4 0 0", "1 0"]
 
 
 def test_addresses_without_memory_cannot_be_copied_and_memory_may_go_under_work_in_flight(new_gpu: NewGpu) -> None:

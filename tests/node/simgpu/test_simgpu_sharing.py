@@ -165,3 +165,20 @@ give(peer)
     )
     assert first == ["1", "b'answered' 32 32"]
     assert second == ["[b'allocation 0', b'allocation 1'] 32 0 1 1", "b'answered'", "1 0"]
+
+
+def test_memory_of_another_api_is_mapped_where_it_lies_in_its_file(new_gpu: NewGpu) -> None:
+    lines = new_gpu().play("""
+        start()
+        memory, address, other = c_void_p(), c_uint64(), os.memfd_create("other")
+        os.truncate(other, 2 * MIB)
+        ok(cuda.cuImportExternalMemory(byref(memory), byref(External(1, os.dup(other), None, 2 * MIB, 0))))
+        part = (c_uint64 * 11)(MIB, MIB)  # CUDA_EXTERNAL_MEMORY_BUFFER_DESC: offset, size, and zeroes
+        ok(cuda.cuExternalMemoryGetMappedBuffer(byref(address), memory, part))
+        put(address.value, b"moved")
+        print(get(address.value, 5), os.pread(other, 5, MIB), used() // MIB)
+        ok(cuda.cuMemFree_v2(address))
+        ok(cuda.cuDestroyExternalMemory(memory))
+        print(used())
+        """)
+    assert lines == ["b'moved' b'moved' 2", "0"]
