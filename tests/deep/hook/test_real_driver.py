@@ -152,19 +152,6 @@ def driver_version(driver: Path) -> int:
     return int(run([sys.executable, "-c", script, driver], clean_environment()).stdout)
 
 
-def test_every_function_of_the_real_driver_has_a_class(real_driver: Path) -> None:
-    classed = {function.name: function for function in read_functions()}
-    own = {name for name in exports(real_driver) if name.startswith("cu")}
-    assert sorted(own - classed.keys()) == []
-    assert [name for name in sorted(own) if classed[name].reason == "absent"] == []
-
-
-def test_the_real_driver_exports_what_the_table_says(real_driver: Path) -> None:
-    newer = {symbol.name for symbol in read_symbols() if symbol.since > driver_version(real_driver)}
-    gone = {"cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"}  # a driver may drop what CUDA 2 had
-    assert HOOKED - exports(real_driver) <= newer | gone
-
-
 ADDRESSES = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])

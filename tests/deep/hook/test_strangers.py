@@ -156,32 +156,15 @@ def kinds(work: Counter[str]) -> dict[str, int]:
     return dict(counts)
 
 
-def run_bare(name: str, node: Node, scratch: Path) -> Run:
-    """Run a stranger without the hook; it does what is certain about it."""
-    stranger = STRANGERS[name]
-    seen = run(node, command_of(stranger), node.environment, scratch)
-    assert json.loads(seen.output.splitlines()[-1]) == stranger.told
-    assert kinds(seen.work) == stranger.work
-    return seen
-
-
-def command_of(stranger: Stranger) -> list[str | Path]:
-    """Return how it is started."""
-    return [strangers.PYTHON, CLIENTS / stranger.client, *stranger.arguments]
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_runs_without_the_hook(name: str, bare: Node, tmp_path: Path) -> None:
-    run_bare(name, bare, tmp_path / "bare")
-
-
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", STRANGERS)
 def test_a_stranger_does_in_a_share_what_it_does_without(name: str, bare: Node, shared: Node, tmp_path: Path) -> None:
     stranger = STRANGERS[name]
-    without = run_bare(name, bare, tmp_path / "bare")
-    within, account = run_in_share(shared, name, command_of(stranger), tmp_path / "shared")
+    command: list[str | Path] = [strangers.PYTHON, CLIENTS / stranger.client, *stranger.arguments]
+    without = run(bare, command, bare.environment, tmp_path / "bare")
+    assert json.loads(without.output.splitlines()[-1]) == stranger.told
+    assert kinds(without.work) == stranger.work
+    within, account = run_in_share(shared, name, command, tmp_path / "shared")
     assert json.loads(within.output.splitlines()[-1]) == stranger.told
     assert within.work == without.work
     assert account.launches >= sum(stranger.work.values())
