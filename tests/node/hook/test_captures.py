@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.agent import RunningAgent, metered, program, usage
+from rig.agent import RunningAgent, metered, program
 from rig.gpu import inherited
 from rig.script import script
 from rig.until import until
@@ -24,6 +24,9 @@ from sharepod.proto import v1_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from simgpu_fixtures import NewGpu
+
+    from rig.arbiter import Arbiter
 
 MODES = ["GLOBAL", "THREAD_LOCAL", "RELAXED"]
 # An event record takes so long that what must not come between its checks and itself does.
@@ -356,9 +359,11 @@ def test_over_its_cap_a_program_that_captures_sees_what_it_sees_on_a_device_that
         contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="small"))
 
 
-def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(contended: RunningAgent) -> None:
-    answer = contended.register(40, name="graphs", device="0")
-    contended.stub.PauseShare(pb.PauseShareRequest(share="graphs"))
+def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path)
+    arbiter.native.pause_share(share.handle, True)
     text = """
         # The share is paused: a gated launch would wait until the end of the test.
         ok(cuda.cuStreamBeginCapture_v2(stream, GLOBAL))
@@ -374,28 +379,12 @@ def test_what_is_captured_is_neither_gated_nor_billed_and_the_graph_launch_is(co
         executable = instantiate(graph)
         for _ in range(7):
             run(executable, stream)
-        print("launched", flush=True)
         """
-    with subprocess.Popen(
-        script(PREPARE + textwrap.dedent(text)),
-        env=inherited() | metered(answer),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stdout.readline() == "100\n"
-            account = usage(contended, "graphs")
-            assert (account.launches, account.used_ns) == (0, 0)
-            contended.stub.ResumeShare(pb.ResumeShareRequest(share="graphs"))
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "launched\n"
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
-    until(lambda: usage(contended, "graphs").processes == 0)
-    assert usage(contended, "graphs").launches == 7
-    contended.stub.ReleaseShare(pb.ReleaseShareRequest(share="graphs"))
+    running = new_gpu().start(PREPARE + textwrap.dedent(text), **share.env)
+    assert running.line() == "100"
+    assert (share.usage().launches, share.usage().used_ns) == (0, 0)
+    arbiter.native.pause_share(share.handle, False)
+    running.tell("")
+    assert running.lines() == []
+    until(lambda: share.usage().processes == 0)
+    assert share.usage().launches == 7

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hooklab import C, compile_c
 from metered import run_metered
+from simgpu_fixtures import NewGpu
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
-from rig.script import script
 from rig.until import until
 from sharepod.simgpu.truth import Truth
 
@@ -60,15 +60,6 @@ for _ in range({CAPTURES}):
 RUNS = 10
 
 
-def test_work_that_nobody_waits_for_is_billed_to_its_end(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
-    gpu = make_simgpu()
-    used_ns = run_metered(gpu, tmp_path, PROGRAM).usage[0].used_ns
-    with Truth(gpu.state) as truth:
-        busy_ns = truth.devices()[0].busy_ns
-    assert busy_ns >= BURSTS * 3_000_000
-    assert used_ns >= 0.9 * busy_ns
-
-
 def test_work_beside_an_open_capture_is_billed_when_it_can_be_marked(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     gpu = make_simgpu()
     used_ns = run_metered(gpu, tmp_path, BESIDE_CAPTURES).usage[0].used_ns
@@ -79,33 +70,26 @@ def test_work_beside_an_open_capture_is_billed_when_it_can_be_marked(make_simgpu
 
 
 def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(
-    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    gpu, share = make_simgpu(), arbiter.share(tmp_path / "share")
-    text = f"{PROGRAM}\nprint('made', flush=True)\ninput()"
-    with subprocess.Popen(
-        script(text), env=gpu.env | share.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "made\n"
-            with Truth(gpu.state) as truth:
-                busy_ns = truth.devices()[0].busy_ns
-            # Alone it holds one turn throughout, and enters it for each burst.
-            until(lambda: share.usage().used_ns >= 0.9 * busy_ns, lambda: f"{share.usage()} of {busy_ns}", 10)
-            assert share.usage().turns <= 2
-        finally:
-            process.kill()
+    gpu, share = new_gpu(SIMGPU_PROFILE="typical"), arbiter.share(tmp_path / "share")
+    gpu.ready(f"{PROGRAM}\nprint('ready', flush=True)\ninput()", **share.env)
+    with gpu.truth() as truth:
+        busy_ns = truth.devices()[0].busy_ns
+    assert busy_ns >= BURSTS * 3_000_000
+    # Alone it holds one turn throughout, and enters it for each burst; nobody has waited for the last.
+    until(lambda: share.usage().used_ns >= 0.9 * busy_ns, lambda: f"{share.usage()} of {busy_ns}", 10)
+    assert share.usage().turns <= 2
 
 
 def test_what_processes_used_that_were_killed_in_their_turns_stays_in_the_bill(
-    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    gpu, share = make_simgpu(), arbiter.share(tmp_path / "share")
+    gpu, share = new_gpu(SIMGPU_PROFILE="typical"), arbiter.share(tmp_path / "share")
     for _ in range(3):
-        assert subprocess.run(script(WORKING), env=gpu.env | share.env, check=False).returncode == -9
+        gpu.start(WORKING, **share.env).lines(returncode=-9)
         until(lambda: share.usage().processes == 0)
-    with Truth(gpu.state) as truth:
+    with gpu.truth() as truth:
         busy_ns = truth.devices()[0].busy_ns
     assert busy_ns >= 600_000_000
     assert share.usage().used_ns >= 0.97 * busy_ns

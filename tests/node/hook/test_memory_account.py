@@ -3,17 +3,16 @@
 That every other kind of memory is, too, tests/node/agent/test_agent_memory.py shows.
 """
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cuda.bindings import driver
 from metered import run_metered
+from simgpu_fixtures import NewGpu
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
-from rig.script import script
 
 CAP = 1000
 Run = Callable[..., None]
@@ -187,21 +186,12 @@ assert cuda.cuMemFree_v2(a) == 0 and memory() == (1000, 1000)
 
 
 def test_a_share_never_shows_more_free_memory_than_the_device_has(
-    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    gpu, cap, left = make_simgpu(), 1 << 30, 1 << 20
-    hoard = f"allocate(memory()[0] - {left}); print('ready', flush=True); sys.stdin.read()"
+    gpu, cap, left = new_gpu(), 1 << 30, 1 << 20
+    gpu.ready(f"{PROGRAM}allocate(memory()[0] - {left}); print('ready', flush=True); sys.stdin.read()")
     share = arbiter.share(tmp_path, memory_bytes=cap)
-    with subprocess.Popen(
-        script(PROGRAM + hoard), env=gpu.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout
-        assert other.stdout.readline() == "ready\n"
-        seen = subprocess.run(
-            script(PROGRAM + "print(*memory())"), env=gpu.env | share.env, capture_output=True, text=True, timeout=60
-        )
-        other.communicate()
-    assert seen.stdout == f"{left} {cap}\n", seen.stderr
+    assert gpu.play(f"{PROGRAM}print(*memory())", **share.env) == [f"{left} {cap}"]
 
 
 ATTRIBUTES = """
@@ -213,8 +203,11 @@ for attribute in range(-1, 300):
 """
 
 
-def test_every_attribute_of_the_device_reads_in_a_share_as_without_one(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
-    bare = subprocess.run(script(ATTRIBUTES), env=make_simgpu().env, capture_output=True, text=True, timeout=60)
-    told = {int(line.split()[0]) for line in bare.stdout.splitlines() if line.split()[1] == "0"}
+def test_every_attribute_of_the_device_reads_in_a_share_as_without_one(
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
+) -> None:
+    gpu = new_gpu()
+    bare = gpu.play(ATTRIBUTES)
+    told = {int(line.split()[0]) for line in bare if line.split()[1] == "0"}
     assert {int(attribute) for attribute in driver.CUdevice_attribute} <= told
-    assert run_metered(make_simgpu(), tmp_path, ATTRIBUTES).stdout == bare.stdout
+    assert gpu.play(ATTRIBUTES, **arbiter.share(tmp_path).env) == bare

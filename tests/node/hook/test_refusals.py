@@ -1,11 +1,11 @@
 """What the driver refuses is refused as ever and counts for nothing; errno stays the program's."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 from hooklab import clean_environment, run
 from metered import run_metered
+from simgpu_fixtures import NewGpu
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
@@ -55,14 +55,14 @@ def test_what_the_driver_refuses_has_its_result_and_is_not_counted(make_simgpu: 
 
 
 def test_errno_survives_a_wait_at_the_gate_and_every_kind_of_call(
-    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    share, env = arbiter.share(tmp_path), make_simgpu().env
+    share = arbiter.share(tmp_path)
     arbiter.native.pause_share(share.handle, True)
-    with subprocess.Popen(script(ERRNO), env=env | share.env, stdout=subprocess.PIPE, text=True) as program:
-        until(lambda: share.usage().waited_ns > 0)
-        arbiter.native.pause_share(share.handle, False)
-        assert program.communicate(timeout=60)[0] == "77\n"
+    program = new_gpu().start(ERRNO, **share.env)
+    until(lambda: share.usage().waited_ns > 0)
+    arbiter.native.pause_share(share.handle, False)
+    assert program.lines() == ["77"]
 
 
 def test_without_a_driver_a_wrapper_says_not_initialized() -> None:

@@ -1,13 +1,11 @@
 """One launch onto several devices takes no turn on any of them, and is counted as passed."""
 
-import subprocess
 from pathlib import Path
 
+from simgpu_fixtures import NewGpu
+
 from rig.arbiter import Arbiter
-from rig.gpu import MakeSimgpu
-from rig.script import script
 from rig.until import until
-from sharepod.simgpu.truth import Truth
 
 ROUNDS = 40
 PROGRAM = f"""
@@ -22,26 +20,21 @@ for _ in range({ROUNDS}):
     for part in parts:
         ok(cuda.cuStreamSynchronize(c_void_p(part.stream)))
 assert cuda.cuLaunchCooperativeKernelMultiDevice(None, 2, 0) == 1  # refused: not counted
-print("done", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
 
 
 def test_it_runs_on_every_device_unbilled_and_is_counted_on_the_current_one(
-    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
 ) -> None:
-    gpu = make_simgpu("2xH200")
-    share = arbiter.share(tmp_path, (0, 1))
-    with subprocess.Popen(
-        script(PROGRAM), env=gpu.env | share.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout
-        assert program.stdout.readline() == "done\n"
-        # The arbiter looks at a process without a turn now and then.
-        until(lambda: share.usage(1).passed >= ROUNDS)
-        program.communicate()
+    gpu, share = new_gpu("2xH200"), arbiter.share(tmp_path, (0, 1))
+    program = gpu.ready(PROGRAM, **share.env)
+    # The arbiter looks at a process without a turn now and then.
+    until(lambda: share.usage(1).passed >= ROUNDS)
+    assert program.lines() == []
     accounts = [share.usage(device) for device in (0, 1)]
-    with Truth(gpu.state) as truth:
+    with gpu.truth() as truth:
         assert all(device.busy_ns >= ROUNDS * 99_000 for device in truth.devices())
     assert [account.passed for account in accounts] == [0, ROUNDS]
     assert [(account.launches, account.turns, account.used_ns) for account in accounts] == [(0, 0, 0)] * 2
