@@ -8,8 +8,7 @@ import pytest
 
 from rig import REPO_ROOT
 
-ROOT = REPO_ROOT
-HEADER = (ROOT / "hook" / "region.h").read_text()
+HEADER = (REPO_ROOT / "hook" / "region.h").read_text()
 SHARED = ("sp_header", "sp_grant", "sp_slot_device", "sp_slot_copies", "sp_slots_header", "sp_slot")
 # Offsets of ABI 1, by hand: running programs hold this layout while the agent is upgraded.
 ABI_1 = {
@@ -28,38 +27,31 @@ ABI_1 = {
 }
 
 
-def fields(struct: str) -> list[str]:
-    """Return the fields of a struct, but those kept in reserve."""
+def members(struct: str) -> list[tuple[str, str]]:
+    """Return the type and the name of each member of a struct."""
     body = re.search(rf"^struct {struct} {{\n(.*?)^}};", HEADER, re.DOTALL | re.MULTILINE)
     assert body
     plain = re.sub(r"/\*.*?\*/", "", body.group(1), flags=re.DOTALL)
-    names = re.findall(r"^\s+(?:struct )?\w+ (\w+)(?:\[\w+\])?;", plain, re.MULTILINE)
-    assert len(names) == plain.count(";")
-    return [name for name in names if not name.startswith("reserved")]
+    found = re.findall(r"^\s+(struct \w+|\w+) (\w+)(?:\[\w+\])?;", plain, re.MULTILINE)
+    assert len(found) == plain.count(";")
+    return found
 
 
 @pytest.mark.parametrize("struct", SHARED)
-def test_every_field_is_where_abi_1_has_it(struct: str, tmp_path: Path) -> None:
-    names = fields(struct)
+def test_every_field_is_where_abi_1_has_it_and_the_compiler_checks_it_as_well(struct: str, tmp_path: Path) -> None:
+    names = [name for _, name in members(struct) if not name.startswith("reserved")]
     probes = "".join(f'printf("{name} %zu ", offsetof(struct {struct}, {name}));' for name in names)
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     probes += f'printf("= %zu", sizeof(struct {struct}));'
     source.write_text(f'#include "region.h"\n#include <stdio.h>\nint main(void) {{ {probes} }}\n')
-    subprocess.run(["cc", f"-I{ROOT / 'hook'}", "-o", program, source], check=True)
+    subprocess.run(["cc", f"-I{REPO_ROOT / 'hook'}", "-o", program, source], check=True)
     assert subprocess.run([program], capture_output=True, text=True, check=True).stdout == ABI_1[struct]
-
-
-@pytest.mark.parametrize("struct", SHARED)
-def test_the_compiler_checks_every_field_as_well(struct: str) -> None:
-    asserted = re.findall(rf"^SP_ASSERT_OFFSET\({struct}, (\w+), \d+\);$", HEADER, re.MULTILINE)
-    assert asserted == fields(struct)
+    assert re.findall(rf"^SP_ASSERT_OFFSET\({struct}, (\w+), \d+\);$", HEADER, re.MULTILINE) == names
     assert f'"ABI 1: {struct}"' in HEADER
 
 
 def test_only_types_of_one_width_everywhere_are_shared() -> None:
+    nested = {"struct sp_slot_device", "struct sp_slot_copies"}
     for struct in SHARED:
-        body = re.search(rf"^struct {struct} {{\n(.*?)^}};", HEADER, re.DOTALL | re.MULTILINE)
-        assert body
-        types = set(re.findall(r"^\s+(struct \w+|\w+) \w+(?:\[\w+\])?;", body.group(1), re.MULTILINE))
-        nested = {"struct sp_slot_device", "struct sp_slot_copies"}
+        types = {kind for kind, _ in members(struct)}
         assert types <= {"uint8_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "char", *nested}, struct
