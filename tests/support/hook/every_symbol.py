@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from hooklab import STRICT, C, compile_c, read_symbols
+from simgpu_fixtures import Program
 
 from rig.agent import RunningAgent, usage
 from rig.gpu import LIBRARIES, SimulatedGpu, inherited
@@ -45,48 +45,22 @@ def build_programs(directory: Path) -> Programs:
     )
 
 
-class Program:
-    """A run of the program, from its start to its end, step by step."""
+def start(command: Sequence[str | Path], env: Mapping[str, str]) -> Program:
+    """Start the program, to be led from its start to its end step by step."""
+    pipe, environment = subprocess.PIPE, {**env, "DRIVER": str(LIBRARIES / "libcuda.so.1")}
+    return Program(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
-    def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
-        """Start it."""
-        self._process = subprocess.Popen(
-            [str(word) for word in command],
-            env={**env, "DRIVER": str(LIBRARIES / "libcuda.so.1")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
-        self.answers: list[str] = []
 
-    def read_to(self, word: str) -> None:
-        """Read answers to the point at which it waits."""
-        assert self._process.stdout
-        for line in self._process.stdout:
-            if line.strip() == word:
-                return
-            self.answers.append(line.strip())
-        pytest.fail(f"it ended before {word!r} after {self.answers[-1:]}: {self._process.communicate()[1]}")
+def answers_to(word: str, running: Program) -> list[str]:
+    """Return its answers up to the point at which it waits."""
+    return list(iter(running.line, word))
 
-    def go_on(self) -> None:
-        """Let it go on."""
-        assert self._process.stdin
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
 
-    def end(self) -> str:
-        """Let it go on to its end; return what it wrote to stderr."""
-        output, errors = self._process.communicate("\n", timeout=30)
-        assert self._process.returncode == 0, errors
-        self.answers += output.split("\n")[:-1]
-        return errors
-
-    def kill(self) -> None:
-        """End it if it still runs."""
-        self._process.kill()
-        self._process.communicate()
+def end(running: Program) -> tuple[list[str], str]:
+    """Let it go on to its end; return its last answers, and what it wrote to stderr."""
+    output, errors = running.process.communicate("\n", timeout=30)
+    assert running.process.returncode == 0, errors
+    return output.splitlines(), errors
 
 
 @dataclass
@@ -114,17 +88,17 @@ class Node:
 
     def run_without_the_hook(self, program: Path) -> str:
         """Run the program without a share."""
-        running = Program([program, "soname"], self.gpu.env)
+        running = start([program, "soname"], self.gpu.env)
         try:
-            running.read_to("held")
+            answers = answers_to("held", running)
             self.work, self.held = self.work_of(running.pid), self.memory()
             assert self.held > 20 << 20
-            running.go_on()
-            running.read_to("freed")
-            errors = running.end()
+            running.tell("")
+            answers += answers_to("freed", running)
+            last, errors = end(running)
         finally:
             running.kill()
-        self.answers = running.answers
+        self.answers = answers + last
         return errors
 
     def check_run(
@@ -142,10 +116,10 @@ class Node:
         """
         share = self.agent.register(50, name="every", device="0", memory=CAP)
         paths = {"LD_PRELOAD": ":".join(map(str, preload)), "LD_LIBRARY_PATH": str(LIBRARIES)}
-        running = Program(command, inherited() | dict(share.environment) | paths | dict(env or {}))
+        running = start(command, inherited() | dict(share.environment) | paths | dict(env or {}))
         launches, passed = (len(self.work) - len(PASSED), len(PASSED)) if metered else (0, 0)
         try:
-            running.read_to("held")
+            answers = answers_to("held", running)
             assert elsewhere or (self.work_of(running.pid), self.memory()) == (self.work, self.held)
             # Launches are told when the idle turn is given back.
             until(lambda: usage(self.agent, "every").launches >= launches)
@@ -154,16 +128,16 @@ class Node:
             assert (account.launches, account.faults) == (launches, 0)
             # On a busy host the gate may lose patience (2 ms without progress) and let more of them pass.
             assert account.passed >= passed if metered else account.passed == 0
-            running.go_on()
-            running.read_to("freed")
+            running.tell("")
+            answers += answers_to("freed", running)
             assert usage(self.agent, "every").memory_used_bytes == 0
             assert elsewhere or self.memory() == 0
-            errors = running.end()
+            last, errors = end(running)
         finally:
             running.kill()
             self.agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="every"))
         # Instead of a function without a model, which says 801, cuGetProcAddress gives the older one that has a model.
-        answers = [answer.replace(" another ", " 801 ") for answer in running.answers]
+        answers = [answer.replace(" another ", " 801 ") for answer in answers + last]
         assert answers == [as_the_share_sees_it(answer) if metered else answer for answer in self.answers]
         return errors
 
