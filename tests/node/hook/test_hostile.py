@@ -7,18 +7,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import HEADER_BYTES, SLOT_BYTES, WORD_AT, device_at, report
+from report import HEADER_BYTES, SLOT_BYTES, device_at, report
+from tenant import Tenant
 
 from rig.arbiter import Arbiter
 from rig.until import until
 
 SLOTS_BYTES = HEADER_BYTES + 64 * SLOT_BYTES
-
-
-def ring(directory: Path) -> None:
-    bell = os.open(directory / "bell", os.O_WRONLY | os.O_NONBLOCK)
-    os.write(bell, b"x")
-    os.close(bell)
+NO_SLOT = 120
+"""What a doorbell may be rung with all the same."""
 
 
 def lie(dice: random.Random, word: int) -> bytes:
@@ -39,31 +36,26 @@ def lie(dice: random.Random, word: int) -> bytes:
 
 
 def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbiter, tmp_path: Path) -> None:
-    liar, honest = (arbiter.share(tmp_path / name) for name in ("liar", "honest"))
+    liar, honest = (Tenant(arbiter.share(tmp_path / name)) for name in ("liar", "honest"))
     dice = random.Random(7)
     began_ns = time.monotonic_ns()
-    with (
-        (tmp_path / "liar" / "slots").open("r+b", buffering=0) as slots,
-        (tmp_path / "honest" / "slots").open("r+b", buffering=0) as honest_slots,
-    ):
+    with (tmp_path / "liar" / "slots").open("r+b", buffering=0) as slots:
         for number in range(800):
-            honest_slots.seek(0)  # it only ever waits, so that the liar's turns end
-            honest_slots.write(b"\1")
-            honest_slots.seek(device_at(0))
-            honest_slots.write(struct.pack("<IIQ", 1, 0, time.monotonic_ns()))
+            honest.claim(0)
+            honest.wait(1)  # it only ever waits, so that the liar's turns end
             slots.seek(0)
             slots.write(bytes(dice.choice([0, 1, 255]) for _ in range(64)))
             if number % 4 == 0:  # noise: no report in it is whole
                 slots.seek(HEADER_BYTES)
                 slots.write(dice.randbytes(SLOTS_BYTES - HEADER_BYTES))
-            word = struct.unpack_from("<I", (tmp_path / "liar" / "terms").read_bytes(), WORD_AT)[0]
+            word = liar.word()
             for slot in range(0, 64, 1 + number % 4):
                 slots.seek(device_at(slot))
                 slots.write(lie(dice, word))
-            ring(tmp_path / "liar")
-            ring(tmp_path / "honest")
+            liar.ring(NO_SLOT)
+            honest.ring(NO_SLOT)
             time.sleep(0.002)
-    lies, truth = liar.usage(), honest.usage()
+    lies, truth = liar.share.usage(), honest.share.usage()
     turns = arbiter.native.read_turns(0, 10_000)
     ended_ns = time.monotonic_ns()
     assert lies.turns > 5  # so it was believed far enough to hold the device
@@ -77,10 +69,10 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbite
 
 
 def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: Arbiter, tmp_path: Path) -> None:
-    share = arbiter.share(tmp_path / "liar")
+    liar = Tenant(arbiter.share(tmp_path / "liar"))
     os.truncate(tmp_path / "liar" / "slots", 10)
-    ring(tmp_path / "liar")
-    until(lambda: share.usage().faults)
+    liar.ring(NO_SLOT)
+    until(lambda: liar.share.usage().faults)
 
 
 def test_the_tenant_can_write_its_slots_and_ring_and_nothing_else(arbiter: Arbiter, tmp_path: Path) -> None:
