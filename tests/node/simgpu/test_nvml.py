@@ -41,14 +41,6 @@ def test_a_device_is_found_by_index_uuid_and_bus_and_has_its_uuid_in_the_driver_
         assert [device.uuid for device in truth.devices()] == uuids
 
 
-def test_what_a_device_lacks_is_not_supported_and_so_is_what_is_not_simulated(ask: Ask) -> None:
-    assert ask("nvmlDeviceGetMigMode(gpu(0))") == [0, 0]
-    assert ask("nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), 0) and 0") == "NVMLError_NotFound"
-    assert ask("nvmlDeviceGetMigMode(gpu(2))") == "NVMLError_NotSupported"
-    assert ask("nvmlDeviceGetNvLinkState(gpu(2), 0)") == "NVMLError_NotSupported"
-    assert ask("nvmlDeviceGetFanSpeed(gpu(0))") == "NVMLError_NotSupported"
-
-
 def test_memory_is_what_all_processes_hold_and_a_killed_one_is_gone_at_once(ask: Ask, use: Use) -> None:
     assert ask(MEMORY) == {"total": H200_BYTES, "free": H200_BYTES, "used": 0}
     first, second = (use(0, 1000, 10000, size) for size in (512 * MIB, 256 * MIB))
@@ -81,30 +73,23 @@ def test_utilisation_is_told_of_each_device_and_apart_by_process(ask: Ask, use: 
     assert ask("nvmlDeviceGetTemperature(gpu(0), 0)") > ask("nvmlDeviceGetTemperature(gpu(1), 0)")
 
 
-def test_an_xid_reaches_whoever_registered_for_the_device(ask: Ask, machine: Gpu) -> None:
+def test_an_xid_reaches_whoever_registered_for_xids_of_the_device(ask: Ask, machine: Gpu) -> None:
+    assert ask("nvmlDeviceGetSupportedEventTypes(gpu(0))") == 31
     with machine.truth() as truth:
         truth.inject_xid(0, 13)  # before anyone registered: never told
-        ask("globals().update(events=nvmlEventSetCreate())")
+        ask("globals().update(events=nvmlEventSetCreate(), others=nvmlEventSetCreate())")
         ask("[nvmlDeviceRegisterEvents(gpu(n), nvmlEventTypeXidCriticalError, events) for n in (0, 1)]")
+        other = "nvmlEventTypeDoubleBitEccError | nvmlEventTypeClock"
+        assert ask(f"nvmlDeviceRegisterEvents(gpu(0), {other}, others)") is None
         assert ask("nvmlEventSetWait_v2(events, 20)") == "NVMLError_Timeout"
         for device, xid in ((1, 31), (2, 43), (0, 45)):  # nobody registered for device 2
             truth.inject_xid(device, xid)
     told = "(lambda e: [nvmlDeviceGetIndex(e.device), e.eventData, e.eventType])(nvmlEventSetWait_v2(events, 2000))"
     assert [ask(told), ask(told)] == [[1, 31, 8], [0, 45, 8]]
-    assert ask("nvmlEventSetWait_v2(events, 20)") == "NVMLError_Timeout"
+    assert [ask(f"nvmlEventSetWait_v2({which}, 20)") for which in ("events", "others")] == ["NVMLError_Timeout"] * 2
     storm = "nvmlEventTypeSingleBitEccErrorStorm"
     assert ask(f"nvmlDeviceRegisterEvents(gpu(0), {storm}, events)") == "NVMLError_NotSupported"
     assert ask("nvmlEventSetFree(events)") is None
-
-
-def test_a_set_that_asks_for_no_xids_is_told_of_none(ask: Ask, machine: Gpu) -> None:
-    assert ask("nvmlDeviceGetSupportedEventTypes(gpu(0))") == 31
-    ask("globals().update(events=nvmlEventSetCreate())")
-    other = "nvmlEventTypeDoubleBitEccError | nvmlEventTypeClock"
-    assert ask(f"nvmlDeviceRegisterEvents(gpu(0), {other}, events)") is None
-    with machine.truth() as truth:
-        truth.inject_xid(0, 31)
-    assert ask("nvmlEventSetWait_v2(events, 20)") == "NVMLError_Timeout"
 
 
 def test_a_device_off_the_bus_is_lost_until_it_is_back_and_a_memory_fault_asks_for_a_reset(

@@ -24,6 +24,7 @@ def test_a_gpu_in_mig_mode_lists_its_instances_and_each_knows_its_ids_and_its_gp
     assert [ask(f"nvmlDeviceGetMigMode(gpu({n}))") for n in range(3)] == ["NVMLError_NotSupported", [1, 1], [0, 0]]
     assert ask("nvmlDeviceGetMaxMigDeviceCount(gpu(1))") == 7
     assert ask(f"{mig(2)} and 0") == "NVMLError_NotFound"
+    assert ask("nvmlDeviceGetMigDeviceHandleByIndex(gpu(2), 0) and 0") == "NVMLError_NotFound"
     assert ask("nvmlDeviceGetName(" + mig(0) + ")") == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert [ask(f"nvmlDeviceIsMigDeviceHandle({handle}).value") for handle in (mig(0), "gpu(1)")] == [1, 0]
     for n, uuid in enumerate((SMALL, LARGE)):
