@@ -1,22 +1,12 @@
 """CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as the real driver reads them, where PCI order is not speed order."""
 
 import pytest
-from simgpu_fixtures import NewGpu
+from simgpu_fixtures import COUNTED, NewGpu
 
 MIXED = "1xA10,1xH200,1xL4,1xH200"  # by bus 0, 1, 2, 3; fastest first 1, 3, 0, 2
 CUT = "1xA10,1xH100:3g.40gb+4g.40gb,1xA100"
 GPU = "GPU-53474750-0000-0000-8000-0000000000"
 MIG = "MIG-53474750-0000-0000-8000-0000000000"
-PROGRAM = """
-    result, count, raw = cuda.cuInit(0), c_int(), ctypes.create_string_buffer(16)
-    cuda.cuDeviceGetCount(byref(count))
-    last = []
-    for n in range(count.value):
-        ok(cuda.cuDeviceGetUuid_v2(raw, n))
-        last.append(raw.raw.hex()[-2:])
-    print(result, *last)
-    """
-"""It says with which digits the UUIDs of its devices end."""
 
 
 @pytest.mark.parametrize(
@@ -47,7 +37,7 @@ def test_a_list_picks_from_the_order_that_is_asked_for(
 ) -> None:
     settings = {"CUDA_DEVICE_ORDER": order} if order else {}
     settings |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert new_gpu(MIXED, **settings).play(PROGRAM) == [seen]
+    assert new_gpu(MIXED, **settings).play(COUNTED) == [seen]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +61,7 @@ def test_a_list_picks_from_the_order_that_is_asked_for(
 )
 def test_a_process_sees_one_mig_instance_or_gpus(new_gpu: NewGpu, devices: str, visible: str | None, seen: str) -> None:
     settings = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert new_gpu(devices, **settings).play(PROGRAM) == [seen]
+    assert new_gpu(devices, **settings).play(COUNTED) == [seen]
 
 
 def test_an_instance_is_a_device_with_its_part_of_the_gpu(new_gpu: NewGpu) -> None:

@@ -25,6 +25,17 @@ LOOP = """
     """
 """A program that launches a kernel of this name for ever: as fast as it can ("deep"), or one at a time ("sync")."""
 
+COUNTED = """
+    result, count, raw = cuda.cuInit(0), c_int(), ctypes.create_string_buffer(16)
+    cuda.cuDeviceGetCount(byref(count))
+    last = []
+    for n in range(count.value):
+        ok(cuda.cuDeviceGetUuid_v2(raw, n))
+        last.append(raw.raw.hex()[-2:])
+    print(result, *last)
+    """
+"""A program that prints what cuInit said, and with which digits the UUIDs of its devices end."""
+
 ANSWER = """
 import json
 import pynvml
