@@ -109,16 +109,12 @@ def contended() -> Iterator[RunningAgent]:
 
 def output(answer: pb.RegisterShareResponse, text: str, *, hook: bool) -> str:
     """Run a scenario to its end, in a share or without the hook on the same device; return what it printed."""
-    env = inherited() | (metered(answer) if hook else bare(answer)) | SLOW_RECORDS
+    bare = {name: value for name, value in answer.environment.items() if not name.startswith("SHAREPOD_")}
+    env = inherited() | (metered(answer) if hook else bare) | SLOW_RECORDS
     command = script(PREPARE + textwrap.dedent(text))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def bare(answer: pb.RegisterShareResponse) -> dict[str, str]:
-    """Return what a program needs in its environment to run on the share's device, but not in the share."""
-    return {name: value for name, value in answer.environment.items() if not name.startswith("SHAREPOD_")}
 
 
 SCENARIOS = {

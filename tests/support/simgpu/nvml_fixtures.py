@@ -10,7 +10,6 @@ Ask = Callable[[str], Any]
 Use = Callable[..., Program]
 
 USER = """
-    import select
     device, busy_us, idle_us, size = (int(word) for word in sys.argv[1:])
     f = kernel(start(device), f"work_{busy_us}us")
     allocate(size)
