@@ -1,7 +1,6 @@
 """Hook and arbiter as threads of one program, under the sanitizers: ThreadSanitizer sees one process only."""
 
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -30,9 +29,8 @@ SANITIZERS = {
 @pytest.fixture
 def regions() -> Iterator[Path]:
     """A directory on tmpfs for the shares, gone afterwards."""
-    directory = Path(tempfile.mkdtemp(prefix="sharepod-threads-", dir="/dev/shm"))
-    yield directory
-    shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="sharepod-threads-", dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(scope="module", params=list(SANITIZERS))

@@ -6,7 +6,6 @@ all the time. Each scenario prints every result that its calls had; both runs mu
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 import textwrap
@@ -96,15 +95,14 @@ def ready():
 @pytest.fixture(scope="module")
 def contended() -> Iterator[RunningAgent]:
     """An agent on a device that another share keeps busy."""
-    directory = Path(tempfile.mkdtemp(prefix="sharepod-test-", dir="/dev/shm"))
-    agent = RunningAgent(directory / "runtime", "--simulate", "1xH200", "--metrics-listen", "off")
-    try:
-        agent.start()
-        with program(metered(agent.register(50, name="rival", device="0"))):
-            yield agent
-    finally:
-        agent.close()
-        shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
+        agent = RunningAgent(Path(directory, "runtime"), "--simulate", "1xH200", "--metrics-listen", "off")
+        try:
+            agent.start()
+            with program(metered(agent.register(50, name="rival", device="0"))):
+                yield agent
+        finally:
+            agent.close()
 
 
 def output(answer: pb.RegisterShareResponse, text: str, *, hook: bool) -> str:

@@ -194,17 +194,6 @@ def test_a_closed_gate_holds_launches_and_lets_host_copies_pass(
     assert program.line() == "null"
 
 
-def test_what_dead_processes_copied_stays(share: Share, begin: Callable[[], Program]) -> None:
-    for number in (1, 2):
-        program = begin()
-        program.ask(TO_DEVICE)
-        program.ask(TO_HOST)
-        program.kill()
-        usage = usage_when(share, lambda usage: usage.processes == 0)
-        assert usage.copies == usage.gone_copies == copied("to_device", number) + copied("to_host", number)
-    assert usage.faults == 0
-
-
 def test_a_count_that_falls_or_cannot_be_true_is_not_believed(share: Share, begin: Callable[[], Program]) -> None:
     program = begin()
     program.ask(TO_DEVICE)

@@ -11,7 +11,7 @@ from metered import neighbour
 
 from rig import REPO_ROOT
 from rig.arbiter import Arbiter
-from rig.gpu import MakeSimgpu, SimulatedGpu
+from rig.gpu import MakeSimgpu
 from rig.until import until
 from sharepod.agent.trouble import Kind
 
@@ -43,14 +43,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpu(make_simgpu: MakeSimgpu) -> SimulatedGpu:
-    """A simulated GPU."""
-    return make_simgpu()
-
-
-@pytest.fixture
-def beside(arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path) -> Iterator[Mapping[str, str]]:
+def beside(arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """Keep a neighbour at work; yield the environment of a share of the other half."""
+    gpu = make_simgpu()
     other, share = (arbiter.share(tmp_path / name) for name in ("other", "share"))
     with neighbour(gpu, other):
         yield gpu.env | share.env
@@ -72,11 +67,11 @@ def test_nothing_is_written_into_a_file_that_got_the_number_of_a_descriptor_of_o
 
 
 def test_without_its_helper_thread_a_program_runs_on_and_is_metered_when_it_can_be(
-    program: Path, arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path
+    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share")
     with pids_cgroup() as (limit, join):
-        done = run(["sh", "-c", f"echo $$ > {join}; exec {program} alone {limit}"], gpu.env | share.env)
+        done = run(["sh", "-c", f"echo $$ > {join}; exec {program} alone {limit}"], simgpu | share.env)
     assert done.returncode == 0, done.stderr
     without, metered = map(int, done.stdout.split())
     assert without > 800  # of about 3,000: the threads of two cores are busy elsewhere
@@ -94,18 +89,18 @@ def test_without_its_helper_thread_a_program_runs_on_and_is_metered_when_it_can_
     ids=["its-old-image-s-memory-is-free-after-exec", "it-ends-when-its-last-thread-does"],
 )
 def test_what_a_program_does_with_itself_it_may_do_in_a_share(
-    arguments: tuple[str, ...], said: str, program: Path, arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path
+    arguments: tuple[str, ...], said: str, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share", memory_bytes=GIB)
-    done = run([program, *arguments], gpu.env | share.env)
+    done = run([program, *arguments], simgpu | share.env)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
 def test_a_release_that_is_not_the_last_does_not_wait_for_the_device(
-    program: Path, arbiter: Arbiter, gpu: SimulatedGpu, tmp_path: Path
+    program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
 ) -> None:
     share = arbiter.share(tmp_path / "share")
-    done = run([program, "releases"], gpu.env | share.env)
+    done = run([program, "releases"], simgpu | share.env)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 5_000_000  # 40 kernels of 0.5 ms are in flight
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hooklab import STRICT, C, compile_c, read_symbols
+from hooklab import STRICT, C, read_symbols
 from simgpu_fixtures import Program
 
 from rig.agent import RunningAgent, usage
@@ -34,15 +34,6 @@ class Programs:
     linked: Path
     unlinked: Path
     plugin: Path
-
-
-def build_programs(directory: Path) -> Programs:
-    """Compile the program in each way."""
-    return Programs(
-        compile_c(directory / "linked", *LINKED),
-        compile_c(directory / "unlinked", *EVERY),
-        compile_c(directory / "plugin.so", "-shared", *LINKED),
-    )
 
 
 def start(command: Sequence[str | Path], env: Mapping[str, str]) -> Program:
@@ -86,7 +77,7 @@ class Node:
         with Truth(self.gpu.state) as truth:
             return truth.devices()[0].memory_used_bytes
 
-    def run_without_the_hook(self, program: Path) -> str:
+    def run_without_the_hook(self, program: Path) -> None:
         """Run the program without a share."""
         running = start([program, "soname"], self.gpu.env)
         try:
@@ -95,11 +86,9 @@ class Node:
             assert self.held > 20 << 20
             running.tell("")
             answers += answers_to("freed", running)
-            last, errors = end(running)
+            self.answers = answers + end(running)[0]
         finally:
             running.kill()
-        self.answers = answers + last
-        return errors
 
     def check_run(
         self,
