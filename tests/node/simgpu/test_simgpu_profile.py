@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from simgpu_fixtures import LOOP, NewGpu
 
-from rig.script import script
 from rig.until import until
 
 QUEUED = """
@@ -209,7 +208,7 @@ def test_a_program_in_a_time_namespace_is_on_the_same_clock(new_gpu: NewGpu) -> 
     if subprocess.run([*away, "true"], check=False, capture_output=True).returncode:
         pytest.skip("a time namespace needs root")
     began_ns = time.monotonic_ns()
-    subprocess.run([*away, *script(gpu.prelude + SLOWLY)], env=gpu.env, check=True, timeout=30)
+    gpu.start(SLOWLY, within=away).lines()
     gpu.play("ok(launch(kernel(start(), 'k_1ms'))); ok(cuda.cuCtxSynchronize())")
     assert all(began_ns <= k.ended_ns <= time.monotonic_ns() for k in gpu.kernels()[1:])
     assert len(gpu.kernels()) == 3

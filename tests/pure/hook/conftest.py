@@ -1,4 +1,0 @@
-"""The fixtures of this room."""
-
-# ruff: noqa: F403
-from hook_fixtures import *
