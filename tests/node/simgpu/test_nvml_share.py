@@ -160,6 +160,35 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
     assert bare["lists"]["ComputeRunningProcesses_v3"] == said([first.pid, second.pid, other.pid])
 
 
+@pytest.mark.parametrize("binding", [["-Wl,-z,lazy"], ["-Wl,-z,now", "-fno-plt"]])
+def test_a_program_that_is_linked_with_nvml_sees_its_share(
+    machine: Gpu, share: Shares, use: Use, tmp_path: Path, binding: list[str]
+) -> None:
+    (tmp_path / "linked.c").write_text("""
+#include <stdio.h>
+int nvmlInit_v2(void), nvmlDeviceGetHandleByIndex_v2(unsigned, void **);
+int nvmlDeviceGetMemoryInfo(void *, unsigned long long *);
+int nvmlDeviceGetComputeRunningProcesses_v3(void *, unsigned *, void *);
+int main(void) {
+  void *gpu;
+  unsigned long long memory[3]; /* total, free, used */
+  unsigned count = 0;
+  if (nvmlInit_v2() || nvmlDeviceGetHandleByIndex_v2(0, &gpu) || nvmlDeviceGetMemoryInfo(gpu, memory))
+    return 1;
+  nvmlDeviceGetComputeRunningProcesses_v3(gpu, &count, NULL);
+  return printf("%llu %u\\n", memory[2] >> 20, count) < 0;
+}
+""")
+    command = ["cc", *binding, tmp_path / "linked.c", "-o", tmp_path / "linked", LIBRARIES / "libnvidia-ml.so.1"]
+    subprocess.run(command, check=True)
+    ours = share({0: CAP})
+    use(0, 1000, 9000, 512 * MIB, **ours)
+    use(0, 1000, 9000, 1024 * MIB, **share({0: CAP}))
+    env = machine.env | ours
+    done = subprocess.run([tmp_path / "linked"], env=env, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "512 1\n"
+
+
 def test_where_mps_serves_a_share_sees_its_own_clients_and_not_the_server(
     machine: Gpu, share: Shares, use: Use, smi: Smi
 ) -> None:
