@@ -60,6 +60,14 @@ for _ in range({CAPTURES}):
 RUNS = 10
 
 
+def test_work_that_nobody_waits_for_is_billed_to_its_end(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
+    gpu = make_simgpu()
+    used_ns = run_metered(gpu, tmp_path, PROGRAM).usage[0].used_ns
+    with Truth(gpu.state) as truth:
+        busy_ns = truth.devices()[0].busy_ns
+    assert used_ns >= 0.9 * busy_ns
+
+
 def test_work_beside_an_open_capture_is_billed_when_it_can_be_marked(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     gpu = make_simgpu()
     used_ns = run_metered(gpu, tmp_path, BESIDE_CAPTURES).usage[0].used_ns
