@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import re
 import shutil
 import signal
@@ -173,6 +174,28 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
         chosen = await node.admit("chosen", {"main": 10}, annotations={"sharepod.io/device": first})
         with pytest.raises(StartFailed, match="which the scheduler chose, is not offered on this node"):
             await node.kubelet.start(chosen, "main")
+
+
+async def test_a_full_disk_ends_no_pod_and_its_containers_start_when_there_is_room() -> None:
+    async with plugin_node() as node:
+        running = await node.admit("running", {"main": 20})
+        await node.kubelet.start(running, "main")
+        assert node.plugin is not None
+        before = resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE)
+        # Every byte that is written fails, as on a disk without room.
+        resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+        pod = await node.admit("pod", {"main": 30}, init={"prepare": 40})  # an error would be a Failed pod
+        with pytest.raises(StartFailed, match=r"allocations.json cannot be written: .*: make room"):
+            await node.kubelet.start(pod, "prepare")
+        assert pod.phase == "Pending"
+        assert (node.state / "allocations.json").stat().st_size > 0
+        resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE, before)
+        await node.kubelet.start(pod, "prepare", patience_s=30)
+        node.kubelet.end(pod, "prepare")
+        await node.end(node.plugin, signal.SIGKILL)
+        await node.start_plugin()
+        await node.kubelet.start(pod, "main", patience_s=30)
+        assert sorted(await node.shares()) == ["pod/main", "running/main"]
 
 
 @pytest.mark.early
