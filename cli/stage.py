@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sharepod.agent.settings import SOCKET_NAME
 from sharepod.cli.account import Reading
-from sharepod.cli.connect import connect, ensure_agent
-from sharepod.cli.ending import command_that_ends_with_us
-from sharepod.cli.errors import CliError
+from sharepod.cli.connect import connect, listens
+from sharepod.cli.ending import command_that_ends_with_us, undisturbed
+from sharepod.cli.errors import EXIT_NO_AGENT, CliError
 from sharepod.cli.messages import is_simulated
 from sharepod.cli.scratch import Scratch
 
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 PROGRAM: Final = Path(__file__).with_name("demo_program.py")
 _STOP_S: Final = 5.0
 _FIRST_LAUNCH_S: Final = 15.0
+_START_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,7 @@ class Stage:
         program = [sys.executable, str(PROGRAM), "--seconds", f"{seconds:.1f}", "--kernel-us", str(part.kernel_us)]
         share = ["--gpu", str(part.gpu_percent), "--name", part.name, "--device", "0"]
         command = [*command_that_ends_with_us(), "run", "--socket", self._socket, *share, "--", *program]
-        with self._log(part.name).open("wb") as log:
-            # Their own groups: Ctrl-C is for the demo, which then ends them in order.
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
-            )
-        self._running[part.name] = child
+        self._running[part.name] = _started(command, self._log(part.name))
         deadline = time.monotonic() + _FIRST_LAUNCH_S
         while not any(s.name == part.name and s.devices[0].usage.used_ns for s in self.client.list_shares().shares):
             self.check()
@@ -74,8 +68,7 @@ class Stage:
         """Raise CliError if a program has ended before its time."""
         for name, child in self._running.items():
             if child.poll() is not None:
-                lines = self._log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                why = lines[-1].removeprefix("error: ") if lines else f"exit code {child.returncode}"
+                why = _last_line(self._log(name)).removeprefix("error: ") or f"exit code {child.returncode}"
                 raise CliError(f"{name} ended early: {why}")
 
     def read(self) -> Reading:
@@ -100,16 +93,12 @@ class Stage:
         for child in self._running.values():
             child.terminate()
         for child in self._running.values():
-            try:
-                child.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            _end(child)
         self._running.clear()
 
     @property
     def _socket(self) -> str:
-        return str(self._directory / "agent.sock")
+        return str(self._directory / SOCKET_NAME)
 
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
@@ -117,23 +106,62 @@ class Stage:
 
 @contextmanager
 def open_stage(simulate: str | None) -> Iterator[Stage]:
-    """Give a stage; when it is left, whatever happened, its programs, agent and files are gone."""
-    agent: int | None = None
-    with Scratch("sharepod-demo") as scratch:
+    """Give a stage; when it is left, whatever happened, its programs, agent and files are gone.
+
+    Raises CliError when the agent does not start.
+    """
+    with Scratch("sharepod-demo") as scratch, ExitStack() as stack:
         directory = scratch.path
-        try:
-            with _environment({"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}):
-                ensure_agent(str(directory / "agent.sock"), simulate)
-            with connect(str(directory / "agent.sock")) as client:
-                stage = Stage(directory, client)
-                agent = os.pidfd_open(stage.node.agent_pid)
-                try:
-                    yield stage
-                finally:
-                    stage.stop_programs()
-        finally:
-            if agent is not None:
-                _stop_agent(agent)
+        command = [*command_that_ends_with_us(), "agent", "--runtime-directory", str(directory)]
+        command += [
+            "--log-level",
+            "warning",
+            "--metrics-listen",
+            "off",
+            *(["--simulate", simulate] if simulate else []),
+        ]
+        with _environment({"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}), undisturbed():
+            agent = _started(command, directory / "agent.log")
+            stack.callback(_end, agent)
+        _await(agent, directory)
+        with connect(str(directory / SOCKET_NAME)) as client:
+            stage = Stage(directory, client)
+            try:
+                yield stage
+            finally:
+                stage.stop_programs()
+
+
+def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process of our own, in a group of its own: Ctrl-C is for the demo, which then ends all in order."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
+        )
+
+
+def _await(agent: subprocess.Popen[bytes], directory: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while not listens(str(directory / SOCKET_NAME)):
+        if agent.poll() is not None or time.monotonic() > deadline:
+            why = _last_line(directory / "agent.log").removeprefix("sharepod agent: ")
+            raise CliError(f"the agent does not start: {why or f'nothing within {_START_S:.0f} s'}", EXIT_NO_AGENT)
+        time.sleep(0.02)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask a process to stop, and wait until it has; kill it when it does not listen."""
+    child.terminate()
+    try:
+        child.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 @contextmanager
@@ -145,13 +173,3 @@ def _environment(extra: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _stop_agent(pidfd: int) -> None:
-    """Ask the agent to stop and wait until it has."""
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not select.select([pidfd], [], [], _STOP_S)[0]:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            select.select([pidfd], [], [], _STOP_S)
-    os.close(pidfd)

@@ -11,13 +11,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar, cast
 
+from sharepod.cli.ending import SIGNALS, undisturbed
 from sharepod.cli.errors import CliError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG: Final = 1
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
@@ -41,11 +41,8 @@ def side_by_side(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
                     )
                     running[ours] = index, process
                     # Until it knows what to do with them, signals wait: those of a terminal go to all.
-                    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-                    try:
+                    with undisturbed():
                         process.start()
-                    finally:
-                        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
                     theirs.close()
                 for connection in cast("list[Connection]", wait([*running])):
                     index, working = running[connection]
@@ -79,7 +76,7 @@ def _work(function: Callable[[Task], Result], task: Task, results: Connection, p
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us ends us
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we could ask for that
         return

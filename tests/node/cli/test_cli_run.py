@@ -313,13 +313,16 @@ def test_a_demo_that_is_killed_takes_its_programs_along_and_the_next_one_its_fil
         assert not directory.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_demo_cleans_up_when_it_is_interrupted(host: Host, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGTERM, ""), (signal.SIGHUP, "agent.sock"), (signal.SIGINT, "serve.log")]
+)
+def test_the_demo_leaves_nothing_behind_whenever_it_is_interrupted(host: Host, number: int, when: str) -> None:
     child = host.start("demo", "--simulate", "--seconds", "60")
     mine = f"sharepod-demo.{child.pid}.*"
-    until(lambda: any(Path("/dev/shm").glob(mine)), timeout_s=20)
-    time.sleep(1.5)
+    until(lambda: any(Path("/dev/shm").glob(f"{mine}/{when}")), timeout_s=20)
+    (directory,) = Path("/dev/shm").glob(mine)
     child.send_signal(number)
     assert child.communicate(timeout=20)[1] == ""
     assert child.returncode == 128 + number
-    assert not any(Path("/dev/shm").glob(mine))
+    assert working_in(directory) == []
+    assert not directory.exists()
