@@ -15,6 +15,8 @@ from rig.programs import Result
 GROUP = 256
 COUNTED_NS = 2_000_000_000
 NOTHING = "no-op driver"
+STREAMS = (1, 2, 64)
+"""Over so many streams in turn launches are spread."""
 NOOP_DRIVER = ("noop_driver.c", "noop/libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
 """How it is built."""
 
@@ -64,19 +66,21 @@ def launch(rig: Rig) -> list[Line]:
     own = rig.command("cost", {**options, "count": rig.scale.cost_batches})
     lines = []
     try:
-        noop = programs.load_command("cost", {**options, "count": rig.scale.noop_batches})
-        lines.append(_launch_line(NOTHING, *_pairs(rig, noop, noop=True)))
+        for streams in STREAMS:
+            noop = programs.load_command("cost", {**options, "count": rig.scale.noop_batches, "streams": streams})
+            lines.append(_launch_line(NOTHING, streams, *_pairs(rig, noop, noop=True)))
     except (programs.BuildFailed, OSError) as error:
         lines.append(Line(LAUNCH.figure.format(NOTHING), f"≤ {LAUNCH.bound} ns", f"not built: {error}"))
     added, bare = _pairs(rig, own, noop=False)
-    return [*lines, _launch_line(rig.driver, added, bare, judged=rig.real)]
+    return [*lines, _launch_line(rig.driver, 1, added, bare, judged=rig.real)]
 
 
-def _launch_line(driver: str, added: list[float], bare: list[float], *, judged: bool = True) -> Line:
+def _launch_line(driver: str, streams: int, added: list[float], bare: list[float], *, judged: bool = True) -> Line:
     without = f"(a launch: {figures.median(bare):.1f} ns)"
     detail = {"pairs_ns": added, "bare_ns": bare}
     bar = dataclasses.replace(LAUNCH, excusable=driver != NOTHING)  # the driver's own paths are the hardware's
-    return bar.line(driver, figures.median(added), judged=judged, no_hook=without, detail=detail)
+    case = driver if streams == 1 else f"{driver}, {streams} streams in turn"
+    return bar.line(case, figures.median(added), judged=judged, no_hook=without, detail=detail)
 
 
 # ---- per hand-off ----

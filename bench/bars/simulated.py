@@ -10,6 +10,7 @@ from rig.closing import Closing
 from rig.loads import Load, Terms
 from rig.node import Node
 from rig.programs import Program, fill_command, load_command
+from sharepod.proto import v1_pb2 as pb
 
 LOG_KERNELS = 400_000
 
@@ -22,7 +23,7 @@ class SimulatedNode(Closing):
         hook = hook and not rig.peer
         self._rig, self._hook, self._log = rig, hook, log
         settings = {"SIMGPU_PROFILE": rig.profile, **rig.gpu_settings}
-        self._node = Node(hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=settings)
+        self._node = Node(rig.devices, hook=hook, log_kernels=LOG_KERNELS if log else 0, gpu_settings=settings)
         self._programs: dict[str, Program] = {}
 
     def open(self) -> None:
@@ -77,8 +78,17 @@ class SimulatedNode(Closing):
         """Return what the agent counts now, by share; nothing without it."""
         if not self._hook:
             return {}
-        found = {name: share.devices[0].usage for name, share in self._node.usage().items()}
-        return {name: Account(use.used_ns, use.turns, use.memory_used_bytes) for name, use in found.items()}
+        return {
+            name: _account([device.usage for device in share.devices]) for name, share in self._node.usage().items()
+        }
+
+
+def _account(usages: Sequence[pb.Usage]) -> Account:
+    return Account(
+        used_ns=sum(usage.used_ns for usage in usages),
+        turns=sum(usage.turns for usage in usages),
+        memory_used_bytes=sum(usage.memory_used_bytes for usage in usages),
+    )
 
 
 @dataclass
@@ -91,6 +101,8 @@ class SimulatedRig:
     """It takes the hook's place, without an agent."""
     profile: str = "typical"
     """How kind the device is, as `SIMGPU_PROFILE` says it."""
+    devices: str = "1xH200"
+    """A share's account is that of all its devices."""
     driver = "simulated driver"
     real = False
     cap_bytes = 3 * 2**30 + 4096 * 3

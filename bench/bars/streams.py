@@ -1,10 +1,11 @@
 """Work on several streams: what a share is billed for it, alone and beside a share that is always busy."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from bench.bars.bar import BILL_ABOVE
+from bench.bars.bar import BILL_ABOVE, KEPT
+from bench.bars.figures import median
 from bench.bars.rig import START_DELAY_NS
 from bench.bars.simulated import SimulatedRig
 from bench.scale import FULL
@@ -25,6 +26,7 @@ class Case:
     beside: bool = False
     gpu: Mapping[str, str] = field(default_factory=dict)
     """Settings of the simulated GPU."""
+    devices: tuple[str, ...] = ("0",)
 
 
 TINY: Mapping[str, object] = {"units": "5us", "bursts": 10}
@@ -35,6 +37,29 @@ KINDS: Mapping[str, object] = {"kinds": "lbn", "units": "100us,50us,200us", "bur
 THREADS: Mapping[str, object] = {"kinds": "p", "threads": 4, "units": "50us", "bursts": 8, "gap": "200us"}
 FORK: Mapping[str, object] = {"kinds": "nnn", "units": "100us,300us,200us", "fork": 1}
 GRAPHS: Mapping[str, object] = {"kinds": "nn", "units": "50us,30us", "graph": 10, "bursts": 2}
+SLOW_COPIES = {"SIMGPU_PCIE_MB_S": "1000"}
+"""So that a copy takes 4 ms: what waits for it must not be billed for that."""
+BEHIND: Mapping[str, object] = {"units": "500us"}
+
+
+def _behind(beside: bool) -> Iterator[Case]:
+    """Yield programs whose kernels wait for what takes no device time."""
+    for what, before in (
+        ("an upload", "upload"),
+        ("a download", "download"),
+        ("a host function of 5 ms", "function"),
+        ("a word after 5 ms", "word"),
+    ):
+        options = {**BEHIND, "before": before}
+        yield Case(f"kernels of 500 µs, each behind {what}", options, beside=beside, gpu=SLOW_COPIES)
+    far = {**BEHIND, "before": "device"}
+    yield Case("a pipeline over two devices", far, beside=beside, devices=("0", "1"))
+
+
+LOOP: Mapping[str, object] = {**BEHIND, "before": "upload"}
+LINKS: Mapping[str, Mapping[str, str]] = {"at 25 GB/s": {}, "at 1 GB/s": SLOW_COPIES}
+LOOPS = replace(KEPT, bound=0.95)
+PAIRS = 3
 CASES = (
     Case("one stream, synchronised after ten 5 µs kernels", TINY),
     Case("2 streams, synchronised each round", PAIR),
@@ -58,13 +83,15 @@ CASES = (
         beside=True,
         gpu={"SIMGPU_DRAIN_SWITCH_US": "0", "SIMGPU_SWITCH_US": "0"},
     ),
+    *(case for beside in (False, True) for case in _behind(beside)),
 )
 
 
 def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, float]:
     """Return how much more each share is billed than the device worked for it, in percent of that."""
-    with replace(rig, scale=FULL, gpu_settings={**rig.gpu_settings, **case.gpu}).node() as node:
-        environment = node.share("a", Terms(50))
+    place = replace(rig, scale=FULL, gpu_settings={**rig.gpu_settings, **case.gpu}, devices=f"{len(case.devices)}xH200")
+    with place.node() as node:
+        environment = node.share("a", Terms(50, devices=case.devices))
         command = streams_command(case.options)
         programs = [node.add("a", command, environment) for _ in range(case.processes)]
         if case.beside:
@@ -78,9 +105,32 @@ def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, floa
         return node.collect(time.monotonic_ns(), 0).bill_errors
 
 
-def measure(rig: SimulatedRig) -> list[Line]:
-    """Measure the bill of every case over a short run."""
+def _rounds(rig: SimulatedRig, gpu: Mapping[str, str], *, hook: bool) -> float:
+    """Return how many rounds two loops of an upload and a kernel do together in a second."""
+    length_ns = rig.scale.short_steps * rig.scale.step_ns
+    with replace(rig, gpu_settings={**rig.gpu_settings, **gpu}).node(hook=hook) as node:
+        command = streams_command(LOOP)
+        programs = [node.add(owner, command, node.share(owner, Terms(50))) for owner in "ab"]
+        start_ns = time.monotonic_ns() + START_DELAY_NS
+        for program in programs:
+            program.go(start_ns, start_ns + length_ns)
+        return sum(int(program.result().other["rounds"]) for program in programs) / length_ns * 1e9
+
+
+def loops(rig: SimulatedRig) -> list[Line]:
+    """Measure what two loops of an upload and a kernel do, each in a share of its own, against the same without us."""
     lines = []
+    for what, gpu in LINKS.items():
+        # The two runs of a pair follow each other at once, so that a slow phase of the machine hits both.
+        pairs = [[_rounds(rig, gpu, hook=hook) for hook in (True, False)] for _ in range(PAIRS)]
+        kept = median([hooked / bare for hooked, bare in pairs])
+        lines.append(LOOPS.line(f"two loops of a 4 MiB upload {what} and a 500 µs kernel ÷ no hook", kept))
+    return lines
+
+
+def measure(rig: SimulatedRig) -> list[Line]:
+    """Measure the bill of every case over a short run, and what waiting programs lose."""
+    lines = loops(rig)
     for case in CASES:
         errors = bill_errors(rig, case, rig.scale.short_s)
         where = "beside a busy share" if case.beside else "alone"

@@ -12,7 +12,7 @@
  *     periodic   every `period`: `work` of device time in kernels of `unit`, then synchronise; prints latencies
  *     spin       rounds of kernels that wait for each other as collectives do: across `streams`, across `devices`, and
  *                across `ranks` processes that share the file `words`, of which this one is `rank`
- *     cost       the host's time per launch, in `count` batches of `group` launches
+ *     cost       the host's time per launch, in `count` batches of `group` launches over `streams`
  *
  * Times take a suffix: ns, us, ms, s. A kernel of `unit` is named for it (`k_500us`), and the simulated device goes by
  * the name. With `other` every kernel is `k_var`, which takes what its parameter says: half of them, drawn at random,
@@ -28,7 +28,7 @@
 
 #include "start.h"
 
-#define MEMBERS_MAX 16u
+#define MEMBERS_MAX 64u
 #define DEPTH_MAX   1024u
 
 static struct {

@@ -89,14 +89,14 @@ static inline void serve(void) {
   free(latencies);
 }
 
-/* The host's time of `count` batches of `group` launches. */
+/* The host's time of `count` batches of `group` launches, to one stream after the other. */
 static inline void time_launches(void) {
   uint64_t batches = options.count ? options.count : 200;
   uint64_t *batch_ns = allocate(batches, sizeof *batch_ns);
   for (uint64_t i = 0; i < batches; i++) {
     uint64_t begin_ns = now_ns();
     for (uint64_t j = 0; j < options.group; j++)
-      launch(0);
+      launch(j % options.streams);
     batch_ns[i] = now_ns() - begin_ns;
     drain();
   }

@@ -14,6 +14,10 @@
  *     gap      stay off the device after a round
  *     fork     the first stream's work goes before the others', and comes after them again
  *     graph    kernels in a graph, launched in place of each kernel
+ *     before   what each stream waits for before its burst: an asynchronous `upload` or `download` of 4 MiB, a host
+ *              `function` that takes `wait`, a `word` that the host writes after `wait`, or a kernel on the second
+ *              `device`, which itself waits for the stream's burst before
+ *     wait     see `before`
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin. The last line printed is one JSON object.
  */
@@ -28,9 +32,15 @@
 #define LEGACY        ((void *)1)
 #define PER_THREAD    ((void *)2)
 #define STREAM_BLOCKS 0u
+#define COPY_BYTES    (4u << 20)
+#define AT_LEAST      0u /* the comparison of cuStreamWaitValue32 */
 
 struct lane {
   void *stream, *graph, *event;
+  void *far_stream, *far_event; /* on the second device */
+  void *pinned;
+  device_pointer memory, word_address;
+  uint32_t *word;
 };
 
 struct worker {
@@ -42,14 +52,19 @@ struct worker {
 };
 
 static struct {
-  const char *kinds, *sync;
+  const char *kinds, *sync, *before;
   uint64_t units_ns[STREAMS_MAX], bursts[STREAMS_MAX], streams;
-  uint64_t threads, gap_ns, fork, graph;
+  uint64_t threads, gap_ns, fork, graph, wait_ns;
   uint64_t start_ns, stop_ns;
   void *context, *functions[STREAMS_MAX];
-} options = {.kinds = "n", .sync = "stream", .threads = 1};
+  void *far_context, *far_functions[STREAMS_MAX];
+} options = {.kinds = "n", .sync = "stream", .before = "", .threads = 1, .wait_ns = 5000000};
 
 static struct worker workers[THREADS_MAX];
+
+static bool waits_for(const char *what) {
+  return !strcmp(options.before, what);
+}
 
 /* A value for each stream; those that are not given are like the last. */
 static void parse_each(char *text, uint64_t *values, uint64_t (*read)(const char *)) {
@@ -59,10 +74,8 @@ static void parse_each(char *text, uint64_t *values, uint64_t (*read)(const char
 
 static void parse(int count, char **arguments) {
   const struct option known[] = {
-      {"threads", &options.threads, false},
-      {"gap", &options.gap_ns, true},
-      {"fork", &options.fork, false},
-      {"graph", &options.graph, false},
+      {"threads", &options.threads, false}, {"gap", &options.gap_ns, true},   {"fork", &options.fork, false},
+      {"graph", &options.graph, false},     {"wait", &options.wait_ns, true},
   };
   for (uint32_t i = 0; i < STREAMS_MAX; i++)
     options.units_ns[i] = 100000, options.bursts[i] = 1;
@@ -74,6 +87,8 @@ static void parse(int count, char **arguments) {
       options.kinds = value;
     else if (!strcmp(arguments[i], "sync"))
       options.sync = value;
+    else if (!strcmp(arguments[i], "before"))
+      options.before = value;
     else if (!strcmp(arguments[i], "units"))
       parse_each(value, options.units_ns, parse_time);
     else if (!strcmp(arguments[i], "bursts"))
@@ -84,6 +99,9 @@ static void parse(int count, char **arguments) {
   options.streams = strlen(options.kinds);
   if (!options.streams || options.streams > STREAMS_MAX || !options.threads || options.threads > THREADS_MAX)
     die("an option is out of range: streams 1..%u, threads 1..%u", STREAMS_MAX, THREADS_MAX);
+  if (*options.before && !waits_for("upload") && !waits_for("download") && !waits_for("function") &&
+      !waits_for("word") && !waits_for("device"))
+    die("before=%s: give upload, download, function, word or device", options.before);
 }
 
 static void open_stream(struct lane *lane, uint32_t index) {
@@ -106,6 +124,20 @@ static void make_graph(struct lane *lane, uint32_t index) {
   CALL(cuStreamDestroy, stream);
 }
 
+static void open_wait(struct lane *lane) {
+  if (waits_for("upload") || waits_for("download")) {
+    CALL(cuMemAlloc, &lane->memory, COPY_BYTES);
+    CALL(cuMemHostAlloc, &lane->pinned, COPY_BYTES, HOST_PORTABLE_MAPPED);
+  } else if (waits_for("word")) {
+    lane->word = mapped(sizeof *lane->word, &lane->word_address);
+  } else if (waits_for("device")) {
+    CALL(cuCtxSetCurrent, options.far_context);
+    CALL(cuStreamCreate, &lane->far_stream, STREAM_NON_BLOCKING);
+    CALL(cuEventCreate, &lane->far_event, EVENT_DISABLE_TIMING);
+    CALL(cuCtxSetCurrent, options.context);
+  }
+}
+
 static void open_worker(struct worker *worker) {
   CALL(cuCtxSetCurrent, options.context);
   CALL(cuEventCreate, &worker->begun, EVENT_DISABLE_TIMING);
@@ -116,7 +148,46 @@ static void open_worker(struct worker *worker) {
       CALL(cuEventCreate, &worker->rounds[round][i], EVENT_DISABLE_TIMING);
     if (options.graph)
       make_graph(&worker->lanes[i], i);
+    open_wait(&worker->lanes[i]);
   }
+}
+
+static void take_a_while(void *unused) {
+  (void)unused;
+  sleep_until(now_ns() + options.wait_ns);
+}
+
+/* A kernel on the second device, between the stream's burst before and the next. */
+static void wait_far(struct worker *worker, uint32_t index) {
+  struct lane *lane = &worker->lanes[index];
+  CALL(cuEventRecord, lane->event, lane->stream);
+  CALL(cuCtxSetCurrent, options.far_context);
+  CALL(cuStreamWaitEvent, lane->far_stream, lane->event, 0);
+  launch_one(options.far_functions[index], lane->far_stream, 1);
+  worker->launches++;
+  CALL(cuEventRecord, lane->far_event, lane->far_stream);
+  CALL(cuCtxSetCurrent, options.context);
+  CALL(cuStreamWaitEvent, lane->stream, lane->far_event, 0);
+}
+
+static void wait_before(struct worker *worker, uint32_t index) {
+  struct lane *lane = &worker->lanes[index];
+  if (waits_for("upload"))
+    CALL(cuMemcpyHtoDAsync, lane->memory, lane->pinned, COPY_BYTES, lane->stream);
+  else if (waits_for("download"))
+    CALL(cuMemcpyDtoHAsync, lane->pinned, lane->memory, COPY_BYTES, lane->stream);
+  else if (waits_for("function"))
+    CALL(cuLaunchHostFunc, lane->stream, take_a_while, NULL);
+  else if (waits_for("word"))
+    CALL(cuStreamWaitValue32, lane->stream, lane->word_address, (uint32_t)worker->count + 1, AT_LEAST);
+  else if (waits_for("device"))
+    wait_far(worker, index);
+}
+
+static void write_words(struct worker *worker) {
+  sleep_until(now_ns() + options.wait_ns);
+  for (uint32_t i = 0; i < options.streams; i++)
+    __atomic_store_n(worker->lanes[i].word, (uint32_t)worker->count + 1, __ATOMIC_RELEASE);
 }
 
 static void give(struct worker *worker, uint32_t index) {
@@ -134,6 +205,7 @@ static void give_all(struct worker *worker) {
   for (uint32_t i = 0; i < options.streams; i++) {
     if (options.fork && i)
       CALL(cuStreamWaitEvent, worker->lanes[i].stream, worker->begun, 0);
+    wait_before(worker, i);
     give(worker, i);
     if (options.fork)
       CALL(cuEventRecord, i ? worker->lanes[i].event : worker->begun, worker->lanes[i].stream);
@@ -142,6 +214,8 @@ static void give_all(struct worker *worker) {
     CALL(cuStreamWaitEvent, worker->lanes[0].stream, worker->lanes[i].event, 0);
   if (options.fork)
     give(worker, 0);
+  if (waits_for("word"))
+    write_words(worker);
 }
 
 static void wait_behind(struct worker *worker) {
@@ -179,6 +253,14 @@ static void *run(void *argument) {
   return NULL;
 }
 
+static void open_far(void) {
+  options.far_context = open_context(1);
+  void *module = load_module(options.units_ns, STREAMS_MAX);
+  for (uint32_t i = 0; i < options.streams; i++)
+    options.far_functions[i] = find_kernel(module, options.units_ns[i]);
+  CALL(cuCtxSetCurrent, options.context);
+}
+
 int main(int count, char **arguments) {
   parse(count, arguments);
   begin_program();
@@ -186,6 +268,8 @@ int main(int count, char **arguments) {
   void *module = load_module(options.units_ns, STREAMS_MAX);
   for (uint32_t i = 0; i < options.streams; i++)
     options.functions[i] = find_kernel(module, options.units_ns[i]);
+  if (waits_for("device"))
+    open_far();
   await_go(true, 0, &options.start_ns, &options.stop_ns);
   uint64_t launches = 0, rounds = 0;
   for (uint64_t i = 0; i < options.threads; i++)
