@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import re
+import resource
 import shutil
 import signal
 import sys

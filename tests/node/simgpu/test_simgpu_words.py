@@ -80,8 +80,8 @@ def test_the_hosts_own_store_is_seen_by_a_thread_that_waits(new_gpu: NewGpu) -> 
         def store():
             word.value = 7
         timer = threading.Timer(0.05, store)
-        timer.start()
         start_s = time.monotonic()
+        timer.start()
         ok(cuda.cuStreamSynchronize(stream))
         print(time.monotonic() - start_s > 0.04)
         timer.join()

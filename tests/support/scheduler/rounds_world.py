@@ -13,11 +13,11 @@ from sharepod.scheduler.job import key_of
 from sharepod.scheduler.orders import Evict, Order, Release, Tell, Yield
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.round import decide
-from sharepod.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
     from sharepod.scheduler.cluster import Assumed
     from sharepod.scheduler.pod import Pod
+    from sharepod.scheduler.timeline import Timeline
 
 DEVICE_MIB = 80_000
 DEFAULT = Queues(Queue(longest_wait_s=7200))

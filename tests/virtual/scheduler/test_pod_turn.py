@@ -37,8 +37,10 @@ def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
 
 def shown(line: Timeline, name: str, *, decides: bool = True) -> str:
     """Return what the command prints, by way of the wire."""
-    found = explain(line.cluster, pod_of(line, name), turn=turn(line, name, decides=decides))
-    return "\n".join(lines(json.loads(json.dumps(asdict(found))), "http://here", 300))
+    pod = pod_of(line, name)
+    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
+    answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
+    return "\n".join(lines(json.loads(answer), "http://here", 300))
 
 
 def full() -> Timeline:
