@@ -90,6 +90,7 @@ struct sp_said {
   struct sp_copies copies;
   int64_t overhead_bytes; /* NVML's figure less that */
   uint32_t passed, refusals;
+  uint64_t writing_ns; /* since when its report has been found half written; 0: it was whole */
   bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
 };
 

@@ -7,7 +7,8 @@
 
 #include "node.h"
 
-#define READ_NS 10000000u /* reading a slot takes no longer */
+#define READ_NS    10000000u   /* reading a slot takes no longer */
+#define WRITING_NS 1000000000u /* no host keeps a writer from the processor for longer */
 
 static void count(uint32_t *total, bool *counted, bool counts) {
   *total += (uint32_t)counts - (uint32_t)*counted;
@@ -181,6 +182,15 @@ static void take_memory(struct sp_member *member, struct sp_said *before, const 
   }
 }
 
+/* A writer that is interrupted leaves an odd sequence, and goes on when its turn comes: that is no fault of its own. */
+static bool is_writing(struct sp_said *before, const struct sp_slot_device *said, uint64_t now_ns) {
+  if (!(said->sequence & 1u))
+    return false;
+  if (!before->writing_ns)
+    before->writing_ns = now_ns;
+  return (int64_t)(now_ns - before->writing_ns) < (int64_t)WRITING_NS;
+}
+
 static void add_account(const struct sp_said *known, struct sp_view *view) {
   view->launches += known->launches;
   view->passed += known->passed;
@@ -203,7 +213,8 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
   if (torn) {
     /* A writer that died inside its sequence is cleared with its process; a liar stays busy until the drain bound. One
      * whose report is damaged writes it anew in its next turn. */
-    member->usage.faults++;
+    if (torn < 0 || !is_writing(before, &said, now_ns))
+      member->usage.faults++;
     if (torn > 0 && said.held_turn == member->turn)
       view->entered = view->busy = view->torn = true;
     if (torn > 0)
@@ -211,6 +222,7 @@ static void add_slot(struct sp_member *member, uint32_t slot, const struct sp_sl
     add_account(before, view); /* a share does not have less because its writer was interrupted */
     return;
   }
+  before->writing_ns = 0;
   bool holds = (member->holding || member->draining) && said.held_turn == member->turn;
   /* A turn that went on where a late one was, and that nobody entered, ends with the work of that one. */
   if (member->draining && member->late && !holds && said.held_turn && said.drained_turn != said.held_turn)

@@ -3,6 +3,8 @@
 import os
 import random
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -66,6 +68,31 @@ def test_random_slots_are_clamped_and_attributed_to_their_author(arbiter: Arbite
     for turn in turns:
         assert began_ns <= turn.granted_ns <= turn.closed_ns <= turn.drained_ns <= ended_ns
         assert turn.charged_ns <= turn.drained_ns - turn.granted_ns
+
+
+WRITER = f"""
+import fcntl, os, sys
+slots = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(slots, fcntl.LOCK_EX, 1, 0)
+os.pwrite(slots, bytes.fromhex(sys.argv[2]), {device_at(0)})
+os.pwrite(slots, bytes([1]), 0)
+sys.stdin.read()
+"""
+
+
+def test_a_report_that_is_being_written_is_a_fault_only_when_it_stays_so(arbiter: Arbiter, tmp_path: Path) -> None:
+    share = arbiter.share(tmp_path / "share")
+    half = struct.pack("<IIQQ5Q", 0, 0, 0, 4096, *(0,) * 5)
+    half += struct.pack("<II", 3, 7) + report(1, 0)[8:]  # of a new turn; the rest is not there yet
+    began_ns = time.monotonic_ns()
+    command = [sys.executable, "-c", WRITER, share.region / "slots", half.hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        try:
+            until(lambda: share.usage().memory_used_bytes == 4096)
+            assert share.usage().faults == 0 or time.monotonic_ns() - began_ns > 1_000_000_000
+            until(lambda: share.usage().faults)
+        finally:
+            process.kill()
 
 
 def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: Arbiter, tmp_path: Path) -> None:
