@@ -34,12 +34,12 @@ def _granted_together(turns: list[Any]) -> float:
 def test_two_gangs_and_two_single_shares_never_deadlock_and_keep_their_targets() -> None:
     cast = {"a": ring(), "b": ring(), "one": single(0), "two": single(1)}
     with gang_node(cast) as (node, programs):
-        start_ns = go(programs, 5)
+        start_ns = go(programs, 4)
         part = node.parts(3, start_ns + 1000 * MS)
         made = {name: _collectives(programs[name]) for name in ("a", "b")}
         turns = node.turns()
     # Without gangs some 20 a second: nearly every turn ended with one rank spinning for the other.
-    assert sum(count for count, _ in made.values()) > 1250, made
+    assert sum(count for count, _ in made.values()) > 1000, made
     # A round of the four shares, and what a busy host adds.
     assert max(longest for _, longest in made.values()) < 400, made
     assert part["one"] > 0.36, part
@@ -50,7 +50,7 @@ def test_two_gangs_and_two_single_shares_never_deadlock_and_keep_their_targets()
 
 def test_a_gang_with_a_limit_keeps_it_and_makes_its_collectives() -> None:
     with gang_node({"gang": ring(30, limit=40.0), "one": single(0), "two": single(1)}) as (node, programs):
-        start_ns = go(programs, 4)
+        start_ns = go(programs, 3)
         used = node.parts(2, start_ns + 1000 * MS)["gang"] / 2
         count, longest_ms = _collectives(programs["gang"])
     assert count > 100
@@ -63,12 +63,12 @@ def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_tar
     for gang in ("", "team/job"):
         (tmp_path / "words").unlink(missing_ok=True)
         with job_beside_others(tmp_path, gang) as (node, programs):
-            start_ns = go(programs, 4)
+            start_ns = go(programs, 3)
             part[gang] = node.parts(2, start_ns + 1000 * MS)
             made[gang] = min(programs[name].result(20).other["rounds"] for name in ("rank0", "rank1"))
     # Each by itself, nearly every turn ends with a rank that spins for the other one.
     assert made["team/job"] > 5 * made[""], made
-    assert made["team/job"] > 1350, made
+    assert made["team/job"] > 1010, made
     assert min(part["team/job"][name] for name in ("other0", "other1")) > 0.57, part
 
 
