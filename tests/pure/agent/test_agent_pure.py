@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 
+import pynvml
 import pytest
 from agent_doubles import H200
 from hypothesis import given
@@ -16,6 +17,7 @@ from sharepod.agent.environ import names_mps, region_in
 from sharepod.agent.explain import explain
 from sharepod.agent.foreign import ForeignProcesses, unmetered_cause
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
+from sharepod.agent.nvml import XidEvents
 from sharepod.agent.share import (
     DeviceTerms,
     DeviceUsage,
@@ -101,6 +103,24 @@ def test_a_device_that_has_not_been_looked_at_is_unhealthy_until_it_has_answered
     assert not health.step(verdict, look(), 20 * SECOND_NS).healthy
     assert health.step(verdict, look(), 23 * SECOND_NS).healthy
     assert health.overdue(health.Health(fault="NVML: GPU is lost"), 0).reason == "NVML: GPU is lost"
+
+
+@pytest.mark.parametrize(("why", "asked"), [("NotSupported", 1), ("FunctionNotFound", 1), ("GpuIsLost", 2)])
+def test_of_events_that_do_not_exist_a_device_is_asked_once_and_a_lost_one_again(
+    monkeypatch: pytest.MonkeyPatch, why: str, asked: int
+) -> None:
+    made, freed = iter("ab"), list[str]()
+
+    def refuse(*_: object) -> None:
+        raise getattr(pynvml, f"NVMLError_{why}")()
+
+    monkeypatch.setattr(pynvml, "nvmlEventSetCreate", lambda: next(made))
+    monkeypatch.setattr(pynvml, "nvmlDeviceRegisterEvents", refuse)
+    monkeypatch.setattr(pynvml, "nvmlEventSetFree", freed.append)
+    events = XidEvents(None)
+    events.subscribe()
+    events.subscribe()
+    assert freed == ["a", "b"][:asked]
 
 
 def test_a_device_that_does_not_answer_or_needs_a_reset_is_unhealthy() -> None:
