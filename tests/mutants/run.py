@@ -44,7 +44,7 @@ cp "$SCRATCH/mutant" "$MUTATED"
 make -s build >"$SCRATCH/build.log" 2>&1 || exit 90
 for time in first second third; do # what fails, and passes alone, hides all that would have come after it
   status=0
-  .venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 --numprocesses=$WORKERS --dist=worksteal "$@" || status=$?
+  .venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 -n $WORKERS --dist=worksteal "$@" || status=$?
   test $status = 1 -o $status = 2 || exit $status
   status=0
   .venv/bin/pytest --outcomes="$SCRATCH/second.json" --failed-in="$SCRATCH/first.json" "$@" || status=$?
