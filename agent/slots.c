@@ -8,7 +8,7 @@
 #include "node.h"
 
 #define READ_NS    10000000u   /* reading a slot takes no longer */
-#define WRITING_NS 1000000000u /* no host keeps a writer from the processor for longer */
+#define WRITING_NS 1000000000u /* a busy host keeps a writer from the processor for less */
 
 static void count(uint32_t *total, bool *counted, bool counts) {
   *total += (uint32_t)counts - (uint32_t)*counted;
@@ -182,7 +182,8 @@ static void take_memory(struct sp_member *member, struct sp_said *before, const 
   }
 }
 
-/* A writer that is interrupted leaves an odd sequence, and goes on when its turn comes: that is no fault of its own. */
+/* A thread that loses the processor while it writes its report leaves an odd sequence, and completes it later. That is
+ * no fault of its share. */
 static bool is_writing(struct sp_said *before, const struct sp_slot_device *said, uint64_t now_ns) {
   if (!(said->sequence & 1u))
     return false;

@@ -40,9 +40,9 @@ def end_in_order() -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold signals to end back: between the start of a process and the word who ends it there is no end.
+    """Hold back the signals that ask the command to end, until a process that it starts is also noted to be ended.
 
-    What is started meanwhile inherits that, and has to let them come.
+    That process inherits the mask, and has to lift it for itself.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

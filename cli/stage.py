@@ -112,14 +112,9 @@ def open_stage(simulate: str | None) -> Iterator[Stage]:
     """
     with Scratch("sharepod-demo") as scratch, ExitStack() as stack:
         directory = scratch.path
-        command = [*command_that_ends_with_us(), "agent", "--runtime-directory", str(directory)]
-        command += [
-            "--log-level",
-            "warning",
-            "--metrics-listen",
-            "off",
-            *(["--simulate", simulate] if simulate else []),
-        ]
+        flags = ["--runtime-directory", str(directory), "--log-level", "warning", "--metrics-listen", "off"]
+        flags += ["--simulate", simulate] if simulate else []
+        command = [*command_that_ends_with_us(), "agent", *flags]
         with _environment({"SIMGPU_STATE": str(directory / "simgpu")} if simulate else {}), undisturbed():
             agent = _started(command, directory / "agent.log")
             stack.callback(_end, agent)

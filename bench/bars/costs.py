@@ -16,7 +16,7 @@ GROUP = 256
 COUNTED_NS = 2_000_000_000
 NOTHING = "no-op driver"
 STREAMS = (1, 2, 64)
-"""Over so many streams in turn launches are spread."""
+"""The launches go to so many streams, one after the other."""
 NOOP_DRIVER = ("noop_driver.c", "noop/libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
 """How it is built."""
 

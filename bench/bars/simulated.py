@@ -102,7 +102,7 @@ class SimulatedRig:
     profile: str = "typical"
     """How kind the device is, as `SIMGPU_PROFILE` says it."""
     devices: str = "1xH200"
-    """A share's account is that of all its devices."""
+    """The devices, as the simulator names them. The account of a share adds up those that it has."""
     driver = "simulated driver"
     real = False
     cap_bytes = 3 * 2**30 + 4096 * 3

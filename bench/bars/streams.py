@@ -10,7 +10,7 @@ from bench.bars.rig import START_DELAY_NS
 from bench.bars.simulated import SimulatedRig
 from bench.scale import FULL
 from bench.table import Line
-from rig.loads import Load, Terms
+from rig.loads import SECOND, Load, Terms
 from rig.programs import streams_command
 
 NEIGHBOUR = Load(Terms(50), "saturate", {"unit": "500us", "depth": 8, "warm": 3})
@@ -27,6 +27,7 @@ class Case:
     gpu: Mapping[str, str] = field(default_factory=dict)
     """Settings of the simulated GPU."""
     devices: tuple[str, ...] = ("0",)
+    """Those of the program's share; the busy share has the first."""
 
 
 TINY: Mapping[str, object] = {"units": "5us", "bursts": 10}
@@ -59,7 +60,7 @@ def _behind(beside: bool) -> Iterator[Case]:
 LOOP: Mapping[str, object] = {**BEHIND, "before": "upload"}
 LINKS: Mapping[str, Mapping[str, str]] = {"at 25 GB/s": {}, "at 1 GB/s": SLOW_COPIES}
 LOOPS = replace(KEPT, bound=0.95)
-PAIRS = 3
+PAIRS, LOOPS_S = 3, 4
 CASES = (
     Case("one stream, synchronised after ten 5 µs kernels", TINY),
     Case("2 streams, synchronised each round", PAIR),
@@ -107,7 +108,7 @@ def bill_errors(rig: SimulatedRig, case: Case, seconds: float) -> dict[str, floa
 
 def _rounds(rig: SimulatedRig, gpu: Mapping[str, str], *, hook: bool) -> float:
     """Return how many rounds two loops of an upload and a kernel do together in a second."""
-    length_ns = rig.scale.short_steps * rig.scale.step_ns
+    length_ns = LOOPS_S * SECOND
     with replace(rig, gpu_settings={**rig.gpu_settings, **gpu}).node(hook=hook) as node:
         command = streams_command(LOOP)
         programs = [node.add(owner, command, node.share(owner, Terms(50))) for owner in "ab"]
