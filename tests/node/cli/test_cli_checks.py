@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sharepod import hook
 from sharepod.agent.device import MPS_REASON
 from sharepod.cli import checks
 from sharepod.proto import v1_pb2 as pb
@@ -42,13 +43,17 @@ def test_the_kernel_the_place_of_regions_and_the_limit_of_files_are_judged(check
     assert check.status == status
 
 
-def test_a_missing_hook_and_one_that_does_not_load_fail_with_a_remedy(tmp_path: Path) -> None:
-    broken = tmp_path / "libsharepod.so"
-    missing = checks.check_hook(broken)
-    broken.write_bytes(b"no library")
-    for check in (missing, checks.check_hook(broken)):
+def test_a_missing_hook_and_one_that_does_not_load_fail_with_a_remedy_and_a_good_one_is_well(tmp_path: Path) -> None:
+    path = tmp_path / "libsharepod.so"
+    missing = checks.check_hook(path)
+    path.write_bytes(b"no library")
+    broken = checks.check_hook(path)
+    assert "is missing" in missing.text
+    assert "does not load" in broken.text
+    for check in (missing, broken):
         assert check.status == checks.FAIL
         assert "make" in check.remedy
+    assert checks.check_hook(hook.LIBRARY).status == checks.OK
 
 
 def test_a_driver_that_is_missing_names_the_simulated_one(tmp_path: Path) -> None:

@@ -289,6 +289,16 @@ def test_two_programs_take_turns_and_their_trace_has_them(node: Host) -> None:
         assert "kernels of 500 µs" in out
 
 
+def test_the_demo_program_waits_for_its_kernels_and_says_in_one_line_what_refused_it(node: Host) -> None:
+    program = [sys.executable, "-m", "sharepod.cli.demo_program", "--seconds", "0.01"]
+    answer = node.sharepod(*run(*program, "--kernel-us", "200000", gpu="100"))
+    kernels, seconds = (float(answer.stdout.split()[place]) for place in (0, 6))
+    assert 0.2 * kernels <= seconds + 0.05
+    answer = node.sharepod(*run(*program, "--memory", str(10**15)))
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
+    assert answer.stderr.startswith("error: cuMemAlloc")
+
+
 def working_in(directory: Path) -> list[int]:
     """Return the processes whose environment or command has this directory."""
     found = []
