@@ -69,6 +69,17 @@ def test_a_share_without_request_runs_only_when_no_one_else_waits(driver: Driver
     assert driver.saturate([nobody], 1 * S)[nobody] == pytest.approx(100)
 
 
+def test_a_holder_above_its_request_has_the_least_turn_once_one_below_its_request_waits(driver: Driver) -> None:
+    holder, below, nothing = driver.policy.add(0, 10), driver.policy.add(0, 60), driver.policy.add(0, 0)
+    waiting(driver, holder, below, nothing)
+    driver.policy.pause(0, below, paused=True)
+    driver.saturate([holder], 100 * MS)
+    assert driver.policy.next(driver.now_ns).share == holder
+    assert driver.policy.quantum(driver.now_ns, holder) > 2 * MS
+    driver.policy.pause(driver.now_ns, below, paused=False)
+    assert driver.policy.quantum(driver.now_ns, holder) == 2 * MS
+
+
 def test_an_overrun_while_nobody_waited_costs_nothing(driver: Driver) -> None:
     lone, late = driver.policy.add(0, 50), driver.policy.add(0, 50)
     waiting(driver, lone)
