@@ -1,7 +1,5 @@
 """Pods written for other sharing systems, and what the API server would do with an answer."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

@@ -1,14 +1,9 @@
 """A server's certificate and key, and the authority of its clients: files as a Secret's volume has them."""
 
-from __future__ import annotations
-
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import trustme
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Certificates:

@@ -1,18 +1,11 @@
 """Host copies are counted and explained, and go on over processes and agents."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from dialogue import Dialogue
 
 from rig import REPO_ROOT
-from rig.agent import metered, program, usage
+from rig.agent import RunningAgent, metered, program, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import RunningAgent
 
 COPIES = REPO_ROOT / "rig" / "copying.py"
 EACH_WAY = 2 * (64 << 20)

@@ -3,8 +3,6 @@
 The tenant's side is any tenant's to write; the agent's side only its own user's. Both are damaged here, byte by byte.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -15,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from bad_input import (
@@ -40,17 +37,15 @@ from bad_input import (
     first_error,
     lines_of,
     once,
+    overwrite,
     told,
     worker,
 )
 from dialogue import Dialogue
 
-from rig.agent import usage
+from rig.agent import RunningAgent, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import RunningAgent
 
 MIB = 1 << 20
 WORD = 4
@@ -178,14 +173,14 @@ def until_it_waits(directory: Path) -> None:
 
 
 WAITING = {
-    "its claim is gone": (0, bytes(WORD)),
-    "its report is damaged": (CLAIMS_BYTES + 64 + 68, b"\x55" * WORD),
-    "its count is gone": (CLAIMS_BYTES + 64, bytes(WORD)),
-    "its count is too high": (CLAIMS_BYTES + 64, b"\xff" * WORD),
-    "its turn is another": (None, b"\x55" * WORD),
-    "its pause is over": (None, bytes(WORD)),
+    "its claim is gone": ("slots", 0, bytes(WORD)),
+    "its report is damaged": ("slots", CLAIMS_BYTES + 64 + 68, b"\x55" * WORD),
+    "its count is gone": ("slots", CLAIMS_BYTES + 64, bytes(WORD)),
+    "its count is too high": ("slots", CLAIMS_BYTES + 64, b"\xff" * WORD),
+    "its turn is another": ("terms", HEADER_BYTES + 64, b"\x55" * WORD),
+    "its pause is over": ("terms", HEADER_BYTES + 68, bytes(WORD)),
 }
-"""Where the region of a program that waits is damaged; None: in the word of its grant, or the flags behind it."""
+"""Where the region of a program that waits is damaged, and with what."""
 
 
 @pytest.mark.parametrize("case", WAITING)
@@ -193,15 +188,13 @@ def test_who_waits_at_its_gate_is_heard_whatever_is_damaged(
     agent: RunningAgent, bad_program: Path, tmp_path: Path, case: str
 ) -> None:
     answer = agent.register(40, name="hurt", device="0")
-    at, value = WAITING[case]
+    file, at, value = WAITING[case]
     directory = Path(answer.share.directory)
     with worker(bad_program, environment_of(answer), tmp_path) as hurt:
         hurt.goes_on(50)
         agent.stub.PauseShare(pb.PauseShareRequest(share="hurt"))
         until_it_waits(directory)
-        word_at = HEADER_BYTES + (64 if "turn" in case else 68)
-        with opened(directory / ("terms" if at is None else "slots")) as damaged:
-            os.pwrite(damaged, value, word_at if at is None else at)
+        overwrite(directory / file, at, value)
         time.sleep(1.3)  # the agent has looked at all there is: it does so each second
         made = hurt.made
         time.sleep(0.2)
@@ -220,8 +213,7 @@ def test_a_program_whose_claim_is_gone_before_the_agent_knew_whose_it_was_claims
 
     def lose_the_claim() -> None:
         until_it_waits(directory)
-        with opened(directory / "slots") as slots:
-            os.pwrite(slots, bytes(WORD), 0)
+        overwrite(directory / "slots", 0, bytes(WORD))
         os.kill(agent.pid, signal.SIGCONT)
         agent.stub.ResumeShare(pb.ResumeShareRequest(share="hurt"))
 
@@ -238,7 +230,7 @@ def live_once(children: subprocess.Popen[str]) -> dict[str, int]:
     """Let a child live; return its answers by call, and its exit status."""
     said = [Dialogue(children)("")]
     while "status" not in said[-1]:
-        said.append(Dialogue(children).hear())
+        said.append(Dialogue(children).line())
     return answers_in(" ".join(said))
 
 
@@ -357,8 +349,7 @@ def test_an_agent_adopts_a_damaged_region_and_believes_none_of_it(
     with worker(bad_program, environment_of(answer), tmp_path) as hurt:
         until(lambda: usage(agent, "hurt").used_ns > 0)
         agent.stop()
-        with opened(Path(answer.share.directory) / "terms") as terms:
-            os.pwrite(terms, b"\xfe" * GRANT_BYTES * DEVICES_MAX, HEADER_BYTES)
+        overwrite(Path(answer.share.directory, "terms"), HEADER_BYTES, b"\xfe" * GRANT_BYTES * DEVICES_MAX)
         agent.start()
         account = usage(agent, "hurt")
         assert 0 < account.used_ns < 60 * 10**9

@@ -1,32 +1,25 @@
 """Which device is whose: CUDA's numbers, NVML's, MIG instances, devices that MPS serves, programs that go astray."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 from agent_fixtures import devices, reasons
 
-from rig.agent import metered, program, python, usage
+from rig.agent import MakeAgent, RunningAgent, metered, program, python, usage
 from rig.script import script
 from rig.until import until
 from sharepod.agent.nvml import numa_node_at
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from rig.agent import MakeAgent, RunningAgent
 
 MIB = 1 << 20
 MS = 1_000_000

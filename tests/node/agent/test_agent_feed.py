@@ -3,20 +3,19 @@
 The server runs in the loop of its test: it hangs while the test does not wait for anything.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
-import trustme
 from prometheus_client.parser import text_string_to_metric_families
+from server_certificates import Certificates
 
-from rig.agent import free_port, metered, program, scrape
+from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, scrape
 from rig.until import eventually
 from sharepod.agent.share import ShareClass
 from sharepod.process.credentials import Credentials
@@ -24,11 +23,6 @@ from sharepod.proto import v1_pb2 as pb
 from sharepod.scheduler.usage import NodeUse, ShareUse, UsageBook
 from sharepod.scheduler.usage_identity import AGENT_USER, AUDIENCE, Identities
 from sharepod.scheduler.usage_server import UsageServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rig.agent import MakeAgent, RunningAgent
 
 TOKEN = "a-token-of-the-agent-on-n1"  # noqa: S105
 NODE = "n1"
@@ -43,14 +37,12 @@ class Scheduler:
         self.address = f"127.0.0.1:{free_port()}"
         self.node_of = {TOKEN: NODE}
         (directory / "token").write_text(TOKEN)
-        self.certify(trustme.CA(key_type=trustme.KeyType.ECDSA))
+        self.certificates = Certificates(directory, "localhost", "127.0.0.1")
+        self.trust()
 
-    def certify(self, authority: trustme.CA) -> None:
-        """Write certificates of an authority."""
-        served = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.ECDSA)
-        authority.cert_pem.write_to_path(str(self.directory / "ca.crt"))
-        served.private_key_pem.write_to_path(str(self.directory / "tls.key"))
-        served.cert_chain_pems[0].write_to_path(str(self.directory / "tls.crt"))
+    def trust(self) -> None:
+        """Have agents trust the authority of its certificate."""
+        self.certificates.authority.cert_pem.write_to_path(str(self.directory / "root.crt"))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -60,7 +52,7 @@ class Scheduler:
             return ("--node-name", NODE, "--scheduler-address", self.address)
         return (
             "--node-name", NODE, "--scheduler-address", f"localhost:{port}",
-            "--scheduler-ca", str(self.directory / "ca.crt"), "--scheduler-token-file", str(self.directory / "token"),
+            "--scheduler-ca", str(self.directory / "root.crt"), "--scheduler-token-file", str(self.directory / "token"),
         )  # fmt: skip
 
     async def __aenter__(self) -> Self:
@@ -73,7 +65,7 @@ class Scheduler:
     async def start(self) -> None:
         self.book = UsageBook()
         node_of = Identities(self, OSError, time.monotonic).node_of if self.tls else None
-        credentials = Credentials(*(str(self.directory / name) for name in ("tls.crt", "tls.key")))
+        credentials = Credentials(str(self.certificates.certificate), str(self.certificates.key))
         self.server = UsageServer(self.book, node_of)
         await self.server.start(self.address, credentials if self.tls else None)
 
@@ -255,15 +247,12 @@ async def test_the_token_is_read_again_for_each_connection_and_must_be_that_of_t
 
 async def test_a_scheduler_with_a_strangers_certificate_gets_no_token(make_agent: MakeAgent, tmp_path: Path) -> None:
     async with Scheduler(tmp_path) as scheduler:
-        trusted = (tmp_path / "ca.crt").read_bytes()
-        scheduler.certify(trustme.CA(key_type=trustme.KeyType.ECDSA))
-        ours = (tmp_path / "ca.crt").read_bytes()
-        (tmp_path / "ca.crt").write_bytes(trusted)
+        scheduler.certificates.renew()
         metrics = f"127.0.0.1:{free_port()}"
         agent = make_agent(*scheduler.flags, "--metrics-listen", metrics).start()
         await eventually(lambda: numbers(metrics)["failures_total"] >= 2)
         assert "CERTIFICATE_VERIFY_FAILED" in agent.log()
         assert scheduler.server.tally.ended["unauthenticated"] == 0
         assert not scheduler.book.names()
-        (tmp_path / "ca.crt").write_bytes(ours)
+        scheduler.trust()
         await scheduler.wait(timeout_s=15)

@@ -1,7 +1,5 @@
 """The agent's streams against schedulers that hang, vanish or multiply: in one loop, with short times."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,26 +1,19 @@
 """Devices that are lost, that hang, that others draw on: each is told with its reason, and the other devices go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from agent_fixtures import devices, reasons
 
-from rig.agent import metered, program, usage
+from rig.agent import MakeAgent, RunningAgent, metered, program, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from rig.agent import MakeAgent, RunningAgent
 
 GIB = 1 << 30
 

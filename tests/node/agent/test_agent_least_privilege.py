@@ -1,19 +1,13 @@
 """An agent with the capabilities that the DaemonSet gives it, and no others, does its work."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
 
 import yaml
 
 from rig import REPO_ROOT
-from rig.agent import metered, program, usage
+from rig.agent import MakeAgent, metered, program, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import MakeAgent
 
 MANIFEST = REPO_ROOT / "daemonset" / "base" / "daemonset.yaml"
 

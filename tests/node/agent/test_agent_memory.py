@@ -3,30 +3,24 @@
 The device is the judge: what it counts for the share's processes is compared with what the agent says, byte for byte.
 """
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from bad_input import CLAIMS_BYTES
+from bad_input import CLAIMS_BYTES, overwrite
 from capped_share import MIB, OUT_OF_MEMORY, CappedShare
 
-from rig.agent import metered
+from rig.agent import RunningAgent, metered
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rig.agent import RunningAgent
-
 CAP = 256 * MIB
 EVERYTHING = 2**64 - 1
-MEMORY_AT, SEQUENCE_AT = 64 + 16, 64 + 64  # in the first slot: its head, and the words before
+MEMORY_AT, SEQUENCE_AT = CLAIMS_BYTES + 64 + 16, CLAIMS_BYTES + 64 + 64
+"""In the first slot: behind its head, and the words before."""
 LINEAR = ("linear", "managed", "pitched", "array", "array_3d", "array_v1", "array_3d_v1", "mipmap")
 GRAPHS = (
     "graph_node",
@@ -179,12 +173,12 @@ def test_two_processes_of_eight_threads_share_the_last_bytes_and_never_pass_the_
 ) -> None:
     with share.taker() as one, share.taker() as other:
         for take in (one, other):
-            take.say(f"race {kind} {2 * MIB} 8")
+            take.tell(f"race {kind} {2 * MIB} 8")
         seen = [share.on_the_device()]
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
             seen.append(share.on_the_device())
-        got = [int(take.hear()) for take in (one, other)]
+        got = [int(take.line()) for take in (one, other)]
         assert max(seen) <= CAP
         assert share.holds() == sum(got) * 2 * MIB
         while share.holds() < CAP:  # the last of two that refuse each other: alone it gets what is left
@@ -219,9 +213,7 @@ def test_a_program_that_is_stopped_as_it_reports_keeps_its_memory_in_the_account
     with share.taker() as take:
         assert take(f"take linear {64 * MIB}") == "0"
         assert share.holds() == 64 * MIB
-        with (Path(share.environment["SHAREPOD_REGION"]) / "slots").open("r+b") as slots:
-            slots.seek(CLAIMS_BYTES + SEQUENCE_AT)
-            slots.write(b"\1")  # odd: it writes
+        overwrite(Path(share.environment["SHAREPOD_REGION"], "slots"), SEQUENCE_AT, b"\1")  # odd: it writes
         assert share.holds() == 64 * MIB
         assert take(f"take linear {32 * MIB}") == "0"
         assert share.holds() == 96 * MIB
@@ -230,9 +222,7 @@ def test_a_program_that_is_stopped_as_it_reports_keeps_its_memory_in_the_account
 def test_what_is_freed_after_its_account_was_lost_leaves_no_debt_that_refuses(share: CappedShare) -> None:
     with share.taker() as take, share.taker() as other:
         assert take(f"take linear {64 * MIB}") == "0"
-        with (Path(share.environment["SHAREPOD_REGION"]) / "slots").open("r+b") as slots:
-            slots.seek(CLAIMS_BYTES + MEMORY_AT)
-            slots.write(bytes(8))
+        overwrite(Path(share.environment["SHAREPOD_REGION"], "slots"), MEMORY_AT, bytes(8))
         assert take("give") == "0"
         assert take(f"take linear {32 * MIB}") == other(f"take linear {32 * MIB}") == "0"
 

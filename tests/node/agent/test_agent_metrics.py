@@ -1,7 +1,5 @@
 """The metrics that a real agent serves, read back with the parser of prometheus_client."""
 
-from __future__ import annotations
-
 import errno
 import re
 import socket
@@ -14,15 +12,16 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent_doubles import H200, MemoryArbiter, ask, identity
 from agent_fixtures import failed_start
+from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from rig import REPO_ROOT
-from rig.agent import free_port, metered, program, scrape, usage
+from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, scrape, usage
 from rig.until import until
 from sharepod.agent import feed_metrics, plugin_metrics
 from sharepod.agent.device import DeviceStatus, NodeStatus
@@ -49,12 +48,6 @@ from sharepod.agent.share import (
 from sharepod.process.metrics import HistogramRow
 from sharepod.process.metrics_server import Pages
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-    from prometheus_client.samples import Sample
-
-    from rig.agent import MakeAgent, RunningAgent
 
 INFO_NAME = "sharepod_share_info"
 HISTOGRAMS = WAITS_NAME, TURNS_NAME = "sharepod_share_turn_wait_seconds", "sharepod_share_turn_seconds"

@@ -1,21 +1,16 @@
 """A device has one agent, by a name in the kernel's socket namespace: no stranger keeps root's agent from it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rig.agent import python
 from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.lock import HostLock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 

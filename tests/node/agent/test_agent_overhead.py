@@ -1,25 +1,19 @@
 """What contexts and modules take counts as well: learned from NVML, reserved before a context, settled after it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import capped_share
 import pytest
 
-from rig.agent import PROGRAM, metered, program, usage
+from rig.agent import PROGRAM, MakeAgent, metered, program, usage
 from rig.until import until
 from sharepod.agent.overhead import Held, Overheads, Settled
 from sharepod.agent.share import DeviceUuid, Handle, Holding
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
-
-if TYPE_CHECKING:
-    from rig.agent import MakeAgent
 
 MIB = 1 << 20
 GPU = DeviceUuid("GPU-1")

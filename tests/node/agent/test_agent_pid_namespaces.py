@@ -1,21 +1,15 @@
 """Programs of containers, pid 1 in a pid namespace each: charged and found by the pids that the agent sees."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from agent_fixtures import devices
 
-from rig.agent import free_port, metered, python, scrape, usage
+from rig.agent import MakeAgent, free_port, metered, python, scrape, usage
 from rig.pid_namespaces import alone, first_of
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
-
-if TYPE_CHECKING:
-    from rig.agent import MakeAgent
 
 MIB = 1 << 20
 CONTEXT_MIB, MODULE_MIB = 300, 10

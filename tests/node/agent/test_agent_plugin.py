@@ -1,22 +1,15 @@
 """The device plugin's counters in the agent's metrics: what is told is shown, for as long as it is fresh."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rig.agent import free_port, scrape
+from rig.agent import MakeAgent, free_port, scrape
 from sharepod.agent.errors import InvalidInput
 from sharepod.agent.plugin import CALL_BOUNDS_NS, SIDES, STALE_NS, STARTS, Report, check, fresh, nothing_yet
 from sharepod.agent.plugin_metrics import TABLES
 from sharepod.process.metrics import families
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import MakeAgent
 
 CALLS = (1, 2, *(0,) * (len(CALL_BOUNDS_NS) - 2), 3)
 

@@ -1,26 +1,18 @@
 """The agent with programs: metered ones, one without a share, a failing device, an agent killed beneath them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
 from agent_fixtures import devices
-from bad_input import facts_of
+from bad_input import facts_of, overwrite
 from capped_share import memory_program
 
-from rig.agent import metered, program, python, usage
+from rig.agent import MakeAgent, RunningAgent, metered, program, python, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    import pytest
-
-    from rig.agent import MakeAgent, RunningAgent
-
 
 MS = 1_000_000
 
@@ -109,9 +101,7 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
     with program(metered(lost), "idle") as left:
         until(lambda: usage(agent, "lost").processes == 1)
         agent.stub.ReleaseShare(pb.ReleaseShareRequest(share="lost"))
-        with (Path(damaged.share.directory) / "terms").open("r+b") as terms:
-            terms.seek(8)
-            terms.write(b"\2")
+        overwrite(Path(damaged.share.directory, "terms"), 8, b"\2")
         with (
             program(metered(damaged), "idle") as refused,
             program(dict(bare.environment), "idle") as without,

@@ -1,7 +1,5 @@
 """How an agent starts, stops and is followed by the next: what it refuses to start with, what it leaves and adopts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,19 +7,16 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from agent_fixtures import failed_start
+from bad_input import overwrite
 from dialogue import Dialogue
 
-from rig.agent import metered, program, python, usage
+from rig.agent import MakeAgent, RunningAgent, metered, program, python, usage
 from rig.script import script
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import MakeAgent, RunningAgent
 
 GIB = 2**30
 PRIVATE = 0o711 if os.getuid() == 0 else 0o700
@@ -207,9 +202,7 @@ def test_a_region_that_cannot_be_adopted_is_left_alone_until_no_process_lives_in
     with program(metered(answer), "busy") as process:
         until(lambda: usage(agent, "newer").processes == 1)
         agent.stop()
-        with (Path(answer.share.directory) / "terms").open("r+b") as terms:
-            terms.seek(8)
-            terms.write((99).to_bytes(4, "little"))
+        overwrite(Path(answer.share.directory, "terms"), 8, (99).to_bytes(4, "little"))
         for _ in range(2):  # its record is kept, for an agent that can
             agent.start()
             assert agent.shares() == []

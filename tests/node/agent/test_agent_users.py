@@ -1,29 +1,23 @@
 """The users' socket: it registers, lists and watches, and changes only what the caller's token was given for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 from bad_input import facts_of
 
+from rig.agent import MakeAgent, RunningAgent
 from rig.until import until
 from sharepod.agent.users import READS
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rig.agent import MakeAgent, RunningAgent
 
 MINE, THEIRS = "m" * 43, "t" * 43
 DENIED, INVALID = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT

@@ -1,7 +1,5 @@
 """The choice that the bench measures: by requests the busy device, by use the idle one, whichever they are."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.cluster.chosen import _without_numbers, choose

@@ -1,22 +1,17 @@
 """`doctor`: each check, with what it finds made by hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from cli_fixtures import Agent, Sharepod
 
 from sharepod import hook
 from sharepod.agent.device import MPS_REASON
 from sharepod.cli import checks
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from cli_fixtures import Agent, Sharepod
 
 MOUNTS = """\
 proc /proc proc rw 0 0

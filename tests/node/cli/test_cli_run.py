@@ -1,7 +1,5 @@
 """`sharepod run` on a real agent with simulated devices: the program behaves as ever, its share ends with it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,17 +11,14 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from hosts import Host
 
 from rig.until import until
 from sharepod.agent.lock import HostLock
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
 from sharepod.cli.scratch import Scratch
-
-if TYPE_CHECKING:
-    from hosts import Host
 
 
 def leftovers(directory: Path) -> list[str]:

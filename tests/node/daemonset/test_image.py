@@ -5,13 +5,12 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from agent_fixtures import agents
 from containerfile import Step, context_files, read_steps
 
 from rig import REPO_ROOT
-from rig.agent import RunningAgent
 
 IMAGE = REPO_ROOT / "daemonset" / "image"
 CONTAINERFILE = (REPO_ROOT / "Containerfile").read_text()
@@ -59,15 +58,12 @@ def probe(path: Path, method: str, seconds: float = 5) -> subprocess.CompletedPr
 
 
 def test_a_probe_succeeds_when_the_service_answers_and_not_before() -> None:
-    with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
-        agent = RunningAgent(Path(directory) / "run", "--simulate", "1xH200", "--metrics-listen", "off")
+    with agents() as make:
+        agent = make()
         path = agent.directory / "agent.sock"
         assert "No such file or directory" in probe(path, GET_NODE).stderr
-        try:
-            agent.start()
-            done, refused = probe(path, GET_NODE), probe(path, "/sharepod.v1.NodeService/Nothing")
-        finally:
-            agent.close()
+        agent.start()
+        done, refused = probe(path, GET_NODE), probe(path, "/sharepod.v1.NodeService/Nothing")
     assert (done.returncode, done.stderr) == (0, "")
     said = f"{path} /sharepod.v1.NodeService/Nothing: it refused the call\n"
     assert (refused.returncode, refused.stderr) == (1, said)

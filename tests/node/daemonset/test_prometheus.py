@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a real agent as the manifests set both up, while programs run in pods on simulated GPUs."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

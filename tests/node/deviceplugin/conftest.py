@@ -1,16 +1,11 @@
 """Sockets lie in directories with short names."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

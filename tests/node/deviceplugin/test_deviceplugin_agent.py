@@ -1,10 +1,10 @@
 """What the agent is told of a share that is there: what differs, and nothing when nothing does."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,10 +13,6 @@ from sharepod.deviceplugin.agent import Agent, NodeView, StaysPaused
 from sharepod.deviceplugin.terms import PodTerms
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 GIB = 2**30
 LABELS = {"pod": "p", "container": "main"}

@@ -1,7 +1,5 @@
 """Registration: kubelets that come and go, sockets that are removed, plugins that follow each other."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

@@ -1,10 +1,9 @@
 """Which container holds which units, as kubelet says it: at its rate, or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,16 +11,11 @@ from memory_binder import plugin
 
 from rig.cluster.kubelet import FakeContainer, FakeKubelet
 from rig.cluster.kubelet_endpoint import RECEIVE_LIMIT_BYTES
+from rig.cluster.kubelet_pods import FakePod
 from sharepod.deviceplugin import podresources
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, PodResources
 from sharepod.deviceplugin.unit import UnitId
 from sharepod.proto import podresources_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from rig.cluster.kubelet_pods import FakePod
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,7 @@
 """What kubelet asks of the plugin, and what it gets, over a double of kubelet."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from memory_binder import A, B, MemoryBinder, plugin
@@ -17,9 +15,6 @@ from sharepod.deviceplugin.server import MESSAGE_MAX
 from sharepod.deviceplugin.tally import Tally
 from sharepod.deviceplugin.unit import UnitId, Units
 from sharepod.proto import deviceplugin_pb2 as pb
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_a_container_is_allocated_once_and_asked_for_before_each_start(directory: Path) -> None:

@@ -1,7 +1,5 @@
 """Events about programs that run, on a node whose agent, plugin, hook and simulated devices are real."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

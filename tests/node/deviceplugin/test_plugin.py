@@ -1,7 +1,5 @@
 """From kubelet's calls to shares of the node: the plugin's and the agent's processes are real."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -100,8 +98,7 @@ async def test_no_room_and_wrong_terms_are_told_and_tried_again() -> None:
 
 async def test_containers_of_a_pod_may_be_on_one_device_and_an_init_container_makes_room() -> None:
     async with plugin_node() as node:
-        other = await node.admit("other", {"main": 40})
-        await node.kubelet.start(other, "main")
+        await node.kubelet.start(await node.admit("other", {"main": 40}), "main")
         together = {"sharepod.io/same-device": "true"}
         pod = await node.admit("pod", {"a": 20, "b": 70}, init={"prepare": 70}, annotations=together)
         await node.kubelet.start(pod, "prepare")
@@ -156,8 +153,7 @@ async def test_a_node_of_hidden_processes_or_where_shares_reach_no_container_is_
 async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
     async with plugin_node() as node:
         first, second = await node.devices()
-        held = await node.admit("held", {"main": 30})
-        await node.kubelet.start(held, "main")
+        await node.kubelet.start(await node.admit("held", {"main": 30}), "main")
         assert (await node.shares())["held/main"].devices[0].device_uuid == first
         node.kubelet.others["nvidia.com/gpu"] = [f"{first}::0", "GPU-of-somebody"]
         await eventually(lambda: node.kubelet.allocatable == 100, node.log)
@@ -178,8 +174,7 @@ async def test_a_device_that_nvidias_plugin_has_too_takes_no_share() -> None:
 
 async def test_a_full_disk_ends_no_pod_and_its_containers_start_when_there_is_room() -> None:
     async with plugin_node() as node:
-        running = await node.admit("running", {"main": 20})
-        await node.kubelet.start(running, "main")
+        await node.kubelet.start(await node.admit("running", {"main": 20}), "main")
         assert node.plugin is not None
         before = resource.prlimit(node.plugin.pid, resource.RLIMIT_FSIZE)
         # Every byte that is written fails, as on a disk without room.
@@ -214,8 +209,7 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         wrong = await node.admit("wrong", {"main": 30}, annotations={"sharepod.io/limits": "50"})
         with pytest.raises(StartFailed):
             await node.kubelet.start(wrong, "main")
-        good = await node.admit("good", {"main": 30})
-        await node.kubelet.start(good, "main")
+        await node.kubelet.start(await node.admit("good", {"main": 30}), "main")
         ready = 'sharepod_plugin_container_starts_total{result="ready"}'
         await eventually(lambda: metrics().get(ready) == 1, node.log)
         found = metrics()

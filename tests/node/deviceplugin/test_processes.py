@@ -1,22 +1,17 @@
 """Which pods have live processes: the cgroups as kubelets name them, and processes that come and go meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.processes import HostProcesses, live_pods, pod_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 UID = "0f6e9f6a-1c2b-4d3e-8f90-a1b2c3d4e5f6"
 OTHER = "11111111-2222-3333-4444-555555555555"

@@ -1,26 +1,20 @@
 """A pod of low priority makes room for another one and goes on afterwards; plugin, agent and programs are real."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
 
+from rig.cluster.kubelet_pods import FakePod
 from rig.cluster.node import PluginNode, plugin_node
 from rig.until import eventually
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from rig.cluster.kubelet_pods import FakePod
 
 pytestmark = pytest.mark.timeout(240)
 LIMIT, PAUSE = {"sharepod.io/yield": "limit"}, {"sharepod.io/yield": "pause"}

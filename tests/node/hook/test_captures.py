@@ -4,28 +4,21 @@ The agent is the real one, and another share saturates the device meanwhile: tur
 all the time. Each scenario prints every result that its calls had; both runs must print the same.
 """
 
-from __future__ import annotations
-
 import subprocess
-import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from agent_fixtures import agents
+from simgpu_fixtures import NewGpu
 
 from rig.agent import RunningAgent, metered, program
+from rig.arbiter import Arbiter
 from rig.gpu import inherited
 from rig.script import script
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simgpu_fixtures import NewGpu
-
-    from rig.arbiter import Arbiter
 
 MODES = ["GLOBAL", "THREAD_LOCAL", "RELAXED"]
 # An event record takes so long that what must not come between its checks and itself does.
@@ -95,14 +88,10 @@ def ready():
 @pytest.fixture(scope="module")
 def contended() -> Iterator[RunningAgent]:
     """An agent on a device that another share keeps busy."""
-    with tempfile.TemporaryDirectory(prefix="sharepod-test-", dir="/dev/shm") as directory:
-        agent = RunningAgent(Path(directory, "runtime"), "--simulate", "1xH200", "--metrics-listen", "off")
-        try:
-            agent.start()
-            with program(metered(agent.register(50, name="rival", device="0"))):
-                yield agent
-        finally:
-            agent.close()
+    with agents() as make:
+        agent = make("--simulate", "1xH200").start()
+        with program(metered(agent.register(50, name="rival", device="0"))):
+            yield agent
 
 
 def output(answer: pb.RegisterShareResponse, text: str, *, hook: bool) -> str:

@@ -6,7 +6,6 @@ import pytest
 from metered import run_metered
 
 from rig.gpu import MakeSimgpu
-from sharepod.simgpu.truth import Truth
 
 ROUNDS = 300
 PROGRAM = f"""
@@ -32,7 +31,6 @@ def test_no_marker_outlives_its_stream_or_its_context(make_simgpu: MakeSimgpu, t
 def test_work_of_a_destroyed_stream_does_not_hold_the_turn_for_ever(
     make_simgpu: MakeSimgpu, tmp_path: Path, begin: str
 ) -> None:
-    gpu = make_simgpu()
     body = f"""
 module, stream = start(), new_stream()
 for number in range(40):  # each unknown, so each is marked alone: more markers than a stream may have
@@ -41,9 +39,8 @@ for number in range(40):  # each unknown, so each is marked alone: more markers 
 ok(cuda.cuStreamDestroy_v2(stream))
 time.sleep(0.5)
 """
-    account = run_metered(gpu, tmp_path, body).usage[0]
-    with Truth(gpu.state) as truth:
-        busy_ns = truth.devices()[0].busy_ns
+    done = run_metered(make_simgpu(), tmp_path, body)
+    [account], [busy_ns] = done.usage, done.busy_ns
     assert busy_ns >= 40_000_000
     assert account.launches == 40
     assert account.used_ns <= busy_ns + 100_000_000  # and not the idle half second

@@ -67,10 +67,10 @@ def copy_by(calls: list[str], target: str, source: str) -> str:
 
 def test_every_copy_inside_a_device_is_billed(make_simgpu: MakeSimgpu, tmp_path: Path) -> None:
     gpu = make_simgpu(SIMGPU_LOG_KERNELS="100")
-    account = run_metered(gpu, tmp_path, copy_by([*CALLS, *PEER_CALLS], "other", "device")).usage[0]
+    done = run_metered(gpu, tmp_path, copy_by([*CALLS, *PEER_CALLS], "other", "device"))
+    [account], [busy_ns] = done.usage, done.busy_ns
     with Truth(gpu.state) as truth:
         copies = [kernel for kernel in truth.kernels(0) if kernel.name == "memcpy"]
-        busy_ns = truth.devices()[0].busy_ns
     assert account.launches == len(copies) == len([*CALLS, *PEER_CALLS])
     assert account.copies == NO_COPIES
     assert account.used_ns >= busy_ns * 0.995 > 0

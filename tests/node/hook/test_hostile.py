@@ -102,12 +102,6 @@ def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: Arbiter, tmp_pa
     until(lambda: liar.share.usage().faults)
 
 
-def test_the_tenant_can_write_its_slots_and_ring_and_nothing_else(arbiter: Arbiter, tmp_path: Path) -> None:
-    arbiter.share(tmp_path / "share")
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "share").iterdir()}
-    assert modes == {"terms": 0o644, "slots": 0o666, "bell": 0o622}
-
-
 def test_a_file_that_grows_is_cut_back_and_told_of_its_share_alone(arbiter: Arbiter) -> None:
     with tempfile.TemporaryDirectory(prefix="sharepod-hostile-", dir="/dev/shm") as directory:  # as the agent's is
         hostile, honest = (arbiter.share(Path(directory, name)) for name in ("hostile", "honest"))

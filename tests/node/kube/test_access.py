@@ -1,13 +1,12 @@
 """Where the API server is: in a pod, and from a kubeconfig, against a server that asks for a token or a certificate."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +17,6 @@ from rig.until import eventually
 from sharepod.kube import access as module
 from sharepod.kube.access import Access, AccessError, from_kubeconfig, in_cluster
 from sharepod.kube.client import ApiUnavailable, Client
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CERTIFICATE = DEVELOPER.cert_chain_pems[0].bytes()
 KEY = DEVELOPER.private_key_pem.bytes()

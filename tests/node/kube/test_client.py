@@ -1,7 +1,5 @@
 """One request to an API server that is slow, refuses, moves away, or is none."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,22 +1,17 @@
 """Events through an API server that loses, refuses and forgets them."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
 
 from rig.cluster.apiserver import ApiServer
 from rig.until import eventually
 from sharepod.kube.client import Client
 from sharepod.kube.event_writer import EventWriter
 from sharepod.kube.events import Subject
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import pytest
 
 
 def some(name: str = "a") -> Subject:

@@ -1,7 +1,5 @@
 """The pods of a node through an API server that goes away, forgets, refuses and comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import tempfile

@@ -1,10 +1,9 @@
 """The lease by which replicas agree on who decides: races for it, clocks that differ, a holder that falls silent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from watching import AGENT
@@ -12,10 +11,6 @@ from watching import AGENT
 from rig.cluster.apiserver import ApiServer
 from sharepod.kube.client import Client
 from sharepod.kube.lease import RENEW_WITHIN_S, TAKE_AFTER_S, Lease
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 class Replicas:

@@ -1,7 +1,5 @@
 """The metrics over the network: TLS and a bearer token, or nothing; in the format that the scraper asks for."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import http.client
@@ -9,25 +7,20 @@ import logging
 import socket
 import ssl
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-import trustme
 from prometheus_client.core import GaugeMetricFamily
+from server_certificates import Certificates
 
-from rig.agent import free_port
+from rig.agent import MakeAgent, free_port
 from rig.until import until
 from sharepod.process import metrics_server
 from sharepod.process.credentials import Credentials
 from sharepod.process.errors import SettingsError
 from sharepod.process.metrics_server import CONNECTIONS_MAX
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rig.agent import MakeAgent
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - of this test
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - that is what is guarded
@@ -41,14 +34,11 @@ class One:
         return [GaugeMetricFamily("x", "One.", 1)]
 
 
-def make_certificate(directory: Path, name: str = "tls") -> tuple[Path, Path]:
+def make_certificate(directory: Path) -> tuple[Path, Path]:
     """Make a certificate for 127.0.0.1; return it and its key."""
-    ecdsa = trustme.KeyType.ECDSA
-    issued = trustme.CA(key_type=ecdsa).issue_cert("127.0.0.1", key_type=ecdsa)
-    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
-    issued.cert_chain_pems[0].write_to_path(str(certificate))
-    issued.private_key_pem.write_to_path(str(key))
-    return certificate, key
+    directory.mkdir(exist_ok=True)
+    made = Certificates(directory, "127.0.0.1")
+    return made.certificate, made.key
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +208,7 @@ def test_a_renewed_certificate_and_token_are_taken_without_a_restart(
     port = serve(Credentials(str(certificate), str(key), str(token)))
     assert get(port, certificate, f"Bearer {TOKEN}")[0] == 200
 
-    renewed, renewed_key = make_certificate(tmp_path, "renewed")
+    renewed, renewed_key = make_certificate(tmp_path / "renewed")
     old = certificate.rename(tmp_path / "old.crt")
     renewed.replace(certificate)  # and for a moment the key is not there yet: what was, is served
     assert get(port, old, f"Bearer {TOKEN}")[0] == 200
@@ -243,7 +233,7 @@ def test_credentials_that_cannot_be_used_end_the_start_in_one_line(
     make_agent: MakeAgent, files: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     certificate, key, token = map(str, files)
-    other, _ = make_certificate(tmp_path, "other")
+    other, _ = make_certificate(tmp_path / "other")
     missing, empty, spaced, locked = (tmp_path / name for name in ("missing", "empty", "spaced", "locked.key"))
     empty.write_text("\n")
     spaced.write_text("two words that are long enough")

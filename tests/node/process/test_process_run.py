@@ -1,7 +1,5 @@
 """A process runs until a signal, drains, and says by its exit code and one line how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -1,25 +1,19 @@
 """The double holds what Kubernetes holds, and what a test has it do wrong it does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 from contract import *  # noqa: F403 - every promise is a test here
 from contract.connection import MERGE, Client, Connection
+from contract.there import Connected
 
 from rig.cluster.apiserver import ApiServer, pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from contract.there import Connected
 
 
 @contextlib.asynccontextmanager

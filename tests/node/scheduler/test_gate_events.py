@@ -1,16 +1,11 @@
 """What users and operators are told by Events, each reason once; and the rules of queues that some of it is about."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gates_world import RULES, Replica, World
 
 from rig.until import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOME_ROUNDS_S = 1.5
 NAMESPACE, NAME = RULES.split("/")

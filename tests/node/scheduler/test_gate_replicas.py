@@ -1,9 +1,7 @@
 """Replicas of the controller: what the next one knows of the API server, clocks that jump, writes that come late."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from gates_world import World
@@ -11,9 +9,6 @@ from gates_world import World
 from rig.until import eventually
 from sharepod.kube import lease as leases
 from sharepod.scheduler.usage import SILENT_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DAY_S = 86_400.0
 

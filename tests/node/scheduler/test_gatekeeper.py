@@ -1,19 +1,13 @@
 """The controller with an API server's double: gates, leases, evictions, rules; agents are told by the test."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 from gates_world import World
 
 from rig.until import eventually
 from sharepod.kube import lease as leases
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 async def test_a_gang_is_released_whole_onto_one_rack_and_one_of_it_is_told(tmp_path: Path) -> None:

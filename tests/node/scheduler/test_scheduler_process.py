@@ -1,7 +1,5 @@
 """The scheduler as the process that is shipped, with a real agent that reports to it and the API server's double."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -10,9 +8,10 @@ import re
 import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -20,9 +19,6 @@ from cluster_world import node_body, pod_body
 
 from rig.cluster.apiserver import ApiServer, Body, unused_port
 from rig.until import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PATIENCE_S = 30.0
 Served = tuple[Path, aiohttp.ClientSession]

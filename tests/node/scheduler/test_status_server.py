@@ -1,14 +1,13 @@
 """The status of a replica over HTTP: beyond the loopback only with certificates, which may be renewed meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket
 import ssl
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -26,10 +25,6 @@ from sharepod.process.errors import SettingsError
 from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.observer import PATIENCE_S
 from sharepod.scheduler.status_server import StatusServer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 async def test_until_everything_is_known_it_is_alive_and_not_ready_and_explains_what_it_knows(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The usage server against agents that lie, flood, hang or send nonsense: each end says why, and nothing is changed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable

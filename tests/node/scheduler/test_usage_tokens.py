@@ -1,11 +1,10 @@
 """Whose token it is: what is asked of the API server, what is believed, and for how long."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +20,6 @@ from sharepod.scheduler.usage_identity import (
     NotAnAgent,
     Unanswered,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NODE_KEY = "authentication.kubernetes.io/node-name"
 REVIEWS = "post tokenreviews"

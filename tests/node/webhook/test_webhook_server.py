@@ -1,7 +1,5 @@
 """The webhook over HTTPS: what the API server asks, what strangers send, certificates that change, its end."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import http.client
@@ -9,8 +7,9 @@ import json
 import socket
 import ssl
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from foreign_pods import hami, kai, patched, pod, review, shares
@@ -22,9 +21,6 @@ from rig.cluster.apiserver import unused_port
 from sharepod.webhook.metrics import manual
 from sharepod.webhook.review import Decision
 from sharepod.webhook.server import BODY_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 What is refused over the socket, with its text, is a row of test_agent_end_to_end.py.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from agent_doubles import A10, GIB, H200, H200_B
@@ -16,9 +14,6 @@ from sharepod.agent import admission
 from sharepod.agent.device import DeviceInfo
 from sharepod.agent.errors import DoesNotFit, InvalidInput
 from sharepod.agent.share import DeviceAsk, DeviceTerms, DeviceUuid, Share, ShareAsk, ShareClass, ShareId, Terms
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MIB = 2**20
 DEVICES = [H200, H200_B, A10]

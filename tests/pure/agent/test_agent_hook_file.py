@@ -1,7 +1,5 @@
 """The hook that an agent serves: its name, its content, and what happens where it cannot be served."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an agent does with what an earlier one left, and what is still on its way when it ends itself."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

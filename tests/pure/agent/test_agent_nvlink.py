@@ -1,7 +1,5 @@
 """Which devices NVLink joins, as NVML says; a driver that cannot say, or a GPU that is cut, has none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pynvml

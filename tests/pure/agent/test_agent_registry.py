@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import re
@@ -186,15 +184,8 @@ def test_only_the_directory_of_a_share_of_ours_says_that_a_process_was_started_i
     assert cause(share.directory, attached=True).startswith("its share does not hold this device")
     registry.release("a", 0)
     assert cause(share.directory).startswith("its region is gone")
-    for region in (
-        "",
-        "/",
-        str(tmp_path),
-        f"{tmp_path}/",
-        f"{tmp_path}/..",
-        f"/elsewhere/{share.id}",
-        f"{share.directory}/",
-    ):
+    of_shares = str(tmp_path), f"{tmp_path}/", f"{tmp_path}/..", f"{share.directory}/"
+    for region in ("", "/", *of_shares, f"/elsewhere/{share.id}"):
         assert cause(region) == cause(region, mps=True) == ""
 
 
@@ -222,12 +213,9 @@ def test_a_turn_keeps_the_name_of_its_share_when_that_is_released_and_its_handle
 
 def _copied(usage: Usage, copies: Copies) -> Usage:
     return replace(
-        usage,
-        host_to_device_bytes=copies.to_device_bytes,
-        device_to_host_bytes=copies.to_host_bytes,
-        host_to_device_copies=copies.to_device_count,
-        device_to_host_copies=copies.to_host_count,
-    )
+        usage, host_to_device_bytes=copies.to_device_bytes, device_to_host_bytes=copies.to_host_bytes,
+        host_to_device_copies=copies.to_device_count, device_to_host_copies=copies.to_host_count,
+    )  # fmt: skip
 
 
 def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoption(tmp_path: Path) -> None:
@@ -377,10 +365,8 @@ def test_a_word_that_a_newer_agent_has_written_is_left_out(tmp_path: Path) -> No
     registry, _ = make(tmp_path)
     registry.register(ask(name="a"), unix_ns=1, now_ns=0)
     assert not re.search('"(yielding|owner|gang|ownerless)"', dumped(registry)), "unknown to earlier agents"
-    newer = (
-        dumped(registry).replace('"name":', '"colour": "blue", "name":').replace('"terms": {', '"terms": {"x": [1], ')
-    )
-    found = checkpoint.parse(newer, "boot")
+    newer = dumped(registry).replace('"name":', '"colour": "blue", "name":')
+    found = checkpoint.parse(newer.replace('"terms": {', '"terms": {"x": [1], '), "boot")
     assert [record.share for record in found.records] == [registry.find("a")]
     assert found.unread == ()
 

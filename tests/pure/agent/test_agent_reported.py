@@ -1,7 +1,5 @@
 """What the scheduler is told: pictures of the node, in virtual time. Noise is no change, and nothing else is lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from agent_doubles import H200, H200_B

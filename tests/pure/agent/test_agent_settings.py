@@ -1,11 +1,9 @@
 """The agent's own settings: their bounds, their directories, and the place of the one agent of a host."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,18 +13,13 @@ from sharepod.agent.settings import OPTIONS, Settings
 from sharepod.process.errors import SettingsError
 from sharepod.process.setting import shown
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CERTIFICATE = ["--metrics-tls-certificate", "/c", "--metrics-tls-key", "/k"]
 TOKEN = ["--metrics-token-file", "/t"]
 
 
 def test_what_is_not_given_depends_on_user_and_machine() -> None:
     settings = OPTIONS.load({}, {})
-    assert settings.metrics_listen == "127.0.0.1:9464"
-    assert not settings.overcommit
-    assert settings.socket_mode == 0o600
+    assert (settings.metrics_listen, settings.overcommit, settings.socket_mode) == ("127.0.0.1:9464", False, 0o600)
     assert settings.runtime_directory.startswith(("/run/", "/dev/shm/"))
     assert settings.state_directory == settings.hook_directory == settings.runtime_directory
     assert settings.socket_path == f"{settings.runtime_directory}/agent.sock"
@@ -37,11 +30,8 @@ def test_a_file_may_write_values_as_yaml_does(tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
     config.write_text("overcommit: true\nmetrics_listen: off\nmonitoring: [a, b]\nsocket_mode: 0660\nnode_name: 7\n")
     settings = OPTIONS.load({}, {"SHAREPOD_CONFIG": str(config)})
-    assert settings.overcommit
-    assert settings.metrics_listen == ""
-    assert settings.monitoring == ("a", "b")
-    assert settings.socket_mode == 0o660
-    assert settings.node_name == "7"
+    assert (settings.overcommit, settings.metrics_listen, settings.monitoring) == (True, "", ("a", "b"))
+    assert (settings.socket_mode, settings.node_name) == (0o660, "7")
     assert shown(settings)["metrics_listen"] == "off"
     assert shown(Settings())["socket_mode"] == "0600"
 

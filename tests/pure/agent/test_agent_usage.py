@@ -1,7 +1,5 @@
 """The table of a share's account: what a row of usage.def becomes in C, in Python, in the protocol, in the metrics."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 from pathlib import Path

@@ -16,9 +16,7 @@ def samples(*busy: tuple[float, float]) -> list[Sample]:
 
 def test_the_percentile_is_the_nearest_rank() -> None:
     values = [float(v) for v in range(1, 101)]
-    assert figures.percentile(values, 50) == 50
-    assert figures.percentile(values, 99) == 99
-    assert figures.percentile(values, 100) == 100
+    assert [figures.percentile(values, percent) for percent in (50, 99, 100)] == [50, 99, 100]
     assert figures.percentile([7.0], 1) == 7
 
 

@@ -27,13 +27,8 @@ finally:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_what_a_finaliser_swallows_is_raised_again(number: signal.Signals) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(number=int(number))],
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM.format(number=int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
     assert done.stdout == "tidied up\n"
     assert done.returncode == (-number if number == signal.SIGINT else 128 + number)
     assert "ignored" not in done.stderr

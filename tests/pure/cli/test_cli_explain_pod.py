@@ -1,20 +1,14 @@
 """`sharepod explain pod/NAME` and `sharepod queue`, with a scheduler that answers from memory."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
+from cli_fixtures import Sharepod
 
 from sharepod.cli.errors import EXIT_USAGE
-
-if TYPE_CHECKING:
-    from cli_fixtures import Sharepod
-
 
 EXPLANATION = {
     "pod": "team/train-0", "state": "waiting", "policy": "worth", "text": "its shares fit on no node", "held": [],
@@ -147,8 +141,7 @@ def test_the_queue_is_shown_in_its_order_with_what_queues_hold(sharepod: Sharepo
     assert len(lines) == 57
     assert "and 2 more: --all shows them" in answer.err
     assert len(sharepod("queue", "--all", "--scheduler", scheduler.url).out.splitlines()) == 59
-    answer = sharepod("queue", "-n", "other", "--scheduler", scheduler.url)
-    assert "Nothing waits." in answer.out
+    assert "Nothing waits." in sharepod("queue", "-n", "other", "--scheduler", scheduler.url).out
     answer = sharepod("queue", "-n", "tean", "--scheduler", scheduler.url)
     assert "queue tean holds nothing and nothing of it waits: did you mean team?" in answer.err
     assert scheduler.asked == ["/queue"] * 4
@@ -198,12 +191,13 @@ def test_what_is_none_is_told_as_such(sharepod: Sharepod, scheduler: Scheduler, 
     )
 
 
-def test_where_nobody_listens_the_command_that_works_is_named(sharepod: Sharepod, scheduler: Scheduler) -> None:
-    answer = sharepod("explain", "pod/train-0", "-n", "team", "--scheduler", "http://127.0.0.1:1")
+@pytest.mark.parametrize("command", ["explain pod/train-0 -n team", "queue"])
+def test_where_nobody_listens_the_command_that_works_is_named(sharepod: Sharepod, command: str) -> None:
+    answer = sharepod(*command.split(), "--scheduler", "http://127.0.0.1:1")
     assert answer.code == 1
     [line] = answer.err.splitlines()
     assert line.startswith("error: no scheduler answers at http://127.0.0.1:1 (")
-    assert line.endswith("kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod explain pod/train-0 -n team")
+    assert line.endswith(f"kubectl -n sharepod exec deploy/sharepod-scheduler -- sharepod {command}")
 
 
 @pytest.mark.parametrize(

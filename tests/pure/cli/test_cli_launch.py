@@ -1,20 +1,15 @@
 """Finding the program and making its environment; becoming it is tested end to end."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from cli_fixtures import Agent, Sharepod
 
 from sharepod.cli import console, stage
 from sharepod.cli.errors import CliError
 from sharepod.cli.launch import find_program, program_environment
-
-if TYPE_CHECKING:
-    from cli_fixtures import Agent, Sharepod
 
 
 def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:

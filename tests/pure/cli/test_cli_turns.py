@@ -1,7 +1,5 @@
 """Turns as traces and pictures."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace

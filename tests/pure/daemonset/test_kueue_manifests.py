@@ -3,8 +3,6 @@
 The e2e tests apply them to Kueue itself, which refuses a field or a reference that it does not have.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 

@@ -1,7 +1,5 @@
 """What the API server asks the webhook, as it is installed, and what the policies say of what the webhook writes."""
 
-from __future__ import annotations
-
 import cel
 import pytest
 from foreign_pods import RIGHT, decided, kubeshare, patched, pod, request, shares, translated, with_spec

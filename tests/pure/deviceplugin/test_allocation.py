@@ -1,7 +1,5 @@
 """Who holds what: the rules about allocations. Interleavings of all that happens to them are played on a whole node."""
 
-from __future__ import annotations
-
 from sharepod.deviceplugin.allocation import AllocationId, Allocations, Binding
 from sharepod.deviceplugin.unit import UnitId
 

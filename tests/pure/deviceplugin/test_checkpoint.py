@@ -1,17 +1,13 @@
 """Kubelet's checkpoint is read as kubelet writes it; what has another shape counts as absent."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sharepod.deviceplugin import checkpoint
 from sharepod.deviceplugin.checkpoint import NAME, Recorded, read_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OURS = "sharepod.io/gpu"
 

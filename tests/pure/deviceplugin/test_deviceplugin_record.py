@@ -1,7 +1,5 @@
 """What was given out stays true while disks are full, and while the same allocation is made and ended at once."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ids of units, for any devices and any shares on them."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,16 +1,10 @@
 """Our words for kubelet's protocols are kubelet's on the wire: packages, services, numbers and types."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
+from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
 from sharepod.proto import deviceplugin_pb2, podresources_pb2
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
 
 # By message: what has the numbers 1, 2, 3 and so on. "+" is repeated, "map" is from string to string.
 DEVICE_PLUGIN = {

@@ -1,7 +1,5 @@
 """What a container gets, and what the CDI file of its share says."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

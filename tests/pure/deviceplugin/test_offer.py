@@ -1,7 +1,5 @@
 """Which devices are offered, and when one that somebody else had is ours again."""
 
-from __future__ import annotations
-
 import pytest
 
 from sharepod.deviceplugin.agent import NodeView
@@ -20,11 +18,7 @@ def test_ids_of_nvidias_plugin_name_devices_by_uuid_or_index_and_replica(text: s
     assert offer.observe(NODE, [text, "GPU-elsewhere", "17"], 0.0) == {"GPU-b"}
     assert offer.observe(NODE, [text], 5.0) == set()  # it is told once
     seen = offer.seen(NODE)
-    assert [(device.healthy, device.health_reason) for device in seen.devices] == [
-        (True, ""),
-        (False, RIVAL_REASON),
-        (True, ""),
-    ]
+    assert [(one.healthy, one.health_reason) for one in seen.devices] == [(True, ""), (False, RIVAL_REASON), (True, "")]
     assert not seen.all_offered
 
 

@@ -1,7 +1,5 @@
 """The pods of a node, its versions, as the API server has them now."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which nodes are served: those where a share surely reaches its container. Others are told what they lack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The device plugin's own settings, and how a wrong one ends its start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

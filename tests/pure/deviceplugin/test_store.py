@@ -1,7 +1,5 @@
 """What was given out outlives the plugin, a crash in the middle of a write, and a damaged file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The annotations of a pod: what they mean, and what is said when they mean nothing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -9,15 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharepod.deviceplugin.terms import (
-    CLASSES,
-    ELSEWHERE,
-    KEYS,
-    MEMORY_LEAST_BYTES,
-    PodTerms,
-    TermsError,
-    read_terms,
-)
+from sharepod.deviceplugin.terms import CLASSES, ELSEWHERE, KEYS, MEMORY_LEAST_BYTES, PodTerms, TermsError, read_terms
 
 GPU = "GPU-53474750-0000-0000-8000-00000000000{}"
 
@@ -36,31 +26,18 @@ def refusal(units: int = 30, **annotations: str) -> str:
 
 def test_a_pod_without_annotations_gets_what_it_requests_and_may_use_the_device() -> None:
     assert terms(30) == PodTerms(
-        devices=1,
-        request_millipercent=30_000,
-        limit_millipercent=100_000,
-        memory_limit_bytes=None,
-        share_class="standard",
-        chosen=(),
-        same_device=False,
-        paused=False,
-    )
+        devices=1, request_millipercent=30_000, limit_millipercent=100_000, memory_limit_bytes=None,
+        share_class="standard", chosen=(), same_device=False, paused=False,
+    )  # fmt: skip
 
 
 def test_all_annotations_together() -> None:
-    chosen = f"{GPU.format(1)},{GPU.format(2)}"
-    assert terms(60, limit="40", memory="20Gi", devices="2", device=chosen, paused="true", **{"class": "batch"}) == (
-        PodTerms(
-            devices=2,
-            request_millipercent=30_000,
-            limit_millipercent=40_000,
-            memory_limit_bytes=10 * 2**30,
-            share_class="batch",
-            chosen=(GPU.format(1), GPU.format(2)),
-            same_device=False,
-            paused=True,
-        )
-    )
+    chosen = (GPU.format(1), GPU.format(2))
+    given = {"limit": "40", "memory": "20Gi", "devices": "2", "paused": "true", "class": "batch"}
+    assert terms(60, device=",".join(chosen), **given) == PodTerms(
+        devices=2, request_millipercent=30_000, limit_millipercent=40_000, memory_limit_bytes=10 * 2**30,
+        share_class="batch", chosen=chosen, same_device=False, paused=True,
+    )  # fmt: skip
     assert terms(same_device="true").same_device
     assert not terms(same_device="false", paused="false").same_device
 

@@ -1,7 +1,5 @@
 """What is told of programs that run: the right thing, to the right one, once or seldom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from sharepod.deviceplugin.watchman import ATTACH_S, DENIED_EVERY_S, Note, Program, Seat, Watchman

@@ -11,47 +11,31 @@ from rig import REPO_ROOT
 from sharepod.driver import coverage
 from sharepod.driver.coverage import Function, manual, read_functions
 
-ROOT = REPO_ROOT
 # Names that a newer CUPTI gives to functions which it no longer tells.
 NAMELESS = re.compile(r"cuda\d+")
 # Sizes that are properties of a chip: of constant, shared and cache memory, and of single objects.
 SIZES = {
-    "L2_CACHE_SIZE",
-    "MAXIMUM_TEXTURE2D_LINEAR_PITCH",
-    "MAX_ACCESS_POLICY_WINDOW_SIZE",
-    "MAX_OVERSIZED_SHARED_MEMORY_PER_BLOCK",
-    "MAX_PERSISTING_L2_CACHE_SIZE",
-    "MAX_PITCH",
-    "MAX_SHARED_MEMORY_PER_BLOCK",
-    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
-    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
-    "MEM_DECOMPRESS_MAXIMUM_LENGTH",
-    "RESERVED_SHARED_MEMORY_PER_BLOCK",
-    "SHARED_MEMORY_PER_BLOCK",
-    "TENSOR_MAP_LARGE_TENSOR_MIN_SIZE",
-    "TEXTURE_PITCH_ALIGNMENT",
-    "TOTAL_CONSTANT_MEMORY",
-    "WARP_SIZE",
-}
-
-
-def header(package: str, name: str) -> str:
-    """Return a header of the newest toolkit that the environment has."""
-    return next(Path(file.locate()) for file in metadata.files(package) or () if file.name == name).read_text()
+    "L2_CACHE_SIZE", "MAX_ACCESS_POLICY_WINDOW_SIZE", "MAX_PERSISTING_L2_CACHE_SIZE",
+    "MAX_OVERSIZED_SHARED_MEMORY_PER_BLOCK", "MAX_SHARED_MEMORY_PER_BLOCK", "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR", "RESERVED_SHARED_MEMORY_PER_BLOCK", "SHARED_MEMORY_PER_BLOCK",
+    "MAXIMUM_TEXTURE2D_LINEAR_PITCH", "MAX_PITCH", "TEXTURE_PITCH_ALIGNMENT", "TENSOR_MAP_LARGE_TENSOR_MIN_SIZE",
+    "MEM_DECOMPRESS_MAXIMUM_LENGTH", "TOTAL_CONSTANT_MEMORY", "WARP_SIZE",
+}  # fmt: skip
 
 
 def traced_names() -> set[str]:
     """Return the functions that CUPTI can trace: all that a driver ever had, by their exported names."""
-    text = header("nvidia-cuda-cupti", "cupti_driver_cbid.h")
+    files = metadata.files("nvidia-cuda-cupti") or ()
+    text = next(Path(file.locate()) for file in files if file.name == "cupti_driver_cbid.h").read_text()
     names = set(re.findall(r"\bCUPTI_DRIVER_TRACE_CBID_(cu\w+)", text))
     return {name for name in names if not NAMELESS.fullmatch(name)}
 
 
-def declared_names() -> set[str]:
+def declared_names(toolkit: Path) -> set[str]:
     """Return what the toolkit's headers declare, by the names that a program is linked with."""
     names = set()
     for file in ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h"):
-        text = header("nvidia-cuda-runtime", file)
+        text = (toolkit / file).read_text()
         names |= set(re.findall(r"\bCUDAAPI\s+(cu\w+)\s*\(", text))
         names |= {new for old, new in re.findall(r"#\s*define\s+(cu\w+)\s+(cu\w+)\s*$", text, re.MULTILINE)
                   if new.startswith(old)}  # fmt: skip
@@ -61,11 +45,11 @@ def declared_names() -> set[str]:
     return names
 
 
-def test_every_function_of_the_newest_toolkit_has_a_class() -> None:
-    classed = {function.name for function in read_functions()}
-    assert len(traced_names()) > 700
-    assert len(declared_names()) > 700
-    assert sorted((traced_names() | declared_names()) - classed) == []
+def test_every_function_of_the_newest_toolkit_has_a_class(toolkit: Path) -> None:
+    traced, declared = traced_names(), declared_names(toolkit)
+    assert len(traced) > 700
+    assert len(declared) > 700
+    assert sorted((traced | declared) - {function.name for function in read_functions()}) == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +92,7 @@ def test_no_attribute_of_a_device_has_a_size_of_its_memory() -> None:
 
 
 def test_the_document_is_what_the_table_says() -> None:
-    text = (ROOT / "docs" / "cuda-coverage.md").read_text()
+    text = (REPO_ROOT / "docs" / "cuda-coverage.md").read_text()
     assert text == manual(), "run: .venv/bin/python -m sharepod.driver.coverage > docs/cuda-coverage.md"
-    assert "cuda-coverage.md" in (ROOT / "README.md").read_text()
-    assert "cuda-coverage.md" in (ROOT / "hook" / "README.md").read_text()
+    assert "cuda-coverage.md" in (REPO_ROOT / "README.md").read_text()
+    assert "cuda-coverage.md" in (REPO_ROOT / "hook" / "README.md").read_text()

@@ -23,15 +23,11 @@ Signatures = Mapping[str, list[Shape]]
 BEGINS_WITH_TYPE = {"cuGraphAddNode": {5}, "cuGraphAddNode_v2": {6}, "cuGraphAddNode_v3": {6}}
 # The simulated driver has one structure for two versions: these functions use as much of it as the older one has.
 LONGER_STRUCTURE = {
-    "cuGraphAddKernelNode": {5},
-    "cuGraphAddMemsetNode": {5},
-    "cuGraphExecKernelNodeSetParams": {3},
-    "cuGraphExecMemsetNodeSetParams": {3},
-    "cuGraphKernelNodeGetParams": {2},
-    "cuGraphKernelNodeSetParams": {2},
-    "cuGraphMemsetNodeGetParams": {2},
-    "cuGraphMemsetNodeSetParams": {2},
-}
+    "cuGraphAddKernelNode": {5}, "cuGraphAddMemsetNode": {5},
+    "cuGraphExecKernelNodeSetParams": {3}, "cuGraphExecMemsetNodeSetParams": {3},
+    "cuGraphKernelNodeGetParams": {2}, "cuGraphKernelNodeSetParams": {2},
+    "cuGraphMemsetNodeGetParams": {2}, "cuGraphMemsetNodeSetParams": {2},
+}  # fmt: skip
 WITHOUT_TYPE = {"cuProfilerStart", "cuProfilerStop"}  # the environment has no cudaProfiler.h
 
 # What NVIDIA's headers for graphics want of others' headers.

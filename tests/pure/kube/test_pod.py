@@ -1,7 +1,5 @@
 """A pod out of the API server's JSON, whatever is in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given, settings

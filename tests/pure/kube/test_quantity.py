@@ -1,7 +1,5 @@
 """Quantities as Kubernetes writes them, exactly; and texts that are none."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
@@ -45,24 +43,9 @@ def test_it_is_what_the_library_reads_of_what_people_write(whole: int, part: int
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "1" + "0" * 70,
-        "1e999999",
-        "NaN",
-        "Infinity",
-        " 1",
-        "1_000",
-        "١",
-        "1Ki1",
-        "0x1",
-        "1e3Ki",
-        "--1",
-        ".",
-        "+",
-        "9" * 21,
-        "1\n",
-    ],
-)
+    ["1" + "0" * 70, "1e999999", "NaN", "Infinity", " 1", "1_000", "١", "1Ki1", "0x1", "1e3Ki", "--1", ".", "+",
+     "9" * 21, "1\n"],
+)  # fmt: skip
 def test_a_text_that_is_none_is_none(text: str) -> None:
     assert quantity.exact(text) is None
     assert quantity.milli(text) == quantity.mib(text) == quantity.whole(text) == 0

@@ -1,16 +1,11 @@
 """A file is replaced as a whole, or stays as it was."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sharepod.process import files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_reader_of_the_old_file_keeps_it_and_a_new_one_finds_the_new(tmp_path: Path) -> None:

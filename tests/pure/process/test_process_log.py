@@ -1,7 +1,5 @@
 """An event is one line of the log, whatever its values hold."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -23,13 +21,9 @@ def test_an_event_is_one_line_of_json_or_of_text_with_its_values_which_cannot_br
     event = json.loads(record(log.JsonFormatter()))
     assert event.pop("time").endswith("+00:00")
     assert event == {
-        "level": "warning",
-        "event": "turn reclaimed",
-        "logger": "sharepod.agent",
-        "share": "abc",
-        "cause": 'a "b"\nc',
-        "pids": [1],
-    }
+        "level": "warning", "event": "turn reclaimed", "logger": "sharepod.agent",
+        "share": "abc", "cause": 'a "b"\nc', "pids": [1],
+    }  # fmt: skip
     line = record(log.TextFormatter())
     assert line.count("\n") == 1
     assert 'WARNING turn reclaimed share=abc cause="a \\"b\\"\\nc" pids=[1]' in line

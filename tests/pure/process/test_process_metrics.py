@@ -1,21 +1,16 @@
 """A page of metrics is what prometheus_client writes, byte for byte; a row is the family that its name says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from sharepod.process.metrics import Histogram, HistogramRow, InfoRow, Row, Table, manual
 from sharepod.process.metrics_page import Page
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 
 ENCODERS = (generate_latest, generate_openmetrics)
 LABELS = ("share", "gpu", "pod")

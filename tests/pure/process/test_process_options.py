@@ -1,12 +1,10 @@
 """Settings come from flags, the environment and a file; whatever is wrong is one line: where, what, the remedy."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,6 @@ from sharepod.process.kinds import FILE, FLAG, PATH, WORDS, address, choice, is_
 from sharepod.process.manual import with_settings
 from sharepod.process.options import Options
 from sharepod.process.setting import setting, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)

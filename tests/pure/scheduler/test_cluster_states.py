@@ -1,27 +1,19 @@
 """The scheduler's view under any order of events: nothing is promised twice, and who starts anew sees the same."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-from cluster_world import World, pod_body, rows
+from cluster_world import World, pod_body
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharepod.scheduler.cluster import ASSUMED_S
-from sharepod.scheduler.decision import judge
+from sharepod.scheduler.cluster import ASSUMED_S, Assumed, Cluster
+from sharepod.scheduler.decision import Judgement, judge
 from sharepod.scheduler.native import Verdict
 from sharepod.scheduler.pod import NODE
 from sharepod.scheduler.policy import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sharepod.scheduler.cluster import Assumed, Cluster
-    from sharepod.scheduler.decision import Judgement
 
 SIZES = {"n1": 2, "n2": 1, "n3": 4}
 UNITS = st.sampled_from([10, 25, 40, 50, 60, 75, 100, 200])
@@ -43,8 +35,7 @@ class Events(RuleBasedStateMachine):
         self.number = 0
 
     def place(self, uid: str) -> None:
-        assumed = self.world.place(self.cluster, uid)
-        if assumed is not None:
+        if assumed := self.world.place(self.cluster, uid):
             self.writes[uid] = assumed
 
     @rule(units=UNITS, annotations=ANNOTATIONS)
@@ -86,8 +77,7 @@ class Events(RuleBasedStateMachine):
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
     def schedule(self, pick: int) -> None:
-        uid = self.some(pick, "waiting")
-        if uid:
+        if uid := self.some(pick, "waiting"):
             self.place(uid)
 
     @precondition(lambda self: self.writes)
@@ -101,16 +91,14 @@ class Events(RuleBasedStateMachine):
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
     def bind(self, pick: int) -> None:
-        uid = self.some(pick, "released")
-        if uid:
+        if uid := self.some(pick, "released"):
             self.world.bind(uid)
             self.untold.add(("pod", uid))
 
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
     def start(self, pick: int) -> None:
-        uid = self.some(pick, "bound")
-        if uid:
+        if uid := self.some(pick, "bound"):
             self.start_one(uid)
 
     def start_one(self, uid: str) -> None:
@@ -121,8 +109,6 @@ class Events(RuleBasedStateMachine):
     @rule(pick=PICK)
     def end(self, pick: int) -> None:
         uid = self.some(pick, "any")
-        if not uid:
-            return
         node = self.world.pods[uid]["spec"].get("nodeName")
         self.world.end(uid)
         self.writes.pop(uid, None)
@@ -163,15 +149,12 @@ class Events(RuleBasedStateMachine):
 
     @invariant()
     def no_device_is_oversubscribed(self) -> None:
-        if not hasattr(self, "world"):
-            return
         for agent in self.world.agents.values():
             for index in range(agent.devices):
                 assert agent.used_milli(agent.uuid(index)) <= 1000
         self.cluster.settle(self.world.now_s)
         for name in SIZES:
-            row = self.cluster.row(name)
-            if row is not None:
+            if row := self.cluster.row(name):
                 assert min(row.free_milli) >= 0, f"{name} is promised twice: {row}"
 
     def teardown(self) -> None:
@@ -183,15 +166,14 @@ class Events(RuleBasedStateMachine):
         names = list(SIZES)
         for seed in range(3):
             other = self.world.replica(random.Random(seed))
-            assert rows(other, names) == rows(cluster, names)
+            assert [other.row(name) for name in names] == [cluster.row(name) for name in names]
             for each in (cluster, other):
                 each.renew(Policy("worth", each.board, each.expected()), each.expected())
             for units in (25, 100, 200):
                 pod = self.world.pod(self.world.create(pod_body("probe", units)))
                 ours, theirs = (judge(each, pod, names) for each in (cluster, other))
                 assert ours.names == theirs.names == names
-                for one, another in zip(judgements(ours), judgements(theirs), strict=True):
-                    assert one == another
+                assert list(judgements(ours)) == list(judgements(theirs))
                 del self.world.pods[pod.uid]
 
 

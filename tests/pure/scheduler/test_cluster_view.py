@@ -1,12 +1,10 @@
 """The scheduler's view of single cases: affinity of devices, choices that are not seen yet, what nobody has told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster_world import Agent, World, node_body, pod_body, read
+from cluster_world import Agent, World, node_body, pod_body, read, row_of
 
 from sharepod.scheduler.cluster import ASSUMED_S, Cluster
 from sharepod.scheduler.decision import judge, refusal_text
@@ -79,8 +77,7 @@ def test_a_choice_counts_until_it_is_seen_on_the_pod_or_it_is_too_old() -> None:
     world.tell(cluster, "pod", uid)  # as it was before it was released
     cluster.settle(world.now_s)
     for released in (False, True):
-        row = cluster.row(assumed.node)
-        assert row is not None
+        row = row_of(cluster, assumed.node)
         assert row.named(row.places[uid]) == assumed.devices
         assert (cluster.assumed(uid) is None) is released
         world.release(assumed)
@@ -123,8 +120,7 @@ def test_a_pod_that_is_bound_elsewhere_than_it_was_sent_counts_there_alone() -> 
     world.pods[uid]["spec"]["nodeName"] = other
     world.tell(cluster, "pod", uid)
     cluster.settle(world.now_s)
-    rows = {name: cluster.row(name) for name in NODES}
-    assert [uid in row.places for row in rows.values() if row is not None] == [name == other for name in NODES]
+    assert [uid in row_of(cluster, name).places for name in NODES] == [name == other for name in NODES]
 
 
 @pytest.mark.parametrize("gone", ["node", "use"])
@@ -140,8 +136,7 @@ def test_a_node_that_goes_takes_its_row_along_and_comes_back_with_its_pods(gone:
     world.nodes[node], world.agents[node].reports = body, True
     world.tell(cluster, gone, node)
     cluster.settle(world.now_s)
-    row = cluster.row(node)
-    assert row is not None
+    row = row_of(cluster, node)
     assert {uid: row.named(there) for uid, there in row.places.items()} == {"uid-a": (devices,)}
 
 
@@ -195,8 +190,7 @@ def test_a_pod_that_yields_counts_as_its_annotation_says_whatever_its_agent_has_
         found = {}
         for how in ("", "limit", "pause"):
             yielding(world, uid, how, paused=paused)
-            row = world.replica().row("n1")
-            assert row is not None
+            row = row_of(world.replica(), "n1")
             [strain] = row.strains
             found[how] = row.free_milli, row.free_mib, row.cpu_milli, strain.latency_milli, strain.limits_milli
         memory, processors = (64 * 1024,), 63_000
@@ -212,6 +206,5 @@ def test_a_share_of_no_pod_that_is_known_counts_as_its_agent_says() -> None:
     world.agents["n1"].shares["uid-gone"] = read(pod_body("gone", 70)), ("GPU-n1-0",)
     for paused, left in ((False, 300), (True, 1000)):
         world.agents["n1"].yielding = frozenset({"uid-gone"} if paused else ())
-        row = world.replica().row("n1")
-        assert row is not None
+        row = row_of(world.replica(), "n1")
         assert (row.free_milli, row.free_mib) == ((left,), (24 * 1024,))

@@ -1,22 +1,17 @@
 """Why a pod is where it is, or waits, as the view has it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cluster_world import World, pod_body
 
 from sharepod.cli.pods import lines
+from sharepod.scheduler.cluster import Cluster
 from sharepod.scheduler.explanation import EXAMPLES, LISTED, Explanation, explain
 from sharepod.scheduler.neighbours import LISTED as NEIGHBOURS_LISTED
 from sharepod.scheduler.usage import DeviceNumbers
-
-if TYPE_CHECKING:
-    from sharepod.scheduler.cluster import Cluster
-    from sharepod.scheduler.usage import DeviceUse
 
 AGENTLESS = "no SharePod agent reports from it"
 
@@ -46,11 +41,7 @@ def started(world: World, name: str, units: int, node: str, annotations: dict[st
 def busy(world: World, cluster: Cluster, node: str, numbers: DeviceNumbers) -> None:
     use = world.agents[node].use()
     assert use is not None
-
-    def with_numbers(device: DeviceUse) -> DeviceUse:
-        return replace(device, numbers=numbers)
-
-    cluster.set_use(node, replace(use, devices=tuple(map(with_numbers, use.devices))))
+    cluster.set_use(node, replace(use, devices=tuple(replace(device, numbers=numbers) for device in use.devices)))
 
 
 def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_there() -> None:

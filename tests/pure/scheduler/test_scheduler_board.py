@@ -31,16 +31,6 @@ def policy(board: Board, name: str = "binpack") -> Policy:
     return Policy(name, board, MIX)
 
 
-def verdict(node: NodeSpec, ask: PodAsk, *before: PodAsk) -> Verdict:
-    board = Board([node])
-    for other in before:
-        place = board.best(other, policy(board).native)
-        assert place
-        board.take(other, place)
-    [judged] = board.rank(ask, policy(board).native, [0])
-    return judged.verdict
-
-
 def pod(milli: int, devices: int = 1, mib: int | None = None, **more: int) -> PodAsk:
     return PodAsk(shares=(ShareAsk(milli, devices, mib),), **more)
 
@@ -65,7 +55,13 @@ def pod(milli: int, devices: int = 1, mib: int | None = None, **more: int) -> Po
 def test_why_a_node_cannot_take_a_pod(
     node: NodeSpec, ask: PodAsk, before: tuple[PodAsk, ...], expected: Verdict
 ) -> None:
-    assert verdict(node, ask, *before) is expected
+    board = Board([node])
+    for other in before:
+        place = board.best(other, policy(board).native)
+        assert place
+        board.take(other, place)
+    [judged] = board.rank(ask, policy(board).native, [0])
+    assert judged.verdict is expected
 
 
 def test_the_fullest_device_that_fits_is_taken_and_with_spread_the_emptiest() -> None:
@@ -108,14 +104,9 @@ def test_a_share_takes_no_room_that_only_a_later_one_can_use(
 
 
 NODES = st.builds(
-    NodeSpec,
-    st.just("n"),
-    st.integers(0, 8000),
-    st.integers(0, 8000),
-    st.integers(0, 4),
-    st.sampled_from("AB"),
+    NodeSpec, st.just("n"), st.integers(0, 8000), st.integers(0, 8000), st.integers(0, 4), st.sampled_from("AB"),
     st.sampled_from([0, 1000, 80_000]),
-)
+)  # fmt: skip
 SHARES = st.builds(
     ShareAsk,
     st.one_of(st.integers(1, 1000), st.sampled_from([300, 500, 700, 1000])),

@@ -1,7 +1,5 @@
 """The lists of `sharepod simulate`: what kubectl prints of a cluster, and traces; what cannot be is one clear line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -182,10 +180,7 @@ def test_lists_are_read_plain_and_packed(tmp_path: Path) -> None:
         NamedPod("part", PodAsk(1, 2, (ShareAsk(460, 1, 0),), frozenset("AB"))),
         NamedPod("none", PodAsk(3, 4)),
     ]
-
-
-def test_what_spreadsheets_and_people_write_is_read(tmp_path: Path) -> None:
-    spaced = "\ufeff" + PODS.replace(",", ", ", 6)
+    spaced = "\ufeff" + PODS.replace(",", ", ", 6)  # as spreadsheets and people write it
     assert read_pods(write(tmp_path / "spaced", spaced)) == read_pods(write(tmp_path / "pods", PODS))
 
 

@@ -1,7 +1,5 @@
 """What the scheduler reads out of pods, nodes and the rules of queues: tenants' and operators' text, quantities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -59,11 +57,8 @@ def test_shares_of_a_pod_may_be_beside_one_another_and_on_several_devices() -> N
         [container("a", 20), container("plain", 0, "1"), container("b", 40), container("c", 200)],
         {"sharepod.io/a.same-device": "true", "sharepod.io/b.same-device": "true"},
     )
-    assert [(share.milli, share.devices, share.beside) for share in pod.ask.shares] == [
-        (200, 1, None),
-        (400, 1, 0),
-        (1000, 2, None),
-    ]
+    found = [(share.milli, share.devices, share.beside) for share in pod.ask.shares]
+    assert found == [(200, 1, None), (400, 1, 0), (1000, 2, None)]
     assert pod.containers == ("a", "b", "c")
 
 
@@ -131,10 +126,7 @@ def test_a_pod_that_yields_asks_for_what_it_asked_before() -> None:
 
 
 def test_chosen_devices_are_written_so_that_they_are_read_again() -> None:
-    two = read(
-        [container("a", 30), container("b", 200)],
-        {"sharepod.io/old.device": "GPU-9"},
-    )
+    two = read([container("a", 30), container("b", 200)], {"sharepod.io/old.device": "GPU-9"})
     assert two.refusal, "an annotation for a container that is not there"
     one = read([container("a", 30)], initContainers=[container("load", 10)])
     written = device_annotations(one, (("GPU-1",),))
@@ -179,15 +171,10 @@ P = "sharepod.io/"
 
 
 def test_a_gang_is_read_with_all_that_it_says() -> None:
-    given = {
-        P + "gang": "train",
-        P + "gang-size": "8",
-        P + "gang-min": "4",
-        P + "gang-timeout": "2h",
-        P + "gang-restart": "whole",
-    }
-    assert read_gang(given) == Gang("train", 8, 4, 7200, "whole")
-    assert read_gang({P + "gang": "train", P + "gang-size": "8"}) == Gang("train", 8, 8, 600, "never")
+    least = {P + "gang": "train", P + "gang-size": "8"}
+    more = {P + "gang-min": "4", P + "gang-timeout": "2h", P + "gang-restart": "whole"}
+    assert read_gang(least) == Gang("train", 8, 8, 600, "never")
+    assert read_gang(least | more) == Gang("train", 8, 4, 7200, "whole")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The scheduler's own settings: nothing is served to the network unprotected."""
 
-from __future__ import annotations
-
 import pytest
 
 from sharepod.process.errors import SettingsError

@@ -182,11 +182,7 @@ def test_on_sixteen_devices_a_group_that_is_linked_is_found(name: str) -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_what_is_known_of_devices_never_decides_whether_a_pod_fits(
-    lefts: list[list[int]],
-    values: list[Use],
-    found: tuple[list[int], list[int]],
-    one: tuple[int, int],
-    name: str,
+    lefts: list[list[int]], values: list[Use], found: tuple[list[int], list[int]], one: tuple[int, int], name: str
 ) -> None:
     plain, known = board_of(lefts), board_of(lefts)
     for node in range(len(lefts)):
@@ -202,8 +198,7 @@ def test_what_is_known_of_devices_never_decides_whether_a_pod_fits(
 
 
 @pytest.mark.parametrize(
-    ("told", "counts"),
-    [((10**12, -5, 2_000, 10**9), (1000, 0, 1000, 32_000)), ((1, 2, 3, 4), (1, 2, 3, 4))],
+    ("told", "counts"), [((10**12, -5, 2_000, 10**9), (1000, 0, 1000, 32_000)), ((1, 2, 3, 4), (1, 2, 3, 4))]
 )
 @pytest.mark.parametrize("share_class", ["latency", "standard"])
 def test_what_a_feed_may_say_is_bounded(told: Use, counts: Use, share_class: str) -> None:

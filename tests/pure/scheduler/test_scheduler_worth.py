@@ -1,7 +1,5 @@
 """The tables of `worth` and the sizes in effect of shares are what their definitions say, and do what they are for."""
 
-from __future__ import annotations
-
 import pickle
 from functools import cache
 from itertools import combinations_with_replacement

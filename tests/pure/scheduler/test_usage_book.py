@@ -1,7 +1,5 @@
 """The book of what nodes use: whole reports and changes in, values out, in virtual time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What is read of agents' messages: every value is bounded, whatever the bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an agent tells, message by message, is what the scheduler then knows: in whatever order things change."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from hypothesis import given, settings

@@ -3,8 +3,6 @@
 Which pods are gated and which ones are not asked about is shown with the manifests.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is an AdmissionReview of a pod, and what is none: hostile bodies get one line, and nothing of them is walked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

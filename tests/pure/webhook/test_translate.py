@@ -1,7 +1,5 @@
 """What pods of other systems become: their units, their defaults, and what is refused, in one line each."""
 
-from __future__ import annotations
-
 import pytest
 from foreign_pods import (
     GIB,

@@ -1,7 +1,5 @@
 """Whatever is written on a pod: a refusal in one line, or a pod that the device plugin takes, and only once."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,20 +1,15 @@
 """The webhook's own settings, and how a wrong one ends its start; the kinds of settings are process/'s."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from sharepod.agent.settings import OPTIONS as AGENT_OPTIONS
 from sharepod.process.errors import SettingsError
 from sharepod.webhook.settings import OPTIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_defaults_of_pods_are_settings() -> None:

@@ -1,11 +1,10 @@
 """An arbiter in memory, as much of it as a registry asks for; the end-to-end tests run the real one."""
 
-from __future__ import annotations
-
 import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from sharepod.agent.device import DeviceInfo
 from sharepod.agent.node import Identity
@@ -22,9 +21,6 @@ from sharepod.agent.share import (
     Turn,
     Usage,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GIB = 2**30
 H200 = DeviceInfo(DeviceUuid("GPU-aaaa"), 0, "H200", 141 * GIB)

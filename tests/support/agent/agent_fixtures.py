@@ -1,21 +1,16 @@
 """Agents for the end-to-end tests; every one must be gone afterwards."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from rig.agent import MakeAgent, RunningAgent
 from rig.programs import build
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def devices(agent: RunningAgent) -> list[pb.Device]:
@@ -46,10 +41,12 @@ def agents() -> Iterator[MakeAgent]:
         made.append(RunningAgent(directory, "--simulate", "2xH200", "--metrics-listen", "off", *flags))
         return made[-1]
 
-    yield make
-    for agent in made:
-        agent.close()
-        shutil.rmtree(agent.directory.parent)
+    try:
+        yield make
+    finally:
+        for agent in made:
+            agent.close()
+            shutil.rmtree(agent.directory.parent)
 
 
 @pytest.fixture

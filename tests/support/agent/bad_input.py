@@ -1,7 +1,5 @@
 """Programs of shares that meet bad input, and what there is to be damaged: the region's files, a driver's functions."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import re
@@ -12,15 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rig import REPO_ROOT
-from rig.agent import metered, python
+from rig.agent import RunningAgent, metered, python
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import RunningAgent
 
 HEADER_BYTES, GRANT_BYTES, DEVICES_MAX = 128, 128, 16
 TERMS_BYTES = HEADER_BYTES + DEVICES_MAX * GRANT_BYTES
@@ -132,6 +126,13 @@ def used_functions() -> list[tuple[str, str]]:
     """Return the functions that the hook calls itself: its name for each, and the driver's."""
     rows = re.findall(r'X\((\w+), "(\w+)", "(\w+)"', (REPO_ROOT / "hook" / "driver.h").read_text())
     return [(field, symbol) for field, symbol, _ in rows]
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    """Write into a file of a region, as a tenant or a bug would."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
 
 
 def lines_of(agent: RunningAgent, share: pb.Share, event: str) -> list[str]:

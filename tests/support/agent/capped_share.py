@@ -3,8 +3,6 @@
 The device is the judge: what it counts for the share's processes is compared with what the agent says, byte for byte.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

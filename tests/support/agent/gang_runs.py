@@ -1,18 +1,14 @@
 """Runs of gangs beside other shares, for tests of what happens and of how long it takes."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rig.loads import MS, Load, Terms
 from rig.node import Node
 from rig.programs import Program, load_command, ring_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 BOTH = ("0", "1")
 

@@ -1,7 +1,5 @@
 """Random schedules of gangs, compiled from C."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 # ruff: noqa: N802 - gRPC names the methods
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A host of this test alone, on which the command runs."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import subprocess
@@ -9,16 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from rig.gpu import SimulatedGpu
 from rig.until import until
 from sharepod.agent.lock import NAME as LOCK
-
-if TYPE_CHECKING:
-    from rig.gpu import SimulatedGpu
-
 
 SHAREPOD = [sys.executable, "-m", "sharepod.cli"]
 

@@ -1,19 +1,14 @@
 """A binder in memory, for the edges of kubelet only: it remembers what it was asked, and gives what it was told to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 from sharepod.deviceplugin.injection import ContainerEdits, DeviceNode, Mount
 from sharepod.deviceplugin.kubelet import Registration
 from sharepod.deviceplugin.server import PluginService
 from sharepod.deviceplugin.unit import UnitId, Units
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
 
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 

@@ -4,8 +4,6 @@ What is modelled is who knows what when: deletion comes before the end or after 
 container lives, a kubelet that starts knows nobody, a reboot leaves files and no processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -65,7 +63,7 @@ class NodePod:
 class Plugin:
     """One process of the plugin: what it has in memory goes with it."""
 
-    def __init__(self, node: ModelNode) -> None:
+    def __init__(self, node: "ModelNode") -> None:
         self.record = Record(Store(node.directory))
         cdi = CdiDirectory(node.directory / "cdi")
         agent, api = node.agent, node.api

@@ -3,24 +3,18 @@
 They hold the truth of the model, and check on every release that nobody lives on what is released.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from sharepod.deviceplugin.agent import NodeView, NoRoom, StaysPaused
+from sharepod.deviceplugin.checkpoint import Recorded
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Holder, KubeletUnavailable, Listing
+from sharepod.deviceplugin.terms import PodTerms
 from sharepod.kube.client import ApiUnavailable
+from sharepod.kube.pod import Pod
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
-    from sharepod.deviceplugin.checkpoint import Recorded
-    from sharepod.deviceplugin.terms import PodTerms
-    from sharepod.kube.pod import Pod
 
 DEVICES = ("GPU-0", "GPU-1")
 

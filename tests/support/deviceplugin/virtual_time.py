@@ -1,7 +1,5 @@
 """An event loop whose clock jumps to the next thing that is due: minutes of waiting take no time."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import selectors

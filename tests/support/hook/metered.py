@@ -10,7 +10,7 @@ from rig.arbiter import Arbiter, Share
 from rig.gpu import SimulatedGpu
 from rig.script import script
 from sharepod.agent.share import Usage
-from sharepod.simgpu.truth import KernelTruth
+from sharepod.simgpu.truth import KernelTruth, Truth
 
 NEIGHBOUR = """
 function = kernel(start(), "neighbour_500us")
@@ -28,6 +28,8 @@ class Metered:
 
     usage: list[Usage]
     """The share's account on each device, in the order of their numbers."""
+    busy_ns: list[int]
+    """For how long each device of the machine was busy."""
     stdout: str
 
 
@@ -86,4 +88,5 @@ def run_metered(
         done = subprocess.run(script(body), env=gpu.env | share.env, capture_output=True, text=True, timeout=60)
         usage = [share.usage(device) for device in sorted(share.devices)]
     assert done.returncode == 0, done.stderr
-    return Metered(usage, done.stdout)
+    with Truth(gpu.state) as truth:
+        return Metered(usage, [device.busy_ns for device in truth.devices()], done.stdout)

@@ -1,21 +1,15 @@
 """An informer of a node's pods in the background, for tests of what it yields."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+from rig.cluster.apiserver import ApiServer
 from sharepod.kube.client import Client
 from sharepod.kube.informer import Informer, Pace, Source
 from sharepod.kube.pod import Pod, read_pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from rig.cluster.apiserver import ApiServer
 
 FAST = Pace(first_s=0.01, last_s=0.1, watch_s=20)
 AGENT = "sharepod-test"

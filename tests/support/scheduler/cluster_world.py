@@ -1,22 +1,17 @@
 """A cluster for the scheduler's view to be right about: API server, gate controller, agents and plugins as values."""
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharepod.agent.share import ShareClass
-from sharepod.scheduler.cluster import Cluster
+from sharepod.scheduler.cluster import Assumed, Cluster
 from sharepod.scheduler.node import read_node
 from sharepod.scheduler.placing import Placer
 from sharepod.scheduler.pod import NODE, Pod, device_annotations, read_pod
+from sharepod.scheduler.row import Row
 from sharepod.scheduler.usage import DeviceFacts, DeviceUse, NodeFacts, NodeUse, ShareTerms, ShareUse
-
-if TYPE_CHECKING:
-    from sharepod.scheduler.cluster import Assumed
-    from sharepod.scheduler.row import Row
 
 DEVICE_BYTES = 80 * 2**30
 Body = dict[str, Any]
@@ -200,6 +195,8 @@ class World:
             self.agents[node].shares.pop(uid, None)
 
 
-def rows(cluster: Cluster, names: list[str]) -> dict[str, Row | None]:
-    """Return what is left of nodes, as a replica sees it."""
-    return {name: cluster.row(name) for name in names}
+def row_of(cluster: Cluster, name: str) -> Row:
+    """Return what is left of a node that a replica sees."""
+    row = cluster.row(name)
+    assert row is not None
+    return row

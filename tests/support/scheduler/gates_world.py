@@ -1,12 +1,12 @@
 """Replicas with an API server's double: what kubelet and schedulers would do is the test's, and what agents say."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 from cluster_world import Agent, node_body, pod_body
 
@@ -25,10 +25,6 @@ from sharepod.scheduler.queue_view import view
 from sharepod.scheduler.status_server import StatusServer
 from sharepod.scheduler.turn import turn_of
 from sharepod.scheduler.usage import Report, UsageBook
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 RULES = "sharepod/sharepod-gates-queues"
 

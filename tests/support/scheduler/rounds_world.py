@@ -1,23 +1,19 @@
 """A cluster in virtual time whose every round is checked against what must hold after each of them."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharepod.scheduler.ask import DEVICE_MILLI, NodeSpec, PodAsk, ShareAsk
+from sharepod.scheduler.cluster import Assumed
 from sharepod.scheduler.course import Task
 from sharepod.scheduler.job import key_of
 from sharepod.scheduler.orders import Evict, Order, Release, Tell, Yield
+from sharepod.scheduler.pod import Pod
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.round import decide
-
-if TYPE_CHECKING:
-    from sharepod.scheduler.cluster import Assumed
-    from sharepod.scheduler.pod import Pod
-    from sharepod.scheduler.timeline import Timeline
+from sharepod.scheduler.timeline import Timeline
 
 DEVICE_MIB = 80_000
 DEFAULT = Queues(Queue(longest_wait_s=7200))

@@ -1,7 +1,5 @@
 """The webhook as a process of its own, asked over HTTPS as the API server does."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -13,16 +11,13 @@ import ssl
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import trustme
 from foreign_pods import Object, response, review
 from server_certificates import Certificates
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import trustme
 
 NAME = "sharepod-webhook.sharepod.svc"
 WAIT_S = 30.0

@@ -1,19 +1,14 @@
 """Gangs beside other shares: together on their devices, in turn on one, and each share keeps its target and limit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from gang_runs import gang_node, go, job_beside_others, ring, single
 
 from rig.loads import MS, Load, Terms
 from rig.node import Node
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rig.programs import Program
+from rig.programs import Program
 
 
 def _collectives(program: Program) -> tuple[int, float]:

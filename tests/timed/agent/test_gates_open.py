@@ -1,23 +1,16 @@
 """How soon gates open when the agent is gone, and that time without a host or without the agent is not billed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
-from rig.agent import free_port, metered, program, usage
+from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 from sharepod.simgpu.truth import Truth
-
-if TYPE_CHECKING:
-    from rig.agent import MakeAgent, RunningAgent
-
 
 MS = 1_000_000
 

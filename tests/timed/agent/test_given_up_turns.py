@@ -1,20 +1,14 @@
 """A program that has become another one, or stands still at its gate, keeps no device time from the others."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dialogue import Dialogue
 
-from rig.agent import metered, program, usage
+from rig.agent import RunningAgent, metered, program, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from rig.agent import RunningAgent
 
 
 def used_by(agent: RunningAgent, name: str, seconds: float) -> float:
@@ -29,7 +23,7 @@ def test_a_program_that_becomes_another_in_its_turn_holds_the_device_no_longer(a
         program(metered(agent.register(50, name="gone", device="0")), "exec") as gone,
         program(metered(agent.register(50, name="other", device="0"))),
     ):
-        Dialogue(gone).say("now")
+        Dialogue(gone).tell("now")
         until(lambda: Path(f"/proc/{gone.pid}/comm").read_text() == "sleep\n")
         until(lambda: usage(agent, "gone").processes == 0)
         before_ns = usage(agent, "gone").used_ns

@@ -1,15 +1,10 @@
 """The demo divides the simulated GPU as it says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from hosts import Host
+from hosts import Host
 
 
 def test_the_demo_shows_its_result_and_leaves_nothing(host: Host) -> None:

@@ -1,7 +1,5 @@
 """Whatever happens to a node and in whichever order: no live container loses its share, and none is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Many ask at once: few are the calls, and none of them is answered with what was seen before he asked."""
 
-from __future__ import annotations
-
 import asyncio
 
 from virtual_time import virtually

@@ -1,27 +1,19 @@
 """Starts of containers that pod-resources does not list, that the API server cannot be asked about, and that fail."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from model_node import ModelNode
+from model_node import ModelNode, NodePod
 from virtual_time import virtually
 
+from sharepod.deviceplugin.binder import Binder
 from sharepod.deviceplugin.errors import PluginError
 from sharepod.deviceplugin.podresources import Listing
 from sharepod.kube.pod import Container, Pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from model_node import NodePod
-
-    from sharepod.deviceplugin.binder import Binder
 
 LONG_AGO, LATER = "2026-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
 

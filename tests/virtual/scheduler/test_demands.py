@@ -1,7 +1,5 @@
 """Which nodes a pod may be bound to, as kube-scheduler would have it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

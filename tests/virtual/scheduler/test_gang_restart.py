@@ -1,9 +1,7 @@
 """Gangs that start anew as a whole: which losses have them do so, how soon again, and what is left of before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rounds_world import DEFAULT, Decided, decided, nodes, pod_of, task
@@ -11,11 +9,9 @@ from rounds_world import DEFAULT, Decided, decided, nodes, pod_of, task
 from sharepod.scheduler.endings import how_ended
 from sharepod.scheduler.gang import Gang as Said
 from sharepod.scheduler.orders import Evict
+from sharepod.scheduler.pod import Pod
 from sharepod.scheduler.restarts import CALM_S, FAILED, GONE, MOST_S, SUCCEEDED
 from sharepod.scheduler.timeline import Timeline
-
-if TYPE_CHECKING:
-    from sharepod.scheduler.pod import Pod
 
 
 class Gang:
@@ -191,6 +187,9 @@ def ended(name: str, code: int) -> dict[str, Any]:
     return {"name": name, "state": {"terminated": {"exitCode": code}}}
 
 
+ONE_FAILED = [ended("init", 0), ended("x" * 5000, 137)]
+
+
 @pytest.mark.parametrize(
     ("body", "how", "says"),
     [
@@ -199,11 +198,7 @@ def ended(name: str, code: int) -> dict[str, Any]:
         ({"status": {"phase": "Succeeded"}}, SUCCEEDED, "done"),
         ({"status": {"phase": "Failed", "reason": "Evicted"}}, FAILED, "reason 'Evicted'"),
         ({"status": {"phase": "Failed", "reason": 7, "containerStatuses": "none"}}, FAILED, "does not say"),
-        (
-            {"status": {"phase": "Failed", "containerStatuses": [ended("init", 0), ended("x" * 5000, 137)]}},
-            FAILED,
-            "137",
-        ),
+        ({"status": {"phase": "Failed", "containerStatuses": ONE_FAILED}}, FAILED, "137"),
         ({}, "", ""),
     ],
 )

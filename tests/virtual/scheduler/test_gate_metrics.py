@@ -1,9 +1,8 @@
 """The metrics of gates, queues and yielding pods: from real rounds, and from tenants that make many queues."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from gates_world import World
@@ -26,14 +25,10 @@ from sharepod.scheduler.gate_metrics import (
     band_of,
 )
 from sharepod.scheduler.gate_summary import summarise_gates
+from sharepod.scheduler.orders import Order
 from sharepod.scheduler.queues import Queues
 from sharepod.scheduler.round import decide
 from sharepod.scheduler.timeline import Timeline
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sharepod.scheduler.orders import Order
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 

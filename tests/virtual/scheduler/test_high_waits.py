@@ -1,26 +1,20 @@
 """A higher priority starts within two seconds of the cluster's time where lower ones can yield, as a witness says."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
 
 import pytest
-from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
+from rounds_world import DEFAULT, DEVICE_MIB, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
+from sharepod.scheduler.ask import NodeSpec
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.orders import Evict
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.round import PLANS_MOST
 from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.witness import Witness
 
-if TYPE_CHECKING:
-    from sharepod.scheduler.ask import NodeSpec
-    from sharepod.scheduler.course import Task
-
 BAR_S = 2.0
 LOW, MIDDLE, HIGH = 0, 100, 1000
-MIB = 80_000
 
 
 def watched(specs: list[NodeSpec], tasks: list[Task], queues: Queues, until_s: float) -> tuple[Timeline, Witness]:
@@ -41,17 +35,11 @@ def crowded(seed: int, count: int) -> list[Task]:
         for number in range(24 * count)
     ]  # fmt: skip
     gangs = [
-        task(
-            f"m{number}",
-            MIDDLE,
-            arrive_s=chance.uniform(0, 7200),
-            run_s=1200.0,
-            size=size,
-            least=chance.choice((1, size)),
-        )
+        task(f"m{number}", MIDDLE, arrive_s=chance.uniform(0, 7200), run_s=1200.0, size=size,
+             least=chance.choice((1, size)))
         for number in range(2 * count)
         for size in (chance.choice((2, 4)),)
-    ]
+    ]  # fmt: skip
     bursts = [chance.uniform(60, 7200) for _ in range(4)]
     comes = [chance.choice(bursts) + chance.expovariate(1 / 20) for _ in range(16 * count)]
     urgent = [
@@ -93,7 +81,7 @@ def test_a_job_that_others_were_evicted_for_may_have_more_of_them_paused_on_its_
 
 def test_who_plans_beside_an_eviction_is_not_released_before_it_has_happened() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
-    line.come(task("low", ask=ask(1000, mib=MIB)))
+    line.come(task("low", ask=ask(1000, mib=DEVICE_MIB)))
     line.step()
     for name in ("one", "two"):
         line.come(task(name, priority=10, ask=ask(500, mib=30_000)))

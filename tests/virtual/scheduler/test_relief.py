@@ -1,7 +1,5 @@
 """Lower shares yield step by step where a higher one waits, and go back when it does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rounds_world import DEFAULT, decided, nodes, pod_of

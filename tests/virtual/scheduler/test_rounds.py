@@ -1,17 +1,14 @@
 """Decision rounds in virtual time: gangs whole or not at all, who yields to whom, who waits and for how long."""
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 from rounds_world import DEFAULT, ask, check, decided, nodes, played, pod_of, random_tasks, task
 
-from sharepod.scheduler.ask import PodAsk, ShareAsk
+from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.queues import Queue, Queues
 from sharepod.scheduler.timeline import Timeline
 
@@ -19,9 +16,6 @@ ORDERS = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "8"))
 """How many random orders are played; `make soak` plays thousands."""
 WHOLE = ask(1000, mib=None)
 """With all of a device's memory: a pod that holds it cannot be paused for another."""
-
-if TYPE_CHECKING:
-    from sharepod.scheduler.ask import NodeSpec
 
 
 def test_an_elastic_gang_starts_with_its_least_grows_and_gives_back_what_others_want() -> None:

@@ -1,23 +1,17 @@
 """What shares use beyond what they ask for: as the arbiter gives it, and what that does to a play."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rounds_world import DEFAULT, nodes, task
 
 from sharepod.cli.play import listed
 from sharepod.scheduler.ask import PodAsk, ShareAsk
+from sharepod.scheduler.course import Task
 from sharepod.scheduler.errors import TraceError
 from sharepod.scheduler.surplus import Part, shared_out
 from sharepod.scheduler.timeline import Timeline
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sharepod.scheduler.course import Task
 
 
 def may_use(milli: int, limit: int, share_class: str = "standard", devices: int = 1) -> PodAsk:

@@ -1,11 +1,9 @@
 """What is lost when others yield, against the least that could be: on one node, and over all of them."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,19 +13,14 @@ from rounds_world import DEFAULT, DEVICE_MIB, ask, nodes
 
 from sharepod.scheduler.ask import NodeSpec, PodAsk, ShareAsk
 from sharepod.scheduler.course import Task
+from sharepod.scheduler.holders import Holder
 from sharepod.scheduler.job import key_of
 from sharepod.scheduler.placing import Placer
+from sharepod.scheduler.pod import Pod
 from sharepod.scheduler.row import GONE
 from sharepod.scheduler.timeline import Timeline
 from sharepod.scheduler.victims import Rest, Room, Running, least_set
 from sharepod.scheduler.yielding import Yielding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sharepod.scheduler.holders import Holder
-    from sharepod.scheduler.pod import Pod
-
 
 SLACK = 1.10
 NOW_S = 5000.0

@@ -2,19 +2,12 @@
  * An interposer of somebody else, as small as one can be: every cuLaunchKernel begins PAUSE_US late. It finds its way
  * between a program and the driver as others do, by a dlsym of its own.
  */
-#define _GNU_SOURCE
-#include <dlfcn.h>
+#include "../../hook/c/loader.h"
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define EXPORT __attribute__((visibility("default")))
-#ifdef __aarch64__
-#define BASE_VERSION "GLIBC_2.17"
-#else
-#define BASE_VERSION "GLIBC_2.2.5"
-#endif
 
 typedef int launch_kernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                           void **);
@@ -42,7 +35,7 @@ static int get_late(const char *name, void **address, int version, uint64_t flag
 EXPORT void *dlsym(void *handle, const char *name) {
   static void *(*next)(void *, const char *);
   if (!next)
-    *(void **)&next = dlvsym(RTLD_NEXT, "dlsym", BASE_VERSION);
+    *(void **)&next = LIBC("dlsym");
   void *found = next(handle, name);
   if (!found || strcmp(name, "cuGetProcAddress_v2") != 0)
     return found;

@@ -1,26 +1,13 @@
 /* Works for a moment and ends at once when it has waited for that: nobody looks in between. */
-#include <dlfcn.h>
-#include <stddef.h>
-
-#define CALL(name, ...)                                                                                                \
-  do {                                                                                                                 \
-    int (*call)() = (int (*)())dlsym(driver, name);                                                                    \
-    if (!call || call(__VA_ARGS__))                                                                                    \
-      return 1;                                                                                                        \
-  } while (0)
+#include "client.h"
 
 int main(void) {
-  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context, *module, *function;
-  static const char image[68] = "\177ELF";
-  if (!driver)
-    return 2;
-  CALL("cuInit", 0);
-  CALL("cuDevicePrimaryCtxRetain", &context, 0);
-  CALL("cuCtxSetCurrent", context);
-  CALL("cuModuleLoadData", &module, image);
-  CALL("cuModuleGetFunction", &function, module, "brief_1ms");
+  static const uint64_t unit_ns = 1000000;
+  load_driver();
+  open_context(0);
+  void *function = find_kernel(load_module(&unit_ns, 1), unit_ns);
   for (int number = 0; number < 20; number++)
-    CALL("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
-  CALL("cuCtxSynchronize");
+    launch_one(function, NULL, 1);
+  CALL(cuCtxSynchronize);
   return 0;
 }

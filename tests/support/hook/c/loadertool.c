@@ -1,22 +1,15 @@
 /* A tool that interposes on the loader's calls themselves, as overlays and tracers do: in C, with dlvsym. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
+#include "loader.h"
+
 #include <stdio.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
-#ifdef __aarch64__
-#define BASE_VERSION "GLIBC_2.17"
-#else
-#define BASE_VERSION "GLIBC_2.2.5"
-#endif
 
 static int opens, lookups;
 
 EXPORT void *dlopen(const char *path, int flags) {
   static void *(*next)(const char *, int);
   if (next == NULL) {
-    next = (void *(*)(const char *, int))dlvsym(RTLD_NEXT, "dlopen", BASE_VERSION);
+    next = (void *(*)(const char *, int))LIBC("dlopen");
   }
   opens++;
   return next(path, flags);
@@ -25,7 +18,7 @@ EXPORT void *dlopen(const char *path, int flags) {
 EXPORT void *dlsym(void *handle, const char *name) {
   static void *(*next)(void *, const char *);
   if (next == NULL) {
-    next = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", BASE_VERSION);
+    next = (void *(*)(void *, const char *))LIBC("dlsym");
   }
   lookups += handle != RTLD_NEXT && handle != RTLD_DEFAULT && strcmp(name, "cuModuleLoadData") == 0;
   return next(handle, name);

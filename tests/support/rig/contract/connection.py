@@ -1,20 +1,16 @@
 """How an API server is reached, and what is asked of it: plain requests and their answers, whatever the status."""
 
-from __future__ import annotations
-
 import contextlib
 import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import aiohttp
 from kubernetes.aio.client.rest import RESTClientObject
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-
-    from sharepod.kube.access import Access
+from sharepod.kube.access import Access
 
 Body = dict[str, Any]
 

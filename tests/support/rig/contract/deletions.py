@@ -1,7 +1,5 @@
 """How a pod ends: it stays until its kubelet has ended it."""
 
-from __future__ import annotations
-
 from .there import There, promise
 
 

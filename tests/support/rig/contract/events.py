@@ -1,13 +1,9 @@
 """Events of core/v1, as the device plugin and the controllers write them."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from .connection import Body
 from .there import There, promise
-
-if TYPE_CHECKING:
-    from .connection import Body
 
 
 def event(there: There, name: str = "a.1", **more: Any) -> Body:

@@ -1,15 +1,9 @@
 """Evictions, and the disruption budgets that they respect."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from rig.until import eventually
 
+from .connection import Answer, Body
 from .there import There, promise
-
-if TYPE_CHECKING:
-    from .connection import Answer, Body
 
 GUARDED = {"guarded": "yes"}
 

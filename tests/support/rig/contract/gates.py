@@ -1,7 +1,5 @@
 """Scheduling gates, and what may be tightened behind them: Kubernetes 1.27 and later, KEP-3521 and KEP-3838."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .connection import STRATEGIC, Answer, Body

@@ -1,13 +1,7 @@
 """Leases, and what lets two that want one not both have it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from .connection import Body
 from .there import There, promise
-
-if TYPE_CHECKING:
-    from .connection import Body
 
 GROUP = "coordination.k8s.io/v1"
 WRITTEN = "2026-01-02T03:04:05.678901Z"

@@ -1,7 +1,5 @@
 """What a list is."""
 
-from __future__ import annotations
-
 import pytest
 
 from .there import NODE, There, promise

@@ -1,7 +1,5 @@
 """What patches do, and when they are refused."""
 
-from __future__ import annotations
-
 from .there import There, promise
 
 

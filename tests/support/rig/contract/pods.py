@@ -1,15 +1,15 @@
 """Pods: how they begin, and what never changes."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
-from typing import TYPE_CHECKING
 
+from .connection import Body
 from .there import NODE, SHARE, There, promise
 
-if TYPE_CHECKING:
-    from .connection import Body
+MAIN = {"name": "main", "image": "nowhere.invalid/none:1", "resources": {"limits": {SHARE: "30"}}}
+CHANGES: tuple[Body, ...] = (
+    {"nodeName": NODE}, {"schedulerName": "other"}, {"priority": 7}, {"containers": [MAIN]},
+)  # fmt: skip
 
 
 class TestPods:
@@ -31,11 +31,7 @@ class TestPods:
     async def test_what_a_pod_asks_never_changes(self, there: There) -> None:
         for name, gates in (("a", []), ("gated", [{"name": "sharepod.io/gate"}])):
             await there.pod(name, {"schedulingGates": gates})
-        more = {"name": "main", "image": "nowhere.invalid/none:1", "resources": {"limits": {SHARE: "30"}}}
-        changes: tuple[Body, ...] = (
-            {"nodeName": NODE}, {"schedulerName": "other"}, {"priority": 7}, {"containers": [more]},
-        )  # fmt: skip
-        for name, spec in (("a", {"nodeSelector": {"a": "b"}}), *product(("a", "gated"), changes)):
+        for name, spec in (("a", {"nodeSelector": {"a": "b"}}), *product(("a", "gated"), CHANGES)):
             answer = await there.merge(there.path("pods", name), {"spec": spec})
             assert (answer.status, answer.reason) in ((422, "Invalid"), (403, "Forbidden")), (name, spec)
 

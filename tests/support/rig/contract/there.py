@@ -1,22 +1,16 @@
 """What a test of the contract has: an API server, a namespace of its own there, and the objects that it makes in it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from rig.until import eventually
 
-from .connection import MERGE, STRATEGIC, Answer, Body, Client
+from .connection import MERGE, STRATEGIC, Answer, Body, Client, Connection
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-    from .connection import Connection
-
-    Connected = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
+Connected = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
 
 PATIENCE_S = 30.0
 NODE = "contract-no-node"

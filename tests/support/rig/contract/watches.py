@@ -1,7 +1,5 @@
 """What a watch says, and how it ends."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
