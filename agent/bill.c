@@ -232,7 +232,9 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   if (part_ns <= 0)
     return;
   holder->others_ns += part_ns;
-  int64_t used_ns = (int64_t)turn_used(holder, device->billed_until_ns) - (int64_t)holder->turn_used_ns;
+  int64_t used_ns = -part_ns;
+  if (!holder->by_clock && !holder->view.torn)
+    used_ns = (int64_t)turn_used(holder, device->billed_until_ns) - (int64_t)holder->turn_used_ns;
   holder->usage.estimated_ns += (uint64_t)part_ns;
   member->usage.estimated_ns += (uint64_t)part_ns;
   charge(device, holder, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);

@@ -134,13 +134,13 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   member->closed_ns = now_ns;
   member->foretold_ns = 0;
   device->holder = NULL;
-  uint64_t unit_ns = member->view.longest_unit_ns;
-  uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
-  /* What was late before is not waited for again. */
-  member->bound_ns = member->late ? now_ns : now_ns + bound_ns;
   /* After the close and its fence: what we read now is final, or busy. The claims too: a process that is new to us may
    * have found the gate open. */
   sp_slots_watch_and_scan(arbiter, member, now_ns);
+  uint64_t unit_ns = member->view.longest_unit_ns;
+  uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
+  /* What was late before is not waited for again. Once work of this turn has ended, the late one has, too. */
+  member->bound_ns = member->late && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
   sp_lead_closed(member);
   sp_bill_closed(device, member);
   if (!member->view.busy) {

@@ -119,6 +119,9 @@ void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, b
     finished_ns = now_ns;
   sp_store(&device->finished_ns, finished_ns); /* app threads read it to learn their pauses */
   sp_store(&device->began_ns, finished_ns);
-  if (clock->started)
+  uint64_t entry_ns = sp_load(&device->entry_ns);
+  /* Launched in this turn; what ran on from an earlier one has ended too, for its markers come before. */
+  bool ours = marker->launches && marker->first_ns >= entry_ns;
+  if (clock->started || (ours && sp_load(&device->slot->first_ended_ns) < entry_ns))
     sp_store(&device->slot->first_ended_ns, finished_ns);
 }

@@ -5,32 +5,26 @@ collectives in which every rank spins for the next, beside programs that use one
 process with one share, those of `job_beside_others` have a process and a share each.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from gang_runs import BOTH, gang_node, go, job_beside_others, ring, single
 from gang_schedules import built, random_schedules
 
 from rig.loads import MS, Load, Terms
+from rig.node import Node
 from rig.programs import ProgramFailed, load_command
 from rig.until import until
 from sharepod.agent.native import NativeArbiter
 from sharepod.agent.share import Handle, ShareClass
 from sharepod.agent.share import Terms as ShareTerms
 from sharepod.proto import v1_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from rig.node import Node
 
 SCHEDULES = int(os.environ.get("SHAREPOD_TEST_SCHEDULES", "300"))
 """How many random schedules each test plays; a soak plays thousands."""
@@ -260,8 +254,20 @@ def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None
             arbiter.join_gang(share_handle, key)
         arbiter.remove_share(shares[0])
         assert [arbiter.read_usage(one, 0).state.name for one in shares[1:]] == ["IDLE"] * 4
-        with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
-            arbiter.join_gang(Handle(999), 1)
-        assert refused.value.errno == errno.ENOENT
+        for gone in (shares[0], Handle(999)):
+            for call in (
+                lambda gone=gone: arbiter.join_gang(gone, 1),
+                lambda gone=gone: arbiter.update_share(gone, [], ShareClass.STANDARD),
+                lambda gone=gone: arbiter.pause_share(gone, True),
+                lambda gone=gone: arbiter.remove_share(gone),
+                lambda gone=gone: arbiter.read_usage(gone, 0),
+                lambda gone=gone: arbiter.read_turn_times(gone, 0),
+                lambda gone=gone: arbiter.read_processes(gone),
+                lambda gone=gone: arbiter.read_holdings(gone, 0),
+                lambda gone=gone: arbiter.read_mishaps(gone),
+            ):
+                with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
+                    call()
+                assert refused.value.errno == errno.ENOENT
         for share_handle in shares[1:]:
             arbiter.remove_share(share_handle)

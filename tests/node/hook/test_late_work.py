@@ -102,6 +102,32 @@ def test_a_turn_that_nobody_entered_is_not_drained_before_the_late_work_that_it_
     assert turns_of(arbiter, first)[-1].drained_ns >= drained_ns
 
 
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "runs on"])
+def test_late_work_is_waited_for_again_once_it_has_ended_and_only_then(
+    ended: bool, arbiter: Arbiter, tenants: Pair
+) -> None:
+    first, second = tenants
+    first.say(0, first.enter(), 0, last=TEN_S)  # its drain will be late
+    theirs = second.enter()
+    first.wait(1)
+    second.say(0, theirs, theirs)
+    again = first.enter()  # … and is, when it is granted again
+    first.say(0, again, 0, last=TEN_S)
+    if ended:
+        first.end_first()
+    second.ask()
+    until(lambda: first.word() != again)
+    theirs = until(lambda: second.word() if second.word() % 2 else 0)
+    first.say(0, again, again)
+    second.say(0, theirs, theirs)
+    for tenant in tenants:
+        tenant.wait(0)
+        tenant.ring()
+    closed, granted = (until(lambda tenant=tenant: turns_of(arbiter, tenant)[1:])[0] for tenant in tenants)
+    waited_ns = granted.granted_ns - closed.closed_ns
+    assert (waited_ns > 90_000_000) is ended
+
+
 def test_a_wait_that_ended_without_a_turn_is_counted_once(tenants: Pair) -> None:
     first, second = tenants
     turn = first.enter()

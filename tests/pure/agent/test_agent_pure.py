@@ -1,10 +1,11 @@
 """Ledger, health, foreign processes, explain: values in, values out, in virtual time."""
 
-from __future__ import annotations
-
+import asyncio
 import errno
 from dataclasses import replace
+from typing import Any, Never
 
+import grpc
 import pynvml
 import pytest
 from agent_doubles import H200
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from sharepod.agent import health
 from sharepod.agent.device import MPS_REASON, DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
 from sharepod.agent.environ import names_mps, region_in
+from sharepod.agent.errors import UnknownShare
 from sharepod.agent.explain import explain
 from sharepod.agent.foreign import ForeignProcesses, unmetered_cause
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.nvml import XidEvents
+from sharepod.agent.service import answer
 from sharepod.agent.share import (
     DeviceTerms,
     DeviceUsage,
@@ -208,30 +211,25 @@ def reason(status: ShareStatus, *others: ShareStatus, health_reason: str = "") -
 
 
 HOLDER = held("trainer", ShareState.HOLDING, 70)
+WAITING, BATCH = ShareState.WAITING, ShareClass.BATCH
 
 
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
+        (held("a", WAITING, 10), "waits for its turn while trainer holds device 0: it has had 10 % of the last"),
+        (held("a", WAITING, 40), "at or above its request 30 %"),
+        (held("a", WAITING, 40, limit=40), "its limit is 40 %: raise the limit to let it use more"),
+        (held("a", WAITING, 0, share_class=BATCH), "below its request 30 %, so it is among the next"),
         (
-            held("a", ShareState.WAITING, 10),
-            "waits for its turn while trainer holds device 0: it has had 10 % of the last",
-        ),
-        (held("a", ShareState.WAITING, 40), "at or above its request 30 %"),
-        (held("a", ShareState.WAITING, 40, limit=40), "its limit is 40 %: raise the limit to let it use more"),
-        (
-            held("a", ShareState.WAITING, 0, share_class=ShareClass.BATCH),
-            "below its request 30 %, so it is among the next",
-        ),
-        (
-            held("a", ShareState.WAITING, 40, share_class=ShareClass.BATCH),
+            held("a", WAITING, 40, share_class=BATCH),
             "above its request 30 %, and beyond that batch runs when no other share waits",
         ),
         (
-            held("a", ShareState.WAITING, 0, request=0, share_class=ShareClass.BATCH),
+            held("a", WAITING, 0, request=0, share_class=BATCH),
             "batch without a request runs when no other share waits",
         ),
-        (held("a", ShareState.WAITING, 0, request=0), "best effort without a request runs when no other share waits"),
+        (held("a", WAITING, 0, request=0), "best effort without a request runs when no other share waits"),
         (held("a", ShareState.DRAINING, 0), "its turn is over and its last work still runs"),
         (held("a", ShareState.HOLDING, 0), "runs: it holds the turn"),
         (held("a", ShareState.IDLE, 0), "idle: its processes have submitted no work"),
@@ -243,7 +241,7 @@ def test_explain_says_why(status: ShareStatus, expected: str) -> None:
 
 
 def test_explain_names_the_device_that_a_gang_waits_for() -> None:
-    status = held("a", ShareState.WAITING, 10)
+    status = held("a", WAITING, 10)
     other = replace(H200, uuid=DeviceUuid("GPU-1"), index=1)
     status = replace(status, usages=(replace(status.usages[0], gang_device=other.uuid),))
     (explanation,) = explain(NodeStatus(0, (status, HOLDER), (DeviceStatus(H200), DeviceStatus(other))), ShareId("a"))
@@ -251,9 +249,26 @@ def test_explain_names_the_device_that_a_gang_waits_for() -> None:
 
 
 def test_explain_tells_of_mps() -> None:
-    assert "is of no use to shares: MPS serves it" in reason(held("a", ShareState.WAITING, 0), health_reason=MPS_REASON)
+    assert "is of no use to shares: MPS serves it" in reason(held("a", WAITING, 0), health_reason=MPS_REASON)
 
 
 def test_quantities_read_well() -> None:
     assert [percent_text(n) for n in (30_000, 12_500, 1, 0, 100_000)] == ["30 %", "12.5 %", "0.001 %", "0 %", "100 %"]
     assert [bytes_text(n) for n in (5, 2**30, 3 * 2**29)] == ["5 bytes", "1 GiB", "1.50 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [(UnknownShare("no share x"), "NOT_FOUND", "no share x"), (KeyError("y"), "INTERNAL", "the agent failed")],
+)
+def test_a_refusal_is_answered_as_it_is_and_a_defect_as_one(error: Exception, code: str, text: str) -> None:
+    class Call:
+        async def abort(self, code: grpc.StatusCode, details: str) -> Never:
+            raise ConnectionAbortedError(code.name, details)
+
+    def fails() -> None:
+        raise error
+
+    call: Any = Call()
+    with pytest.raises(ConnectionAbortedError, match=f"{code}.*{text}"):
+        asyncio.run(answer(call, "GetShare", fails))

@@ -41,6 +41,11 @@ void lab_grant(int share, uint64_t now_ns, bool contended) {
   sp_bill_begin(member);
 }
 
+/* Its next turn is granted while its last work runs on. */
+void lab_late(int share) {
+  members[share].late = true;
+}
+
 /* `until_ns`: when its turn ought to end. */
 void lab_deadline(int share, uint64_t until_ns) {
   members[share].deadline_ns = until_ns;

@@ -28,6 +28,7 @@
 struct world *world;
 uint64_t clock_ns;
 static uint64_t state;
+static uint64_t spins; /* steps after which something is due at once again: the arbiter would spin */
 static struct sp_turn *turns;
 static bool apart, joined;
 
@@ -252,7 +253,7 @@ static void tick(void) {
       last = share;
     }
   }
-  sp_step_due(&world->arbiter, clock_ns);
+  spins += sp_step_due(&world->arbiter, clock_ns) <= clock_ns;
   sp_turn_wake(&world->arbiter);
   clock_ns += TICK_NS - TICK_NS / 2;
 }
@@ -266,6 +267,8 @@ struct sums {
 static void judge(struct sums *sums, bool steady) {
   for (uint32_t index = 0; index < world->device_count; index++)
     sums->invalid += !sp_policy_valid(&world->arbiter.devices[index].policy);
+  sums->invalid += spins;
+  spins = 0;
   for (uint32_t index = 0; index < world->gang_count; index++) {
     struct gang *gang = &world->gangs[index];
     sums->collectives += gang->collectives;

@@ -187,6 +187,16 @@ def test_what_ran_beside_anothers_turn_is_its_own_and_not_the_others(bill: Bill)
     assert bill.paid(1)[:2] == (17 * MS, 17 * MS)
 
 
+def test_of_a_turn_that_is_billed_by_the_clock_too_only_that_is_left_out(bill: Bill) -> None:
+    bill.lab.lab_late(1)
+    bill.grant(1)
+    bill.bill(10 * MS)
+    bill.beside(0, 3 * MS, ended_ns=8 * MS)
+    bill.bill(10 * MS)
+    assert bill.paid(0)[:2] == (3 * MS, 3 * MS)
+    assert bill.paid(1)[:2] == (17 * MS, 17 * MS)
+
+
 def test_no_more_ran_beside_than_has_passed_since_that_was_billed_last(bill: Bill) -> None:
     bill.now_ns = 5 * MS
     bill.beside(0, 99 * MS, ended_ns=5 * MS)
