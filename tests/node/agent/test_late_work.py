@@ -3,10 +3,16 @@
 Played by hand: what a share's processes say is written into its region.
 """
 
+import ctypes
+import mmap
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from report import WORD_AT
 from tenant import Tenant, until
 
 from rig.arbiter import Arbiter
@@ -144,3 +150,42 @@ def test_a_wait_that_ended_without_a_turn_is_counted_once(tenants: Pair) -> None
         return second.share.usage().waited_ns == before_ns
 
     until(stands)
+
+
+FUTEX = 202 if os.uname().machine == "x86_64" else 98
+
+
+def test_whoever_waits_when_its_share_ends_is_woken(arbiter: Arbiter, tenants: Pair) -> None:
+    first, _ = tenants
+    libc = ctypes.CDLL(None)
+    with (first.share.region / "terms").open("r+b") as file, mmap.mmap(file.fileno(), 0) as terms:
+        word = ctypes.c_uint32.from_buffer(terms, WORD_AT)
+        result: list[int] = []
+
+        def wait(word: ctypes.c_uint32) -> None:
+            result.append(libc.syscall(FUTEX, ctypes.byref(word), 0, word.value, (ctypes.c_long * 2)(30, 0), None, 0))
+
+        waiter = threading.Thread(target=wait, args=(word,))
+        waiter.start()
+        path = Path(f"/proc/self/task/{waiter.native_id}/wchan")
+        until(lambda: "futex" in path.read_text())
+        arbiter.native.remove_share(first.share.handle)
+        waiter.join(10)
+        assert result == [0]
+        del word
+
+
+def test_the_threads_of_the_arbiter_leave_all_signals_but_bus_errors_to_python(arbiter: Arbiter) -> None:
+    def threads() -> list[Path]:
+        names = {path.parent: path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+        return [path for path, name in names.items() if name.startswith(("sharepod-arb", "sharepod-ide"))]
+
+    until(lambda: len(threads()) >= 2)
+    for path in threads():
+        [line] = [line for line in (path / "status").read_text().splitlines() if line.startswith("SigBlk")]
+        blocked = int(line.split()[1], 16)
+        assert {number for number in signal.valid_signals() if not blocked >> (number - 1) & 1} == {
+            signal.SIGKILL,
+            signal.SIGSTOP,
+            signal.SIGBUS,
+        }
