@@ -28,7 +28,7 @@
 struct world *world;
 uint64_t clock_ns;
 static uint64_t state;
-static uint64_t spins; /* steps after which something is due at once again: the arbiter would spin */
+static uint64_t spins; /* steps behind which something is due at once: the arbiter would never sleep */
 static struct sp_turn *turns;
 static bool apart, joined;
 
@@ -253,7 +253,7 @@ static void tick(void) {
       last = share;
     }
   }
-  spins += sp_step_due(&world->arbiter, clock_ns) <= clock_ns;
+  spins += sp_step_due(&world->arbiter, clock_ns) <= clock_ns || world->arbiter.stirred;
   sp_turn_wake(&world->arbiter);
   clock_ns += TICK_NS - TICK_NS / 2;
 }
