@@ -155,6 +155,7 @@ struct sp_device {
   const struct sp_lane *sole;   /* of the last finished marker, if nothing else was in flight */
   uint64_t took_ns, thought_ns; /* the work of such lanes lately: how long it took, and as its units say */
   uint32_t looks;               /* at what stands */
+  uint64_t stood_ns;            /* moving average of how long work stood behind a wait */
   struct sp_spans spans;
   uint32_t scale;        /* of the clock, that of the spans */
   int64_t ours_ns;       /* on that scale: before then this turn's work may have waited for another share's */

@@ -27,6 +27,7 @@
 #define TELL_NS           100000      /* so much idle time is told at once */
 #define SPARSE_NS         1000000u    /* work with pauses in it is marked so often at most, to tell them */
 #define COUNT_NS          100000000u  /* how old the published counters of a long turn may be */
+#define LEAVES_NS         100000u     /* work that stands for longer leaves the device to another share at once */
 #define INSIDE_POLL_NS    20000u
 #define BLOCKED_NS        10000u /* a wait that takes longer has slept */
 #define LAST_LOOKS        50     /* of INSIDE_POLL_NS, at the end of the process */
@@ -351,6 +352,9 @@ void *sp_keeper_run(void *argument) {
     uint32_t flags = sp_grant_flags(device->grant);
     bool contended = flags & SP_GRANT_CONTENDED;
     uint64_t launches = sp_threads_launches(device->index);
+    bool at_once = standing && contended && device->stood_ns > LEAVES_NS && sp_stands(device);
+    if (at_once)
+      launches_seen = launches; /* what it launches next stands, too */
     if (launches != launches_seen && contended && !believed && leaves(device)) {
       believed = true; /* no need to watch whether it goes on launching */
       launches_seen = launches;
@@ -385,7 +389,7 @@ void *sp_keeper_run(void *argument) {
       if (standing && !sp_stands(device)) { /* what runs in another lane is marked behind it */
         idle_since_ns = 0;
         sleep_until_kicked(device, kick, true, word, LOOK_CONTENDED_NS);
-      } else if (now_ns - idle_since_ns >= linger) {
+      } else if (at_once || now_ns - idle_since_ns >= linger) {
         if (standing)
           sp_lanes_mark_all(device, NULL, SP_BY_OTHER); /* its end is to be told */
         park(device, turn, launches, contended);

@@ -18,6 +18,7 @@
 #define STRETCH_NS  20000000u /* of work says how long it takes on the average */
 #define UNEVEN      (SP_STRETCH * 3 / 2)
 #define STRETCH_MAX (SP_STRETCH * 64)
+#define STOOD_NS    1000000 /* one long wait must not hide the short ones for ever */
 #define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
 
 /* What is known of the work before a marker, on the device's scale. */
@@ -214,6 +215,12 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   sp_store(&device->stretch, (uint32_t)(stretch < STRETCH_MAX ? stretch : STRETCH_MAX) - SP_STRETCH);
 }
 
+static void learn_wait(struct sp_device *device, const struct sp_marker *marker) {
+  int64_t over_ns = device->clock.device_ns + device->clock.guess_ns;
+  uint64_t stood_ns = (uint64_t)within(over_ns - (int64_t)marker->recorded_ns, 0, STOOD_NS);
+  device->stood_ns += stood_ns / 4 - device->stood_ns / 4;
+}
+
 void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
   struct sp_marker marker = device->queue[device->queue_head % SP_MARKERS_MAX];
   struct sp_lane *lane = marker.lane;
@@ -229,6 +236,8 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
       if (marker.unit)
         learn_unit(device, &marker, &bounds);
     }
+    if (marker.awaits)
+      learn_wait(device, &marker);
     lane->ended_ns = device->clock.device_ns;
     lane->scale = device->clock.scale;
     lane->foreign = marker.foreign;
