@@ -15,6 +15,7 @@
 
 #define CUT_NS     300000  /* work that ends so long after it was foretold was put off */
 #define PROOF_NS   100000  /* … and this long after work of the next turn had ended: clocks of two processes differ */
+#define CHANGES_NS 300000  /* the device changes to another share's work and back in less, as a rule */
 #define CUT_MAX_NS 4000000 /* … by a slice of the device; if by more, the two have run in turns */
 
 /* Either may be negative: of what was counted before, so much was wrong. The policy is told at once; counters never
@@ -65,10 +66,16 @@ static uint32_t find_payers(const struct sp_node_device *device, struct sp_membe
   return count;
 }
 
-/* What the turn has used until then, as its processes say. */
+/* What the turn has used until then, as its processes say. While work of another share ran beside it, the device
+ * changed to that and back, and did nothing for anybody: they know by how much theirs was put off in all. */
 static int64_t said_used(const struct sp_member *member, uint64_t until_ns) {
   const struct sp_view *view = &member->view;
-  return (int64_t)view->used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
+  int64_t most_ns = member->beside_turn_ns + member->changes_ns;
+  int64_t put_off_ns = member->put_off_ns < most_ns ? member->put_off_ns : most_ns;
+  int64_t used_ns = (int64_t)view->used_ns - put_off_ns;
+  if (member->late && view->entered) /* the last turn's work ran on, until they entered this one */
+    used_ns += (int64_t)view->entered_ns - (int64_t)member->granted_ns;
+  return used_ns + (int64_t)view->running * ((int64_t)until_ns - (int64_t)member->scanned_ns);
 }
 
 /* What passed until then while the share paid for it. */
@@ -93,9 +100,10 @@ void sp_bill_begin(struct sp_member *member) {
   member->cut_ns = 0;
   member->turn_used_ns = member->turn_charged_ns = member->begun_ns = 0;
   member->others_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
+  member->put_off_ns = member->beside_turn_ns = member->changes_ns = 0;
   int64_t grace_ns = member->grace_ns + SP_FREE_NS;
   member->grace_ns = grace_ns < SP_GRACE_NS ? grace_ns : SP_GRACE_NS;
-  member->by_clock = member->late; /* its earlier work runs on, and belongs to no turn that it has entered */
+  member->by_clock = member->overdue; /* its earlier work runs on, and belongs to no turn that it has entered */
 }
 
 /* Idle time of a turn is forgiven out of the grace that the share has saved up. What was taken for idle by mistake
@@ -221,23 +229,28 @@ void sp_bill_beside(struct sp_node_device *device, struct sp_member *member, uin
   sp_bill(device, now_ns);
   member->usage.beside_ns += (uint64_t)beside_ns;
   book(device, member, beside_ns, beside_ns, now_ns);
-  struct sp_member *holder = device->holder;
-  if (!holder || holder == member || !holder->begun_ns)
+  struct sp_member *payers[SP_POLICY_SHARES];
+  if (find_payers(device, payers) != 1)
+    return; /* nobody's, or split already */
+  struct sp_member *payer = payers[0];
+  if (payer == member || !payer->begun_ns)
     return;
   uint64_t until_ns = now_ns - (uint64_t)((uint32_t)(now_ns / 1000) - member->beside_until_us) * 1000;
-  int64_t part_ns = (int64_t)until_ns - (int64_t)holder->begun_ns; /* before that it was another's turn */
+  int64_t part_ns = (int64_t)until_ns - (int64_t)payer->begun_ns; /* before that it was another's turn */
   part_ns = part_ns < beside_ns ? part_ns : beside_ns;
-  if (part_ns > (int64_t)holder->turn_charged_ns)
-    part_ns = (int64_t)holder->turn_charged_ns;
+  if (part_ns > (int64_t)payer->turn_charged_ns)
+    part_ns = (int64_t)payer->turn_charged_ns;
   if (part_ns <= 0)
     return;
-  holder->others_ns += part_ns;
+  payer->others_ns += part_ns;
+  payer->beside_turn_ns += part_ns;
+  payer->changes_ns += CHANGES_NS;
   int64_t used_ns = -part_ns;
-  if (!holder->by_clock && !holder->view.torn)
-    used_ns = (int64_t)turn_used(holder, device->billed_until_ns) - (int64_t)holder->turn_used_ns;
-  holder->usage.estimated_ns += (uint64_t)part_ns;
+  if (!payer->by_clock && !payer->view.torn)
+    used_ns = (int64_t)turn_used(payer, device->billed_until_ns) - (int64_t)payer->turn_used_ns;
+  payer->usage.estimated_ns += (uint64_t)part_ns;
   member->usage.estimated_ns += (uint64_t)part_ns;
-  charge(device, holder, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
+  charge(device, payer, used_ns < 0 ? used_ns : 0, -part_ns, now_ns);
 }
 
 void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {

@@ -89,7 +89,7 @@ struct sp_said {
   uint64_t launches, memory_bytes, context_bytes, beside_ns;
   struct sp_copies copies;
   int64_t overhead_bytes; /* NVML's figure less that */
-  uint32_t passed, refusals;
+  uint32_t passed, refusals, put_off_us;
   uint64_t writing_ns; /* since when its report has been found half written; 0: it was whole */
   bool deaf; /* it said that it waits, was granted a turn and did not come: not believed until it rings again */
 };
@@ -109,6 +109,7 @@ struct sp_member {
   bool holding;
   bool draining;
   bool late;      /* granted while its last turn had not drained */
+  bool overdue;   /* … and others ran beside that */
   bool cogranted; /* its drain is late: others run beside it */
   bool reserves;  /* the device, for its gang: the policy has chosen it, and counts it as idle */
   bool lent;      /* its turn is on a device that another one reserves */
@@ -127,6 +128,9 @@ struct sp_member {
   uint64_t beside_ns;                    /* so much ran outside every turn and is not billed yet */
   uint32_t beside_until_us;              /* … and had ended then: the lower half */
   uint64_t beside_billed_ns;             /* when that was billed last: no more than passed since is believed */
+  int64_t put_off_ns;                    /* by which its processes' work of known lengths took longer */
+  int64_t beside_turn_ns;                /* work of others beside this turn */
+  int64_t changes_ns;                    /* for so long at most the device has changed to that and back */
   bool by_clock;                         /* what its processes say does not tell what was used: what passes is */
   struct sp_member *cut;                 /* whose drain outlived what was foretold, into this turn */
   int64_t cut_ns;                        /* by so much */

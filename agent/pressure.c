@@ -74,7 +74,7 @@ void sp_pressure_update(struct sp_arbiter *arbiter, struct sp_node_device *devic
     return;
   if (now.flags != flags && !device->draining)
     sp_bill(device, now_ns); /* idle time is free up to here, charged from here on, or the other way round */
-  if (raised & SP_GRANT_CONTENDED && !holder->late) { /* a late one's turn is short, and it needs all of it */
+  if (raised & SP_GRANT_CONTENDED && !holder->overdue) { /* a late one's turn is short, and it needs all of it */
     /* Its quantum was measured out while nobody waited. */
     uint64_t quantum_ns = sp_policy_quantum(&device->policy, holder->policy, now_ns);
     if (holder->granted_ns + quantum_ns < holder->deadline_ns)

@@ -81,6 +81,8 @@ static void take_counts(struct sp_member *member, uint32_t slot, const struct sp
     before->beside_ns = said->beside_ns;
     member->beside_until_us = said->beside_until_us;
   }
+  member->put_off_ns += (int64_t)(said->put_off_us - before->put_off_us) * 1000;
+  before->put_off_us = said->put_off_us;
   if (said->launches >= before->launches)
     before->launches = said->launches;
   if (said->passed >= before->passed)

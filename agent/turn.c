@@ -140,7 +140,7 @@ void sp_turn_close(struct sp_arbiter *arbiter, struct sp_member *member, uint32_
   uint64_t unit_ns = member->view.longest_unit_ns;
   uint64_t bound_ns = clamp_u64(unit_ns + unit_ns / 2, SP_DRAIN_MIN_NS, SP_DRAIN_MAX_NS);
   /* What was late before is not waited for again. Once work of this turn has ended, the late one has, too. */
-  member->bound_ns = member->late && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
+  member->bound_ns = member->overdue && !member->view.first_ended_ns ? now_ns : now_ns + bound_ns;
   sp_lead_closed(member);
   sp_bill_closed(device, member);
   if (!member->view.busy) {
@@ -190,6 +190,7 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
   if (takes_over(member))
     count(&device->hand_offs, sp_hand_off_bounds_ns, device->draining ? now_ns : device->drained_ns, now_ns);
   member->late = member->draining;
+  member->overdue = member->late && member->cogranted;
   if (member->draining) { /* its own late turn: the new one goes on where that is */
     sp_bill(device, now_ns);
     record_turn(arbiter, member, device->billed_until_ns); /* a drain may have been told on a later clock than ours */
@@ -215,7 +216,7 @@ void sp_turn_grant(struct sp_arbiter *arbiter, struct sp_member *member, uint64_
 /* One more wants the device: the holder's quantum was measured out when its part was larger. */
 static void shorten(struct sp_node_device *device, uint64_t now_ns) {
   struct sp_member *holder = device->holder;
-  if (holder->late || !(holder->grant->flags & SP_GRANT_CONTENDED))
+  if (holder->overdue || !(holder->grant->flags & SP_GRANT_CONTENDED))
     return; /* a late one's turn is short, and it needs all of it; for the first who waits: sp_pressure_update */
   uint64_t longest_ns = sp_policy_longest(&device->policy, holder->policy, now_ns);
   if (holder->granted_ns + longest_ns < holder->deadline_ns) {

@@ -84,8 +84,10 @@ static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_th
 static bool is_measured(const struct sp_lane *lane, const struct sp_unit *unit, uint16_t launches, uint16_t spread,
                         bool first) {
   bool exact = sp_unit_exact(unit);
-  if (!sp_load(&lane->pending_ns))
-    return exact && (first || (spread < SELDOM && !sp_load(&lane->outstanding)));
+  if (!sp_load(&lane->pending_ns) && exact)
+    return first || (spread < SELDOM && !sp_load(&lane->outstanding));
+  if (!sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding))
+    return false; /* what a launch takes to arrive would be in it */
   return spread < (exact && sp_load(&lane->batch_unit) == unit ? RARELY : launches < FIRST ? OFTEN : SELDOM);
 }
 

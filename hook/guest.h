@@ -152,6 +152,7 @@ struct sp_device {
   uint64_t longest_ns;          /* longest unit seen */
   uint64_t closed_ns;           /* when the keeper was last kicked for a marker ahead of a synchronise */
   uint64_t beside_ns;           /* work that ran outside every turn, all time */
+  uint64_t put_off_ns;          /* by which work of ours ended later than it would have with the device to itself */
   const struct sp_lane *sole;   /* of the last finished marker, if nothing else was in flight */
   uint64_t took_ns, thought_ns; /* the work of such lanes lately: how long it took, and as its units say */
   uint32_t looks;               /* at what stands */

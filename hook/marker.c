@@ -18,6 +18,7 @@
 #define STRETCH_NS  20000000u /* of work says how long it takes on the average */
 #define UNEVEN      (SP_STRETCH * 3 / 2)
 #define STRETCH_MAX (SP_STRETCH * 64)
+#define PUT_OFF_NS  50000   /* what a unit takes varies by less */
 #define STOOD_NS    1000000 /* one long wait must not hide the short ones for ever */
 #define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
 
@@ -35,6 +36,11 @@ struct sp_bounds {
 /* Is its length known? */
 static bool is_exact(const struct sp_marker *marker) {
   return marker->unit && !marker->stretch && sp_unit_exact(marker->unit);
+}
+
+/* Else, is the shortest known that such work ever took? */
+static bool is_seen(const struct sp_marker *marker) {
+  return marker->unit && !marker->stretch && !marker->guessed;
 }
 
 static int64_t within(int64_t value, int64_t least, int64_t most) {
@@ -102,12 +108,12 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
 }
 
 /* Work that stood while the turn was another share's has run beside that one's until `back_ns`, when the next turn of
- * ours began. Where its length is known exactly, the other's slices in between are not taken for its own. */
+ * ours began. Where its length is known, the other's slices in between are not taken for its own. */
 static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                            int64_t back_ns) {
   struct sp_spans *spans = &device->spans;
   int64_t work_ns = (int64_t)marker->work_ns, end_ns = within(bounds->end_ns, INT64_MIN, back_ns);
-  if (is_exact(marker) && work_ns < bounds->end_ns - bounds->from_ns)
+  if (is_seen(marker) && work_ns < bounds->end_ns - bounds->from_ns)
     bounds->from_ns = bounds->least_ns = bounds->end_ns - work_ns;
   if (bounds->from_ns < end_ns) {
     int64_t until_ns = spans->until_ns, idle_ns = sp_spans_add(spans, bounds->from_ns, end_ns);
@@ -119,6 +125,17 @@ static void account_beside(struct sp_device *device, const struct sp_marker *mar
   bounds->least_ns = within(bounds->least_ns, end_ns, bounds->end_ns);
   bounds->rest_ns = within(bounds->rest_ns, 0, bounds->end_ns - bounds->from_ns);
   bounds->empty = false;
+}
+
+/* Work whose length is known exactly has taken longer: the device was another share's in between, or changed to that
+ * and back. The arbiter knows whether one had work on it then. */
+static void account_put_off(struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
+  int64_t put_off_ns = bounds->end_ns - bounds->from_ns - (int64_t)marker->work_ns;
+  if (!device->clock.sure || bounds->late || !is_exact(marker) || device->sole != marker->lane ||
+      put_off_ns < PUT_OFF_NS)
+    return;
+  device->put_off_ns += (uint64_t)put_off_ns;
+  sp_store(&device->slot->put_off_us, (uint32_t)(device->put_off_ns / 1000));
 }
 
 static void account(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds bounds) {
@@ -147,6 +164,7 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
       sp_spans_begin(&device->spans, at_ns);
   } else {
     await_device(device, marker, &bounds, fresh_ns != 0);
+    account_put_off(device, marker, &bounds);
   }
   idle_ns += add(&device->spans, &bounds, (int64_t)marker->work_ns);
   __atomic_fetch_add(&device->starved_ns, idle_ns, __ATOMIC_RELAXED);

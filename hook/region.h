@@ -92,8 +92,8 @@ struct sp_grant {
 /* What one process says about one device. Two lines: each field of the first is written alone, by waiting threads and
  * by the keeper; the second by whoever holds the process's turn lock, under `sequence`. */
 struct sp_slot_device {
-  uint32_t waiting; /* threads asleep at the closed gate */
-  uint32_t reserved_waiting;
+  uint32_t waiting;           /* threads asleep at the closed gate */
+  uint32_t put_off_us;        /* so much longer than known did work take, all in all: the device was another's; wraps */
   uint64_t waiting_since_ns;  /* when the first of them began to wait */
   uint64_t memory_used_bytes; /* charged against the cap by this process */
   uint64_t first_ended_ns;    /* when the first work of the last turn that had any had ended, at the latest */
@@ -181,6 +181,7 @@ SP_ASSERT_OFFSET(sp_grant, context_bytes, 112);
 SP_ASSERT_OFFSET(sp_grant, overhead_bytes, 120);
 _Static_assert(sizeof(struct sp_grant) == 128, "ABI 1: sp_grant");
 SP_ASSERT_OFFSET(sp_slot_device, waiting, 0);
+SP_ASSERT_OFFSET(sp_slot_device, put_off_us, 4);
 SP_ASSERT_OFFSET(sp_slot_device, waiting_since_ns, 8);
 SP_ASSERT_OFFSET(sp_slot_device, memory_used_bytes, 16);
 SP_ASSERT_OFFSET(sp_slot_device, first_ended_ns, 24);

@@ -41,9 +41,10 @@ void lab_grant(int share, uint64_t now_ns, bool contended) {
   sp_bill_begin(member);
 }
 
-/* Its next turn is granted while its last work runs on. */
-void lab_late(int share) {
+/* Its next turn is granted while its last work runs on, beside others if it is `overdue`. */
+void lab_late(int share, bool overdue) {
   members[share].late = true;
+  members[share].overdue = overdue;
 }
 
 /* `until_ns`: when its turn ought to end. */
@@ -53,6 +54,8 @@ void lab_deadline(int share, uint64_t until_ns) {
 
 void lab_say(int share, uint64_t now_ns, uint64_t used_ns, uint32_t running, uint64_t ended_ns) {
   struct sp_member *member = &members[share];
+  if (!member->view.entered)
+    member->view.entered_ns = now_ns;
   member->view.entered = true;
   member->view.used_ns = used_ns;
   member->view.running = running;
@@ -78,6 +81,11 @@ void lab_drained(int share, uint64_t now_ns) {
   members[share].draining = members[share].cogranted = false;
   device.drained_ns = device.ended_ns = now_ns;
   device.draining = 0;
+}
+
+/* Its work took so much longer than is known of it. */
+void lab_put_off(int share, uint64_t put_off_ns) {
+  members[share].put_off_ns = (int64_t)put_off_ns;
 }
 
 void lab_bill(uint64_t until_ns) {

@@ -62,6 +62,14 @@ def test_work_on_several_streams_is_billed_as_the_union_of_its_spans(number: int
     within_twice(lambda: abs(streams.bill_errors(rig, case, STREAMS_S)["a"]) / BILL_ABOVE.bound)
 
 
+@pytest.mark.parametrize("number", [20, 22], ids=["upload", "host function"])
+def test_neither_what_waits_in_front_of_kernels_nor_the_busy_share_beside_it_is_billed_for_that(number: int) -> None:
+    rig, case = SimulatedRig(TEST), streams.CASES[number]
+
+    # The busy one's turns have the other's kernels in them, and what the device takes to change to those and back.
+    within_twice(lambda: max(map(abs, streams.bill_errors(rig, case, STREAMS_S).values())) / BILL_ABOVE.bound)
+
+
 def test_nobody_stalls_when_an_equal_joins_and_leaves() -> None:
     def pause_to_bar() -> float:
         pause_ns, _, quantum_ns = pauses.joined(RIG, pauses.EQUAL.loads, hook=True)

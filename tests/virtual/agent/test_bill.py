@@ -187,14 +187,53 @@ def test_what_ran_beside_anothers_turn_is_its_own_and_not_the_others(bill: Bill)
     assert bill.paid(1)[:2] == (17 * MS, 17 * MS)
 
 
+@pytest.mark.parametrize(
+    ("put_off_ns", "changed_ns"),
+    [(0, 0), (MS, 0), (3 * MS, 0), (3 * MS + 190_000, 190_000), (9 * MS, 300_000)],
+)
+def test_nobody_pays_for_the_time_in_which_the_device_changes_to_what_runs_beside_a_turn(
+    bill: Bill, put_off_ns: int, changed_ns: int
+) -> None:
+    bill.grant(1)
+    bill.say(1, 0, running=1)
+    bill.bill(10 * MS)
+    bill.beside(0, 3 * MS, ended_ns=8 * MS)
+    bill.lab.lab_put_off(1, ctypes.c_uint64(put_off_ns))
+    bill.bill(10 * MS)
+    bill.lab.lab_close(1)
+    bill.lab.lab_drained(1, bill.at(bill.now_ns))
+    bill.turn(1, 10 * MS, used_ns=10 * MS)  # counters never fall: it is left out of what comes next
+    assert (bill.paid(0).used, bill.paid(1).used) == (3 * MS, 27 * MS - changed_ns)
+
+
 def test_of_a_turn_that_is_billed_by_the_clock_too_only_that_is_left_out(bill: Bill) -> None:
-    bill.lab.lab_late(1)
+    bill.lab.lab_late(1, True)
     bill.grant(1)
     bill.bill(10 * MS)
     bill.beside(0, 3 * MS, ended_ns=8 * MS)
     bill.bill(10 * MS)
     assert bill.paid(0)[:2] == (3 * MS, 3 * MS)
     assert bill.paid(1)[:2] == (17 * MS, 17 * MS)
+
+
+def test_what_runs_beside_a_drain_is_left_out_of_its_turn_too(bill: Bill) -> None:
+    bill.grant(1)
+    bill.say(1, 0, running=1)
+    bill.bill(10 * MS)
+    bill.lab.lab_close(1)
+    bill.beside(0, 3 * MS, ended_ns=8 * MS)
+    bill.now_ns += 10 * MS
+    bill.lab.lab_drained(1, bill.at(bill.now_ns))
+    assert (bill.paid(0).used, bill.paid(1).used) == (3 * MS, 17 * MS)
+
+
+def test_a_turn_that_goes_on_with_the_last_ones_work_has_used_what_ran_before_it_was_entered(bill: Bill) -> None:
+    bill.lab.lab_late(0, False)
+    bill.grant(0)
+    bill.now_ns = 2 * MS
+    bill.say(0, 0, running=1)  # entered, and granted 2 ms before
+    bill.bill(8 * MS)
+    assert bill.paid(0)[:2] == (10 * MS, 10 * MS)
 
 
 def test_no_more_ran_beside_than_has_passed_since_that_was_billed_last(bill: Bill) -> None:
