@@ -1,9 +1,9 @@
 """Seeds slips into a room, one at a time, and says which test notices each: `make mutants ROOM=agent N=20 SEED=1`.
 
 Each mutant is built and tested on an overlay over the tree, in namespaces of its own: the checkout is never touched,
-and processes, mounts and shared memory end with it. What does not compile is drawn anew. The room's tests run without
-the timed ones; a test that fails must fail twice, so that a busy machine catches nothing. `equivalent.txt` lists
-slips that change nothing that can be observed, each with its reason; they are not drawn.
+and processes, mounts and shared memory end with it. What does not compile is drawn anew. The tests that a change of the
+file needs run without the timed ones; one that fails must fail twice, so that a busy machine catches nothing.
+`equivalent.txt` lists slips that change nothing that can be observed, each with its reason; they are not drawn.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -30,6 +31,8 @@ ENOUGH = 0.85
 AT_A_TIME = 2
 WORKERS = 3
 HANGS_S = 900
+ALSO = {"agent/*.c": ("hook",), "hook/memory*.c": ("agent", "simgpu"), "hook/nvml*.c": ("agent", "simgpu")}
+"""Rooms beside a file's own whose tests a change of it needs."""
 UNBUILT = 90
 """The status that says that a mutant does not compile."""
 
@@ -114,7 +117,9 @@ def drawn(room: str, seed: int) -> Iterator[Mutant]:
 def judged(mutant: Mutant, room: str) -> Verdict:
     """Build a mutant and run the room's tests on it."""
     began = time.monotonic()
-    folders = [f"tests/{way}/{room}" for way in ("pure", "virtual", "node") if (TREE / "tests" / way / room).is_dir()]
+    rooms = [room, *(also for files, more in ALSO.items() if fnmatch(mutant.path, files) for also in more)]
+    places = [Path("tests", way, each) for each in rooms for way in ("pure", "virtual", "node")]
+    folders = [str(place) for place in places if (TREE / place).is_dir()]
     arguments = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timed=without", "--timeout=60", *folders]
     with tempfile.TemporaryDirectory(prefix="sharepod-mutant-") as name:
         scratch = Path(name)

@@ -42,10 +42,12 @@ MS = 1_000_000
 
 def test_a_counter_that_falls_starts_the_account_anew() -> None:
     account = Account()
-    account.add(0, 10 * SECOND_NS)
-    account.add(SECOND_NS, 0)
+    for second in range(180):
+        account.add(second * SECOND_NS, (10 + second) * SECOND_NS)
+    account.add(180 * SECOND_NS, 0)
     account.validate()
-    assert account.rate_millipercent(2 * SECOND_NS, SECOND_NS // 2, SECOND_NS) == 50_000
+    for window_ns in (SECOND_NS, MINUTE_NS, 15 * MINUTE_NS):
+        assert account.rate_millipercent(181 * SECOND_NS, SECOND_NS // 2, window_ns) == 50_000
 
 
 @given(st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 1_000)), max_size=300))
