@@ -12,6 +12,7 @@
 #include "guest.h"
 
 #define WINDOW_NS 1000000000u
+#define EARLY_NS  2000    /* what the bounds of the clocks are wrong by at most */
 #define TIGHT_NS  100000u /* an event recorded on an idle device is stamped at once: so near it is believed */
 
 bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
@@ -59,17 +60,19 @@ static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
 }
 
 int64_t sp_clock_arrived_ns(const struct sp_clock *clock, uint64_t launched_ns) {
-  return (int64_t)launched_ns - (knows_arrival(clock, launched_ns) ? clock->arrival_ns : clock->guess_ns);
+  int64_t arrival_ns = knows_arrival(clock, launched_ns) ? clock->arrival_ns : clock->guess_ns - clock->record_ns;
+  return (int64_t)launched_ns - arrival_ns;
 }
 
 void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_t began_ns) {
   int64_t arrival_ns = (int64_t)launched_ns - began_ns, most_ns = sp_clock_most_ns(clock);
+  if (arrival_ns > most_ns + EARLY_NS)
+    return; /* before the launch: beside other streams the work took longer than is known of it */
   if (knows_arrival(clock, launched_ns)) { /* a longer way may have had a wait in it */
     int64_t change_ns = arrival_ns - clock->arrival_ns;
     arrival_ns = clock->arrival_ns + change_ns / (change_ns > 0 ? 8 : 32);
   }
-  clock->arrival_ns =
-      arrival_ns < most_ns ? arrival_ns : most_ns; /* not before the launch, or it took less than ever */
+  clock->arrival_ns = arrival_ns < most_ns ? arrival_ns : most_ns;
   clock->arrival_seen_ns = launched_ns;
 }
 

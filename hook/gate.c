@@ -146,6 +146,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   pass->measured =
       sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
       ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
+  bool empty = !sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding);
   pass->edged = false;
   if (sp_unlikely(sp_load(&lane->awaits))) {
     pass->edged = sp_lane_measure(lane, false); /* it tells when the wait was over */
@@ -153,6 +154,8 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       sp_store(&lane->awaits, false);
   } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
     pass->edged = sp_lane_measure(lane, false); /* the left edge */
+  } else if (sp_unlikely(spread - SELDOM < SELDOM) && empty) {
+    pass->edged = sp_lane_measure(lane, false); /* it tells what a record takes to arrive */
   }
   if (sp_unlikely(!sp_load(&lane->pending_ns)))
     sp_store(&lane->batch_ns, sp_now_ns());
@@ -248,8 +251,8 @@ static inline __attribute__((always_inline)) void account(const struct sp_pass *
       /* nobody else may record there while a capture is open */
       (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_is_legacy(lane)))
     sp_lane_mark(lane, true, pass->edged);
-  else if (sp_unlikely(pass->measured))
-    sp_lane_measure(lane, pass->edged);
+  else if (sp_unlikely(pass->measured) && sp_lane_measure(lane, pass->edged) && pass->edged)
+    sp_lane_measure(lane, false); /* one more: what an event takes is not the unit's */
 }
 
 void sp_gate_leave(struct sp_pass *pass, int result) {

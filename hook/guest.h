@@ -171,12 +171,14 @@ struct sp_device {
     uint32_t scale;           /* the name of the scale of our own, which is sums of elapsed times */
     int64_t device_ns;        /* the last finished marker's time on it */
     int64_t latest_ns;        /* the latest end so far */
+    int64_t event_ns;         /* what a timing event takes on the device; 0: not known yet */
     bool started;             /* the last finish was the first of its turn, … */
     int64_t start_ns;         /* … and this is the time of the turn's start event */
     int64_t offset_ns[2];     /* smallest (host - device) in this second and in the one before */
     int64_t least_ns[2];      /* what it is at least */
     int64_t guess_ns;         /* the nearest guess of it, … */
     bool tight;               /* … between two bounds near each other; else it may be too large */
+    int64_t record_ns;        /* what the record of an event into an empty stream takes to be stamped, by that guess */
     int64_t arrival_ns;       /* the usual (host at a launch into an empty stream - device at its start), … */
     uint64_t arrival_seen_ns; /* … as seen for a launch at this time last; 0: never */
     bool waits[2];            /* somebody was woken by a marker: the offset is not only how seldom we looked */

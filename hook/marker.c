@@ -11,7 +11,7 @@
  */
 #include "guest.h"
 
-#define LATE_NS     5000      /* an event that is stamped so soon after its recording was behind ended work */
+#define LATE_NS     15000     /* an event that is stamped so soon after its recording was behind ended work */
 #define LOOSE_NS    50000     /* the mapping of the clocks may be wrong by that, unless it is tight */
 #define LATENCY_NS  20000     /* a launch that takes longer to arrive has waited for something */
 #define SPARSE_NS   500000    /* work that was launched over a longer time may have had pauses anywhere in it */
@@ -19,6 +19,7 @@
 #define UNEVEN      (SP_STRETCH * 3 / 2)
 #define STRETCH_MAX (SP_STRETCH * 64)
 #define PUT_OFF_NS  50000   /* what a unit takes varies by less */
+#define EVENT_NS    5000    /* a timing event takes less */
 #define STOOD_NS    1000000 /* one long wait must not hide the short ones for ever */
 #define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
 
@@ -58,11 +59,12 @@ static struct sp_bounds bounds_of(const struct sp_device *device, const struct s
   bounds.least_ns = exact ? (int64_t)marker->first_ns - sp_clock_most_ns(clock) : first_ns;
   if (lane->scale == clock->scale) {
     bounds.dense = clock->sure && recorded_ns + (clock->tight ? 0 : LOOSE_NS) <= lane->ended_ns;
+    int64_t free_ns = lane->ended_ns + clock->event_ns;
     if (lane->ended_ns >= first_ns) {
-      bounds.from_ns = bounds.least_ns = lane->ended_ns;
+      bounds.from_ns = bounds.least_ns = free_ns;
       bounds.empty = false;
-    } else if (bounds.least_ns < lane->ended_ns) {
-      bounds.least_ns = lane->ended_ns;
+    } else if (bounds.least_ns < free_ns) {
+      bounds.least_ns = free_ns;
     }
   }
   int64_t least_ns = clock->started ? clock->start_ns : INT64_MIN;
@@ -233,6 +235,25 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   sp_store(&device->stretch, (uint32_t)(stretch < STRETCH_MAX ? stretch : STRETCH_MAX) - SP_STRETCH);
 }
 
+/* What the record of an event into an empty stream takes to be stamped. So long a launch takes to begin, at least. */
+static void learn_record(struct sp_clock *clock, int64_t took_ns) {
+  clock->record_ns += (took_ns - clock->record_ns) / 8;
+}
+
+/* An event without work before it. Behind another one it tells what an event takes on the device, which is no work. */
+static void learn_edge(struct sp_device *device, const struct sp_marker *marker) {
+  struct sp_clock *clock = &device->clock;
+  const struct sp_lane *lane = marker->lane;
+  int64_t recorded_ns = (int64_t)marker->recorded_ns - clock->guess_ns, took_ns = clock->device_ns - recorded_ns;
+  if (!clock->tight || lane->scale != clock->scale)
+    return;
+  if (recorded_ns > lane->ended_ns && took_ns >= 0 && took_ns < LATE_NS)
+    learn_record(clock, took_ns);
+  took_ns = clock->device_ns - lane->ended_ns;
+  if (recorded_ns < lane->ended_ns && marker->pieces == sp_load(&lane->pieces_done) + 1 && took_ns < EVENT_NS)
+    clock->event_ns = clock->event_ns ? clock->event_ns + (took_ns - clock->event_ns) / 8 : took_ns;
+}
+
 static void learn_wait(struct sp_device *device, const struct sp_marker *marker) {
   int64_t over_ns = device->clock.device_ns + device->clock.guess_ns;
   uint64_t stood_ns = (uint64_t)within(over_ns - (int64_t)marker->recorded_ns, 0, STOOD_NS);
@@ -249,6 +270,8 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
       if (sp_load(&device->aside) || sp_load(&device->back_ns))
         bounds.dense = false; /* others may have run in between */
       learn_arrival(device, &marker, &bounds);
+      if (bounds.late)
+        learn_record(&device->clock, bounds.rest_ns);
       account(device, &marker, bounds);
       learn_stretch(device, &marker, &bounds);
       if (marker.unit)
@@ -256,6 +279,8 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
     }
     if (marker.awaits)
       learn_wait(device, &marker);
+    else if (!marker.launches)
+      learn_edge(device, &marker);
     lane->ended_ns = device->clock.device_ns;
     lane->scale = device->clock.scale;
     lane->foreign = marker.foreign;
