@@ -30,7 +30,9 @@ def turn(line: Timeline, name: str, *, decides: bool = True) -> Turn:
 
 def shown(line: Timeline, name: str, *, decides: bool = True) -> str:
     """Return what the command prints, by way of the wire."""
-    answer = json.dumps(asdict(explain(line.cluster, pod_of(line, name), turn=turn(line, name, decides=decides))))
+    pod = pod_of(line, name)
+    found = turn_of(line.cluster, line.memory, line.queues, pod, line.now_s, decides=decides)
+    answer = json.dumps(asdict(explain(line.cluster, pod, turn=found)))
     return "\n".join(lines(json.loads(answer), "http://here", 300))
 
 
