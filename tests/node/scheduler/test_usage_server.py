@@ -307,6 +307,7 @@ async def test_only_so_many_wait_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -
                 await call.done_writing()
         codes = [(await ended(call))[0] for call in calls]
         assert sorted(code.name for code in codes) == ["OK", "OK", "OK", "RESOURCE_EXHAUSTED"]
+        await run.told("n5")  # who was let in is none of those who wait
 
 
 async def test_strangers_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,8 @@ def yielded(line: Timeline, now_s: float) -> dict[str, str]:
     """Decide, and let the API server show the pods that yield then."""
     yields = decided(line, now_s).yields
     for name, how in yields.items():
+        counted = [pod.yields for pod in line.cluster.pods() if pod.name == name]
+        assert counted == [how], "at once, before it is seen"
         pod_of(line, name, yields=how)
     return yields
 
