@@ -28,6 +28,7 @@ SIDE_BY_SIDE = """
     module = start()
     a, b, event = new_stream(), new_stream(), new_event()
     release = hold(a)
+    ok(launch(kernel(module, "head_5ms"), a))  # what waits for its end begins with it, however late the host is
     ok(cuda.cuEventRecord(event, a))
     ok(cuda.cuStreamWaitEvent(b, event, 0))
     ok(launch(kernel(module, "one_40ms"), a, grid=int(sys.argv[1])))
@@ -52,10 +53,11 @@ def test_an_event_without_timing_leaves_none(new_gpu: NewGpu) -> None:
     gpu = new_gpu(SIMGPU_RECORD_GAP_NS="40000")
     gpu.play("""
         module = start()
-        f, event = kernel(module, "k_300us"), new_event(2)
+        f, event, release = kernel(module, "k_300us"), new_event(2), hold()
         for _ in range(2):
             ok(launch(f))
             ok(cuda.cuEventRecord(event, None))
+        release()
         ok(cuda.cuCtxSynchronize())
         """)
     first, second = gpu.kernels()
