@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from simgpu_fixtures import LOOP, NewGpu
 
-from rig.until import until
-
 QUEUED = """
     module = start()
     f, first, last, release = kernel(module, "k_300us"), new_event(), new_event(), hold()
@@ -119,39 +117,6 @@ def test_a_kernel_takes_what_its_data_make_it_take(new_gpu: NewGpu) -> None:
         ok(cuda.cuCtxSynchronize())
         """)
     assert [k.busy_ns for k in gpu.kernels()] == [20_000, 1_000_000, 3]
-
-
-RECORDS = """
-    start()
-    event, stream = new_event(), new_stream()
-    print("ready", flush=True)
-    while True:
-        ok(cuda.cuEventRecord(event, stream))
-        time.sleep(0.002)
-    """
-
-
-@pytest.mark.parametrize("intrusion", [False, True])
-def test_records_without_the_turn_disturb_the_holder(new_gpu: NewGpu, intrusion: bool) -> None:
-    gpu = new_gpu(SIMGPU_INTRUSION_US="200" if intrusion else "0")
-    gpu.ready(LOOP, "k_1ms", "deep")
-    gpu.ready(RECORDS)
-    with gpu.truth() as truth:
-        time.sleep(0.2)
-        before, began_ns = truth.devices()[0], truth.now_ns()
-        if intrusion:
-            until(lambda: truth.devices()[0].switches > before.switches + 50)
-        else:
-            time.sleep(0.5)
-        after, ended_ns = truth.devices()[0], truth.now_ns()
-    lost_ns, switches = ended_ns - began_ns - (after.busy_ns - before.busy_ns), after.switches - before.switches
-    if intrusion:
-        assert switches > 50
-        # Out at 180 µs, the commands' part of the rotation, and back at 10 µs.
-        assert lost_ns == pytest.approx(switches / 2 * 390_000, rel=0.25)
-    else:
-        assert switches == 0
-        assert lost_ns < 1_000_000
 
 
 def test_an_emptied_context_may_keep_its_slice(new_gpu: NewGpu) -> None:

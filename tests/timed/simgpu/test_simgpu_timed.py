@@ -6,6 +6,8 @@ from statistics import median
 import pytest
 from simgpu_fixtures import LOOP, Gpu, NewGpu
 
+from rig.until import until
+
 
 def test_a_launch_costs_cpu_time_and_a_synchronised_loop_little_more_than_its_kernels(new_gpu: NewGpu) -> None:
     text = """
@@ -74,3 +76,36 @@ def test_two_deep_queues_and_a_loop_share_by_the_formula(new_gpu: NewGpu) -> Non
     gpu = new_gpu(SIMGPU_SWITCH_US="0", SIMGPU_DRAIN_SWITCH_US="0")
     shares = measure_shares(gpu, ("k_1ms", "deep"), ("k_1ms", "deep"), ("k_500us", "sync"), seconds=1.2)
     assert shares == pytest.approx([44.4, 44.4, 11.1], abs=1.5)
+
+
+RECORDS = """
+    start()
+    event, stream = new_event(), new_stream()
+    print("ready", flush=True)
+    while True:
+        ok(cuda.cuEventRecord(event, stream))
+        time.sleep(0.002)
+    """
+
+
+@pytest.mark.parametrize("intrusion", [False, True])
+def test_records_without_the_turn_disturb_the_holder(new_gpu: NewGpu, intrusion: bool) -> None:
+    gpu = new_gpu(SIMGPU_INTRUSION_US="200" if intrusion else "0")
+    gpu.ready(LOOP, "k_1ms", "deep")
+    gpu.ready(RECORDS)
+    with gpu.truth() as truth:
+        time.sleep(0.2)
+        before, began_ns = truth.devices()[0], truth.now_ns()
+        if intrusion:
+            until(lambda: truth.devices()[0].switches > before.switches + 50)
+        else:
+            time.sleep(0.5)
+        after, ended_ns = truth.devices()[0], truth.now_ns()
+    lost_ns, switches = ended_ns - began_ns - (after.busy_ns - before.busy_ns), after.switches - before.switches
+    if intrusion:
+        assert switches > 50
+        # Out at 180 µs, the commands' part of the rotation, and back at 10 µs.
+        assert lost_ns == pytest.approx(switches / 2 * 390_000, rel=0.25)
+    else:
+        assert switches == 0
+        assert lost_ns < 1_000_000
