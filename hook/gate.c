@@ -146,7 +146,6 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
   pass->measured =
       sp_unlikely(!sp_load(&unit->predicted_ns)) || sp_unlikely(sp_unit_stale(unit)) ||
       ((sp_unlikely(spread < OFTEN) || sp_unlikely(entered)) && is_measured(lane, unit, launches, spread, entered));
-  bool empty = !sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding);
   pass->edged = false;
   if (sp_unlikely(sp_load(&lane->awaits))) {
     pass->edged = sp_lane_measure(lane, false); /* it tells when the wait was over */
@@ -154,7 +153,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       sp_store(&lane->awaits, false);
   } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
     pass->edged = sp_lane_measure(lane, false); /* the left edge */
-  } else if (sp_unlikely(spread - SELDOM < SELDOM) && empty) {
+  } else if (sp_unlikely(spread - SELDOM < SELDOM) && !sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding)) {
     pass->edged = sp_lane_measure(lane, false); /* it tells what a record takes to arrive */
   }
   if (sp_unlikely(!sp_load(&lane->pending_ns)))

@@ -167,8 +167,9 @@ def test_whoever_waits_when_its_share_ends_is_woken(arbiter: Arbiter, tenants: P
 
         waiter = threading.Thread(target=wait, args=(word,))
         waiter.start()
-        path = Path(f"/proc/self/task/{waiter.native_id}/wchan")
-        until(lambda: "futex" in path.read_text())
+        path = Path(f"/proc/self/task/{waiter.native_id}/syscall")
+        sleeps = f" {ctypes.addressof(word):#x} "  # there, and not for the interpreter
+        until(lambda: sleeps in path.read_text())
         arbiter.native.remove_share(first.share.handle)
         waiter.join(10)
         assert result == [0]

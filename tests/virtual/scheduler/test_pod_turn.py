@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rounds_world import ask, nodes, pod_of, task
@@ -238,11 +239,11 @@ def rounds() -> Timeline:
 
 def queue(*arguments: str, decides: bool = True, trouble: str = "") -> tuple[int, str, str]:
     """Run the command against a server that shows `rounds`; return its exit status, what it shows and what it says."""
-    line, lease = rounds(), SimpleNamespace(is_held=lambda: decides, trouble=trouble)
+    line = rounds()
+    lease: Any = SimpleNamespace(is_held=lambda: decides, trouble=trouble)
 
     def look(_: float) -> dict[str, object]:
-        refusal = "queues.yaml: 'a': weight is -1"
-        return view(line.memory, line.queues, lease, 95.0, refusal=refusal)  # type: ignore[arg-type]
+        return view(line.memory, line.queues, lease, 95.0, refusal="queues.yaml: 'a': weight is -1")
 
     async def ask() -> tuple[int, str, str]:
         status = StatusServer(line.cluster, not_ready=lambda: "", queue=look, turn=lambda *_: None)
