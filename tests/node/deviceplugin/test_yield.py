@@ -75,6 +75,15 @@ async def uses(node: PluginNode, name: str, more_than_percent: float) -> None:
     await eventually(enough, node.log)
 
 
+async def rests(node: PluginNode, name: str) -> None:
+    """Wait until what a pod had on its device has run out, and it uses nothing for half a second."""
+
+    async def nothing() -> bool:
+        return await used_percent(node, name, 0.5) < 2
+
+    await eventually(nothing, node.log)
+
+
 async def starting(node: PluginNode, pod: FakePod) -> None:
     await node.kubelet.start(pod, "main", patience_s=30)
 
@@ -103,7 +112,7 @@ async def test_a_pod_is_limited_then_paused_for_another_and_goes_on_when_that_is
             node.show(batch, MEMORY | PAUSE)
             await becomes(node, "batch", lambda share: share.paused and share.yielding)
             await start
-            assert await used_percent(node, "batch", 0.5) < 2
+            await rests(node, "batch")
             async with program(node, "serve"):
                 assert (await held(node, "serve")).devices[0].device_uuid == before.devices[0].device_uuid
                 await uses(node, "serve", 60)
