@@ -99,7 +99,7 @@ void sp_bill_begin(struct sp_member *member) {
   member->cut = NULL;
   member->cut_ns = 0;
   member->turn_used_ns = member->turn_charged_ns = member->begun_ns = 0;
-  member->others_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
+  member->others_ns = member->turn_alone_ns = member->turn_idle_ns = member->turn_forgiven_ns = 0;
   member->put_off_ns = member->beside_turn_ns = member->changes_ns = 0;
   int64_t grace_ns = member->grace_ns + SP_FREE_NS;
   member->grace_ns = grace_ns < SP_GRACE_NS ? grace_ns : SP_GRACE_NS;
@@ -115,6 +115,13 @@ static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
   member->turn_forgiven_ns = forgiven_ns > 0 ? forgiven_ns : 0;
   member->grace_ns -= member->turn_forgiven_ns - before_ns;
   return member->turn_forgiven_ns - before_ns;
+}
+
+/* Does its turn keep the device from somebody? Who was granted it already waits for the drain, too. */
+static bool keeps_others_out(const struct sp_node_device *device, const struct sp_member *member) {
+  if (member->draining)
+    return device->holder || sp_others_wait(device, member);
+  return member->grant->flags & SP_GRANT_CONTENDED;
 }
 
 static void bill(struct sp_node_device *device, uint64_t until_ns) {
@@ -141,10 +148,13 @@ static void bill(struct sp_node_device *device, uint64_t until_ns) {
       used_ns = (int64_t)turn_used(member, until_ns) - (int64_t)member->turn_used_ns;
       if (used_ns < 0)
         used_ns = 0; /* put right at the end of the turn, when all is known */
-      if (member->draining || member->grant->flags & SP_GRANT_CONTENDED)
+      if (keeps_others_out(device, member)) {
         charged_ns -= forgive(member, elapsed_ns - used_ns);
-      else if (charged_ns > used_ns)
-        charged_ns = used_ns; /* nothing is kept from anybody */
+      } else {
+        if (charged_ns > used_ns)
+          charged_ns = used_ns;
+        member->turn_alone_ns += charged_ns;
+      }
     }
     charge(device, member, used_ns, charged_ns, until_ns);
   }
@@ -257,8 +267,13 @@ void sp_bill_correct(struct sp_node_device *device, struct sp_member *member) {
   int64_t over_ns = (int64_t)member->turn_used_ns - (int64_t)turn_used(member, device->billed_until_ns);
   if (member->by_clock || member->view.torn || over_ns <= 0)
     return;
-  int64_t forgiven_ns = forgive(member, over_ns);
-  charge(device, member, -over_ns, -forgiven_ns, device->billed_until_ns);
+  /* What kept nobody out and was not used after all is not charged either. */
+  int64_t alone_ns = over_ns < member->turn_alone_ns ? over_ns : member->turn_alone_ns;
+  if (member->cogranted)
+    alone_ns = 0; /* what was not used came last, when others ran */
+  member->turn_alone_ns -= alone_ns;
+  int64_t forgiven_ns = forgive(member, over_ns - alone_ns);
+  charge(device, member, -over_ns, -alone_ns - forgiven_ns, device->billed_until_ns);
   if (member->cogranted && device->holder) { /* its drain was not late, only the news of it: the time was another's */
     struct sp_member *holder = device->holder;
     uint64_t begun_ns = holder->begun_ns ? holder->begun_ns : device->billed_until_ns;

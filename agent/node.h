@@ -121,6 +121,7 @@ struct sp_member {
   uint64_t turn_used_ns, turn_charged_ns;
   uint64_t begun_ns;                     /* since when it pays for the device's time; 0: not yet */
   int64_t others_ns;                     /* what others have paid of the time since then */
+  int64_t turn_alone_ns;                 /* charged as used while nobody waited */
   int64_t turn_idle_ns;                  /* while others waited: not used */
   int64_t turn_forgiven_ns;              /* of that, not charged */
   int64_t grace_ns;                      /* how much more would not be */

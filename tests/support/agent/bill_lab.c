@@ -31,9 +31,15 @@ void lab_begin(uint64_t now_ns) {
   }
 }
 
+/* Others want the device from here on, or nobody does. */
+void lab_contend(int share, bool contended) {
+  members[share].grant->flags = contended ? SP_GRANT_CONTENDED : 0;
+  device.waiting = contended;
+}
+
 void lab_grant(int share, uint64_t now_ns, bool contended) {
   struct sp_member *member = &members[share];
-  member->grant->flags = contended ? SP_GRANT_CONTENDED : 0;
+  lab_contend(share, contended);
   member->holding = true;
   member->granted_ns = now_ns;
   member->view = (struct sp_view){0};

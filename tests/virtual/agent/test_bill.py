@@ -93,6 +93,27 @@ def test_alone_a_share_is_charged_what_it_used(bill: Bill) -> None:
     assert bill.paid(0)[:6] == (4 * MS, 4 * MS, 0, 0, 0, FREE_NS)
 
 
+@pytest.mark.parametrize(
+    ("contended_ns", "drained_ns", "charged_ns"),
+    [(0, 0, 0), (0, 4 * MS, 0), (4 * MS, 0, 4 * MS - FREE_NS), (4 * MS, 3 * MS, 7 * MS - FREE_NS)],
+)
+def test_idle_time_that_is_told_late_is_charged_only_where_it_kept_others_out(
+    bill: Bill, contended_ns: int, drained_ns: int, charged_ns: int
+) -> None:
+    bill.grant(0, contended=False)
+    bill.say(0, 0, running=1)
+    bill.bill(3 * MS)
+    if contended_ns:
+        bill.lab.lab_contend(0, True)
+        bill.bill(contended_ns)
+    bill.lab.lab_close(0)
+    bill.bill(drained_ns)
+    bill.say(0, 20_000)
+    bill.lab.lab_drained(0, bill.at(bill.now_ns))
+    bill.turn(0, 20 * MS, used_ns=20 * MS)  # counters never fall: it is left out of what comes next
+    assert bill.paid(0)[:2] == (20 * MS + 20_000, 20 * MS + charged_ns + 20_000 * (not charged_ns))
+
+
 def test_while_others_wait_the_idle_time_of_each_turn_is_charged_but_for_its_grace(bill: Bill) -> None:
     bill.turn(0, 10 * MS, used_ns=4 * MS)
     before = bill.paid(0)
