@@ -16,7 +16,7 @@ void sp_copied(void *stream, bool per_thread, enum sp_way way, uint64_t bytes, u
     if (!device)
       return;
     if (thread)
-      thread->device = device;
+      sp_thread_on(thread, device);
   }
   if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
     return;

@@ -66,18 +66,26 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
 }
 
+static struct sp_lane *look_up(struct sp_known_lane pair[2], struct sp_known_lane sought, struct sp_thread *thread,
+                               struct sp_device *device, bool per_thread) {
+  sought.lane = sp_lane_find(device, thread, sought.stream, per_thread);
+  pair[1] = pair[0];
+  pair[0] = sought;
+  return sought.lane;
+}
+
+/* `device`: that of the thread. */
 static inline struct sp_lane *cached_lane(struct sp_device *device, struct sp_thread *thread, void *stream,
                                           bool per_thread) {
-  uint32_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
-  if (sp_likely(thread->lane != NULL && thread->lane_stream == stream && thread->lane_per_thread == per_thread &&
-                thread->lane_generation == generation && thread->lane_device == device))
-    return thread->lane;
-  thread->lane = sp_lane_find(device, thread, stream, per_thread);
-  thread->lane_stream = stream;
-  thread->lane_device = device;
-  thread->lane_per_thread = per_thread;
-  thread->lane_generation = generation;
-  return thread->lane;
+  uint64_t generation = __atomic_load_n(&sp_guest.lane_generation, __ATOMIC_ACQUIRE);
+  uint64_t key = generation << 32 | thread->looks << 2 | (uint32_t)per_thread << 1 | 1; /* 0: of an empty place */
+  uint64_t spread = (uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u; /* 2^64 / the golden ratio: neighbours part */
+  struct sp_known_lane *pair = thread->known[spread >> (64 - SP_PAIRS_BITS)];
+  if (sp_likely(pair[0].stream == stream && pair[0].key == key))
+    return pair[0].lane;
+  if (pair[1].stream == stream && pair[1].key == key)
+    return pair[1].lane;
+  return look_up(pair, (struct sp_known_lane){stream, key, NULL}, thread, device, per_thread);
 }
 
 /* `first`: of a turn, which tells when the device was ours (marker.c). */
@@ -210,7 +218,7 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
     device = sp_device_current();
     if (!device)
       return;
-    thread->device = device;
+    sp_thread_on(thread, device);
   }
   if (sp_unlikely(sp_load(&sp_guest.captures)) && sp_lane_capturing(stream, per_thread))
     return;
@@ -286,7 +294,7 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   struct sp_device *device = thread->device && sp_guest.single_device ? thread->device : sp_device_current();
   if (!device || (sp_load(&sp_guest.captures) && sp_lane_capturing(stream, per_thread)))
     return;
-  thread->device = device;
+  sp_thread_on(thread, device);
   struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
   if (!lane)
     return;
@@ -322,7 +330,7 @@ void sp_gate_context_changed(void) {
   if (!thread)
     return;
   thread->device = NULL;
-  thread->lane = NULL;
+  sp_thread_forget_lanes(thread);
 }
 
 void sp_gate_capture_begin(void *stream, bool per_thread) {

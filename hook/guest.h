@@ -76,9 +76,10 @@ struct sp_lane {
   bool batch_mixed;
   bool batch_guessed; /* how long some of it takes had not been seen */
   bool awaits;        /* what it was given last waits for more than the device's work */
-  /* the rest is guarded by lock */
-  pthread_mutex_t lock;
   struct sp_device *device;
+  uint32_t outstanding; /* markers not yet finished; written under lock */
+  /* the rest is guarded by lock; what is above is a launch's, in one line of the cache */
+  pthread_mutex_t lock;
   CUcontext context;
   void *stream;                   /* the handle that the launching thread used */
   bool per_thread;                /* record with the _ptsz twin */
@@ -87,10 +88,9 @@ struct sp_lane {
   bool dead;                      /* its context is gone: events must not be touched */
   CUevent events[SP_LANE_EVENTS]; /* a ring: created on demand, reused in order */
   uint32_t next_event;
-  uint32_t outstanding; /* markers not yet finished */
-  uint32_t pieces;      /* launches and markers that the driver was given up to the last marker */
-  uint64_t start_ns;    /* when … */
-  CUevent start_event;  /* recorded ahead of the first work of a turn */
+  uint32_t pieces;     /* launches and markers that the driver was given up to the last marker */
+  uint64_t start_ns;   /* when … */
+  CUevent start_event; /* recorded ahead of the first work of a turn */
   /* the keeper's own */
   uint32_t pieces_done; /* those up to the last finished marker */
   int64_t ended_ns;     /* when its last finished marker did, on the scale of the device's clock … */
@@ -187,21 +187,27 @@ struct sp_device {
   } clock;
 };
 
+/* The lane of a stream, NULL for none, and what it was found by. */
+struct sp_known_lane {
+  void *stream;
+  uint64_t key; /* of the look, and whether the stream's name is the per-thread one */
+  struct sp_lane *lane;
+};
+
+#define SP_PAIRS_BITS 6 /* as many pairs of known lanes: a thread that uses 64 streams in turn finds each again */
+
 struct sp_thread {
   _Alignas(64) uint32_t inside; /* the bits of the devices that it is between gate and leave of; the keeper reads it */
   uint32_t used;
-  struct sp_device *device;      /* of the current context; NULL: look again */
-  void *lane_stream;             /* the last lane and what it was found by */
-  struct sp_device *lane_device; /* the current one's then; the lane's own may be another */
-  struct sp_lane *lane;
-  uint32_t lane_generation;
-  bool lane_per_thread;
-  uint32_t closed; /* the marker that its synchronising call waits for, its place in the queue + 1; 0: none */
+  struct sp_device *device; /* of the current context; NULL: look again */
+  uint32_t looks;           /* another number whenever the known lanes are to be looked up again */
+  uint32_t closed;          /* the marker that its synchronising call waits for, its place in the queue + 1; 0: none */
   uint64_t launches[SP_DEVICES_MAX];
   /* the patience of a launch that the budget holds back */
   uint32_t progress_seen;
   uint64_t patience_ns;
   uint64_t passed_ns;
+  _Alignas(64) struct sp_known_lane known[1u << SP_PAIRS_BITS][2]; /* by the stream's address */
 };
 
 struct sp_guest {
@@ -227,6 +233,14 @@ void sp_context_leave(void);
 void sp_share_no_keeper(int error); /* the agent is told that a helper thread could not be started */
 
 /* thread.c */
+void sp_thread_forget_lanes(struct sp_thread *thread);
+/* Its current context is on this device. */
+static inline void sp_thread_on(struct sp_thread *thread, struct sp_device *device) {
+  if (thread->device == device)
+    return;
+  thread->device = device;
+  sp_thread_forget_lanes(thread);
+}
 struct sp_thread *sp_thread_self(void); /* NULL when all records are taken: not metered */
 uint32_t sp_thread_index(const struct sp_thread *thread);
 bool sp_threads_inside(uint32_t device_index); /* call after sp_barrier */

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/membarrier.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +16,12 @@ static uint32_t exit_key_made;
 static pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
 static __thread struct sp_thread *self;
 
+void sp_thread_forget_lanes(struct sp_thread *thread) {
+  thread->looks++;
+  if (thread->looks << 2 == 0) /* once around: what was known then would be found again */
+    memset(thread->known, 0, sizeof thread->known);
+}
+
 static void release_record(void *pointer) {
   struct sp_thread *thread = pointer;
   for (uint32_t device = 0; device < SP_DEVICES_MAX; device++) {
@@ -23,7 +30,7 @@ static void release_record(void *pointer) {
   }
   self = NULL;
   thread->device = NULL;
-  thread->lane = NULL;
+  sp_thread_forget_lanes(thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   __atomic_store_n(&thread->used, 0, __ATOMIC_RELEASE);
 }

@@ -32,6 +32,9 @@ struct sp_unit *sp_unit_find(uint64_t key) {
   (void)key;
   return &unit;
 }
+void sp_thread_forget_lanes(struct sp_thread *one) {
+  one->looks++;
+}
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *by, void *stream, bool per_thread) {
   (void)by, (void)stream, (void)per_thread;
   lane.device = device;
