@@ -80,5 +80,3 @@ def test_launches_on_many_streams_of_two_devices_in_any_order_are_each_counted_w
 ) -> None:
     done = run_metered(make_simgpu("2xH200"), tmp_path, IN_TURN, (0, 1))
     assert [account.launches for account in done.usage] == json.loads(done.stdout)
-    for account, busy_ns in zip(done.usage, done.busy_ns, strict=True):
-        assert 0.9 * busy_ns <= account.used_ns <= 1.3 * busy_ns + 10_000_000
