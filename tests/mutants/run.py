@@ -2,7 +2,8 @@
 
 Each mutant is built and tested on an overlay over the tree, in namespaces of its own: the checkout is never touched,
 and processes, mounts and shared memory end with it. What does not compile is drawn anew. The tests that a change of the
-file needs run without the timed ones; one that fails must fail twice, so that a busy machine catches nothing.
+file needs run room by room, without the timed ones; one that fails must fail twice, so that a busy machine catches
+nothing.
 `equivalent.txt` lists slips that change nothing that can be observed, each with its reason; they are not drawn.
 """
 
@@ -31,8 +32,8 @@ ENOUGH = 0.85
 AT_A_TIME = 2
 WORKERS = 3
 HANGS_S = 900
-ALSO = {"agent/*.c": ("hook",), "hook/memory*.c": ("agent", "simgpu"), "hook/nvml*.c": ("agent", "simgpu")}
-"""Rooms beside a file's own whose tests a change of it needs."""
+ALSO = {"agent/*.c": ("hook",), "hook/*.c": ("agent", "simgpu"), "cli/pod*.py": ("scheduler",)}
+"""Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
 UNBUILT = 90
 """The status that says that a mutant does not compile."""
 
@@ -45,14 +46,17 @@ export TMPDIR=/dev/shm/.mutant/tmp
 cd "$TREE"
 cp "$SCRATCH/mutant" "$MUTATED"
 make -s build >"$SCRATCH/build.log" 2>&1 || exit 90
-for time in first second third; do # what fails, and passes alone, hides all that would have come after it
-  status=0
-  .venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 -n $WORKERS --dist=worksteal "$@" || status=$?
-  test $status = 1 -o $status = 2 || exit $status
-  status=0
-  .venv/bin/pytest --outcomes="$SCRATCH/second.json" --failed-in="$SCRATCH/first.json" "$@" || status=$?
-  test $status = 0 || exit $status
-done
+while read -r folders; do
+  for time in first second third; do # what fails, and passes alone, hides all that would have come after it
+    status=0
+    .venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 -n $WORKERS --dist=worksteal "$@" $folders || status=$?
+    test $status != 0 || break
+    test $status = 1 -o $status = 2 || exit $status
+    status=0
+    .venv/bin/pytest --outcomes="$SCRATCH/second.json" --failed-in="$SCRATCH/first.json" "$@" $folders || status=$?
+    test $status = 0 || exit $status
+  done
+done <<<"$FOLDERS"
 """
 
 
@@ -118,13 +122,13 @@ def judged(mutant: Mutant, room: str) -> Verdict:
     """Build a mutant and run the room's tests on it."""
     began = time.monotonic()
     rooms = [room, *(also for files, more in ALSO.items() if fnmatch(mutant.path, files) for also in more)]
-    places = [Path("tests", way, each) for each in rooms for way in ("pure", "virtual", "node")]
-    folders = [str(place) for place in places if (TREE / place).is_dir()]
-    arguments = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timed=without", "--timeout=60", *folders]
+    places = [[f"tests/{way}/{each}" for way in ("pure", "virtual", "node")] for each in rooms]
+    folders = "\n".join(" ".join(place for place in of if (TREE / place).is_dir()) for of in places)
+    arguments = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timed=without", "--timeout=60"]
     with tempfile.TemporaryDirectory(prefix="sharepod-mutant-") as name:
         scratch = Path(name)
         (scratch / "mutant").write_text(mutated((TREE / mutant.path).read_text(), mutant.slip))
-        told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "WORKERS": str(WORKERS)}
+        told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "WORKERS": str(WORKERS), "FOLDERS": folders}
         alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
         command = [*alone, "bash", "-c", INSIDE, "mutant", *arguments]
         hung = False
