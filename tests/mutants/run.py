@@ -30,7 +30,6 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 ENOUGH = 0.85
 """The part of the mutants that must be caught."""
 AT_A_TIME = 2
-WORKERS = 3
 HANGS_S = 900
 ALSO = {"agent/*.c": ("hook",), "hook/*.c": ("agent", "simgpu"), "cli/pod*.py": ("scheduler",)}
 """Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
@@ -46,17 +45,18 @@ export TMPDIR=/dev/shm/.mutant/tmp
 cd "$TREE"
 cp "$SCRATCH/mutant" "$MUTATED"
 make -s build >"$SCRATCH/build.log" 2>&1 || exit 90
-while read -r folders; do
+exec </dev/null
+while read -r -u 3 folders; do
   for time in first second third; do # what fails, and passes alone, hides all that would have come after it
     status=0
-    .venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 -n $WORKERS --dist=worksteal "$@" $folders || status=$?
+    .venv/bin/pytest --outcomes="$SCRATCH/first.json" --maxfail=1 -n 3 --dist=worksteal "$@" $folders || status=$?
     test $status != 0 || break
     test $status = 1 -o $status = 2 || exit $status
     status=0
     .venv/bin/pytest --outcomes="$SCRATCH/second.json" --failed-in="$SCRATCH/first.json" "$@" $folders || status=$?
     test $status = 0 || exit $status
   done
-done <<<"$FOLDERS"
+done 3<<<"$FOLDERS"
 """
 
 
@@ -128,7 +128,7 @@ def judged(mutant: Mutant, room: str) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="sharepod-mutant-") as name:
         scratch = Path(name)
         (scratch / "mutant").write_text(mutated((TREE / mutant.path).read_text(), mutant.slip))
-        told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "WORKERS": str(WORKERS), "FOLDERS": folders}
+        told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "FOLDERS": folders}
         alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
         command = [*alone, "bash", "-c", INSIDE, "mutant", *arguments]
         hung = False
