@@ -3,6 +3,7 @@
 import pickle
 from functools import cache
 from itertools import combinations_with_replacement
+from math import exp, floor
 
 import pytest
 from hypothesis import given, settings
@@ -239,3 +240,45 @@ def test_the_most_frequent_kinds_make_up_the_part_that_is_asked_for() -> None:
     assert [kind.milli for kind, _ in mix.most_frequent(0.81).parts] == [0, 200, 300]
     assert mix.most_frequent(1.0) == mix
     assert sum(part for _, part in mix.most_frequent(0.5).parts) == pytest.approx(1.0)
+
+
+PARTS = st.sampled_from([100, 300, 500, 700, 1000])
+SITES = [(node, device) for node, devices in enumerate((4, 2)) for device in range(devices)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    taken=st.lists(st.tuples(st.sampled_from(SITES), PARTS), max_size=8),
+    milli=PARTS,
+    mix=st.lists(st.builds(share, PARTS, st.sampled_from([0, 4000, 9000]), st.integers(1, 3)), min_size=1, max_size=6),
+)
+def test_fgd_takes_the_device_after_which_the_least_is_of_no_use_to_the_mix(
+    taken: list[tuple[tuple[int, int], int]], milli: int, mix: list[PodAsk]
+) -> None:
+    def after(*more: tuple[tuple[int, int], int]) -> Board:
+        board = Board([NodeSpec("four", 16_000, 0, 4), NodeSpec("two", 8_000, 0, 2)])
+        for (node, device), part in (*taken, *more):
+            if board.left(node)[2][device] >= part:
+                board.take(share(part), Place(node, ((device,),)))
+        return board
+
+    board = after()
+    policy = Policy("fgd", board, Mix.of(mix))
+    policy.refresh()
+    now = board.fragmentation(policy.native)
+    growth = {
+        (node, device): after(((node, device), milli)).fragmentation(policy.native) - now
+        for node, device in SITES
+        if board.left(node)[2][device] >= milli
+    }
+    levels = {node: max((_level(growth[n, d]) for n, d in growth if n == node), default=-1) for node in (0, 1)}
+    found = board.best(share(milli), policy.native)
+    assert (found is None) == (not growth)
+    if found:
+        assert found.node == max(levels, key=lambda node: (levels[node], -node))
+        least = min(grown for (node, _), grown in growth.items() if node == found.node)
+        assert growth[found.node, found.devices[0][0]] == pytest.approx(least, abs=1e-6)
+
+
+def _level(growth: float) -> int:
+    return floor(100 / (1 + exp(growth / 1000)) + 1e-9)

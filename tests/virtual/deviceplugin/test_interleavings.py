@@ -100,6 +100,13 @@ def playing(seed: int, events: list[tuple[Any, ...]]) -> None:
         ("create", 0, 1), ("fill", False), ("wait", 70.0), ("create", 0, 1), ("restart_kubelet", 8.0),
     ],
 )  # fmt: skip
+@example(  # what its owner says of a pod while the agent is away is told later
+    seed=1,
+    events=[
+        ("create", 3, 0), ("wait", 200.0), ("put_up", "agent", False), ("make_yield", 0, "limit"), ("wait", 5.0),
+        ("put_up", "agent", True),
+    ],
+)  # fmt: skip
 def test_no_live_container_loses_its_share_and_none_leaks(_part: int, seed: int, events: list[tuple[Any, ...]]) -> None:
     playing(seed, events)
 
