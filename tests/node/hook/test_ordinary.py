@@ -1,12 +1,15 @@
 """A preloaded hook changes nothing in ordinary programs."""
 
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from hooklab import C, clean_environment, compile_c, need_tool, run
 
+from rig.arbiter import Arbiter
+from rig.script import script
 from sharepod.hook import LIBRARY
 
 PYTHON_ERRORS = (
@@ -76,3 +79,26 @@ def test_closing_every_descriptor_and_forking_are_the_programs_own_business(tmp_
     need_tool("setsid", "util-linux")
     done = run(["setsid", "-w", busy], clean_environment() | {"LD_PRELOAD": str(LIBRARY)})
     assert (done.returncode, done.stdout, done.stderr) == (0, "busy 4\n", "")
+
+
+OWN_FAULTS = {
+    "sent": "os.kill(os.getpid(), signal.SIGBUS)",
+    "raised": "own[0]",
+}
+
+
+@pytest.mark.parametrize("way", OWN_FAULTS)
+def test_a_bus_error_that_is_none_of_the_hooks_ends_a_program_of_a_share(
+    way: str, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share")
+    body = f"""
+    import mmap, os, signal
+    start()
+    with open({str(tmp_path / "own")!r}, "w+b") as file:
+        file.truncate(1)
+        own = mmap.mmap(file.fileno(), 1)
+        file.truncate(0)
+    {OWN_FAULTS[way]}
+    """
+    assert run(script(body), simgpu | share.env).returncode == -signal.SIGBUS
