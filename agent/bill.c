@@ -117,7 +117,7 @@ static int64_t forgive(struct sp_member *member, int64_t idle_ns) {
   return member->turn_forgiven_ns - before_ns;
 }
 
-/* Does its turn keep the device from somebody? Who was granted it already waits for the drain, too. */
+/* Does its turn keep the device from others? A share that was granted the device early waits for the drain, too. */
 static bool keeps_others_out(const struct sp_node_device *device, const struct sp_member *member) {
   if (member->draining)
     return device->holder || sp_others_wait(device, member);

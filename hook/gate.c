@@ -66,11 +66,14 @@ static inline void announce(struct sp_thread *thread, const struct sp_device *de
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the keeper's membarrier is the other half */
 }
 
+/* That there is none is not kept: one may become free at any time. */
 static struct sp_lane *look_up(struct sp_known_lane pair[2], struct sp_known_lane sought, struct sp_thread *thread,
                                struct sp_device *device, bool per_thread) {
   sought.lane = sp_lane_find(device, thread, sought.stream, per_thread);
-  pair[1] = pair[0];
-  pair[0] = sought;
+  if (sought.lane) {
+    pair[1] = pair[0];
+    pair[0] = sought;
+  }
   return sought.lane;
 }
 

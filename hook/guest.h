@@ -187,10 +187,11 @@ struct sp_device {
   } clock;
 };
 
-/* The lane of a stream, NULL for none, and what it was found by. */
+/* The lane of a stream, and what it was found by. */
 struct sp_known_lane {
   void *stream;
-  uint64_t key; /* of the look, and whether the stream's name is the per-thread one */
+  uint64_t
+      key; /* the generation of all lanes, the look of the thread, whether NULL is the per-thread stream; 0: empty */
   struct sp_lane *lane;
 };
 

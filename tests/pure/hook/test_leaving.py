@@ -28,6 +28,8 @@ def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it
     # While others wait, a long unit is foretold to end behind all that is in flight and pending before it.
     assert found["alone-waits"] == found["short"] == {"until": [0], "foretold": [0]}
     assert found["long"] == {"until": [3_000_000 + 200_000 + 700_000], "foretold": [1]}
+    # A stream without a lane passes; its next launch looks again whether there is one.
+    assert found["crowded"] == {"looks": [0], "announced": [0, 0], "waits": [0], "inside": [0], "left": [0]}
     assert found["open"] == {"looks": [1], "announced": [1, 0], "waits": [0], "inside": [1], "left": [0]}
     # At a closed gate it takes the announce back before it waits: the keeper would wait for it.
     assert found["closed"] == {"looks": [2], "announced": [2, 0], "waits": [1], "inside": [1], "left": [0]}

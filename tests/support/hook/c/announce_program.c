@@ -15,6 +15,7 @@ static struct sp_lane lane;
 static struct sp_unit unit = {.predicted_ns = 1000};
 static struct sp_slot_device slot;
 static struct sp_grant grant = {.word = 1, .budget_ns = 50000000, .pair_ns = 50000000};
+static bool crowded; /* all lanes are other streams' */
 static int looks, announced_at_looks, waits, announced_at_waits;
 
 uint32_t looked_at(const struct sp_grant *of) {
@@ -38,7 +39,10 @@ void sp_thread_forget_lanes(struct sp_thread *one) {
 struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *by, void *stream, bool per_thread) {
   (void)by, (void)stream, (void)per_thread;
   lane.device = device;
-  return &lane;
+  return crowded ? NULL : &lane;
+}
+void sp_share_crowded(uint32_t most) {
+  (void)most;
 }
 bool sp_wait_turn(struct sp_device *device, struct sp_lane *in, bool *entered) {
   (void)in;
@@ -86,6 +90,9 @@ int main(void) {
   device->slot = &slot;
   device->bit = device->keeper_started = 1;
   device->entered = grant.word;
+  crowded = true;
+  launch_once("crowded");
+  crowded = false;
   launch_once("open");
   grant.word = 2; /* closed, and another turn is granted while it waits */
   launch_once("closed");
