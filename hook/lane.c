@@ -295,6 +295,8 @@ void sp_lanes_forget(void *stream, void *context) {
     bool locked = lock_for_a_while(&lane->lock);
     pthread_mutex_lock(&table_lock);
     __atomic_store_n(&lane->live, false, __ATOMIC_RELEASE);
+    /* At once: the context may go on while we wait below, and launches into its streams need lanes that live. */
+    __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
     if (context)
       __atomic_store_n(&lane->dead, true, __ATOMIC_SEQ_CST); /* pairs with wait_for_marker in keeper.c */
     /* What could not be marked has passed: nothing will tell when it ends. */
@@ -313,7 +315,6 @@ void sp_lanes_forget(void *stream, void *context) {
       __atomic_store_n(&lane->device->clock.stale, true, __ATOMIC_RELEASE);
     }
   }
-  __atomic_fetch_add(&sp_guest.lane_generation, 1, __ATOMIC_ACQ_REL);
 }
 
 void sp_lanes_gone(const void *context) {
