@@ -5,6 +5,8 @@ look; what a test wants to know of a span of time is read from those lines after
 """
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,6 +17,7 @@ from sharepod_image import NAME as IMAGE
 NAMESPACE = "sharepod-e2e"
 LOOK_S = 0.05
 SECOND_NS = 1_000_000_000
+ASK_S = 5
 PROGRAM = r"""
 import json, re, socket, time
 from sharepod.simgpu.truth import Truth
@@ -152,4 +155,17 @@ class Observer:
 
     def looks(self, seconds: float) -> Looks:
         """Return the looks of the last seconds."""
-        return Looks.read(self._kubectl.logs(self.pod, f"--since={max(1, round(seconds))}s", namespace=NAMESPACE))
+        return self.looks_since(time.monotonic() - seconds)
+
+    def looks_since(self, began: float) -> Looks:
+        """Return the looks since then, by this process's monotonic clock, and up to a second before.
+
+        What the node is asked for begins earlier: it counts whole seconds, back from when it is asked. Its looks are
+        then chosen by the node's own clock, so a cluster on another machine is seen as well.
+        """
+        asked_s = math.ceil(time.monotonic() - began) + ASK_S
+        found = Looks.read(self._kubectl.logs(self.pod, f"--since={asked_s}s", namespace=NAMESPACE))
+        if not found.all:
+            return found
+        end_ns = found.all[-1].now_ns
+        return found.between(end_ns - round((time.monotonic() - began) * SECOND_NS), end_ns)

@@ -162,6 +162,10 @@ class SharePod(Pods):
         """Return what the devices did in the last seconds."""
         return self.observer.looks(seconds)
 
+    def looks_since(self, began: float) -> Looks:
+        """Return what the devices did since then, by this process's monotonic clock."""
+        return self.observer.looks_since(began)
+
     def shares(self, *pods: dict[str, Any]) -> list[Share]:
         """Return the shares of pods, of each pod in the order of its containers' names."""
         found = []

@@ -46,7 +46,7 @@ def assert_exact(pair: Pair, looks: Looks) -> None:
 def looks_since(pair: Pair, began: float) -> Looks:
     """Return the looks since then, over STEADY_S at least: the tolerance does not hold for a single second."""
     time.sleep(max(0.0, began + STEADY_S - time.monotonic()))
-    return pair.sharepod.looks(time.monotonic() - began)
+    return pair.sharepod.looks_since(began)
 
 
 def test_two_pods_get_70_and_30_of_one_device(pair: Pair) -> None:
@@ -92,7 +92,7 @@ def test_the_metrics_say_what_the_devices_did(pair: Pair) -> None:
 def assert_exact_since_the_agent_is_back(pair: Pair, began: float) -> None:
     """After the first time since `began` in which no agent answered, and BACK_S more."""
     pair.steady(BACK_S + STEADY_S)
-    looks = pair.sharepod.looks(time.monotonic() - began).all
+    looks = pair.sharepod.looks_since(began).all
     gone = [look.now_ns for look in looks if not look.agent]
     assert gone, "the agent was never away"
     back = next(look.now_ns for look in looks if look.now_ns > gone[-1])
@@ -120,7 +120,7 @@ def test_a_killed_container_keeps_its_share_and_is_exact_a_second_after_its_star
     began = time.monotonic()
     pair.sharepod.kill_container("thirty", "main")
     pair.steady(BACK_S + STEADY_S)
-    looks = pair.sharepod.looks(time.monotonic() - began)
+    looks = pair.sharepod.looks_since(began)
     thirty = pair.sharepod.kubectl.get("pod", "thirty")
     pair.pods = (pair.pods[0], thirty)  # its container is another one for every later test
     key = f"{thirty['metadata']['uid']}/{identity(container_of(thirty))}"
