@@ -25,19 +25,6 @@
 #define RARELY 64u
 #define FIRST  512u
 
-static void count_pass(struct sp_device *device) {
-  if (device)
-    __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
-}
-
-/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
-static void pass_crowded(struct sp_device *device, uint32_t most) {
-  static uint32_t told;
-  count_pass(device);
-  if (device && !__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
-    sp_share_crowded(most);
-}
-
 /* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
  * it counts as the longest one known: who meets new units all the time must not wait for each of them. */
 static uint64_t unknown_ns(const struct sp_device *device) {
@@ -198,11 +185,20 @@ static void foretell(struct sp_device *device, const struct sp_lane *lane, uint6
 
 /* Published here: the keeper has no reason to publish while the process holds no turn. */
 static void publish_pass(struct sp_device *device) {
-  count_pass(device);
   pthread_mutex_lock(&device->turn_lock);
-  device->report.passed = sp_load(&device->passed);
+  device->report.passed = __atomic_add_fetch(&device->passed, 1, __ATOMIC_RELAXED);
   sp_slot_publish(device->slot, &device->report);
   pthread_mutex_unlock(&device->turn_lock);
+}
+
+/* More threads or streams than the tables hold: the launch passes unmetered, but not unseen. */
+static void pass_crowded(struct sp_device *device, uint32_t most) {
+  static uint32_t told;
+  if (!device)
+    return;
+  publish_pass(device);
+  if (!__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
+    sp_share_crowded(most);
 }
 
 void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t key) {

@@ -137,6 +137,137 @@ assert take(12 * MIB)[0] == 0 and take(1)[0] == 2
     )
 
 
+def test_a_handle_that_comes_back_for_mapped_memory_keeps_it_charged(run: Run) -> None:
+    run(
+        """
+def release(handle):
+    return cuda.cuMemRelease(handle)
+at, beside = reserve(4 * MIB), reserve(2 * MIB)
+kept, second = physical(2 * MIB), physical(2 * MIB)
+map_at(at, 2 * MIB, kept)
+map_at(at + 2 * MIB, 2 * MIB, second)
+assert release(kept) == release(second) == 0 and memory()[0] == 4 * MIB  # the mappings keep both
+again = c_uint64()
+ok(cuda.cuMemRetainAllocationHandle(byref(again), c_void_p(at + 3 * MIB)))  # from the middle of the second
+assert unmap(at, 4 * MIB) == 0 and memory()[0] == 6 * MIB
+map_at(beside, 2 * MIB, again)
+assert unmap(beside, 2 * MIB) == 0 and memory()[0] == 6 * MIB
+assert release(again) == 0 and memory()[0] == 8 * MIB
+assert release(again) != 0 and memory()[0] == 8 * MIB
+""",
+        8 << 20,
+    )
+
+
+def test_a_handle_that_is_not_released_stays_and_what_is_imported_is_its_exporters(run: Run) -> None:
+    run(
+        """
+handle, at, again = physical(2 * MIB, 1), reserve(2 * MIB), c_uint64()
+map_at(at, 2 * MIB, handle)
+assert unmap(at + MIB, MIB) != 0 and memory()[0] == 6 * MIB  # not a whole mapping
+ok(cuda.cuMemRetainAllocationHandle(byref(again), c_void_p(at)))
+assert again.value == handle.value
+assert cuda.cuMemRelease(handle) == 0 and unmap(at, 2 * MIB) == 0 and memory()[0] == 6 * MIB
+assert cuda.cuMemRelease(handle) == 0 and memory()[0] == 8 * MIB
+""",
+        8 << 20,
+    )
+
+
+def test_an_array_is_charged_by_its_format(run: Run) -> None:
+    run(
+        """
+def charged(*shape, **kind):
+    before, array = memory()[0], new_array(*shape, **kind)
+    taken = before - memory()[0]
+    ok(cuda.cuArrayDestroy(array))
+    assert memory() == (CAP, CAP)
+    return taken
+whole = {1: (0x01, 0x08), 2: (0x02, 0x09, 0x10), 4: (0x03, 0x0a, 0x20)}
+for size, formats in whole.items():
+    assert [charged(60, 30, texel=one, channels=2) for one in formats] == [60 * 30 * 2 * size] * len(formats)
+sizes = [charged(60, 30, texel=one, channels=1 << (one % 3)) for one in range(0xc0, 0xcc)]  # normalised integers
+assert sizes == [60 * 30 * size for size in (1, 2, 4, 2, 4, 8)] * 2, sizes
+""".replace("CAP", str(1 << 20)),
+        1 << 20,
+    )
+
+
+def test_what_a_graph_keeps_for_its_next_launch_is_given_back_when_it_is_needed(run: Run) -> None:
+    run(
+        """
+from rig.graphs import *
+graph, stream, block = new_graph(), new_stream(), allocation(100 * MIB)
+node = add("cuGraphAddMemAllocNode", graph, byref(block))
+add("cuGraphAddMemFreeNode", graph, c_uint64(block.address), node)
+first = instantiate(graph)
+assert memory()[0] == 256 * MIB
+run(first, stream)
+assert memory()[0] == 156 * MIB  # it is kept for the next launch
+assert take(200 * MIB)[0] == 0 and memory()[0] == 56 * MIB  # but not when it is needed
+assert cuda.cuGraphLaunch(first, stream) == 2 and memory()[0] == 56 * MIB
+ok(cuda.cuGraphExecDestroy(first))
+assert cuda.cuGraphExecDestroy(first) != 0 and memory()[0] == 56 * MIB
+""",
+        256 << 20,
+    )
+
+
+def test_memory_in_the_stream_of_another_device_is_charged_there(run: Run) -> None:
+    run(
+        """
+contexts, address = [c_void_p(), c_void_p()], c_uint64()
+for device in (0, 1):
+    start(device)
+    ok(cuda.cuCtxGetCurrent(byref(contexts[device])))
+stream = new_stream()  # of device 1
+ok(cuda.cuCtxSetCurrent(contexts[0]))
+ok(cuda.cuMemAllocAsync(byref(address), c_size_t(64 * MIB), stream))
+assert memory()[0] == 256 * MIB
+ok(cuda.cuCtxSetCurrent(contexts[1]))
+assert memory()[0] <= 192 * MIB
+""",
+        256 << 20,
+        "2xH200",
+    )
+
+
+def test_allocations_beyond_what_any_table_holds_are_all_charged(run: Run) -> None:
+    run(
+        """
+held = [take(1)[1] for _ in range(60_000)]
+assert memory()[0] == 40_000
+for address in held:
+    ok(cuda.cuMemFree_v2(address))
+assert memory()[0] == 100_000
+""",
+        100_000,
+    )
+
+
+def test_a_pool_beyond_what_the_table_holds_is_charged_as_it_is_asked(run: Run) -> None:
+    run(
+        """
+stream = new_stream()
+pools = [make_pool() for _ in range(600)]
+for pool in pools[:-1]:
+    free_in(from_pool(pool, 100, stream), stream)
+ok(cuda.cuCtxSynchronize())
+for pool in pools[:-1]:
+    ok(cuda.cuMemPoolTrimTo(pool, c_size_t(0)))
+assert memory()[0] == 100 * MIB
+address = from_pool(pools[-1], 100, stream)
+assert memory()[0] == 100 * MIB - 100
+assert cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(100 * MIB), pools[-1], stream) == 2
+assert cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(8 * MIB), c_void_p(8), stream) not in (0, 2)
+assert memory()[0] == 100 * MIB - 100
+free_in(address, stream)
+assert memory()[0] == 100 * MIB
+""",
+        100 << 20,
+    )
+
+
 def test_thousands_of_random_allocations_on_two_devices_leave_nothing(run: Run) -> None:
     run(
         """

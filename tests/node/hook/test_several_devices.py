@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
 from metered import run_metered
 from simgpu_fixtures import NewGpu
 
-from rig.arbiter import Arbiter
-from rig.gpu import MakeSimgpu
+from rig.arbiter import Arbiter, Share
+from rig.gpu import MakeSimgpu, uuid
 from rig.until import until
+from sharepod.agent.share import ShareClass, Terms
+from sharepod.agent.trouble import Kind
 
 ROUNDS = 40
 PROGRAM = f"""
@@ -80,3 +83,77 @@ def test_launches_on_many_streams_of_two_devices_in_any_order_are_each_counted_w
 ) -> None:
     done = run_metered(make_simgpu("2xH200"), tmp_path, IN_TURN, (0, 1))
     assert [account.launches for account in done.usage] == json.loads(done.stdout)
+
+
+def test_a_device_is_known_by_its_uuid_in_small_and_in_capital_letters(new_gpu: NewGpu, tmp_path: Path) -> None:
+    gpu = new_gpu("2xH200", SIMGPU_SEED=str(0xABCDEF09))
+    names = [uuid(number).replace("0000-0000", "abcd-ef09") for number in (0, 1)]
+    with Arbiter() as arbiter:
+        devices = [arbiter.native.add_device(name) for name in (names[0], names[1].replace("abcd-ef", "ABCD-EF"))]
+        terms = [(device, Terms(50_000, 100_000, 0)) for device in devices]
+        handle = arbiter.native.add_share(str(tmp_path), terms, ShareClass.STANDARD, [])
+        env = Share(handle, (0, 1), tmp_path, arbiter.native).env
+        gpu.play("for n in (0, 1): ok(launch(kernel(start(n), 'k_20us'))); ok(cuda.cuCtxSynchronize())", **env)
+        assert [arbiter.native.read_usage(handle, device).launches for device in (0, 1)] == [1, 1]
+
+
+STREAMS = """
+start()
+places = []
+def add():
+    context, module = c_void_p(), c_void_p()
+    ok(cuda.cuCtxCreate_v2(byref(context), 0, 0))
+    ok(cuda.cuModuleLoadData(byref(module), b"\\x7fELF" + bytes(64)))
+    places.append((context, kernel(module, "k_1us"), [new_stream() for _ in range(100)]))
+def once():
+    for context, function, streams in places:
+        ok(cuda.cuCtxSetCurrent(context))
+        for stream in streams:
+            ok(launch(function, stream))
+        ok(cuda.cuCtxSynchronize())
+for _ in range(11):
+    add()
+once()  # 76 of them pass
+ok(cuda.cuCtxDestroy_v2(places.pop(0)[0]))
+once()  # there is room
+add()
+once()
+time.sleep(0.3)  # no turn of ours tells what follows
+for stream in places[-1][2][-76:]:
+    ok(launch(places[-1][1], stream))
+"""
+THREADS = """
+import threading
+threading.stack_size(1 << 16)
+function = kernel(start(), "k_1us")
+context, go = c_void_p(), threading.Barrier(1101)
+ok(cuda.cuCtxGetCurrent(byref(context)))
+def work():
+    ok(cuda.cuCtxSetCurrent(context))
+    ok(launch(function))
+    go.wait()  # until all of them have
+threads = [threading.Thread(target=work) for _ in range(1100)]
+for thread in threads:
+    thread.start()
+go.wait()
+for thread in threads:
+    thread.join()
+for _ in range(10):  # there is room again
+    thread = threading.Thread(target=lambda: (ok(cuda.cuCtxSetCurrent(context)), ok(launch(function))))
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(("body", "passed", "launches"), [(STREAMS, 3 * 76, 3276), (THREADS, 77, 1110)])
+def test_what_is_beyond_the_tables_of_streams_and_threads_passes_and_is_counted_so(
+    body: str, passed: int, launches: int, arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path)
+    program = new_gpu().ready(
+        body + "\nok(cuda.cuCtxSynchronize()); print('ready', flush=True); sys.stdin.read()", **share.env
+    )
+    until(lambda: share.usage().passed + share.usage().launches == launches)
+    assert share.usage().passed == passed
+    assert Kind.CROWDED in {mishap.kind for mishap in arbiter.native.read_mishaps(share.handle)}
+    assert program.lines() == []
