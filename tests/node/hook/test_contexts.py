@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 from metered import run_metered
+from simgpu_fixtures import NewGpu
 
+from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
+from rig.until import until
+from sharepod.agent.share import ShareState
 
 ROUNDS = 300
 PROGRAM = f"""
@@ -44,3 +48,37 @@ time.sleep(0.5)
     assert busy_ns >= 40_000_000
     assert account.launches == 40
     assert account.used_ns <= busy_ns + 100_000_000  # and not the idle half second
+
+
+LOST = """
+module, streams = start(), [new_stream() for _ in range(3)]
+fault, work = kernel(module, "fault_5ms"), kernel(module, "k_1us")
+for stream in streams:  # known from here on: nothing of it has to be marked at its launch
+    for _ in range(3):
+        ok(launch(work, stream))
+ok(cuda.cuCtxSynchronize())
+ok(launch(fault, streams[0]))
+launched = 10
+for stream in streams * 20:
+    launched += launch(work, stream) == 0
+while cuda.cuCtxSynchronize() == 0:
+    pass
+assert launch(work) == 700
+assert launched == 70
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lost_context_holds_no_turn_and_all_that_was_launched_into_it_is_counted(
+    arbiter: Arbiter, new_gpu: NewGpu, tmp_path: Path
+) -> None:
+    gpu, lost, other = new_gpu(), arbiter.share(tmp_path / "lost"), arbiter.share(tmp_path / "other")
+    program = gpu.ready(LOST, **lost.env)
+    until(lambda: lost.usage().state is ShareState.IDLE)
+    assert lost.usage().launches == 70
+    for _ in range(3):
+        gpu.play("f = kernel(start(), 'k_1ms'); ok(launch(f)); ok(cuda.cuCtxSynchronize())", **other.env)
+    assert other.usage().launches == 3
+    assert lost.usage().used_ns < 10_000_000
+    assert program.lines() == []

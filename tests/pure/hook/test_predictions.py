@@ -66,3 +66,13 @@ def test_an_upper_bound_never_raises_what_is_known_and_the_first_exact_length_re
     predictions.changed(5, replaced=False)
     assert [predictions.learn(5, 2, ns, exact=False) for ns in (3000, 5000)] == [3000, 3000]
     assert [predictions.learn(5, 2, ns) for ns in (2000, 1800)] == [2000, 1900]
+
+
+def test_a_newcomer_to_a_full_table_learns_anew(predictions: Predictions) -> None:
+    dice = random.Random(2)
+    for _ in range(80_000):
+        predictions.learn(dice.getrandbits(64) | 1, 0, 1000)
+    for number in range(200):
+        key = dice.getrandbits(64) | 1
+        assert predictions.of(key) == 0
+        assert predictions.learn(key, 0, 2000 + number) == predictions.of(key) == 2000 + number
