@@ -1,0 +1,289 @@
+"""The meter against the truth, in virtual time: what streams did is billed once, and what nobody did is not billed.
+
+The device takes exactly as long as it is told for each launch, and nothing else has it. Launches and records arrive
+there some microseconds late, and the keeper wakes up late, as on a real one.
+"""
+
+import ctypes
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from hooklab import HOOK, HOOK_FLAGS, C, compile_c
+
+SOURCES = ("gate.c", "record.c", "marker.c", "clock.c", "spans.c", "predict.c")
+NEVER = (
+    "sp_context_leave",
+    "sp_grant_wait",
+    "sp_header_heartbeat_ns",
+    "sp_keeper_start",
+    "sp_keeper_synced",
+    "sp_lane_capturing",
+    "sp_lane_is_legacy",
+    "sp_lanes_capture_begin",
+    "sp_lanes_capture_end",
+    "sp_lanes_close",
+    "sp_lanes_closed",
+    "sp_lanes_forget",
+    "sp_lanes_gone",
+    "sp_lanes_mark_all",
+    "sp_region_ring",
+    "sp_share_crowded",
+    "sp_slot_publish",
+    "sp_slot_wait_again",
+    "sp_slot_wait_begin",
+    "sp_slot_wait_end",
+    "sp_thread_forget_lanes",
+)
+"""Of the rest of the hook: what is not called here."""
+US = 1000
+KEYS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    directory = tmp_path_factory.mktemp("meter")
+    never = directory / "never.c"
+    never.write_text("".join(f"void {name}(void);\nvoid {name}(void) {{ __builtin_trap(); }}\n" for name in NEVER))
+    flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
+    sources = [C / "meter.c", never, *(HOOK / name for name in SOURCES)]
+    return ctypes.CDLL(str(compile_c(directory / "meter.so", *flags, "-shared", "-Wl,-z,defs", f"-I{HOOK}", *sources)))
+
+
+class Meter:
+    """A share's work on a device, and what the meter makes of it."""
+
+    def __init__(self, library: ctypes.CDLL, *delays_us: float) -> None:
+        self._library = library
+        self._late_ns = round(delays_us[3] * US)
+        self._call("start", *(round(delay * US) for delay in delays_us))
+        self.worked: list[tuple[int, int]] = []
+
+    def _call(self, name: str, *arguments: int) -> int:
+        function = getattr(self._library, f"meter_{name}")
+        function.restype = ctypes.c_int64
+        return int(function(*map(ctypes.c_int64, arguments)))
+
+    def __getattr__(self, name: str) -> int:
+        return self._call(name)
+
+    def turn(self, *, contended: bool = False, others_ns: int = 0) -> None:
+        """Begin a turn: the work of another share runs on for so long."""
+        self.worked.clear()
+        self._call("leave", 0)
+        self._call("grant", contended)
+        for stream in range(3):
+            self.hold(stream, others_ns)
+
+    def aside(self) -> None:
+        """Give the turn back while the work stands."""
+        self._call("leave", 1)
+
+    def grant(self) -> None:
+        """Have the next turn."""
+        self._call("grant", 1)
+
+    def hold(self, stream: int, ns: int) -> None:
+        """Let nothing run in a stream for so long."""
+        self._call("hold", stream, self.now + ns)
+
+    def context(self, stream: int, context: int, *, dead: bool = False) -> None:
+        self._call("context", stream, context, dead)
+
+    def drift(self, part: float) -> None:
+        self._library.meter_drift(ctypes.c_double(part))
+
+    def launch(self, stream: int, key: int, takes_ns: int, gap_ns: int = 4 * US) -> None:
+        begin = self._call("launch", stream, key, takes_ns)
+        self.worked.append((begin, begin + takes_ns))
+        self.pause(gap_ns)
+
+    def pause(self, ns: int) -> None:
+        self._call("until", self.now + ns)
+
+    def mark(self) -> int:
+        """Mark what is pending; returns when it ends."""
+        return self._call("close")
+
+    def synchronize(self) -> None:
+        self._call("until", self.mark() + self._late_ns)
+        while self.pending:
+            self.pause(self._late_ns)
+        assert self.in_flight == 0
+
+    def learn(self, keys: Sequence[int], lengths: Sequence[int]) -> None:
+        """Launch each unit behind itself, in a stream of its own, until its length is known exactly."""
+        for _ in range(3):
+            self.turn()
+            for stream, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+                for _ in range(3):
+                    self.launch(stream, key, length)
+            self.synchronize()
+            self.pause(100 * US)
+
+    def predicted(self, key: int) -> int:
+        return self._call("predicted", key)
+
+    @property
+    def billed(self) -> int:
+        """What the turn is billed: from its begin to its end, without the time in which it was idle."""
+        return self.ended - self.began - self.idle
+
+    @property
+    def busy(self) -> int:
+        """How long any stream worked."""
+        total, until = 0, 0
+        for begin, end in sorted(self.worked):
+            total += max(0, end - max(begin, until))
+            until = max(until, end)
+        return total
+
+
+# launch and record arrive so many µs late, an event takes so long, and the keeper wakes so late
+DELAYS = [(5, 4, 0, 8), (5, 4, 1.5, 8), (8, 4, 1, 25), (6, 6, 0.5, 40), (3, 2, 0, 90)]
+EACH = pytest.mark.parametrize("delays", DELAYS)
+LENGTHS = [20 * US, 80 * US, 140 * US]
+
+
+def unsure_ns(delays: tuple[float, ...]) -> int:
+    """How much later than a record a launch arrives: not known yet of the first work of a turn."""
+    return round((delays[0] - delays[1]) * US) + 200
+
+
+def known(library: ctypes.CDLL, delays: tuple[float, ...], units: int = 1) -> tuple[Meter, list[int]]:
+    """Return a meter that knows so many units exactly, and their keys."""
+    meter, keys = Meter(library, *delays), [next(KEYS) for _ in range(units)]
+    meter.learn(keys, LENGTHS[:units])
+    assert [meter.predicted(key) for key in keys] == pytest.approx(LENGTHS[:units], abs=600)
+    return meter, keys
+
+
+@EACH
+@pytest.mark.parametrize("streams", [1, 2, 3])
+def test_what_streams_did_is_billed_once_and_their_pauses_are_not(
+    library: ctypes.CDLL, streams: int, delays: tuple[float, ...]
+) -> None:
+    meter, keys = known(library, delays, streams)
+    dice = random.Random(1)
+    meter.turn()
+    for _ in range(50):
+        for stream in range(streams):
+            for _ in range(dice.randrange(4)):
+                meter.launch(stream, keys[stream], LENGTHS[stream])
+        meter.synchronize()
+        if meter.worked:
+            assert meter.finished >= max(end for _, end in meter.worked), "said to have ended before it had"
+            assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(delays))
+        meter.pause(dice.randrange(300) * US)
+    assert meter.busy > 50 * 20 * US
+
+
+@EACH
+def test_marks_that_come_late_and_launches_with_pauses_between_them_are_billed_by_what_is_known(
+    library: ctypes.CDLL, delays: tuple[float, ...]
+) -> None:
+    meter, (key,) = known(library, delays)
+    meter.turn()
+    meter.launch(0, key, LENGTHS[0])
+    meter.synchronize()
+    for _ in range(20):
+        meter.launch(0, key, LENGTHS[0], gap_ns=500 * US)  # it has ended long ago when it is marked
+        meter.synchronize()
+        assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(delays))
+    for _ in range(20):
+        for _ in range(5):
+            meter.launch(0, key, LENGTHS[0], gap_ns=300 * US)
+        meter.launch(0, key, LENGTHS[0])
+        meter.synchronize()
+        assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(delays))
+
+
+@EACH
+def test_the_first_work_of_a_turn_is_billed_from_when_the_others_work_had_ended(
+    library: ctypes.CDLL, delays: tuple[float, ...]
+) -> None:
+    meter, keys = known(library, delays, 2)
+    for others_ns in (0, 50 * US, 400 * US, 800 * US):
+        meter.turn(contended=True, others_ns=others_ns)
+        meter.launch(0, keys[0], LENGTHS[0], gap_ns=0)
+        meter.mark()
+        for stream in (0, 1, 1):
+            meter.launch(stream, keys[stream], LENGTHS[stream])
+        meter.synchronize()
+        assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(delays)), others_ns
+
+
+@EACH
+@pytest.mark.parametrize("early_ns", [0, 30 * US, 80 * US, 200 * US])
+def test_work_that_stood_is_billed_beside_the_other_until_the_next_turn(
+    library: ctypes.CDLL, early_ns: int, delays: tuple[float, ...]
+) -> None:
+    meter, keys = known(library, delays, 2)
+    for _ in range(3):
+        meter.turn(contended=True)
+        meter.launch(0, keys[0], LENGTHS[0])
+        meter.synchronize()
+        before = meter.beside
+        meter.hold(1, 500 * US)
+        meter.launch(1, keys[1], LENGTHS[1])
+        end = meter.mark()
+        meter.aside()
+        meter.pause(end - meter.now - early_ns)
+        meter.grant()
+        meter.launch(0, keys[0], LENGTHS[0])
+        back = meter.began
+        meter.synchronize()
+        ran = min(max(0, back - (end - LENGTHS[1])), LENGTHS[1])
+        of_an_event = round(sum(delays[:3]) * US)
+        assert meter.beside - before == pytest.approx(ran, abs=of_an_event)
+        assert meter.billed <= LENGTHS[0] + LENGTHS[1] - ran + of_an_event
+
+
+@EACH
+def test_what_takes_longer_than_it_does_alone_was_put_off(library: ctypes.CDLL, delays: tuple[float, ...]) -> None:
+    meter, (key,) = known(library, delays)
+    meter.turn()
+    total = 0
+    for put_off in (0, 20 * US, 500 * US, 0, 900 * US):
+        meter.launch(0, key, LENGTHS[0])
+        meter.launch(0, key, LENGTHS[0])
+        meter.mark()
+        meter.launch(0, key, LENGTHS[0])
+        meter.hold(0, put_off)
+        meter.launch(0, key, LENGTHS[0])
+        meter.synchronize()
+        (_, end), (begin, _) = meter.worked[-2:]
+        total += begin - end if begin - end > 50 * US else 0  # what a unit takes varies by less
+        assert meter.put_off == pytest.approx(total, abs=2 * US)
+        meter.pause(100 * US)
+    assert total > 1000 * US
+
+
+def test_a_clock_that_drifts_costs_no_more_than_a_thousandth(library: ctypes.CDLL) -> None:
+    meter, keys = known(library, DELAYS[1], 2)
+    meter.drift(40e-6)
+    meter.turn()
+    for _ in range(2500):
+        for _ in range(3):
+            meter.launch(0, keys[0], LENGTHS[0])
+        meter.launch(1, keys[1], LENGTHS[1])
+        meter.synchronize()
+        meter.pause(1200 * US)
+    assert meter.now - meter.began > 3_000_000_000
+    assert meter.billed == pytest.approx(meter.busy, rel=0.001)
+
+
+def test_uneven_work_stretches_what_is_predicted_and_even_work_forgets_it(library: ctypes.CDLL) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    for _ in range(400):
+        for takes in (20, 20, 300):
+            meter.launch(0, key, takes * US)
+    meter.synchronize()
+    stretched = meter.predicted(key) * (256 + meter.stretch) / 256
+    assert stretched == pytest.approx(340 * US / 3, rel=0.3)
+    for _ in range(4000):
+        meter.launch(0, key, 20 * US)
+    meter.synchronize()
+    assert (meter.stretch, meter.predicted(key)) == (0, 20 * US)
