@@ -6,9 +6,14 @@
  * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
  * once): where the two are near each other, that is the better guess of when it ended, for the account alone.
  *
+ * Elapsed times are known between events of one context, so each context has a scale, and the host's clock is common to
+ * all.
+ *
  * A launch takes some microseconds to arrive, and the guess is as far off: what was seen where the length of the work
  * is known exactly tells both together, and so when other work can have begun.
  */
+#include <string.h>
+
 #include "guest.h"
 
 #define WINDOW_NS 1000000000u
@@ -25,7 +30,8 @@ bool sp_clock_elapsed_ns(CUevent from, CUevent to, int64_t *ns) {
 }
 
 /* The mapping of the device's clock to the host's, host - device: at most `offset_ns`, as a wake-up saw it; at least
- * `least_ns`, as the recording of an event saw it. */
+ * `least_ns`, as the recording of an event saw it. Each is certain when it is seen, so an older one that contradicts it
+ * gives way. */
 static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   if (now_ns - clock->window_ns > WINDOW_NS) {
     clock->offset_ns[1] = clock->offset_ns[0];
@@ -38,6 +44,9 @@ static void learn(struct sp_clock *clock, int64_t offset_ns, uint64_t now_ns) {
   } else if (offset_ns < clock->offset_ns[0]) {
     clock->offset_ns[0] = offset_ns;
   }
+  for (int second = 0; second < 2; second++)
+    if (clock->least_ns[second] > offset_ns) /* the clocks have drifted apart since */
+      clock->least_ns[second] = offset_ns;
 }
 
 int64_t sp_clock_most_ns(const struct sp_clock *clock) {
@@ -53,6 +62,9 @@ static void learn_least(struct sp_clock *clock, uint64_t host_ns, int64_t device
   int64_t least_ns = (int64_t)host_ns - device_ns;
   if (least_ns > clock->least_ns[0])
     clock->least_ns[0] = least_ns;
+  for (int second = 0; second < 2; second++)
+    if (clock->offset_ns[second] < least_ns)
+      clock->offset_ns[second] = least_ns;
 }
 
 static bool knows_arrival(const struct sp_clock *clock, uint64_t launched_ns) {
@@ -76,25 +88,42 @@ void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_
   clock->arrival_seen_ns = launched_ns;
 }
 
+/* Elapsed times are of events of one context, so each context has a clock. What an event and its record take are the
+ * device's. */
+static void take_up(struct sp_device *device, CUcontext context) {
+  struct sp_clock before = device->clock;
+  uint32_t place = device->changes++ % SP_CLOCKS_MAX;
+  for (uint32_t index = 0; index < SP_CLOCKS_MAX; index++)
+    if (device->clocks[index].context == context)
+      place = index;
+  device->clock = device->clocks[place];
+  device->clocks[place] = before;
+  if (device->clock.context != context)
+    device->clock = (struct sp_clock){.context = context, .event_ns = before.event_ns, .record_ns = before.record_ns};
+}
+
 void sp_clock_finish(struct sp_device *device, const struct sp_marker *marker, bool blocked) {
   struct sp_clock *clock = &device->clock;
   uint64_t now_ns = sp_now_ns(), seen_ns = sp_load(&device->seen_ns[device->queue_head % SP_MARKERS_MAX]),
            before_ns = sp_load(&device->finished_ns);
   int64_t span_ns = 0, start_ns = 0;
   struct sp_lane *start = __atomic_exchange_n(&device->start_lane, NULL, __ATOMIC_ACQUIRE);
-  if (__atomic_exchange_n(&clock->stale, false, __ATOMIC_ACQUIRE))
+  if (__atomic_exchange_n(&device->stale, false, __ATOMIC_ACQUIRE)) {
+    memset(device->clocks, 0, sizeof device->clocks);
     clock->event = NULL;
-  bool chained = clock->event && clock->context == marker->lane->context &&
-                 sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
-  clock->context = marker->lane->context;
+    device->scale = 0; /* what was in flight has no end that is known */
+  }
+  if (clock->context != marker->lane->context)
+    take_up(device, marker->lane->context);
+  bool chained = clock->event && sp_clock_elapsed_ns(clock->event, marker->event, &span_ns);
   clock->event = marker->event;
   if (chained) {
     clock->device_ns += span_ns;
     /* The program may have seen it first. */
     learn(clock, (int64_t)(seen_ns ? seen_ns : now_ns) - clock->device_ns, now_ns);
     clock->waits[0] |= blocked || seen_ns;
-  } else { /* the first one, or another context: start the scale anew */
-    clock->scale++;
+  } else { /* the first one: begin a scale */
+    clock->scale = ++device->scales;
     clock->device_ns = clock->latest_ns = 0;
     clock->offset_ns[0] = clock->offset_ns[1] = (int64_t)now_ns;
     clock->least_ns[0] = clock->least_ns[1] = INT64_MIN;

@@ -24,6 +24,8 @@
 #define SELDOM 256u
 #define RARELY 64u
 #define FIRST  512u
+/* The first launch into a stream that rests has an edge in front so often. */
+#define EDGE_NS 500000000u
 
 /* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
  * it counts as the longest one known: who meets new units all the time must not wait for each of them. */
@@ -151,11 +153,16 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
       sp_store(&lane->awaits, false);
   } else if (sp_unlikely(pass->measured) && (sp_load(&lane->pending_ns) || !sp_unit_exact(unit))) {
     pass->edged = sp_lane_measure(lane, false); /* the left edge */
-  } else if (sp_unlikely(spread - SELDOM < SELDOM) && !sp_load(&lane->pending_ns) && !sp_load(&lane->outstanding)) {
-    pass->edged = sp_lane_measure(lane, false); /* it tells what a record takes to arrive */
   }
-  if (sp_unlikely(!sp_load(&lane->pending_ns)))
-    sp_store(&lane->batch_ns, sp_now_ns());
+  if (sp_unlikely(!sp_load(&lane->pending_ns))) {
+    uint64_t now_ns = sp_now_ns();
+    if (sp_unlikely(now_ns - sp_load(&lane->edged_ns) > EDGE_NS) && !pass->edged && !sp_load(&lane->outstanding)) {
+      sp_store(&lane->edged_ns, now_ns);
+      pass->edged = sp_lane_measure(lane, false); /* at once: it tells how the clocks stand to each other */
+      now_ns = sp_now_ns();
+    }
+    sp_store(&lane->batch_ns, now_ns);
+  }
 }
 
 bool sp_gate_attached(void) {

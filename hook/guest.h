@@ -78,6 +78,7 @@ struct sp_lane {
   bool awaits;        /* what it was given last waits for more than the device's work */
   struct sp_device *device;
   uint32_t outstanding; /* markers not yet finished; written under lock */
+  uint64_t edged_ns;    /* when an edge was recorded into it last while it was empty */
   /* the rest is guarded by lock; what is above is a launch's, in one line of the cache */
   pthread_mutex_t lock;
   CUcontext context;
@@ -108,6 +109,8 @@ struct sp_spans {
     int64_t from_ns, until_ns;
   } gaps[SP_GAPS_MAX]; /* the last ones without work: what another stream did then may come to be known later */
 };
+
+#define SP_CLOCKS_MAX 4
 
 struct sp_device {
   /* read at every launch, written at turns and markers */
@@ -165,7 +168,6 @@ struct sp_device {
   int64_t starved_ns;    /* time without work inside a turn, not reported yet; negative: so much was too much */
   struct sp_lane *start_lane; /* its start_event tells when the turn's work began to run; NULL: seen, or not recorded */
   struct sp_clock {
-    bool stale; /* a context has gone: start the scale anew */
     CUcontext context;
     CUevent event;            /* the last finished marker's */
     uint32_t scale;           /* the name of the scale of our own, which is sums of elapsed times */
@@ -185,6 +187,9 @@ struct sp_device {
     bool sure;                /* … in either second */
     uint64_t window_ns;       /* when this second began */
   } clock;
+  struct sp_clock clocks[SP_CLOCKS_MAX]; /* of other contexts: what ended last was not theirs */
+  uint32_t scales, changes;              /* so many scales were begun, and so often was another clock taken up */
+  bool stale;                            /* a context has gone: begin every scale anew */
 };
 
 /* The lane of a stream, and what it was found by. */
@@ -319,6 +324,8 @@ void sp_spans_begin(struct sp_spans *spans, int64_t from_ns);
 int64_t sp_spans_add(struct sp_spans *spans, int64_t from_ns, int64_t until_ns);
 /* Work of `work_ns` ran somewhere in between: where nothing else is known to have run, as far as there is room. */
 int64_t sp_spans_fill(struct sp_spans *spans, int64_t from_ns, int64_t until_ns, int64_t work_ns);
+/* On another scale, that shows so much more. */
+void sp_spans_shift(struct sp_spans *spans, int64_t by_ns);
 
 /* capture.c */
 bool sp_lane_capturing(void *stream, bool per_thread);

@@ -312,7 +312,7 @@ void sp_lanes_forget(void *stream, void *context) {
     if (context) {
       await_keeper(lane);
       /* Another context may get the same address. */
-      __atomic_store_n(&lane->device->clock.stale, true, __ATOMIC_RELEASE);
+      __atomic_store_n(&lane->device->stale, true, __ATOMIC_RELEASE);
     }
   }
 }

@@ -148,9 +148,12 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
   int64_t idle_ns = 0;
   if (fresh_ns) {
     sp_spans_begin(&device->spans, (int64_t)fresh_ns - clock->guess_ns);
-  } else if (device->scale != clock->scale) {
+  } else if (device->scale == 0) {
     sp_spans_begin(&device->spans, bounds.end_ns);
-    device->ours_ns = INT64_MIN;
+  } else if (device->scale != clock->scale) { /* another context's: the host's clock is common to both */
+    sp_spans_shift(&device->spans, device->told_guess_ns - clock->guess_ns);
+    if (device->ours_ns != INT64_MIN)
+      device->ours_ns += device->told_guess_ns - clock->guess_ns;
   } else {
     /* The end is told on the host's clock, and moves with the mapping: edges alone have moved it, too. */
     idle_ns = clock->guess_ns - device->told_guess_ns;

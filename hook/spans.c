@@ -14,6 +14,14 @@ void sp_spans_begin(struct sp_spans *spans, int64_t from_ns) {
   spans->count = 0;
 }
 
+void sp_spans_shift(struct sp_spans *spans, int64_t by_ns) {
+  spans->until_ns += by_ns;
+  for (uint32_t index = 0; index < spans->count; index++) {
+    spans->gaps[index].from_ns += by_ns;
+    spans->gaps[index].until_ns += by_ns;
+  }
+}
+
 static void remember(struct sp_spans *spans, int64_t from_ns, int64_t until_ns) {
   if (spans->count == SP_GAPS_MAX) {
     spans->count--;

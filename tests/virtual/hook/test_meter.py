@@ -287,3 +287,43 @@ def test_uneven_work_stretches_what_is_predicted_and_even_work_forgets_it(librar
         meter.launch(0, key, 20 * US)
     meter.synchronize()
     assert (meter.stretch, meter.predicted(key)) == (0, 20 * US)
+
+
+@EACH
+@pytest.mark.parametrize("length_us", [20, 90, 400])
+@pytest.mark.parametrize("period_ms", [1, 10, 700])
+@pytest.mark.parametrize("drift_ppm", [0, 6, 50, -6, -50])
+def test_short_work_now_and_then_is_billed_what_it_takes_whatever_the_device_s_clock_does(
+    library: ctypes.CDLL, drift_ppm: int, period_ms: int, length_us: int, delays: tuple[float, ...]
+) -> None:
+    meter, key, billed = Meter(library, *delays), next(KEYS), 0
+    meter.drift(drift_ppm / 1e6)
+    rounds, each_ns = min(1000, 30_000 // period_ms), unsure_ns(delays) + 1500
+    for _ in range(rounds):
+        meter.turn()
+        meter.launch(0, key, length_us * US, gap_ns=0)
+        meter.synchronize()
+        billed += meter.billed
+        meter.pause(period_ms * 1000 * US)
+    busy = rounds * length_us * US
+    assert busy * 0.999 <= billed <= busy + rounds * each_ns
+    assert meter.predicted(key) == pytest.approx(length_us * US, abs=each_ns)
+
+
+@EACH
+@pytest.mark.parametrize("contexts", [2, 3])
+def test_what_several_contexts_did_is_billed_once_and_their_pauses_are_not(
+    library: ctypes.CDLL, contexts: int, delays: tuple[float, ...]
+) -> None:
+    meter, keys = known(library, delays, 3)
+    dice = random.Random(3)
+    meter.turn()
+    for stream in range(3):
+        meter.context(stream, 1 + stream % contexts)
+    for _ in range(100):
+        for stream in range(3):
+            for _ in range(dice.randrange(3)):
+                meter.launch(stream, keys[stream], LENGTHS[stream])
+        meter.synchronize()
+        meter.pause(dice.randrange(300) * US)
+    assert meter.billed == pytest.approx(meter.busy, rel=0.02)

@@ -56,6 +56,10 @@ bool sp_wait_turn(struct sp_device *device, struct sp_lane *in, bool *entered) {
 void sp_keeper_pause(struct sp_device *device) {
   (void)device;
 }
+bool sp_lane_measure(struct sp_lane *of, bool edged) {
+  (void)of;
+  return edged;
+}
 
 static void launch_once(const char *what) {
   struct sp_pass pass;

@@ -146,7 +146,8 @@ void meter_until(int64_t until_ns) {
   now_ns = later(now_ns, until_ns);
 }
 
-enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, struct sp_lane *lane, uint64_t predicted_ns) {
+enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, struct sp_lane *lane,
+                                  uint64_t predicted_ns) {
   (void)self, (void)predicted_ns;
   int64_t began_ns;
   if (lane->pending_ns)
@@ -203,6 +204,7 @@ void meter_hold(uint32_t stream, int64_t until_ns) {
 
 void meter_context(uint32_t stream, uint64_t context, bool dead) {
   lanes[stream].context = (CUcontext)(void *)(uintptr_t)context;
+  lanes[stream].edged_ns = 0;
   lanes[stream].dead = dead;
 }
 
