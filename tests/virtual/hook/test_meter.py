@@ -88,8 +88,18 @@ class Meter:
         """Let nothing run in a stream for so long."""
         self._call("hold", stream, self.now + ns)
 
-    def context(self, stream: int, context: int, *, dead: bool = False) -> None:
-        self._call("context", stream, context, dead)
+    def context(self, stream: int, context: int) -> None:
+        self._call("context", stream, context)
+
+    def destroy(self, stream: int) -> None:
+        """Destroy the stream's context."""
+        self._call("destroy", stream)
+
+    def launch_behind(self, stream: int, wait_ns: int, key: int, takes_ns: int) -> None:
+        """Launch behind a wait for something that is not the device's."""
+        self.hold(stream, wait_ns)
+        self._call("await", stream)
+        self.launch(stream, key, takes_ns)
 
     def drift(self, part: float) -> None:
         self._library.meter_drift(ctypes.c_double(part))
@@ -212,6 +222,8 @@ def test_the_first_work_of_a_turn_is_billed_from_when_the_others_work_had_ended(
             meter.launch(stream, keys[stream], LENGTHS[stream])
         meter.synchronize()
         assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(delays)), others_ns
+        first_end = min(end for _, end in meter.worked)
+        assert first_end <= meter.first_ended <= first_end + round(delays[3] * US) + 100
 
 
 @EACH
@@ -237,6 +249,8 @@ def test_work_that_stood_is_billed_beside_the_other_until_the_next_turn(
         ran = min(max(0, back - (end - LENGTHS[1])), LENGTHS[1])
         of_an_event = round(sum(delays[:3]) * US)
         assert meter.beside - before == pytest.approx(ran, abs=of_an_event)
+        if ran:
+            assert meter.beside_until_us * US == pytest.approx(min(end, back), abs=of_an_event)
         assert meter.billed <= LENGTHS[0] + LENGTHS[1] - ran + of_an_event
 
 
@@ -327,3 +341,49 @@ def test_what_several_contexts_did_is_billed_once_and_their_pauses_are_not(
         meter.synchronize()
         meter.pause(dice.randrange(300) * US)
     assert meter.billed == pytest.approx(meter.busy, rel=0.02)
+
+
+def test_the_events_of_a_context_that_is_gone_are_not_asked_and_its_work_is_in_flight_no_more(
+    library: ctypes.CDLL,
+) -> None:
+    meter, keys = known(library, DELAYS[1], 2)
+    for number in range(20):
+        meter.turn()
+        meter.context(1, 7)  # at the address of the one before
+        for _ in range(3):
+            for stream in (0, 1):
+                meter.launch(stream, keys[stream], LENGTHS[stream])
+            meter.synchronize()
+            meter.pause(100 * US)
+        assert meter.billed == pytest.approx(meter.busy, rel=0.05)
+        meter.launch(1, keys[1], LENGTHS[1])
+        meter.mark()
+        meter.destroy(1)
+        if number % 2:
+            meter.launch(0, keys[0], LENGTHS[0])
+        meter.synchronize()
+        meter.pause(100 * US)
+
+
+def test_how_long_work_stands_is_learned_and_is_no_work(library: ctypes.CDLL) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    for waited_us in (400, 700):
+        for _ in range(20):
+            meter.launch_behind(0, waited_us * US, key, LENGTHS[0])
+            meter.synchronize()
+            assert meter.billed == pytest.approx(meter.busy, abs=unsure_ns(DELAYS[1]))
+        assert meter.stood == pytest.approx(waited_us * US, rel=0.05)
+
+
+def test_beside_another_stream_nothing_is_stretched(library: ctypes.CDLL) -> None:
+    meter, keys = known(library, DELAYS[1], 2)
+    meter.turn()
+    for _ in range(200):
+        for stream in (0, 1):
+            meter.launch(stream, keys[stream], LENGTHS[stream])
+            meter.mark()
+        meter.launch(0, keys[0], 40 * LENGTHS[0])  # it spins until the other's has run, say
+        meter.launch(1, keys[1], 40 * LENGTHS[1])
+        meter.synchronize()
+    assert (meter.stretch, meter.put_off) == (0, 0)

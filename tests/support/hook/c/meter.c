@@ -6,11 +6,13 @@
 #include "gate.h"
 #define sp_wait_progress wait_in_real_time
 #include "wait.c"
+#include <string.h>
 #undef sp_wait_progress
 
 #define STREAMS 4u
 #define SKEW_NS 86400000000000
 #define EVENTS  4096u
+#define GONE    INT64_MIN
 #define CALL_NS 1000 /* of the program's time, for each call of the driver */
 
 struct sp_guest sp_guest;
@@ -54,6 +56,8 @@ static CUresult event_record(CUevent event, CUstream stream) {
 }
 
 static CUresult event_elapsed(float *ms, CUevent from, CUevent to) {
+  if (*(int64_t *)(void *)from == GONE || *(int64_t *)(void *)to == GONE)
+    __builtin_trap(); /* it was destroyed with its context: a driver may do anything */
   *ms = (float)((double)(*(int64_t *)(void *)to - *(int64_t *)(void *)from) / 1e6);
   return CUDA_SUCCESS;
 }
@@ -130,6 +134,8 @@ void sp_keeper_pause(struct sp_device *of) {
 static int64_t wakes_ns(int64_t *began_ns) {
   const struct sp_marker *marker = &device()->queue[device()->queue_head % SP_MARKERS_MAX];
   *began_ns = later(slept_ns, (int64_t)marker->recorded_ns);
+  if (marker->lane->dead)
+    return *began_ns;
   return later(host_ns(marker->event), *began_ns) + late_ns;
 }
 
@@ -202,10 +208,30 @@ void meter_hold(uint32_t stream, int64_t until_ns) {
   free_ns[stream] = later(free_ns[stream], until_ns);
 }
 
-void meter_context(uint32_t stream, uint64_t context, bool dead) {
-  lanes[stream].context = (CUcontext)(void *)(uintptr_t)context;
-  lanes[stream].edged_ns = 0;
-  lanes[stream].dead = dead;
+/* The stream is one of another context from now on. */
+void meter_context(uint32_t stream, uint64_t context) {
+  struct sp_lane *lane = &lanes[stream];
+  lane->context = (CUcontext)(void *)(uintptr_t)context;
+  lane->edged_ns = 0;
+  lane->dead = false;
+  memset(lane->events, 0, sizeof lane->events);
+  lane->start_event = NULL;
+}
+
+/* Its context is destroyed, as lane.c does it. */
+void meter_destroy(uint32_t stream) {
+  lanes[stream].dead = true;
+  for (uint32_t index = 0; index < SP_LANE_EVENTS; index++)
+    if (lanes[stream].events[index])
+      *(int64_t *)(void *)lanes[stream].events[index] = GONE;
+  if (lanes[stream].start_event)
+    *(int64_t *)(void *)lanes[stream].start_event = GONE;
+  device()->stale = true;
+}
+
+/* The next launch into it stands behind a wait. */
+void meter_await(uint32_t stream) {
+  lanes[stream].awaits = true;
 }
 
 /* Launch into a stream what takes so long; returns when it begins. */
@@ -257,6 +283,18 @@ int64_t meter_idle(void) {
 
 int64_t meter_beside(void) {
   return (int64_t)device()->beside_ns;
+}
+
+int64_t meter_beside_until_us(void) {
+  return slot.beside_until_us;
+}
+
+int64_t meter_first_ended(void) {
+  return (int64_t)slot.first_ended_ns;
+}
+
+int64_t meter_stood(void) {
+  return (int64_t)device()->stood_ns;
 }
 
 int64_t meter_put_off(void) {
