@@ -76,3 +76,19 @@ def test_a_newcomer_to_a_full_table_learns_anew(predictions: Predictions) -> Non
         key = dice.getrandbits(64) | 1
         assert predictions.of(key) == 0
         assert predictions.learn(key, 0, 2000 + number) == predictions.of(key) == 2000 + number
+
+
+def test_wherever_a_unit_stands_in_the_table_its_change_is_known(predictions: Predictions) -> None:
+    dice = random.Random(1)
+    keys = [dice.getrandbits(64) | 1 for _ in range(1000)]
+    for key in keys:
+        predictions.learn(key, 0, 1000)
+    for key in keys:
+        predictions.changed(key, replaced=True)
+    assert [predictions.learn(key, 0, 900) for key in keys] == [0] * len(keys)
+
+
+def test_what_is_known_exactly_stays_so_when_it_takes_less(predictions: Predictions) -> None:
+    assert predictions.learn(5, 0, 1000) == 1000
+    assert predictions.learn(5, 0, 800, exact=False) == 900
+    assert predictions.learn(5, 0, 1100) == 925  # else it would be learned anew
