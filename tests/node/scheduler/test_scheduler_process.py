@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from cluster_world import node_body, pod_body
+from server_certificates import Certificates
 
 from rig.cluster.apiserver import ApiServer, Body, unused_port
 from rig.until import eventually
@@ -96,6 +97,17 @@ async def test_a_pod_is_judged_by_the_devices_that_a_real_agent_has_told_of(tmp_
                     [refused] = found["refused"]
                     assert refused["reason"] == "no healthy device is offered", found
                     assert [device["memory_mib"] > 0 for device in refused["examples"][0]["devices"]] == [True, True]
+
+
+async def test_agents_report_under_the_certificate_that_it_is_given(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path, "localhost")
+    files = ("--usage-certificate", str(certificates.certificate), "--usage-key", str(certificates.key))
+    async with ApiServer() as server, scheduler(tmp_path, server, *files) as (log, _):
+        trust = certificates.trust()
+        trust.set_alpn_protocols(["h2"])
+        _, writer = await asyncio.open_connection("localhost", port_of(log, "agents may report"), ssl=trust)
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+        writer.close()
 
 
 def gang_member(number: int) -> Body:

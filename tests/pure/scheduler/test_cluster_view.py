@@ -9,6 +9,8 @@ from cluster_world import Agent, World, node_body, pod_body, read, row_of
 from sharepod.scheduler.cluster import ASSUMED_S, Cluster
 from sharepod.scheduler.decision import judge, refusal_text
 from sharepod.scheduler.native import Verdict
+from sharepod.scheduler.summary import summarise
+from sharepod.scheduler.usage import UsageBook
 
 NODES = ["n1", "n2"]
 
@@ -208,3 +210,13 @@ def test_a_share_of_no_pod_that_is_known_counts_as_its_agent_says() -> None:
         world.agents["n1"].yielding = frozenset({"uid-gone"} if paused else ())
         row = row_of(world.replica(), "n1")
         assert (row.free_milli, row.free_mib) == ((left,), (24 * 1024,))
+
+
+def test_the_summary_counts_pods_by_where_they_are() -> None:
+    world, cluster = two_nodes()
+    place(world, cluster, "bound", 30)
+    for name in ("waiting", "chosen"):
+        world.tell(cluster, "pod", uid := world.create(pod_body(name, 30)))
+    assert world.place(cluster, uid) is not None  # and nobody has seen it on its node yet
+    found = summarise(cluster, UsageBook(), 1000.0, ready=True, streams=0, stream_ends={})
+    assert found.pods_by_state == {"bound": 1, "waiting": 2, "assumed": 1, "homeless": 0}
