@@ -35,6 +35,8 @@ ALSO = {"agent/*.c": ("hook",), "hook/*.c": ("agent", "simgpu"), "cli/pod*.py": 
 """Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
 UNBUILT = 90
 """The status that says that a mutant does not compile."""
+SIGNALLED = 128
+"""A shell's status is more than that where a signal ended the tests."""
 
 INSIDE = """
 set -euo pipefail
@@ -76,17 +78,18 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a mutant: the tests that failed twice, or that it hung, or was not built."""
+    """What came of a mutant: the tests that failed twice, or that it hung or crashed them, or was not built."""
 
     mutant: Mutant
     seconds: float
     built: bool = True
-    hung: bool = False
+    ended: str = ""
+    """How it ended the tests, if it did: hung, crashed."""
     caught_by: tuple[str, ...] = ()
 
     @property
     def caught(self) -> bool:
-        return self.hung or bool(self.caught_by)
+        return bool(self.ended or self.caught_by)
 
 
 def equivalent() -> set[tuple[str, str, str]]:
@@ -131,26 +134,28 @@ def judged(mutant: Mutant, room: str) -> Verdict:
         told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "FOLDERS": folders}
         alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
         command = [*alone, "bash", "-c", INSIDE, "mutant", *arguments]
-        hung = False
+        ended = ""
         with (scratch / "log").open("w") as log:
             try:
                 done = subprocess.run(
                     command, env=os.environ | told, stdout=log, stderr=log, timeout=HANGS_S, check=False
                 ).returncode
             except subprocess.TimeoutExpired:
-                done, hung = 1, True
+                done, ended = 1, "hung"
+        if done > SIGNALLED:
+            ended = "crashed"
         seconds = time.monotonic() - began
         second = scratch / "second.json"
         caught_by = tuple(json.loads(second.read_text())["failed"]) if second.exists() else ()
-        if done and done != UNBUILT and not hung and not caught_by:
+        if done and done != UNBUILT and not ended and not caught_by:
             raise SystemExit(f"{mutant.path}:{mutant.slip.line}: {(scratch / 'log').read_text()[-2000:]}")
-    return Verdict(mutant, seconds, built=done != UNBUILT, hung=hung, caught_by=caught_by)
+    return Verdict(mutant, seconds, built=done != UNBUILT, ended=ended, caught_by=caught_by)
 
 
 def tell(verdict: Verdict) -> None:
     """Say in a line what came of a mutant; of a survivor its diff too."""
-    if verdict.hung:
-        how = "hung"
+    if verdict.ended:
+        how = verdict.ended
     elif verdict.caught:
         how = f"by {verdict.caught_by[0]}"
     else:

@@ -53,6 +53,10 @@ class ModelApi:
         if (pod := self.pods.pop(name, None)) is not None:
             self._changes.put_nowait(("gone", pod))
 
+    def lose(self, name: str) -> None:
+        """The watch alone says that a pod has gone."""
+        self._changes.put_nowait(("gone", self.pods[name]))
+
     async def get(self, namespace: str, name: str, within_s: float = 10) -> Pod | None:
         await self._lag()
         if not self.up:

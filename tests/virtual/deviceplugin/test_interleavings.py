@@ -164,6 +164,26 @@ async def test_a_share_is_released_a_moment_after_the_last_sign_of_its_container
     await node.end()
 
 
+@virtually
+async def test_a_pod_that_kubelet_and_the_watch_have_lost_keeps_its_share_while_the_api_server_has_it(
+    tmp_path: Path,
+) -> None:
+    node = ModelNode(tmp_path, 1)
+    await node.start_plugin()
+    await node.create(3, 0)
+    await asyncio.sleep(200)
+    (pod,) = node.pods
+    node.pods.clear()
+    pod.containers[-1].lives = False
+    node.api.lose(pod.pod.name)
+    await asyncio.sleep(120)
+    assert node.agent.held
+    node.api.remove(pod.pod.name)
+    await asyncio.sleep(120)
+    assert not node.agent.held
+    await node.end()
+
+
 @pytest.mark.parametrize("seed", range(20))
 @virtually
 async def test_a_share_that_yielded_runs_a_moment_after_there_is_room_and_its_owner_is_told(
