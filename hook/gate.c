@@ -24,8 +24,8 @@
 #define SELDOM 256u
 #define RARELY 64u
 #define FIRST  512u
-/* The first launch into a stream that rests has an edge in front so often. */
-#define EDGE_NS 500000000u
+/* So often a launch into a stream that rests has an edge in front, which tells how the clocks stand to each other. */
+#define EDGE_NS 50000000u
 
 /* What an unknown unit counts for: two may be in flight beside others, and alone before any unit is known. Else, alone,
  * it counts as the longest one known: who meets new units all the time must not wait for each of them. */
@@ -158,7 +158,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     uint64_t now_ns = sp_now_ns();
     if (sp_unlikely(now_ns - sp_load(&lane->edged_ns) > EDGE_NS) && !pass->edged && !sp_load(&lane->outstanding)) {
       sp_store(&lane->edged_ns, now_ns);
-      pass->edged = sp_lane_measure(lane, false); /* at once: it tells how the clocks stand to each other */
+      pass->edged = sp_lane_measure(lane, false);
       now_ns = sp_now_ns();
     }
     sp_store(&lane->batch_ns, now_ns);

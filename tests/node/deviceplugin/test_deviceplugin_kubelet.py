@@ -207,13 +207,14 @@ async def test_of_two_plugins_the_next_one_serves_and_the_one_before_stands_by_u
 
 
 async def test_a_plugin_that_stands_by_steps_in_when_the_other_is_dead_for_a_while(directory: Path) -> None:
-    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (_, registration):
+    async with FakeKubelet(directory) as kubelet, plugin(kubelet.plugins) as (service, registration):
         await kubelet.registered()
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(kubelet.plugins / "other"))
             other.listen(1000)
             (kubelet.plugins / "other").rename(registration.path)
             await eventually(lambda: registration.state is State.STANDING_BY)
+            await eventually(lambda: service.watchers == 0)  # kubelet hears no more of it
             died = time.monotonic()
         await eventually(lambda: registration.state is State.REGISTERED)
         assert time.monotonic() - died > (kubelet_module.STAND_BY_LOOKS - 2) * kubelet_module.POLL_S

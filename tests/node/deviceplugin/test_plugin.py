@@ -218,6 +218,8 @@ async def test_the_plugins_counters_are_among_the_agents_metrics() -> None:
         assert (found["sharepod_plugin_allocations"], found["sharepod_plugin_unbound_allocations"]) == (2, 1)
         assert found["sharepod_plugin_registrations_total"] == 1
         assert found["sharepod_plugin_allocate_seconds_count"] == found["sharepod_plugin_pre_start_seconds_count"] == 2
+        (node.kubelet.plugins / "kubelet.sock").unlink()  # kubelet has ended
+        await eventually(lambda: metrics()["sharepod_plugin_serving"] == 0, node.log)
         await node.end(node.agent, signal.SIGKILL)  # the counters are the plugin's: a new agent shows them too
         await asyncio.sleep(2)  # the plugin looks at the devices every second
         await node.start_agent()
