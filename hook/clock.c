@@ -6,8 +6,8 @@
  * of an event saw bounds it from below (no event is stamped before it is recorded; behind an empty stream it is at
  * once): where the two are near each other, that is the better guess of when it ended, for the account alone.
  *
- * Elapsed times are known between events of one context, so each context has a scale, and the host's clock is common to
- * all.
+ * The driver tells elapsed times between events of one context alone. So each context has a scale of its own, and the
+ * host's clock joins them.
  *
  * A launch takes some microseconds to arrive, and the guess is as far off: what was seen where the length of the work
  * is known exactly tells both together, and so when other work can have begun.
@@ -88,8 +88,8 @@ void sp_clock_learn_arrival(struct sp_clock *clock, uint64_t launched_ns, int64_
   clock->arrival_seen_ns = launched_ns;
 }
 
-/* Elapsed times are of events of one context, so each context has a clock. What an event and its record take are the
- * device's. */
+/* Another context's work has ended: its clock is the present one from now on. What an event and its record take is
+ * known of the device, so a new clock knows it too. */
 static void take_up(struct sp_device *device, CUcontext context) {
   struct sp_clock before = device->clock;
   uint32_t place = device->changes++ % SP_CLOCKS_MAX;

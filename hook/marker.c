@@ -150,6 +150,7 @@ static void account(struct sp_device *device, const struct sp_marker *marker, st
     sp_spans_begin(&device->spans, (int64_t)fresh_ns - clock->guess_ns);
   } else if (device->scale == 0) {
     sp_spans_begin(&device->spans, bounds.end_ns);
+    device->ours_ns = INT64_MIN;
   } else if (device->scale != clock->scale) { /* another context's: the host's clock is common to both */
     sp_spans_shift(&device->spans, device->told_guess_ns - clock->guess_ns);
     if (device->ours_ns != INT64_MIN)

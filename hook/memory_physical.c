@@ -202,7 +202,6 @@ static void retained(uint64_t handle, uint64_t address) {
                                   .device_ordinal = chunk->device_ordinal,
                                   .kind = SP_MEMORY_HANDLE};
     sp_rows_insert(rows, &named);
-  } else {
   }
   sp_rows_unlock(rows);
 }

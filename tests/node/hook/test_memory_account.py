@@ -159,7 +159,7 @@ assert release(again) != 0 and memory()[0] == 8 * MIB
     )
 
 
-def test_a_handle_that_is_not_released_stays_and_what_is_imported_is_its_exporters(run: Run) -> None:
+def test_a_handle_that_was_retained_is_released_twice(run: Run) -> None:
     run(
         """
 handle, at, again = physical(2 * MIB, 1), reserve(2 * MIB), c_uint64()

@@ -1,6 +1,6 @@
 """The meter against the truth, in virtual time: what streams did is billed once, and what nobody did is not billed.
 
-The device takes exactly as long as it is told for each launch, and nothing else has it. Launches and records arrive
+The device takes exactly as long for each launch as it is told. Launches and records arrive
 there some microseconds late, and the keeper wakes up late, as on a real one.
 """
 
@@ -66,6 +66,7 @@ class Meter:
         return int(function(*map(ctypes.c_int64, arguments)))
 
     def __getattr__(self, name: str) -> int:
+        """Return what the meter says under this name of meter.c, in ns unless the name has another unit."""
         return self._call(name)
 
     def turn(self, *, contended: bool = False, others_ns: int = 0) -> None:

@@ -1,7 +1,7 @@
 /*
- * The meter in virtual time: gate.c, record.c, marker.c, clock.c, spans.c and predict.c above a device that is told how
- * long each launch takes. Its clock is a day ahead, launches and records take a while to arrive there, and the keeper
- * wakes some time after an end. Each stream works by itself; nothing waits for another share.
+ * The meter in virtual time. gate.c, wait.c, record.c, marker.c, clock.c, spans.c and predict.c are the hook's own. The
+ * device below them is told how long each launch takes. Its clock is a day ahead, launches and records take a while to
+ * arrive there, and the keeper wakes some time after an end. Each stream works by itself.
  */
 #include "gate.h"
 #define sp_wait_progress wait_in_real_time
