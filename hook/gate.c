@@ -128,7 +128,7 @@ static inline __attribute__((always_inline)) void enter(struct sp_pass *pass, st
     if (!asked) /* the wait for a turn is no pause of the program's */
       sp_keeper_pause(device);
     asked = true;
-    if (sp_wait_turn(device, lane, &entered)) {
+    if (sp_wait_turn(device, thread, lane, &entered)) {
       announce(thread, device);
       __atomic_fetch_add(&device->passed, 1, __ATOMIC_RELAXED);
       break;
@@ -278,6 +278,17 @@ void sp_gate_leave(struct sp_pass *pass, int result) {
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
   if (sp_unlikely(pass->entered)) /* not before the launch: a wake-up takes longer than one */
     sp_keeper_kick(device);
+}
+
+void sp_gate_left(void) {
+  struct sp_thread *thread = sp_load(&sp_guest.attached) ? sp_thread_self() : NULL;
+  if (!thread)
+    return;
+  sp_wait_left(thread);
+  uint32_t inside = sp_load(&thread->inside);
+  __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);
+  for (; inside; inside &= inside - 1) /* it may have entered a turn, for a launch that never came */
+    sp_keeper_kick(&sp_guest.devices[__builtin_ctz(inside)]);
 }
 
 void sp_gate_passed(void) {

@@ -50,6 +50,9 @@ void sp_gate_enter(struct sp_pass *pass, void *stream, bool per_thread, uint64_t
 /* The driver has been called; `result` is its CUresult. */
 void sp_gate_leave(struct sp_pass *pass, int result);
 
+/* The calling thread has left an earlier call by a jump: what it left at the gate ends. */
+void sp_gate_left(void);
+
 /* The driver has taken a launch that passes no gate: it is counted as passed on the current device. */
 void sp_gate_passed(void);
 

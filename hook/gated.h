@@ -19,9 +19,11 @@ static inline uint64_t size_class(uint64_t bytes) {
   do {                                                                                                                 \
     struct sp_pass pass;                                                                                               \
     CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
     sp_gate_enter(&pass, (stream), (per_thread), (key));                                                               \
-    SP_CALL(result, (call));                                                                                           \
+    result = (call);                                                                                                   \
     sp_gate_leave(&pass, result);                                                                                      \
+    sp_outermost_end();                                                                                                \
     return result;                                                                                                     \
   } while (0)
 
@@ -29,8 +31,10 @@ static inline uint64_t size_class(uint64_t bytes) {
 #define COUNTED(stream, per_thread, way, bytes, call)                                                                  \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
     sp_gate_awaiting((stream), (per_thread), SP_AWAITS_HOST);                                                          \
-    SP_CALL(result, (call));                                                                                           \
+    result = (call);                                                                                                   \
+    sp_outermost_end();                                                                                                \
     if (result == CUDA_SUCCESS) {                                                                                      \
       sp_copied((stream), (per_thread), (way), (bytes), 1);                                                            \
     }                                                                                                                  \

@@ -209,6 +209,7 @@ struct sp_thread {
   uint32_t looks;           /* another number whenever the known lanes are to be looked up again */
   uint32_t closed;          /* the marker that its synchronising call waits for, its place in the queue + 1; 0: none */
   uint64_t launches[SP_DEVICES_MAX];
+  struct sp_device *awaits_turn, *awaits_progress; /* it waits at the gate of this device; NULL: it does not */
   /* the patience of a launch that the budget holds back */
   uint32_t progress_seen;
   uint64_t patience_ns;

@@ -35,7 +35,6 @@ static const struct {
 
 void *sp_real[SP_ROW_COUNT];
 void *sp_next[SP_ROW_COUNT];
-_Thread_local bool sp_inside;
 
 static struct sp_driver driver;
 static int driver_loaded; /* set with release when `driver` and `sp_real` are filled */

@@ -7,7 +7,7 @@
  *   sp_wrap_name    handed out where the program was about to get the address of the driver's own export. It goes on
  *                   to the driver.
  * A tool behind us may come back through the second while we are inside the first, and a driver may call its own
- * exports: sp_inside lets the outermost call of a thread alone do the accounting.
+ * exports: the outermost call of a thread alone does the accounting (jump.c says which one that is).
  */
 #ifndef SHAREPOD_INTERCEPT_H
 #define SHAREPOD_INTERCEPT_H
@@ -27,7 +27,13 @@ enum sp_row {
 
 extern void *sp_real[SP_ROW_COUNT]; /* the driver's own exports; NULL until it is loaded */
 extern void *sp_next[SP_ROW_COUNT]; /* what the exported name goes on to; NULL until first used */
-extern _Thread_local bool sp_inside __attribute__((tls_model("initial-exec")));
+
+/* The outermost call of the thread that is under way. */
+struct sp_outermost {
+  const void *frame;  /* of the function of ours that makes it; NULL: there is none */
+  const void *caller; /* an address in the code that called us for it */
+};
+extern _Thread_local struct sp_outermost sp_outermost __attribute__((tls_model("initial-exec")));
 
 /* The slow halves of the two lookups below; `caller` is an address in the code that calls. errno survives. */
 void *sp_find_real(enum sp_row row);
@@ -35,6 +41,10 @@ void *sp_find_next(enum sp_row row, const void *caller);
 
 /* The wrapper to hand out instead of `address`, or `address` when it is not a wrapped export of the driver. */
 void *sp_wrapper_of(void *address);
+
+/* Was this call, from the code at `caller`, made inside the outermost one, and is that under way indeed? If it is not,
+ * what it left behind is put right. */
+bool sp_still_inside(const void *caller);
 
 /* The answer of a wrapper that has nothing to go on to: the program found our name, but no driver is loaded, or it
  * lacks the function. errno survives. */
@@ -52,12 +62,28 @@ static inline void *sp_next_of(enum sp_row row, const void *caller) {
   return __builtin_expect(function != NULL, 1) ? function : sp_find_next(row, caller);
 }
 
+static inline bool sp_inside(const void *caller) {
+  if (__builtin_expect(sp_outermost.frame != NULL, 0) && sp_still_inside(caller))
+    return true;
+  sp_outermost.caller = caller;
+  return false;
+}
+
+static inline __attribute__((always_inline)) void sp_outermost_begin(void) {
+  sp_outermost.frame = __builtin_frame_address(0);
+}
+
+static inline void sp_outermost_end(void) {
+  sp_outermost.frame = NULL;
+}
+
 #define SP_EXPORT    __attribute__((visibility("default")))
 #define SP_BARE(...) __VA_ARGS__
 
 /*
  * SP_WRAPPER(cuEventSynchronize, (CUevent event), (event)) { body; `real` is the function to call }
- * Inside the body the driver is called through SP_CALL, which marks the thread as inside.
+ * Inside the body the driver is called through SP_CALL, or between sp_outermost_begin and sp_outermost_end, which also
+ * stand around whatever of ours may wait.
  */
 #define SP_WRAPPER(name, parameters, arguments)                                                                        \
   typedef CUresult name##_function parameters;                                                                         \
@@ -69,14 +95,14 @@ static inline void *sp_next_of(enum sp_row row, const void *caller) {
     if (real == NULL) {                                                                                                \
       return sp_unavailable(SP_ROW_##name);                                                                            \
     }                                                                                                                  \
-    return sp_inside ? real arguments : around_##name(real, SP_BARE arguments);                                        \
+    return sp_inside(__builtin_return_address(0)) ? real arguments : around_##name(real, SP_BARE arguments);           \
   }                                                                                                                    \
   CUresult sp_wrap_##name parameters {                                                                                 \
     name##_function *real = (name##_function *)sp_real_of(SP_ROW_##name);                                              \
     if (real == NULL) {                                                                                                \
       return sp_unavailable(SP_ROW_##name);                                                                            \
     }                                                                                                                  \
-    return sp_inside ? real arguments : around_##name(real, SP_BARE arguments);                                        \
+    return sp_inside(__builtin_return_address(0)) ? real arguments : around_##name(real, SP_BARE arguments);           \
   }                                                                                                                    \
   static inline CUresult around_##name(name##_function *real, SP_BARE parameters)
 
@@ -88,19 +114,23 @@ static inline void *sp_next_of(enum sp_row row, const void *caller) {
   CUresult sp_wrap_##name(void);                                                                                       \
   CUresult name(void) {                                                                                                \
     name##_function *real = (name##_function *)sp_next_of(SP_ROW_##name, __builtin_return_address(0));                 \
-    return real == NULL ? sp_unavailable(SP_ROW_##name) : sp_inside ? real() : around_##name(real);                    \
+    return real == NULL                             ? sp_unavailable(SP_ROW_##name)                                    \
+           : sp_inside(__builtin_return_address(0)) ? real()                                                           \
+                                                    : around_##name(real);                                             \
   }                                                                                                                    \
   CUresult sp_wrap_##name(void) {                                                                                      \
     name##_function *real = (name##_function *)sp_real_of(SP_ROW_##name);                                              \
-    return real == NULL ? sp_unavailable(SP_ROW_##name) : sp_inside ? real() : around_##name(real);                    \
+    return real == NULL                             ? sp_unavailable(SP_ROW_##name)                                    \
+           : sp_inside(__builtin_return_address(0)) ? real()                                                           \
+                                                    : around_##name(real);                                             \
   }                                                                                                                    \
   static inline CUresult around_##name(name##_function *real)
 
 #define SP_CALL(result, call)                                                                                          \
   do {                                                                                                                 \
-    sp_inside = true;                                                                                                  \
+    sp_outermost_begin();                                                                                              \
     (result) = (call);                                                                                                 \
-    sp_inside = false;                                                                                                 \
+    sp_outermost_end();                                                                                                \
   } while (0)
 
 #endif

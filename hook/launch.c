@@ -68,9 +68,11 @@ SP_WRAPPER(cuLaunchCooperativeKernelMultiDevice, (void *list, unsigned int devic
     if (sp_graphs_may_allocate() && !sp_graph_begin(graph, &growth)) {                                                 \
       return CUDA_ERROR_OUT_OF_MEMORY;                                                                                 \
     }                                                                                                                  \
+    sp_outermost_begin();                                                                                              \
     sp_gate_enter(&pass, stream, per_thread, sp_unit_key(graph, 0, 0));                                                \
-    SP_CALL(result, real(graph, stream));                                                                              \
+    result = real(graph, stream);                                                                                      \
     sp_gate_leave(&pass, result);                                                                                      \
+    sp_outermost_end();                                                                                                \
     sp_graph_end(graph, &growth, result);                                                                              \
     return result;                                                                                                     \
   }

@@ -8,7 +8,7 @@
 #define GRAIN_BYTES (32u << 20)
 #define LEAST_BYTES (2u << 20)
 
-enum state { FREE_ENTRY, OPEN, DESTROYED, IMPORTED };
+enum state { FREE_ENTRY, OPEN, DESTROYED, UNPAID };
 
 struct sp_pool {
   CUmemoryPool handle; /* NULL: the graphs' */
@@ -55,55 +55,59 @@ static bool ask(const struct sp_pool *pool, uint64_t *bytes) {
          driver->cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
 }
 
+/* The entry of a pool that has not been destroyed, or NULL. Of each device the graphs have one without a handle. */
+static struct sp_pool *find(struct pools *pools, int device_ordinal, CUmemoryPool handle) {
+  for (uint32_t index = 0; index < pools->count; index++) {
+    struct sp_pool *pool = &pools->pools[index];
+    if (pool->state != FREE_ENTRY && pool->state != DESTROYED && pool->handle == handle &&
+        (handle != NULL || pool->device == device_ordinal)) {
+      return pool;
+    }
+  }
+  return NULL;
+}
+
+/* NULL: there is no room. */
+static struct sp_pool *add(struct pools *pools, struct sp_pool made) {
+  uint32_t index = 0;
+  while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
+    index++;
+  }
+  if (index == POOLS_MAX) {
+    return NULL;
+  }
+  pools->count += index == pools->count;
+  pools->pools[index] = made;
+  return &pools->pools[index];
+}
+
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle) {
   struct pools *pools = lock_pools(true);
   if (pools == NULL) {
     return NULL;
   }
-  struct sp_pool *found = NULL;
-  for (uint32_t index = 0; index < pools->count && found == NULL; index++) {
-    struct sp_pool *pool = &pools->pools[index];
-    if (pool->state != FREE_ENTRY && pool->state != DESTROYED && pool->handle == handle &&
-        (handle != NULL || pool->device == device_ordinal)) {
-      found = pool;
-    }
-  }
-  if (found == NULL) {
-    uint32_t index = 0;
-    while (index < pools->count && pools->pools[index].state != FREE_ENTRY) {
-      index++;
-    }
-    struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
-    uint64_t bytes;
-    if (index < POOLS_MAX && ask(&made, &bytes)) {
-      pools->count += index == pools->count;
-      found = &pools->pools[index];
-      *found = made;
-      found->charged = bytes; /* of before we were there, or of the driver's own: all of it is the share's */
-      sp_slot_memory(device_ordinal, (int64_t)bytes);
-    }
+  struct sp_pool *pool = find(pools, device_ordinal, handle);
+  struct sp_pool made = {.handle = handle, .state = OPEN, .device = device_ordinal, .grain = GRAIN_BYTES};
+  if (pool == NULL && ask(&made, &made.charged) && (pool = add(pools, made)) != NULL) {
+    /* Of before we were there, or of the driver's own: all of it is the share's. */
+    sp_slot_memory(device_ordinal, (int64_t)made.charged);
   }
   unlock_pools(pools);
-  return found;
+  return pool;
 }
 
-bool sp_pool_foreign(const struct sp_pool *pool) {
-  return pool->state == IMPORTED;
+bool sp_pool_is_unpaid(const struct sp_pool *pool) {
+  return pool->state == UNPAID;
 }
 
-void sp_pool_imported(CUmemoryPool handle) {
+void sp_pool_unpaid(CUmemoryPool handle) {
   struct pools *pools = lock_pools(true);
-  if (pools == NULL) {
-    return;
-  }
-  for (uint32_t index = 0; index < POOLS_MAX; index++) {
-    if (index >= pools->count || pools->pools[index].state == FREE_ENTRY) {
-      pools->count += index == pools->count;
-      pools->pools[index] = (struct sp_pool){.handle = handle, .state = IMPORTED, .device = SP_NO_DEVICE};
-      break;
+  if (pools != NULL) {
+    if (find(pools, SP_NO_DEVICE, handle) == NULL) {
+      add(pools, (struct sp_pool){.handle = handle, .state = UNPAID, .device = SP_NO_DEVICE});
     }
+    unlock_pools(pools);
   }
-  unlock_pools(pools);
 }
 
 int sp_pool_device(const struct sp_pool *pool) {
@@ -181,7 +185,7 @@ void sp_pool_destroyed(CUmemoryPool handle) {
     if (pool->handle != handle || handle == NULL) {
       continue;
     }
-    if (pool->state == IMPORTED) {
+    if (pool->state == UNPAID) {
       pool->state = FREE_ENTRY;
     } else if (pool->state == OPEN) {
       pool->state = DESTROYED;

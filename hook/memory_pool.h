@@ -16,8 +16,8 @@ struct sp_pool; /* of this process, never freed */
  * hold, or the table is full; then allocations are charged one by one. */
 struct sp_pool *sp_pool_of(int device_ordinal, CUmemoryPool handle);
 /* A pool of host memory, or of another process that pays for it: never charged here. */
-void sp_pool_imported(CUmemoryPool handle);
-bool sp_pool_foreign(const struct sp_pool *pool);
+void sp_pool_unpaid(CUmemoryPool handle);
+bool sp_pool_is_unpaid(const struct sp_pool *pool);
 /* Ask what it holds and correct its charge: after a trim or another threshold. */
 void sp_pool_refresh(CUmemoryPool handle);
 void sp_pools_refresh_graphs(int device_ordinal);

@@ -63,7 +63,7 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
   if (pool == NULL) {
     return allocate_bytes(request, device);
   }
-  if (sp_pool_foreign(pool)) {
+  if (sp_pool_is_unpaid(pool)) {
     return call(request);
   }
   /* Twice: what the pool keeps may be in pieces too small, which is known when it has grown past the cap. */
@@ -106,7 +106,7 @@ static CUresult allocate(const struct request *request, int device, CUmemoryPool
 STREAM_ORDERED(cuMemAllocAsync, false)
 STREAM_ORDERED(cuMemAllocAsync_ptsz, true)
 
-/* A pool may be of another device than the stream. One that was made before we were there is taken for the stream's. */
+/* A pool may be of another device than the stream, or of none. One that came from nowhere is taken for the stream's. */
 #define FROM_POOL(name, own_stream)                                                                                    \
   SP_WRAPPER(name, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),                          \
              (address, bytes, pool, stream)) {                                                                         \
@@ -135,18 +135,30 @@ FROM_POOL(cuMemAllocFromPoolAsync_ptsz, true)
 FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
-SP_WRAPPER(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *props), (pool, props)) {
-  CUresult result;
-  SP_CALL(result, real(pool, props));
-  if (result == CUDA_SUCCESS) {
-    if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-      sp_pool_of(props->location.id, *pool);
-    } else {
-      sp_pool_imported(*pool); /* of host memory */
-    }
+/* Where its memory lies is known where the program gets the pool. Managed memory may lie nowhere in particular. */
+static void pool_lies(CUmemoryPool pool, const CUmemLocation *location) {
+  if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    sp_pool_of(location->id, pool);
+  } else if (location->type >= CU_MEM_LOCATION_TYPE_HOST && location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+    sp_pool_unpaid(pool);
   }
-  return result;
 }
+
+#define GIVES_POOL(name, parameters, arguments, location)                                                              \
+  SP_WRAPPER(name, parameters, arguments) {                                                                            \
+    CUresult result;                                                                                                   \
+    SP_CALL(result, real arguments);                                                                                   \
+    if (result == CUDA_SUCCESS) {                                                                                      \
+      pool_lies(*pool, location);                                                                                      \
+    }                                                                                                                  \
+    return result;                                                                                                     \
+  }
+#define ON_DEVICE(device) (&(CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device})
+GIVES_POOL(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *props), (pool, props), &props->location)
+GIVES_POOL(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device), ON_DEVICE(device))
+GIVES_POOL(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device), (pool, device), ON_DEVICE(device))
+GIVES_POOL(cuMemGetDefaultMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
+GIVES_POOL(cuMemGetMemPool, (CUmemoryPool * pool, CUmemLocation *at, int type), (pool, at, type), at)
 
 SP_WRAPPER(cuMemPoolDestroy, (CUmemoryPool pool), (pool)) {
   sp_pool_refresh(pool);
@@ -178,7 +190,7 @@ SP_WRAPPER(cuMemPoolImportFromShareableHandle,
   CUresult result;
   SP_CALL(result, real(pool, handle, handle_type, flags));
   if (result == CUDA_SUCCESS) {
-    sp_pool_imported(*pool);
+    sp_pool_unpaid(*pool);
   }
   return result;
 }

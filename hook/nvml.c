@@ -25,11 +25,15 @@
   int sp_wrap_##name parameters __attribute__((visibility("hidden")));                                                 \
   int name parameters {                                                                                                \
     name##_function *real = (name##_function *)sp_nvml_next(SP_NVML_##name);                                           \
-    return real == NULL ? sp_nvml_unavailable() : sp_inside ? real arguments : around_##name(real, SP_BARE arguments); \
+    return real == NULL                             ? sp_nvml_unavailable()                                            \
+           : sp_inside(__builtin_return_address(0)) ? real arguments                                                   \
+                                                    : around_##name(real, SP_BARE arguments);                          \
   }                                                                                                                    \
   int sp_wrap_##name parameters {                                                                                      \
     name##_function *real = (name##_function *)sp_nvml_real(SP_NVML_##name);                                           \
-    return real == NULL ? sp_nvml_unavailable() : sp_inside ? real arguments : around_##name(real, SP_BARE arguments); \
+    return real == NULL                             ? sp_nvml_unavailable()                                            \
+           : sp_inside(__builtin_return_address(0)) ? real arguments                                                   \
+                                                    : around_##name(real, SP_BARE arguments);                          \
   }                                                                                                                    \
   static int around_##name(name##_function *real, SP_BARE parameters)
 

@@ -10,8 +10,10 @@
 #define SYNCED_THEN(stream, per_thread, what, call, then)                                                              \
   do {                                                                                                                 \
     CUresult result;                                                                                                   \
+    sp_outermost_begin();                                                                                              \
     sp_gate_syncing((stream), (per_thread), (what));                                                                   \
-    SP_CALL(result, (call));                                                                                           \
+    result = (call);                                                                                                   \
+    sp_outermost_end();                                                                                                \
     if (result == CUDA_SUCCESS) {                                                                                      \
       then;                                                                                                            \
       sp_gate_synced();                                                                                                \

@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "guest.h"
+#include "wait.h"
 
 static struct sp_thread records[SP_THREADS_MAX];
 static uint32_t record_count; /* records ever used: what the keeper scans */
@@ -29,6 +29,7 @@ static void release_record(void *pointer) {
     sp_store(&thread->launches[device], 0);
   }
   self = NULL;
+  sp_wait_left(thread); /* it may have been ended where it waited */
   thread->device = NULL;
   sp_thread_forget_lanes(thread);
   __atomic_store_n(&thread->inside, 0, __ATOMIC_RELEASE);

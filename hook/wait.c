@@ -101,13 +101,23 @@ static bool enter_turn(struct sp_device *device, struct sp_lane *lane, uint32_t 
   return entered;
 }
 
-bool sp_wait_turn(struct sp_device *device, struct sp_lane *lane, bool *entered) {
+void sp_wait_left(struct sp_thread *thread) {
+  struct sp_device *turn = thread->awaits_turn, *progress = thread->awaits_progress;
+  thread->awaits_turn = thread->awaits_progress = NULL;
+  if (turn)
+    sp_slot_wait_end(turn->slot);
+  if (progress)
+    __atomic_fetch_sub(&progress->gate_waiters, 1, __ATOMIC_SEQ_CST);
+}
+
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane, bool *entered) {
   uint32_t word = sp_grant_word(device->grant);
   if (word & 1u) {
     *entered = enter_turn(device, lane, word);
     return false; /* the caller looks again */
   }
   sp_slot_wait_begin(device->slot);
+  thread->awaits_turn = device;
   sp_region_ring(&sp_guest.region);
   bool pass = false;
   while (sp_grant_word(device->grant) == word) {
@@ -119,7 +129,7 @@ bool sp_wait_turn(struct sp_device *device, struct sp_lane *lane, bool *entered)
     if (sp_slot_wait_again(device->slot))
       sp_region_ring(&sp_guest.region);
   }
-  sp_slot_wait_end(device->slot);
+  sp_wait_left(thread);
   return pass;
 }
 
@@ -148,9 +158,10 @@ enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *th
   }
   if (until_ns > now_ns) {
     __atomic_fetch_add(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    thread->awaits_progress = device;
     if (__atomic_load_n(&device->progress, __ATOMIC_SEQ_CST) == progress)
       futex_wait_private(&device->progress, progress, until_ns - now_ns);
-    __atomic_fetch_sub(&device->gate_waiters, 1, __ATOMIC_SEQ_CST);
+    sp_wait_left(thread);
     if (__atomic_load_n(&device->progress, __ATOMIC_ACQUIRE) != progress)
       return SP_MADE;
   }

@@ -17,11 +17,13 @@ enum sp_progress {
 
 /* Wait until this process may launch. True: pass although the gate is closed (there is no agent to open it).
  * `*entered`: the turn has been entered just now, and the keeper must hear of it once the launch is made. */
-bool sp_wait_turn(struct sp_device *device, struct sp_lane *lane, bool *entered);
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane, bool *entered);
 /* Wait until less work is in flight. The patience of a thread runs on across turns: what it waits for may need longer
  * than one, or this very launch. */
 enum sp_progress sp_wait_progress(struct sp_device *device, struct sp_thread *thread, struct sp_lane *lane,
                                   uint64_t predicted_ns);
+/* The thread waits no longer, in whatever way its wait has ended. */
+void sp_wait_left(struct sp_thread *thread);
 /* The launch passes without progress: the next wait is longer. */
 void sp_wait_gave_up(struct sp_device *device, struct sp_thread *thread);
 

@@ -118,6 +118,35 @@ assert memory() == (400 << 20, 400 << 20)
     )
 
 
+def test_memory_of_a_pool_is_charged_where_it_lies(run: Run) -> None:
+    run(
+        """
+stream = new_stream()
+for which in (cuda.cuMemGetDefaultMemPool, cuda.cuMemGetMemPool, cuda.cuMemGetDefaultMemPool):
+    pool = c_void_p()
+    ok(which(byref(pool), byref(Location(2, 0)), 1))  # of host memory
+    addresses = [from_pool(pool, 64 * MIB, stream) for _ in range(8)]
+    assert memory() == (100 * MIB, 100 * MIB)
+    for address in addresses:
+        free_in(address, stream)
+ok(cuda.cuCtxSynchronize())
+for which in (cuda.cuDeviceGetDefaultMemPool, cuda.cuDeviceGetMemPool):
+    pool = c_void_p()
+    ok(which(byref(pool), 1))
+    address = from_pool(pool, 20 * MIB, stream)  # of the other device than the stream
+    assert memory() == (100 * MIB, 100 * MIB)
+    assert cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(80 * MIB), pool, stream) == 2
+    start(1)
+    assert memory() == (68 * MIB, 100 * MIB)
+    start(0)
+    free_in(address, stream)
+    ok(cuda.cuCtxSynchronize())
+""",
+        100 << 20,
+        "2xH200",
+    )
+
+
 def test_a_pool_needs_so_much_of_the_cap_as_it_would_need_of_a_device_of_that_size(run: Run) -> None:
     run(
         """

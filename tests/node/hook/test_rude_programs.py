@@ -1,6 +1,7 @@
 """Programs that are correct and rude: they go on beside a neighbour as they would without us, and are billed."""
 
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from rig.until import until
 from sharepod.agent.trouble import Kind
 
 GIB = 1 << 30
+OUT_OF_MEMORY = 2
 
 
 @contextmanager
@@ -108,3 +110,39 @@ def test_a_release_that_is_not_the_last_does_not_wait_for_the_device(
 def test_who_releases_a_full_stream_that_waits_is_not_held_up_by_it(program: Path, beside: Mapping[str, str]) -> None:
     done = run([program, "full"], beside)
     assert (done.returncode, done.stdout) == (0, "released\n"), done.stderr
+
+
+@pytest.mark.parametrize("out_of", ["context", "stream", "event", "copy"])
+def test_who_leaves_a_call_by_a_jump_is_metered_and_capped_as_before(
+    out_of: str, program: Path, arbiter: Arbiter, simgpu: dict[str, str], tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share", memory_bytes=GIB)
+    done = run([program, "jumps", out_of], simgpu | share.env)
+    assert (done.returncode, done.stdout) == (0, f"{OUT_OF_MEMORY}\n"), done.stderr
+    assert (share.usage().launches, share.usage().passed) == (300, 0)
+
+
+def test_a_launch_that_was_left_at_the_gate_waits_no_longer(
+    program: Path, arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    gpu = make_simgpu()
+    other, share = (arbiter.share(tmp_path / name) for name in ("other", "share"))
+    pipe = subprocess.PIPE
+    command = [program, "jumps_from_gate"]
+    with (
+        neighbour(gpu, other),
+        subprocess.Popen(command, env=gpu.env | share.env, stdin=pipe, stdout=pipe, text=True) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "pause\n"
+        arbiter.native.pause_share(share.handle, True)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "resume\n"
+        arbiter.native.pause_share(share.handle, False)
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    assert share.usage().launches == 21
+    assert share.usage().turns <= 21 + 2  # one for each launch, and one for that which was left

@@ -44,14 +44,17 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *by, voi
 void sp_share_crowded(uint32_t most) {
   (void)most;
 }
-bool sp_wait_turn(struct sp_device *device, struct sp_lane *in, bool *entered) {
-  (void)in;
+bool sp_wait_turn(struct sp_device *device, struct sp_thread *by, struct sp_lane *in, bool *entered) {
+  (void)by, (void)in;
   waits++;
   announced_at_waits += thread.inside != 0;
   grant.word |= 1u;
   device->entered = grant.word;
   *entered = false;
   return false;
+}
+void sp_wait_left(struct sp_thread *by) {
+  (void)by;
 }
 void sp_keeper_pause(struct sp_device *device) {
   (void)device;

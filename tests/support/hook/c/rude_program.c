@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -222,11 +224,93 @@ static void releases(const char *path) {
   printf("%" PRIu64 "\n", longest_ns);
 }
 
+/* ---- a signal handler leaves a call into the driver by a jump ---- */
+
+static sigjmp_buf back;
+static pthread_t first;
+
+static void jump(int signal) {
+  (void)signal;
+  siglongjmp(back, 1);
+}
+
+static void *interrupt(void *unused) {
+  (void)unused;
+  sleep_until(now_ns() + 30000000u);
+  pthread_kill(first, SIGUSR1);
+  return NULL;
+}
+
+static void interrupt_soon(void) {
+  pthread_t thread;
+  first = pthread_self();
+  signal(SIGUSR1, jump);
+  pthread_create(&thread, NULL, interrupt, NULL);
+  pthread_detach(thread);
+}
+
+/* Further down the stack than the call that was left. */
+static int goes_on(void) {
+  volatile char deeper[10000];
+  deeper[0] = 0;
+  work(usual, NULL, 100);
+  CALL(cuCtxSynchronize);
+  device_pointer memory = 0;
+  return TRY(cuMemAlloc, &memory, (size_t)2 << 30) + deeper[0];
+}
+
+static void jumps(const char *out_of) {
+  static char bytes[4];
+  void *event = NULL;
+  device_pointer memory = 0;
+  CALL(cuMemAlloc, &memory, sizeof bytes);
+  CALL(cuEventCreate, &event, EVENT_DEFAULT);
+  work(usual, NULL, 200);
+  CALL(cuEventRecord, event, NULL);
+  interrupt_soon();
+  if (!sigsetjmp(back, 1)) {
+    if (!strcmp(out_of, "event"))
+      CALL(cuEventSynchronize, event);
+    else if (!strcmp(out_of, "stream"))
+      CALL(cuStreamSynchronize, NULL);
+    else if (!strcmp(out_of, "copy"))
+      CALL(cuMemcpyDtoH, bytes, memory, sizeof bytes);
+    else
+      CALL(cuCtxSynchronize);
+    die("it was not interrupted in a call out of %s", out_of);
+  }
+  printf("%d\n", goes_on());
+}
+
+/* The launch that is left waits for a turn; later ones come now and then. */
+static void jumps_from_gate(const char *path) {
+  (void)path;
+  work(usual, NULL, 1);
+  CALL(cuCtxSynchronize);
+  puts("pause");
+  getchar();
+  interrupt_soon();
+  if (!sigsetjmp(back, 1)) {
+    work(usual, NULL, 1);
+    die("the launch was not held back");
+  }
+  puts("resume");
+  getchar();
+  for (int i = 0; i < 20; i++) {
+    sleep_until(now_ns() + 50000000u);
+    work(usual, NULL, 1);
+    CALL(cuCtxSynchronize);
+  }
+}
+
 static const struct {
   const char *name;
   void (*run)(const char *path);
-} modes[] = {{"cancelled", cancelled}, {"closed", closed},   {"replaced", replaced},     {"full", full},
-             {"alone", alone},         {"becomes", becomes}, {"ends_first", ends_first}, {"releases", releases}};
+} modes[] = {{"cancelled", cancelled},   {"closed", closed},
+             {"replaced", replaced},     {"full", full},
+             {"alone", alone},           {"becomes", becomes},
+             {"ends_first", ends_first}, {"releases", releases},
+             {"jumps", jumps},           {"jumps_from_gate", jumps_from_gate}};
 
 int main(int count, char **arguments) {
   setvbuf(stdout, NULL, _IOLBF, 0);
