@@ -35,6 +35,7 @@
   X(cuEventElapsedTime, "cuEventElapsedTime_v2", "cuEventElapsedTime", (float *, CUevent, CUevent))                    \
   X(cuStreamIsCapturing, "cuStreamIsCapturing", "cuStreamIsCapturing", (CUstream, int *))                              \
   X(cuStreamIsCapturing_ptsz, "cuStreamIsCapturing_ptsz", "cuStreamIsCapturing_ptsz", (CUstream, int *))               \
+  X(cuStreamQuery, "cuStreamQuery", "cuStreamQuery", (CUstream))                                                       \
   X(cuStreamGetCtx, "cuStreamGetCtx", "cuStreamGetCtx", (CUstream, CUcontext *))                                       \
   X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", "cuThreadExchangeStreamCaptureMode",       \
     (int *))                                                                                                           \

@@ -315,7 +315,7 @@ void sp_gate_awaiting(void *stream, bool per_thread, enum sp_awaited awaited) {
   struct sp_lane *lane = cached_lane(device, thread, stream, per_thread);
   if (!lane)
     return;
-  if (sp_load(&lane->pending_ns))
+  if (sp_load(&lane->pending_ns) && !sp_lane_over(lane, thread))
     sp_lane_mark(lane, true, false); /* behind the wait its end would not be told */
   sp_store(&lane->awaits, true);
 }
@@ -328,13 +328,13 @@ void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync) {
     sp_lanes_close(thread->device, thread, stream, per_thread, sync);
 }
 
-void sp_gate_synced(void) {
+void sp_gate_synced(enum sp_sync sync) {
   if (!sp_load(&sp_guest.attached))
     return;
   struct sp_thread *thread = sp_thread_self();
   struct sp_device *device = thread ? thread->device : NULL;
   if (device)
-    sp_lanes_closed(device, thread);
+    sp_lanes_closed(device, thread, sync);
   uint32_t flags = device ? sp_grant_flags(device->grant) : 0;
   if (flags & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED))
     sp_keeper_synced(device, flags & SP_GRANT_CONTENDED);

@@ -77,7 +77,7 @@ enum sp_sync {
 
 /* The calling thread is about to wait for its work (a synchronise, a blocking copy); it has just returned from that. */
 void sp_gate_syncing(void *stream, bool per_thread, enum sp_sync sync);
-void sp_gate_synced(void);
+void sp_gate_synced(enum sp_sync sync);
 
 /* A capture into `stream` is about to begin / has ended or failed: no marker is recorded while one is open. */
 void sp_gate_capture_begin(void *stream, bool per_thread);

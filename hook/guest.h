@@ -209,6 +209,7 @@ struct sp_thread {
   uint32_t looks;           /* another number whenever the known lanes are to be looked up again */
   uint32_t closed;          /* the marker that its synchronising call waits for, its place in the queue + 1; 0: none */
   uint64_t launches[SP_DEVICES_MAX];
+  uint64_t event_launches; /* it came back from waiting for an event after so many launches there + 1; 0: it did not */
   struct sp_device *awaits_turn, *awaits_progress; /* it waits at the gate of this device; NULL: it does not */
   /* the patience of a launch that the budget holds back */
   uint32_t progress_seen;
@@ -283,7 +284,10 @@ void sp_lanes_mark_all(struct sp_device *device, void *context, enum sp_recorder
 void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                     enum sp_sync sync);
 /* It has come back from that. */
-void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread);
+void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync);
+/* Has the thread seen the end of all work in the stream, by an event behind it? A marker would only tell of a later
+ * time, and the program would wait for it. The driver is asked, at most once for each event that was waited for. */
+bool sp_lane_over(const struct sp_lane *lane, const struct sp_thread *thread);
 bool sp_lanes_pending(const struct sp_device *device);
 /* Is work unmarked in a lane that has no marker in the queue? */
 bool sp_lanes_unmarked(const struct sp_device *device);

@@ -186,6 +186,13 @@ static bool closes(struct sp_lane *lane, const struct sp_device *device, const v
          (!lane->owner_thread || lane->owner_thread == owner);
 }
 
+bool sp_lane_over(const struct sp_lane *lane, const struct sp_thread *thread) {
+  const struct sp_device *device = lane->device;
+  return thread->event_launches == thread->launches[device->index] + 1 && !lane->owner_thread &&
+         !(sp_grant_flags(device->grant) & (SP_GRANT_CONTENDED | SP_GRANT_LIMITED)) && sp_driver()->cuStreamQuery &&
+         sp_driver()->cuStreamQuery(lane->stream) == CUDA_SUCCESS;
+}
+
 void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *stream, bool per_thread,
                     enum sp_sync sync) {
   SP_UNCANCELLED;
@@ -206,6 +213,8 @@ void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *st
       continue;
     if (sync == SP_SYNC_EVENT && sp_load(&lane->outstanding))
       continue; /* more is behind it, it seems: it will be marked in its time */
+    if (sp_lane_over(lane, thread))
+      continue;
     uint32_t place = sp_lane_mark_by(lane, SP_BY_CALLER, false);
     if (!place)
       continue;
@@ -226,7 +235,9 @@ void sp_lanes_close(struct sp_device *device, struct sp_thread *thread, void *st
   sp_keeper_kick(device);
 }
 
-void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread) {
+void sp_lanes_closed(struct sp_device *device, struct sp_thread *thread, enum sp_sync sync) {
+  if (sync == SP_SYNC_EVENT)
+    thread->event_launches = thread->launches[device->index] + 1;
   uint32_t place = thread->closed - 1;
   if (!thread->closed)
     return;

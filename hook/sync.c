@@ -16,7 +16,7 @@
     sp_outermost_end();                                                                                                \
     if (result == CUDA_SUCCESS) {                                                                                      \
       then;                                                                                                            \
-      sp_gate_synced();                                                                                                \
+      sp_gate_synced(what);                                                                                            \
       sp_pools_look();                                                                                                 \
     }                                                                                                                  \
     return result;                                                                                                     \
