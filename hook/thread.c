@@ -4,9 +4,12 @@
 #include <linux/membarrier.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "wait.h"
+
+#define SEEN_NS 1000000 /* no store takes so long to reach the other cores */
 
 static struct sp_thread records[SP_THREADS_MAX];
 static uint32_t record_count; /* records ever used: what the keeper scans */
@@ -84,7 +87,13 @@ uint64_t sp_threads_launches(uint32_t device_index) {
 
 void sp_barrier(void) {
   /* Pairs with the announce in gate.c: a thread whose announce we do not see afterwards will see our stores. */
-  if (!sp_guest.no_membarrier && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
-    return;
+  if (!sp_load(&sp_guest.no_membarrier)) {
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0)
+      return;
+    /* A sandbox that the program has entered since forbids it. Announces have a fence of their own from now on; what
+     * was announced without one is seen by everybody long before this is over. */
+    __atomic_store_n(&sp_guest.no_membarrier, 1, __ATOMIC_SEQ_CST);
+    nanosleep(&(struct timespec){.tv_nsec = SEEN_NS}, NULL);
+  }
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -35,6 +35,12 @@ def test_a_launch_is_announced_before_its_thread_looks_at_the_grant_and_until_it
     assert found["closed"] == {"looks": [2], "announced": [2, 0], "waits": [1], "inside": [1], "left": [0]}
 
 
+def test_where_the_kernel_refuses_the_barrier_later_on_every_announce_has_its_own(tmp_path: Path) -> None:
+    found = facts(tmp_path, "barrier_program")
+    assert [found[time]["asked"] for time in "0123"] == [[1], [2], [3], [3]]
+    assert [found[time]["fences"] for time in "0123"] == [[0], [0], [1], [1]]
+
+
 @pytest.fixture(scope="module")
 def leaving(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int]]]:
     return facts(tmp_path_factory.mktemp("leaving"), "leaving_program")

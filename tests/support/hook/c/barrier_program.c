@@ -1,0 +1,22 @@
+/* The barrier that the keeper passes all threads through, where the kernel refuses it later on. */
+#define syscall refused_from
+#include "thread.c"
+#undef syscall
+
+#include <stdio.h>
+
+struct sp_guest sp_guest;
+static int allowed = 2, asked;
+
+long refused_from(long number, ...) {
+  asked += number == SYS_membarrier;
+  return allowed-- > 0 ? 0 : -1;
+}
+
+int main(void) {
+  for (int time = 0; time < 4; time++) {
+    sp_barrier();
+    printf("%d asked %d fences %u\n", time, asked, sp_guest.no_membarrier);
+  }
+  return 0;
+}
