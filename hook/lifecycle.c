@@ -9,10 +9,13 @@
 #include "gate.h"
 #include "intercept.h"
 #include "memory_charge.h"
+#include "visible.h"
 
 SP_WRAPPER(cuInit, (unsigned int flags), (flags)) {
   CUresult result;
+  char *visible = sp_visible_begin();
   SP_CALL(result, real(flags));
+  sp_visible_end(visible);
   if (result == CUDA_SUCCESS) {
     int saved_errno = errno;
     bool usable = sp_attach();

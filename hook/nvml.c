@@ -6,36 +6,15 @@
  * The library never answers into the program's room: how many processes others have must not show in whether it is
  * large enough. So "how many are there" and "give them to me" count the same things.
  */
-#include "nvml.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "intercept.h"
+#include "nvml_wrapper.h"
 
 #define FIRST_ROOM 512u /* entries; more processes than that are asked for again */
 #define ATTEMPTS   4    /* processes may come while we ask */
-
-/* As SP_WRAPPER in intercept.h. */
-#define NVML_WRAPPER(name, parameters, arguments)                                                                      \
-  typedef int name##_function parameters;                                                                              \
-  static int around_##name(name##_function *real, SP_BARE parameters);                                                 \
-  SP_EXPORT int name parameters;                                                                                       \
-  int sp_wrap_##name parameters __attribute__((visibility("hidden")));                                                 \
-  int name parameters {                                                                                                \
-    name##_function *real = (name##_function *)sp_nvml_next(SP_NVML_##name);                                           \
-    return real == NULL                             ? sp_nvml_unavailable()                                            \
-           : sp_inside(__builtin_return_address(0)) ? real arguments                                                   \
-                                                    : around_##name(real, SP_BARE arguments);                          \
-  }                                                                                                                    \
-  int sp_wrap_##name parameters {                                                                                      \
-    name##_function *real = (name##_function *)sp_nvml_real(SP_NVML_##name);                                           \
-    return real == NULL                             ? sp_nvml_unavailable()                                            \
-           : sp_inside(__builtin_return_address(0)) ? real arguments                                                   \
-                                                    : around_##name(real, SP_BARE arguments);                          \
-  }                                                                                                                    \
-  static int around_##name(name##_function *real, SP_BARE parameters)
 
 /* ---- memory ---- */
 

@@ -2,13 +2,15 @@
  * NVML inside a share: which of its answers are the share's, and how the wrappers get there.
  *
  *   nvml_intercept.c  which address the program gets, as intercept.c does for the driver
- *   nvml.c            the wrappers: ask the library, then cut the answer down
+ *   nvml_devices.c    the wrappers of what lists and finds devices
+ *   nvml.c            the others: ask the library, then cut the answer down
  *   nvml_view.c       the share, read from its region; the asking process need not have a slot in it
  */
 #ifndef SHAREPOD_NVML_H
 #define SHAREPOD_NVML_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "region.h"
@@ -18,6 +20,7 @@
 enum {
   NVML_SUCCESS = 0,
   NVML_ERROR_UNINITIALIZED = 1,
+  NVML_ERROR_INVALID_ARGUMENT = 2,
   NVML_ERROR_NOT_FOUND = 6,
   NVML_ERROR_INSUFFICIENT_SIZE = 7,
   NVML_ERROR_FUNCTION_NOT_FOUND = 13,
@@ -39,6 +42,8 @@ void *sp_nvml_next(enum sp_nvml_row row);
 int sp_nvml_unavailable(void);
 /* The library's own nvmlDeviceGetUUID, or an error. */
 int sp_nvml_uuid(void *device, char *text, unsigned int length);
+/* The library's own handle of the device with this UUID; of a MIG instance that of its GPU. */
+int sp_nvml_device(const char *uuid, void **device);
 /* For sp_filter: the wrapper to hand out for a lookup of `name` in `handle`, or NULL. */
 void *sp_nvml_filter(void *handle, const char *name);
 
@@ -51,6 +56,10 @@ struct sp_view {
  * both. */
 bool sp_view_open(struct sp_view *view);
 void sp_view_close(struct sp_view *view);
+#define SP_UUID_ROOM 96u
+/* The UUID of the share's device with that number, as CUDA numbers them unless it is told otherwise. False: it has not
+ * so many. */
+bool sp_view_uuid(const struct sp_view *view, uint32_t number, char *uuid, size_t room);
 /* Does a process of the share have this pid, in the pid namespace of the share? */
 bool sp_view_has_pid(const struct sp_view *view, uint32_t pid);
 /* Lower the library's figures of the device to the share's; unchanged when the share does not hold it or has no cap. */

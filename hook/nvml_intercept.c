@@ -25,10 +25,14 @@ static const struct {
 };
 
 typedef int uuid_function(void *device, char *text, unsigned int length);
+typedef int by_uuid_function(const char *uuid, void **device);
+typedef int gpu_function(void *instance, void **gpu);
 
 static void *real[SP_NVML_COUNT]; /* the library's own exports */
 static uuid_function *get_uuid;
-static int loaded; /* set with release when the two above are filled */
+static by_uuid_function *get_device;
+static gpu_function *get_gpu;
+static int loaded; /* set with release when those above are filled */
 
 /* As load_driver in intercept.c: threads may race and write the same values; the handle is kept. */
 static void load_library(void) {
@@ -40,6 +44,9 @@ static void load_library(void) {
       __atomic_store_n(&real[row], sp_object_symbol(handle, symbols[row].name), __ATOMIC_RELAXED);
     }
     __atomic_store_n((void **)&get_uuid, sp_object_symbol(handle, "nvmlDeviceGetUUID"), __ATOMIC_RELAXED);
+    __atomic_store_n((void **)&get_device, sp_object_symbol(handle, "nvmlDeviceGetHandleByUUID"), __ATOMIC_RELAXED);
+    __atomic_store_n((void **)&get_gpu, sp_object_symbol(handle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),
+                     __ATOMIC_RELAXED);
     __atomic_store_n(&loaded, 1, __ATOMIC_RELEASE); /* pairs with the loads of have_library */
   }
   errno = saved;
@@ -72,6 +79,17 @@ int sp_nvml_unavailable(void) {
 int sp_nvml_uuid(void *device, char *text, unsigned int length) {
   uuid_function *function = have_library() ? __atomic_load_n(&get_uuid, __ATOMIC_RELAXED) : NULL;
   return function != NULL ? function(device, text, length) : NVML_ERROR_FUNCTION_NOT_FOUND;
+}
+
+int sp_nvml_device(const char *uuid, void **device) {
+  by_uuid_function *by_uuid = have_library() ? __atomic_load_n(&get_device, __ATOMIC_RELAXED) : NULL;
+  gpu_function *gpu_of = __atomic_load_n(&get_gpu, __ATOMIC_RELAXED);
+  void *gpu = NULL;
+  int result = by_uuid != NULL ? by_uuid(uuid, device) : NVML_ERROR_FUNCTION_NOT_FOUND;
+  if (result == NVML_SUCCESS && uuid[0] == 'M' && gpu_of != NULL && gpu_of(*device, &gpu) == NVML_SUCCESS) {
+    *device = gpu;
+  }
+  return result;
 }
 
 void *sp_nvml_filter(void *handle, const char *name) {

@@ -29,6 +29,15 @@ bool sp_view_has_pid(const struct sp_view *view, uint32_t pid) {
   return pid != 0 && sp_region_has_pid(view->region, (int32_t)pid);
 }
 
+bool sp_view_uuid(const struct sp_view *view, uint32_t number, char *uuid, size_t room) {
+  uint32_t count = sp_load(&view->region->header->grant_count); /* it may have changed since it was checked */
+  if (number >= count || number >= SP_DEVICES_MAX || room <= sizeof view->region->grants->uuid)
+    return false;
+  memcpy(uuid, view->region->grants[number].uuid, sizeof view->region->grants->uuid);
+  uuid[sizeof view->region->grants->uuid] = '\0';
+  return true;
+}
+
 void sp_view_memory(const struct sp_view *view, const char *uuid, uint64_t *total_bytes, uint64_t *used_bytes,
                     uint64_t *free_bytes) {
   uint32_t count = sp_load(&view->region->header->grant_count); /* it may have changed since it was checked */

@@ -73,7 +73,7 @@ def test_a_first_context_that_the_cap_does_not_hold_is_made_and_its_allocations_
 NONE_THERE = 0, ("init", NO_DEVICE), "its CUDA_VISIBLE_DEVICES names no device"
 ASKS = {
     "an ordinal that the share has not": ({}, 1, ("device", INVALID_DEVICE), "it asked for device 1"),
-    "an index that is not there": ({"CUDA_VISIBLE_DEVICES": "7"}, *NONE_THERE),
+    "a number beyond the share's": ({"CUDA_VISIBLE_DEVICES": "1"}, *NONE_THERE),
     "a UUID that is not there": ({"CUDA_VISIBLE_DEVICES": f"GPU-{UNKNOWN}"}, *NONE_THERE),
     "a MIG instance that is not there": ({"CUDA_VISIBLE_DEVICES": f"MIG-{UNKNOWN}"}, *NONE_THERE),
     "no device at all": ({"CUDA_VISIBLE_DEVICES": ""}, *NONE_THERE),
@@ -95,15 +95,12 @@ def test_a_device_that_is_not_there_is_cudas_own_error(make_agent: MakeAgent, ba
 
 
 @pytest.mark.parametrize("node", ["2xH200", "1xH100:3g.40gb+4g.40gb"])
-@pytest.mark.parametrize("by", ["uuid", "index"])
 def test_on_a_closed_node_a_device_of_others_gets_no_context(
-    make_agent: MakeAgent, bad_program: Path, node: str, by: str
+    make_agent: MakeAgent, bad_program: Path, node: str
 ) -> None:
     agent = make_agent("--simulate", node, "--policy", "closed").start()
     answer, other = agent.register(10, device="0"), agent.register(10, device="1")
-    named = other.environment["CUDA_VISIBLE_DEVICES"] if by == "uuid" else "1"
-    if by == "index" and "H100" in node:  # an index names a whole GPU: that in MIG mode stands for its first instance
-        answer, named = other, "0"
+    named = other.environment["CUDA_VISIBLE_DEVICES"]
     answers = once(bad_program, environment_of(answer, CUDA_VISIBLE_DEVICES=named))
     assert (first_error(answers), answers["load"]) == (("retain", INVALID_DEVICE), NOT_CALLED)
     told(agent, answer.share, TROUBLE, "its share does not hold the device that it calls 0")

@@ -142,10 +142,8 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
     first = use(0, 1000, 9000, 512 * MIB, **ours)
     second = use(0, 1000, 9000, 256 * MIB, **ours)
     other = use(0, 1000, 9000, 1024 * MIB, **theirs)
-    use(1, 1000, 9000, 128 * MIB, **theirs)
-    shown, beside, uncapped, small = smi(ours, route)
+    shown, uncapped, small = smi(ours, route)  # and no device that the share does not hold
     assert shown["memory"] == [CAP, 768 * MIB, CAP - 768 * MIB]
-    assert beside["memory"] == [H200, 128 * MIB, H200 - 128 * MIB]  # not a device of the share: its memory as it is
     assert uncapped["memory"] == small["memory"] == [A10, 0, A10]  # and with a cap that is larger than the device
     assert len(shown["lists"]) == 13
     for name in shown["lists"]:
@@ -153,7 +151,6 @@ def test_a_program_that_never_uses_cuda_sees_its_share_by_every_route(
         none = name.startswith(("Graphics", "MPS"))  # nobody draws here, and no server of MPS is there
         own = [] if none else [first.pid, second.pid]
         assert shown["lists"][name] == said(own, 64 if samples else None), name
-        assert beside["lists"][name] == said([], 64 if samples else None), name  # nobody's but ours are shown there
         assert uncapped["lists"][name] == said([], 0 if samples else None), name
     bare = smi({}, route)[0]
     assert bare["memory"] == [H200, 1792 * MIB, H200 - 1792 * MIB]
@@ -258,6 +255,38 @@ def test_without_a_usable_region_the_librarys_answers_pass(
     shown = smi(ours)[0]
     assert shown["memory"] == [H200, 64 * MIB, H200 - 64 * MIB]
     assert shown["lists"]["ComputeRunningProcesses_v3"] == said([other.pid])
+
+
+def test_a_share_lists_its_devices_as_cuda_numbers_them_and_finds_no_others(machine: Gpu, share: Shares) -> None:
+    text = """
+        import pynvml, uuid
+        nvml, count, none = ctypes.CDLL("libnvidia-ml.so.1"), c_uint(), c_void_p()
+        print(nvml.nvmlDeviceGetCount_v2(byref(count)), nvml.nvmlDeviceGetHandleByIndex_v2(0, byref(none)))
+        pynvml.nvmlInit()
+        start()
+        cuda.cuDeviceGetCount(byref(count))
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_char_p
+        assert libc.getenv(b"CUDA_VISIBLE_DEVICES") == os.environb.get(b"CUDA_VISIBLE_DEVICES")
+        listed = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        print(*(pynvml.nvmlDeviceGetUUID(each)[-2:] for each in listed))
+        numbered, raw = [], ctypes.create_string_buffer(16)
+        for n in range(count.value):
+            ok(cuda.cuDeviceGetUuid_v2(raw, n))
+            numbered.append(f"GPU-{uuid.UUID(bytes=raw.raw)}")
+        assert numbered == [pynvml.nvmlDeviceGetUUID(each) for each in listed]
+        for number, each in enumerate(listed):
+            by_uuid = pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(each))
+            by_address = pynvml.nvmlDeviceGetHandleByPciBusId(pynvml.nvmlDeviceGetPciInfo(each).busId)
+            assert {pynvml.nvmlDeviceGetIndex(same) for same in (each, by_uuid, by_address)} == {number}
+        first = pynvml.nvmlDeviceGetUUID(listed[0])
+        print(nvml.nvmlDeviceGetHandleByUUID(f"{first[:-1]}1".encode(), byref(none)), none.value,
+              nvml.nvmlDeviceGetHandleByIndex_v2(len(listed), byref(none)),
+              nvml.nvmlDeviceGetHandleByIndex_v2(0, None), nvml.nvmlDeviceGetCount_v2(None))
+        """
+    ours = share({2: 0, 0: CAP})
+    assert machine.play(text, CUDA_VISIBLE_DEVICES="0,1,2", **ours) == ["1 1", "02 00", "6 None 2 2 2"]
+    assert machine.play(text, CUDA_DEVICE_ORDER="PCI_BUS_ID")[1] == "00 01 02 03"
 
 
 def test_errors_of_the_library_are_the_programs(machine: Gpu, share: Shares) -> None:
