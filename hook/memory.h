@@ -58,7 +58,7 @@ void sp_slot_context_memory(int device_ordinal, int64_t delta_bytes);
 /* The driver was not asked, or what it gave was given back: the program has been told that memory is out. */
 void sp_slot_memory_refused(int device_ordinal, uint64_t bytes);
 uint64_t sp_share_memory_limit(int device_ordinal);
-uint64_t sp_share_memory_used(int device_ordinal);   /* of all processes of the share */
+uint64_t sp_share_memory_shown(int device_ordinal);  /* of all processes of the share, as programs are told */
 uint64_t sp_share_context_bytes(int device_ordinal); /* what a context takes, as far as the agent knows */
 
 #endif

@@ -126,7 +126,7 @@ bool sp_memory_view(int device_ordinal, uint64_t *free_bytes, uint64_t *total_by
   if (limit == UINT64_MAX) {
     return false;
   }
-  uint64_t used = sp_share_memory_used(device_ordinal);
+  uint64_t used = sp_share_memory_shown(device_ordinal);
   uint64_t left = limit > used ? limit - used : 0;
   if (free_bytes != NULL && *free_bytes > left) {
     *free_bytes = left;

@@ -51,9 +51,9 @@ uint64_t sp_share_memory_limit(int device_ordinal) {
   return limit_bytes ? limit_bytes : UINT64_MAX;
 }
 
-uint64_t sp_share_memory_used(int device_ordinal) {
+uint64_t sp_share_memory_shown(int device_ordinal) {
   struct sp_device *device = device_of(device_ordinal);
-  return device ? sp_region_memory_used(&sp_guest.region, device->index) : 0;
+  return device ? sp_region_memory_shown(&sp_guest.region, device->index) : 0;
 }
 
 uint64_t sp_share_context_bytes(int device_ordinal) {

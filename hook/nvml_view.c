@@ -47,7 +47,7 @@ void sp_view_memory(const struct sp_view *view, const char *uuid, uint64_t *tota
     if (strncmp(grant->uuid, uuid, sizeof grant->uuid) != 0 || limit_bytes == 0) {
       continue;
     }
-    uint64_t used = sp_region_memory_used(view->region, device);
+    uint64_t used = sp_region_memory_shown(view->region, device);
     *total_bytes = *total_bytes < limit_bytes ? *total_bytes : limit_bytes;
     uint64_t left = *total_bytes > used ? *total_bytes - used : 0;
     *free_bytes = *free_bytes < left ? *free_bytes : left;

@@ -280,7 +280,8 @@ static uint64_t memory_of(const struct sp_slot *slot, uint32_t device) {
   return bytes >> 63 ? 0 : bytes;
 }
 
-uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
+/* The sum of what the slots say; *overhead_bytes: what is to be added to it. */
+static uint64_t charged(const struct sp_region *region, uint32_t device, int64_t *overhead_bytes) {
   uint64_t total = 0;
   for (uint32_t group = 0; group < SP_SLOTS_MAX; group += 8) {
     /* eight slots at a time: most shares have one process */
@@ -290,10 +291,20 @@ uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) 
       if (claimed & 0xff)
         total += memory_of(&region->slots[index], device);
   }
-  uint64_t overhead_bytes = load_relaxed64((const uint64_t *)&region->grants[device].overhead_bytes);
-  if (overhead_bytes >> 63 && total < -overhead_bytes)
-    return 0;
-  return total + overhead_bytes;
+  *overhead_bytes = (int64_t)load_relaxed64((const uint64_t *)&region->grants[device].overhead_bytes);
+  return total;
+}
+
+uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device) {
+  int64_t overhead_bytes;
+  uint64_t total = charged(region, device, &overhead_bytes);
+  return overhead_bytes < 0 && total < -(uint64_t)overhead_bytes ? 0 : total + (uint64_t)overhead_bytes;
+}
+
+uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device) {
+  int64_t overhead_bytes;
+  uint64_t total = charged(region, device, &overhead_bytes);
+  return overhead_bytes < 0 ? total : total + (uint64_t)overhead_bytes;
 }
 
 int sp_region_memory_try(struct sp_region *region, uint32_t device, uint64_t bytes, uint64_t limit_bytes) {

@@ -338,6 +338,9 @@ void sp_region_memory_sub(struct sp_region *region, uint32_t device, uint64_t by
 void sp_region_context_add(struct sp_region *region, uint32_t device, int64_t bytes);
 /* Of all processes of the share, with what the agent has found beyond. */
 uint64_t sp_region_memory_used(const struct sp_region *region, uint32_t device);
+/* The same as programs are told. Contexts that turn out smaller than was reserved for them leave room that can be had;
+ * but free memory that grows while nobody gives any back misleads who measures what an allocation takes. */
+uint64_t sp_region_memory_shown(const struct sp_region *region, uint32_t device);
 
 /* ---- the agent's side; the files are made in agent/region_files.c, the slots read in agent/region_slots.c ---- */
 

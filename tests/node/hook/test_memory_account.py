@@ -3,6 +3,7 @@
 That every other kind of memory is, too, tests/node/agent/test_agent_memory.py shows.
 """
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from simgpu_fixtures import NewGpu
 
 from rig.arbiter import Arbiter
 from rig.gpu import MakeSimgpu
+from rig.script import script
 
 CAP = 1000
 Run = Callable[..., None]
@@ -116,6 +118,35 @@ assert memory() == (400 << 20, 400 << 20)
 """,
         400 << 20,
     )
+
+
+def test_what_a_context_turns_out_not_to_take_can_be_had_but_does_not_show_as_free(
+    arbiter: Arbiter, make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    share = arbiter.share(tmp_path / "share", memory_bytes=1000)
+    arbiter.native.context_bytes(arbiter.device(0), 300)
+    body = """
+import pynvml
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+for _ in range(2):
+    assert memory() == (700, 1000) and pynvml.nvmlDeviceGetMemoryInfo(gpu).free == 700
+    print("seen", flush=True)
+    sys.stdin.readline()
+assert take(900)[0] == 0 and take(1)[0] == 2 and memory() == (0, 1000)
+"""
+    command, pipe = script(PROGRAM + body), subprocess.PIPE
+    with subprocess.Popen(command, env=make_simgpu().env | share.env, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "seen\n"
+        (holding,) = arbiter.native.read_holdings(share.handle, 0)
+        assert (holding.memory_used_bytes, holding.context_bytes) == (300, 300)
+        arbiter.native.set_overhead(share.handle, 0, holding, -200)
+        assert share.usage().memory_used_bytes == 100
+        process.stdin.write("\n\n")
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
 
 
 def test_memory_of_a_pool_is_charged_where_it_lies(run: Run) -> None:
