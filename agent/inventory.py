@@ -8,22 +8,27 @@ for it; that its looks are missing is noticed in `devices.py`.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sharepod.agent import nvml
 from sharepod.agent.device import DeviceLook
 from sharepod.agent.errors import AgentUnavailable
+from sharepod.agent.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from sharepod.agent.device import DeviceInfo, DeviceProcess
+    from sharepod.agent.session import Broken
     from sharepod.agent.share import DeviceUuid
 
     Deliver = Callable[[tuple[DeviceLook, ...]], None]
+
+log = logging.getLogger("sharepod.agent")
 
 Answer = TypeVar("Answer")
 
@@ -55,20 +60,34 @@ def _answers(asks: Sequence[Callable[[], Answer]]) -> list[Answer | str]:
 class _Board(threading.Thread):
     """Looks at a GPU, or its instances, every LOOK_INTERVAL_S and at every Xid."""
 
-    def __init__(self, handles: Sequence[nvml.Handle], deliver: Deliver, stopping: threading.Event) -> None:
+    def __init__(self, handles: Sequence[nvml.Handle], generation: int, watch: _Watch) -> None:
+        """Take the handles, those of a generation of the session."""
         super().__init__(name="nvml", daemon=True)
         self._handles = tuple(handles)
-        self._deliver = deliver
-        self._stopping = stopping
+        self._generation = generation
+        self._watch = watch
+        self._events = nvml.XidEvents(self._handles[0].parent)
         self._known: dict[DeviceUuid, dict[int, DeviceProcess]] = {}
 
     def run(self) -> None:
-        events = nvml.XidEvents(self._handles[0].parent)
         xids: tuple[int, ...] = ()
-        while not self._stopping.is_set():
-            events.subscribe()
-            self._deliver(tuple(self._look_at(item, xids) for item in self._handles))
-            xids = events.wait(LOOK_INTERVAL_S, self._stopping)
+        while not self._watch.stopping.is_set():
+            with self._watch.session.use() as generation:
+                looks = self._look(generation, xids)
+                self._watch.deliver(looks)
+                xids = self._events.wait(LOOK_INTERVAL_S, self._watch.stopping)
+            self._watch.looked(looks)
+
+    def _look(self, generation: int, xids: tuple[int, ...]) -> tuple[DeviceLook, ...]:
+        if generation != self._generation:
+            try:
+                self._handles = tuple(self._watch.found(item.info) for item in self._handles)
+            except nvml.Failure as error:
+                return tuple(_not_found(item.info.uuid, error) for item in self._handles)
+            self._events = nvml.XidEvents(self._handles[0].parent)
+            self._generation = generation
+        self._events.subscribe()
+        return tuple(self._look_at(item, xids) for item in self._handles)
 
     def _look_at(self, item: nvml.Handle, xids: tuple[int, ...]) -> DeviceLook:
         look = nvml.look_at(item, xids, self._known.get(item.info.uuid, {}))
@@ -79,24 +98,55 @@ class _Board(threading.Thread):
 class _Search(threading.Thread):
     """Asks for a device that NVML does not list until it is there, and looks at it from then on."""
 
-    def __init__(self, uuid: DeviceUuid, deliver: Deliver, stopping: threading.Event, *, simulated: bool) -> None:
+    def __init__(self, uuid: DeviceUuid, watch: _Watch) -> None:
         super().__init__(name="nvml", daemon=True)
         self._uuid = uuid
-        self._deliver = deliver
-        self._stopping = stopping
-        self._simulated = simulated
+        self._watch = watch
 
     def run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                handle = nvml.find(self._uuid, simulated=self._simulated)
-            except nvml.Failure as error:
-                look = DeviceLook(self._uuid, error=nvml.fault_of(error), gone=nvml.is_gone(error))
-                self._deliver((look,))
-                self._stopping.wait(LOOK_INTERVAL_S)
-                continue
-            self._deliver((DeviceLook(self._uuid, info=handle.info),))
-            _Board([handle], self._deliver, self._stopping).run()
+        while not self._watch.stopping.is_set():
+            with self._watch.session.use() as generation:
+                try:
+                    handle = nvml.find(self._uuid, simulated=self._watch.simulated)
+                except nvml.Failure as error:
+                    handle = None
+                    looks = (_not_found(self._uuid, error),)
+            if handle is not None:
+                self._watch.deliver((DeviceLook(self._uuid, info=handle.info),))
+                _Board([handle], generation, self._watch).run()
+                return
+            self._watch.deliver(looks)
+            self._watch.looked(looks)
+            self._watch.stopping.wait(LOOK_INTERVAL_S)
+
+
+def _not_found(uuid: DeviceUuid, error: Exception) -> DeviceLook:
+    return DeviceLook(uuid, error=nvml.fault_of(error), gone=nvml.is_gone(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """What the looking threads have in common."""
+
+    session: Session
+    simulated: bool
+    deliver: Deliver
+    broken: Broken
+    """Told why NVML works no more, and cannot be opened anew either."""
+    stopping: threading.Event
+
+    def found(self, info: DeviceInfo) -> nvml.Handle:
+        """Return a new handle of a device that is known. Raises nvml.Failure."""
+        return replace(nvml.find(info.uuid, simulated=self.simulated), info=info)
+
+    def looked(self, looks: Sequence[DeviceLook]) -> None:
+        """Say how a look at a GPU, or at all of its instances, went; outside the session's use."""
+        cause = self.session.looked(looks[0].uuid, failed=all(look.error for look in looks))
+        if cause:
+            log.error("NVML does not come back", extra={"cause": cause})
+            self.broken(cause)
+        elif cause is not None:
+            log.warning("NVML opened anew", extra={"reason": looks[0].error})
 
 
 class Inventory:
@@ -107,7 +157,7 @@ class Inventory:
 
         Raises AgentUnavailable when there is no driver or no device.
         """
-        nvml.open_nvml(simulate)
+        self._session = Session(simulate)
         self._simulated = bool(simulate)
         self._stopping = threading.Event()
         self._is_looking = False
@@ -146,11 +196,15 @@ class Inventory:
         known = {one.info.uuid: one for one in joined}
         return [tuple(known[one.info.uuid] for one in board) for board in boards]
 
-    def start(self, deliver: Deliver, missing: Iterable[DeviceUuid] = ()) -> None:
-        """Look at all devices from now on, and for the `missing` ones; `deliver` is called on the looking threads."""
+    def start(self, deliver: Deliver, broken: Broken, missing: Iterable[DeviceUuid] = ()) -> None:
+        """Look at all devices from now on, and for the `missing` ones.
+
+        Both are called on the looking threads: `deliver` with what was seen, `broken` with why NVML works no more.
+        """
         self._is_looking = True
-        boards = [_Board(handles, deliver, self._stopping) for handles in self._boards if handles]
-        searches = [_Search(uuid, deliver, self._stopping, simulated=self._simulated) for uuid in missing]
+        watch = _Watch(self._session, self._simulated, deliver, broken, self._stopping)
+        boards = [_Board(handles, 0, watch) for handles in self._boards if handles]
+        searches = [_Search(uuid, watch) for uuid in missing]
         for thread in (*boards, *searches):
             thread.start()
 

@@ -35,6 +35,7 @@ from sharepod.agent.node import Identity, Node
 from sharepod.agent.nvml import LIBRARY_NAME, load_library
 from sharepod.agent.registry import Registry
 from sharepod.agent.service import NodeService
+from sharepod.agent.session import is_restarted
 from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
 from sharepod.agent.users import UsersService
 from sharepod.process import metrics_server
@@ -274,13 +275,23 @@ async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(node.looked, looks)
 
+        broken: list[str] = []
+
+        def end_if_restarted(cause: str) -> None:
+            if is_restarted() and not broken:
+                broken.append(cause)
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(stopping.set)
+
         node.serve_threads(loop)
-        inventory.start(deliver, [info.uuid for info in node.missing])
+        inventory.start(deliver, end_if_restarted, [info.uuid for info in node.missing])
         log.info("agent started", extra={"socket": settings.socket_path, "devices": len(inventory.devices)})
         gc.freeze()  # what is there now stays: no collection has to look through it again
         await _tick_until(stopping, node, feed)
         shares = [status.share for status in node.statuses()]
         log.info("agent stopping", extra={"shares": len(shares), "paused": sum(share.paused for share in shares)})
+        if broken:
+            raise AgentUnavailable(f"NVML does not come back: {broken[0]}: started anew, the agent looks again")
     finally:
         if feed is not None:
             await feed.close()

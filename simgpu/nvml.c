@@ -36,6 +36,9 @@ static nvmlReturn_t open_state(bool without_gpus) {
     result = NVML_ERROR_DRIVER_NOT_LOADED;
   else if (!nvml_gpu_count() && !without_gpus)
     result = NVML_ERROR_NOT_FOUND;
+  else if (nvml.state.shared->nvml_refuses)
+    result = NVML_ERROR_UNKNOWN;
+  nvml.driver_loads = nvml.state.shared->driver_loads;
   if (result)
     sg_close(&nvml.state);
   return result;
@@ -74,7 +77,9 @@ nvmlReturn_t nvml_enter(void) {
     return NVML_ERROR_UNINITIALIZED;
   }
   sg_lock_advanced(&nvml.state);
-  return NVML_SUCCESS;
+  const struct sg_shared *shared = nvml.state.shared;
+  bool works = nvml.driver_loads == shared->driver_loads && !shared->nvml_refuses;
+  return works ? NVML_SUCCESS : nvml_leave(NVML_ERROR_UNKNOWN);
 }
 
 bool nvml_lost(const struct sg_device *device) {

@@ -26,6 +26,7 @@ enum {
   NVML_ERROR_GPU_IS_LOST = 15,
   NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
   NVML_ERROR_MEMORY = 20,
+  NVML_ERROR_UNKNOWN = 999,
   NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
@@ -45,8 +46,9 @@ typedef struct nvml_handle {
 } *nvmlDevice_t;
 
 struct nvml {
-  pthread_mutex_t lock; /* held through every call, so that a shutdown cannot unmap the state under one */
-  uint32_t users;       /* inits less shutdowns; the state is mapped while it is above 0 */
+  pthread_mutex_t lock;  /* held through every call, so that a shutdown cannot unmap the state under one */
+  uint32_t users;        /* inits less shutdowns; the state is mapped while it is above 0 */
+  uint32_t driver_loads; /* when it was opened */
   struct sg_state state;
   struct nvml_handle handles[SG_MAX_DEVICES];
   /* Handles of what MIG cuts: the addresses of these. */

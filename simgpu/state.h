@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define SG_MAGIC        0x31757067736d6973ull /* "simsgpu1" */
-#define SG_VERSION      7u
+#define SG_VERSION      8u
 #define SG_MAX_DEVICES  16
 #define SG_MAX_CONTEXTS 256  /* alive at a time, all devices together */
 #define SG_MAX_LANES    128  /* streams of one context */
@@ -250,6 +250,8 @@ struct sg_shared {
   uint32_t last_id;
   uint32_t last_owner;
   uint32_t name_count;
+  uint32_t driver_loads;     /* beneath programs that had opened NVML: their calls fail until they open it anew */
+  uint32_t nvml_refuses;     /* and nobody can open it */
   uint64_t made_ns;          /* the model began here */
   uint64_t now_ns;           /* the model stands here; never goes back */
   uint64_t reaped_ns;        /* last look for dead processes */

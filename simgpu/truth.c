@@ -185,6 +185,20 @@ EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t 
   sg_unlock(state);
 }
 
+/* The driver is loaded anew: NVML's calls fail in programs that opened it before. */
+EXPORT void simgpu_truth_reload_driver(struct sg_state *state) {
+  look(state);
+  state->shared->driver_loads++;
+  sg_unlock(state);
+}
+
+/* NVML cannot be opened from now on, and none of its calls works; 0: it can be opened again. */
+EXPORT void simgpu_truth_refuse_nvml(struct sg_state *state, uint32_t refuses) {
+  look(state);
+  state->shared->nvml_refuses = refuses;
+  sg_unlock(state);
+}
+
 /* NVML's calls that talk to the device hang from now on; 0: they come back. */
 EXPORT void simgpu_truth_hang(struct sg_state *state, uint32_t device, uint32_t hangs) {
   look(state);

@@ -137,8 +137,10 @@ def _load() -> ctypes.CDLL:
     for name in ("inject_xid", "serve_by_mps", "draw", "hang"):
         function = getattr(library, f"simgpu_truth_{name}")
         function.restype, function.argtypes = None, (handle, ctypes.c_uint32, ctypes.c_uint32)
-    library.simgpu_truth_recover.restype = None
-    library.simgpu_truth_recover.argtypes = (handle, ctypes.c_uint32)
+    for function in (library.simgpu_truth_recover, library.simgpu_truth_refuse_nvml):
+        function.restype, function.argtypes = None, (handle, ctypes.c_uint32)
+    library.simgpu_truth_reload_driver.restype = None
+    library.simgpu_truth_reload_driver.argtypes = (handle,)
     return library
 
 
@@ -244,3 +246,11 @@ class Truth:
     def hang(self, device: int, *, hangs: bool = True) -> None:
         """Let NVML's calls that talk to the device hang, or come back."""
         self._library.simgpu_truth_hang(self._state, device, hangs)
+
+    def reload_driver(self) -> None:
+        """Load the driver anew beneath the programs that have opened NVML: until they open it again all calls fail."""
+        self._library.simgpu_truth_reload_driver(self._state)
+
+    def refuse_nvml(self, *, refuses: bool = True) -> None:
+        """Let every call of NVML fail, that which opens it too, or let them work again (those that open it first)."""
+        self._library.simgpu_truth_refuse_nvml(self._state, refuses)

@@ -84,6 +84,45 @@ def test_a_device_that_nvml_no_longer_lists_keeps_its_shares_until_it_does(
     assert {share.name for share in agent.shares()} == {"a", "b"}
 
 
+# ---- NVML itself
+
+
+@pytest.mark.early
+def test_nvml_is_opened_anew_when_no_device_answers(agent: RunningAgent, truth: Truth) -> None:
+    answer = agent.register(30, name="a", device="0")
+    truth.reload_driver()
+    until(lambda: reasons(agent) == ["NVML: Unknown Error"] * 2, timeout_s=10)
+    until(lambda: "NVML opened anew" in agent.log(), timeout_s=40)
+    until(lambda: reasons(agent) == ["", ""], timeout_s=30)
+    with program(metered(answer), "idle") as process:  # and processes are looked at by the new handles
+        until(lambda: usage(agent, "a").processes == 1)
+        assert process.poll() is None
+
+
+@pytest.mark.early
+@pytest.mark.parametrize("started_by", ["systemd", "a person"])
+def test_an_agent_whose_nvml_does_not_come_back_ends_where_something_starts_it_again(
+    make_agent: MakeAgent, started_by: str
+) -> None:
+    agent = make_agent("--simulate", "2xH200")
+    agent.wrapper = ["sh", "-c", 'SYSTEMD_EXEC_PID=$$ exec "$@"', "sh"] if started_by == "systemd" else []
+    agent.start()
+    agent.register(30, name="a", device="0")
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        truth.refuse_nvml()
+        until(lambda: "NVML does not come back" in agent.log(), timeout_s=60)
+        if started_by == "systemd":
+            assert agent.process is not None
+            assert agent.process.wait(timeout=10) == 1
+            assert "NVML does not come back: devices 2xH200" in agent.log().splitlines()[-1]
+            return
+        truth.refuse_nvml(refuses=False)
+        until(lambda: reasons(agent) == ["", ""], timeout_s=60)
+
+
+# ---- at the start
+
+
 def test_an_agent_starts_beside_a_device_that_it_has_never_seen_well(agent: RunningAgent, truth: Truth) -> None:
     # The simulated machine goes with the last agent that has no share: one of an earlier agent keeps it.
     agent.register(30, name="b", device="1")

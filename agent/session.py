@@ -1,0 +1,104 @@
+"""NVML as the looking threads share it: opened once, and opened anew when no device answers any more.
+
+A driver that was loaded anew beneath the agent fails every call until NVML is opened again. A container that has lost
+its device rules fails that, too: only a new container helps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent import nvml
+from sharepod.agent.errors import AgentUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sharepod.agent.share import DeviceUuid
+
+    Broken = Callable[[str], None]
+
+FAILED_LOOKS: Final = 4
+"""NVML is opened anew when so many looks in a row have failed on each GPU (10 s), then after twice as many, …"""
+FAILED_LOOKS_MAX: Final = 64
+CALM_S: Final = 10.0
+"""It is not closed under a thread that is inside it: how long such a thread is waited for."""
+
+
+def is_restarted() -> bool:
+    """Tell whether something starts this process again when it ends: the kubelet, systemd, a container's maker."""
+    own = str(os.getpid())
+    return "KUBERNETES_SERVICE_HOST" in os.environ or own in ("1", os.environ.get("SYSTEMD_EXEC_PID"))
+
+
+class Session:
+    """NVML, open from construction on.
+
+    Invariant: while it is being opened anew no thread is inside `use`. `_failed` counts for each GPU the looks in a row
+    that failed.
+    """
+
+    def __init__(self, simulate: str) -> None:
+        """Open NVML; `simulate` names simulated devices. Raises AgentUnavailable when there is no driver."""
+        self._simulate = simulate
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._opening = False
+        self._generation = 0
+        self._failed: dict[DeviceUuid, int] = {}
+        self._patience = FAILED_LOOKS
+        nvml.open_nvml(simulate)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[int]:
+        """Call NVML inside; yields a number that is another one whenever handles from before are worth nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._opening)
+            self._inside += 1
+            generation = self._generation
+        try:
+            yield generation
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def looked(self, device: DeviceUuid, *, failed: bool) -> str | None:
+        """Hear of a look at a GPU, by it or its first instance, outside `use`: if it is time, open NVML anew.
+
+        Returns None where that was not done, else why it is of no use; "" when it works again.
+        """
+        with self._changed:
+            self._failed[device] = self._failed.get(device, 0) + 1 if failed else 0
+            if not failed:
+                self._patience = FAILED_LOOKS
+            if self._opening or min(self._failed.values()) < self._patience:
+                return None
+            self._patience = min(2 * self._patience, FAILED_LOOKS_MAX)
+            self._failed = dict.fromkeys(self._failed, 0)
+            self._opening = True
+            is_alone = self._changed.wait_for(lambda: not self._inside, CALM_S)
+        cause = f"a call of NVML has not come back for {CALM_S:g} s"
+        try:
+            if is_alone:
+                cause = self._open_anew()
+        finally:
+            with self._changed:
+                self._opening = False
+                self._generation += is_alone
+                self._changed.notify_all()
+        return cause
+
+    def _open_anew(self) -> str:
+        """Return why NVML cannot be used; empty when it can."""
+        nvml.close_nvml()
+        try:
+            nvml.open_nvml(self._simulate)
+            return "" if nvml.gpu_count() else "NVML lists no GPU"
+        except AgentUnavailable as error:
+            return str(error)
+        except nvml.Failure as error:
+            return nvml.fault_of(error)
