@@ -15,6 +15,13 @@ MPS_REASON: Final = (
     "MPS serves it, and shares cannot be metered there until `echo quit | nvidia-cuda-mps-control` stops it"
 )
 """The health reason of a device while an MPS server is on it."""
+MODE_REASONS: Final = {
+    number: f"its compute mode {name} refuses a second program with error 46, until `nvidia-smi -c DEFAULT` changes it"
+    for number, name in ((1, "EXCLUSIVE_THREAD"), (2, "PROHIBITED"), (3, "EXCLUSIVE_PROCESS"))
+}
+"""The health reasons of a device by NVML's number of its compute mode."""
+UNFIT_REASONS: Final = frozenset({MPS_REASON, *MODE_REASONS.values()})
+"""Why a device that is well is of no use to shares."""
 NOT_LISTED: Final = "NVML does not list it"
 """The health reason of a device that shares hold, or an earlier agent had, and that is not there."""
 
@@ -62,8 +69,8 @@ class DeviceLook:
     """Xid events since the last look, application errors included."""
     needs_reset: bool = False
     """The driver says that the device must be reset or drained before it is well."""
-    mps: bool = False
-    """An MPS server or clients of one are on the device."""
+    unfit: str = ""
+    """One of UNFIT_REASONS; empty where none holds."""
     info: DeviceInfo | None = None
     """What it is, of a device that was missing and has just been found; its index is not known."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sharepod.agent import trouble
-from sharepod.agent.device import MPS_REASON
+from sharepod.agent.device import UNFIT_REASONS
 from sharepod.agent.errors import UnknownShare
 from sharepod.agent.share import (
     DeviceTerms,
@@ -85,8 +85,8 @@ def _reason(
         return f"paused with its gang: nothing of it runs while {paused or 'a share of it'} is paused"
     if status.share.paused:
         return f"paused by an operator: `sharepod resume {status.share.title}` lets it run"
-    if device.health_reason == MPS_REASON:
-        return f"its device is of no use to shares: {MPS_REASON}"
+    if device.health_reason in UNFIT_REASONS:
+        return f"its device is of no use to shares: {device.health_reason}"
     if not device.healthy:
         return f"its device is unhealthy ({device.health_reason}): its launches meet the driver's own error"
     if state is ShareState.WAITING and gang_index is not None:

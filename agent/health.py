@@ -4,15 +4,13 @@ A device is unhealthy while it does not answer, while the driver says it needs a
 at. It is healthy again when it has answered all through a probation. A critical Xid stays until a reset: the device was
 gone, or the driver asked for the reset, and then it answers without that. A new agent that finds the device well
 believes it: most resets need the agent to be stopped. Xids that a program causes by its own errors do not count. A
-device that MPS serves is of no use to shares for as long as it does.
+device that MPS serves, or whose compute mode refuses programs, is of no use to shares for as long as that lasts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
-
-from sharepod.agent.device import MPS_REASON
 
 if TYPE_CHECKING:
     from sharepod.agent.device import DeviceLook
@@ -26,7 +24,7 @@ OVERDUE_NS: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict on one device: a fault of its own, or MPS."""
+    """The verdict on one device: a fault of its own, or that it is unfit for shares."""
 
     fault: str = ""
     well_since_ns: int = 0
@@ -36,12 +34,13 @@ class Health:
     down: bool = False
     """Since that Xid the device was gone, or the driver asked for a reset: when it is well again, it has been reset."""
     xids_seen: int = 0
-    mps: bool = False
+    unfit: str = ""
+    """One of UNFIT_REASONS, as at the last look."""
 
     @property
     def reason(self) -> str:
         """Why no work of shares can run on it; empty when it is healthy."""
-        return self.fault or (MPS_REASON if self.mps else "")
+        return self.fault or self.unfit
 
     @property
     def healthy(self) -> bool:
@@ -51,7 +50,7 @@ class Health:
 
 def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROBATION_NS) -> Health:
     """Return the verdict after one look at `now_ns`."""
-    counted = replace(health, xids_seen=health.xids_seen + len(look.xids), mps=look.mps)
+    counted = replace(health, xids_seen=health.xids_seen + len(look.xids), unfit=look.unfit)
     down = look.gone or look.needs_reset
     critical = [xid for xid in look.xids if xid not in APPLICATION_XIDS]
     if critical:
@@ -61,7 +60,7 @@ def step(health: Health, look: DeviceLook, now_ns: int, probation_ns: int = PROB
         fault = health.fault if health.fatal else fault
         return replace(counted, fault=fault, well_since_ns=now_ns, down=health.down or down)
     is_over = now_ns - health.well_since_ns >= probation_ns and (health.down or not health.fatal)
-    return Health(xids_seen=counted.xids_seen, mps=counted.mps) if health.fault and is_over else counted
+    return Health(xids_seen=counted.xids_seen, unfit=counted.unfit) if health.fault and is_over else counted
 
 
 def overdue(health: Health, now_ns: int) -> Health:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
-from sharepod.agent.device import NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
+from sharepod.agent.device import MODE_REASONS, MPS_REASON, NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
 from sharepod.agent.environ import environment_of, names_mps, region_in
 from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.share import DeviceUuid
@@ -31,6 +31,22 @@ Failure: Final = pynvml.NVMLError
 _UNSUPPORTED: Final = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 _GONE: Final = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_NotFound)
 """The errors of a device that is not there."""
+_NO_DRIVER: Final = "no GPU on this machine", "install the NVIDIA driver, or use --simulate 1xH200"
+_WHY_CLOSED: Final = {
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the driver's library and its kernel module are of different versions, as after an upgrade",
+        "reboot, or load the module anew",
+    ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+        "the driver's kernel module is not loaded, or there is no GPU",
+        "look at dmesg, `modprobe nvidia`, or use --simulate 1xH200",
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        "the devices' files may not be opened",
+        "run as a user who may open /dev/nvidia*, or give the container its devices",
+    ),
+}
+"""Why NVML cannot be opened, and what helps, by its error."""
 _MPS_SERVER: Final = "nvidia-cuda-mps"
 """The name of nvidia-cuda-mps-server, as long as the kernel keeps names."""
 _RECOVERY_NONE: Final = 0
@@ -66,9 +82,8 @@ def open_nvml(simulate: str) -> None:
                 "give known ones like 2xH200, room for their state, and a known $SIMGPU_PROFILE and a writable "
                 "$SIMGPU_STATE if they are set"
             ) from None
-        raise AgentUnavailable(
-            f"no GPU on this machine: NVML says {error}: install the NVIDIA driver, or use --simulate 1xH200"
-        ) from None
+        cause, remedy = _WHY_CLOSED.get(error.value, _NO_DRIVER)
+        raise AgentUnavailable(f"{cause}: NVML says {error}: {remedy}") from None
 
 
 def close_nvml() -> None:
@@ -234,9 +249,14 @@ def look_at(item: Handle, xids: tuple[int, ...], known: dict[int, DeviceProcess]
     listed = [_process(pid, memory, known.get(pid), clients) for pid, memory in running.items()]
     processes = tuple(process for process in listed if process.name != _MPS_SERVER)
     mps = bool(clients) or len(processes) < len(listed)
-    reset = _needs_reset(item.parent)
+    unfit = MPS_REASON if mps else _mode_reason(item.parent)
     return DeviceLook(
-        item.info.uuid, memory_used_bytes=used, processes=processes, xids=xids, needs_reset=reset, mps=mps
+        item.info.uuid,
+        memory_used_bytes=used,
+        processes=processes,
+        xids=xids,
+        needs_reset=_needs_reset(item.parent),
+        unfit=unfit,
     )
 
 
@@ -249,6 +269,14 @@ def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clie
     mps = known.mps_client or pid in clients
     same = (known.memory_used_bytes, known.mps_client) == (memory_used_bytes, mps)
     return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)
+
+
+def _mode_reason(parent: Any) -> str:
+    """Return why the compute mode of a GPU keeps programs out; empty where it does not, or is not told."""
+    try:
+        return MODE_REASONS.get(int(pynvml.nvmlDeviceGetComputeMode(parent)), "")
+    except pynvml.NVMLError:
+        return ""
 
 
 def _needs_reset(parent: Any) -> bool:

@@ -36,6 +36,12 @@ _MEMBARRIER_PRIVATE_EXPEDITED: Final = 1 << 3
 _PROBE_TIMEOUT_S: Final = 20
 _MPS_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 - where the daemon puts it
 _STOP_MPS: Final = "stop it: echo quit | nvidia-cuda-mps-control; give each program a share instead"
+_INIT_REMEDIES: Final = {
+    46: "a device lets no other program in: look at its compute mode, nvidia-smi -q -d COMPUTE",
+    803: "libcuda and the kernel's driver are of different versions, as after an upgrade: reboot",
+    804: "its forward-compatible libcuda does not serve this GPU: use the driver's own",
+}
+"""What helps by the error of cuInit; others are looked at with nvidia-smi."""
 _DRIVER_PROBE: Final = """
 import ctypes, json
 try:
@@ -173,7 +179,8 @@ def check_driver(environment: Mapping[str, str], *, simulated: bool) -> Check:
         return Check(name, FAIL, f"no CUDA driver: {answer['missing']}", f"install the NVIDIA driver; {no_gpu}")
     version = f"CUDA {answer['version'] // 1000}.{answer['version'] % 1000 // 10}"
     if answer["result"] != 0:
-        return Check(name, FAIL, f"{version}, but cuInit returns {answer['result']}", f"check nvidia-smi; {no_gpu}")
+        remedy = _INIT_REMEDIES.get(answer["result"], f"check nvidia-smi; {no_gpu}")
+        return Check(name, FAIL, f"{version}, but cuInit returns {answer['result']}", remedy)
     return Check(name, OK, f"{version}, {answer['devices']} device(s)")
 
 
@@ -208,6 +215,9 @@ def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
         name = f"device {device.index}"
         if device.health_reason.startswith("MPS "):
             yield Check(name, FAIL, f"{device.name}: {device.health_reason}", _STOP_MPS)
+        elif device.health_reason.startswith("its compute mode "):
+            remedy = f"as root: nvidia-smi -i {device.uuid} -c DEFAULT"
+            yield Check(name, FAIL, f"{device.name}: {device.health_reason}", remedy)
         elif not device.healthy:
             yield Check(
                 name, FAIL, f"{device.name}: {device.health_reason}", "look at dmesg for XID; drain and reset it"

@@ -102,6 +102,8 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
 static int attribute_of(const struct sg_device *device, int attribute) {
   bool small = device->major == 7 || (device->major == 8 && device->minor); /* T4, A10, L4 against A100 and later */
   switch (attribute) {
+  case 20:
+    return (int)device->compute_mode;
   case 1:
     return 1024;
   case 2:

@@ -78,9 +78,12 @@ static uint32_t link_generation(const struct sg_device *d) {
 static uint32_t lanes(const struct sg_device *d) {
   return (void)d, 16;
 }
+static uint32_t compute_mode(const struct sg_device *d) {
+  return d->compute_mode;
+}
 
 NVML_NUMBER(nvmlDeviceGetBrand, NVML_KNOWN, brand)
-NVML_NUMBER(nvmlDeviceGetComputeMode, NVML_BOARD, zero)        /* default: many processes */
+NVML_NUMBER(nvmlDeviceGetComputeMode, NVML_BOARD, compute_mode)
 NVML_NUMBER(nvmlDeviceGetPersistenceMode, NVML_BOARD, one)     /* enabled */
 NVML_NUMBER(nvmlDeviceGetVirtualizationMode, NVML_BOARD, zero) /* none */
 NVML_NUMBER(nvmlDeviceGetDisplayActive, NVML_BOARD, zero)

@@ -177,6 +177,14 @@ EXPORT void simgpu_truth_serve_by_mps(struct sg_state *state, uint32_t device, u
   sg_unlock(state);
 }
 
+/* The device has this compute mode from now on, and says so; contexts are made all the same. */
+EXPORT void simgpu_truth_set_compute_mode(struct sg_state *state, uint32_t device, uint32_t mode) {
+  look(state);
+  if (device < state->shared->device_count)
+    state->shared->devices[device].compute_mode = mode;
+  sg_unlock(state);
+}
+
 /* The process with this pid draws on the device from now on; 0: none does. */
 EXPORT void simgpu_truth_draw(struct sg_state *state, uint32_t device, uint32_t pid) {
   look(state);

@@ -134,7 +134,7 @@ def _load() -> ctypes.CDLL:
     library.simgpu_truth_kernels.argtypes = (handle, ctypes.c_void_p, ctypes.c_uint64)
     library.simgpu_truth_name.restype = ctypes.c_char_p
     library.simgpu_truth_name.argtypes = (handle, ctypes.c_uint32)
-    for name in ("inject_xid", "serve_by_mps", "draw", "hang"):
+    for name in ("inject_xid", "serve_by_mps", "draw", "hang", "set_compute_mode"):
         function = getattr(library, f"simgpu_truth_{name}")
         function.restype, function.argtypes = None, (handle, ctypes.c_uint32, ctypes.c_uint32)
     for function in (library.simgpu_truth_recover, library.simgpu_truth_refuse_nvml):
@@ -238,6 +238,10 @@ class Truth:
     def serve_by_mps(self, device: int, server_pid: int) -> None:
         """Let NVML say that an MPS server with this pid serves the device; 0: none does."""
         self._library.simgpu_truth_serve_by_mps(self._state, device, server_pid)
+
+    def set_compute_mode(self, device: int, mode: int) -> None:
+        """Let NVML say that the device has this compute mode (0: default, 2: prohibited, 3: exclusive process)."""
+        self._library.simgpu_truth_set_compute_mode(self._state, device, mode)
 
     def draw(self, device: int, pid: int) -> None:
         """Let NVML list a process among those that draw on the device; 0: none does."""

@@ -236,6 +236,19 @@ def test_a_device_that_mps_serves_takes_no_share_until_it_is_stopped(agent: Runn
     assert "process without a share" not in agent.log()
 
 
+def test_a_device_that_lets_one_process_in_takes_no_share_until_its_compute_mode_is_changed(
+    agent: RunningAgent,
+) -> None:
+    with Truth(f"{agent.directory}/simgpu") as truth:
+        truth.set_compute_mode(0, 3)
+        until(lambda: reasons(agent)[0].startswith("its compute mode EXCLUSIVE_PROCESS"), timeout_s=5.0)
+        with pytest.raises(grpc.RpcError, match=r"device 0 is unhealthy \(its compute mode .*nvidia-smi -c DEFAULT"):
+            on(agent, ["0"])
+        truth.set_compute_mode(0, 0)
+        until(lambda: reasons(agent) == ["", ""], timeout_s=5.0)
+        on(agent, ["0"])
+
+
 def test_under_the_closed_policy_cuda_does_not_start_for_a_client_of_mps(make_agent: MakeAgent, tmp_path: Path) -> None:
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # a daemon that runs
     environment = metered(on(make_agent("--policy", "closed").start(), ["0"]))

@@ -9,7 +9,7 @@ import pytest
 from cli_fixtures import Agent, Sharepod
 
 from sharepod import hook
-from sharepod.agent.device import MPS_REASON
+from sharepod.agent.device import MODE_REASONS, MPS_REASON
 from sharepod.cli import checks
 from sharepod.proto import v1_pb2 as pb
 
@@ -85,6 +85,8 @@ def test_mps_is_a_failure_with_its_remedy_on_the_host_and_on_a_device(tmp_path: 
     assert checks.check_mps(tmp_path).status == checks.FAIL
     (check,) = checks.check_devices(node(pb.Device(health_reason=MPS_REASON)))
     assert (check.status, "quit" in check.remedy) == (checks.FAIL, True)
+    (check,) = checks.check_devices(node(pb.Device(uuid="GPU-1", health_reason=MODE_REASONS[3])))
+    assert (check.status, check.remedy) == (checks.FAIL, "as root: nvidia-smi -i GPU-1 -c DEFAULT")
 
 
 def test_a_hook_that_an_upgrade_would_overwrite_is_a_warning() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from sharepod.agent import nvml
 from sharepod.agent.device import DeviceInfo
+from sharepod.agent.errors import AgentUnavailable
 from sharepod.agent.share import DeviceUuid
 
 
@@ -27,6 +28,26 @@ def test_the_peers_are_those_whose_p2p_status_is_fine(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetP2PStatus", status)
     assert [nvml.nvlink_peers(one, devices) for one in devices] == [(1, 3), (0,), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "remedy"),
+    [
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "are of different versions", "reboot"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "kernel module is not loaded", "modprobe nvidia"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "may not be opened", "/dev/nvidia"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no GPU on this machine", "install the NVIDIA driver"),
+    ],
+)
+def test_why_nvml_cannot_be_opened_is_told_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, error: int, cause: str, remedy: str
+) -> None:
+    def init() -> None:
+        raise pynvml.NVMLError(error)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    with pytest.raises(AgentUnavailable, match=f"{cause}.*: NVML says .*{remedy}"):
+        nvml.open_nvml("")
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
