@@ -89,7 +89,7 @@ def _of_line(line: str, language: str) -> Iterator[str]:
         if match["number"]:
             swapped = str(int(re.sub(r"\D", "", token)) + 1) + re.sub(r"\d", "", token)
         elif match["operator"] or match["word"]:
-            if token not in SWAPS:
+            if token not in SWAPS or line.endswith("strict=", 0, match.start()):  # of zip: an assertion
                 continue
             swapped = SWAPS[token]
         else:
