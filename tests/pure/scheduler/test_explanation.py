@@ -38,10 +38,13 @@ def started(world: World, name: str, units: int, node: str, annotations: dict[st
     return uid
 
 
-def busy(world: World, cluster: Cluster, node: str, numbers: DeviceNumbers) -> None:
+def busy(world: World, cluster: Cluster, node: str, numbers: DeviceNumbers, *, alone: bool = False) -> None:
+    """Have an agent tell what its devices do; `alone`: nothing else has changed since its last report."""
     use = world.agents[node].use()
     assert use is not None
-    cluster.set_use(node, replace(use, devices=tuple(replace(device, numbers=numbers) for device in use.devices)))
+    (cluster.measure if alone else cluster.set_use)(
+        node, replace(use, devices=tuple(replace(device, numbers=numbers) for device in use.devices))
+    )
 
 
 def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_there() -> None:
@@ -73,14 +76,15 @@ def test_each_node_that_fits_is_told_with_what_it_costs_more_and_what_is_left_th
     assert "n4: nothing is known of it" in text
 
 
-def test_nodes_that_are_as_good_are_told_so_and_what_runs_somewhere_apart_from_the_room_there() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_nodes_that_are_as_good_are_told_so_and_what_runs_somewhere_apart_from_the_room_there(*, alone: bool) -> None:
     world = World({"n1": 1, "n2": 1})
     uid = world.create(pod_body("waits", 30, {"sharepod.io/class": "latency"}))
     cluster = world.replica()
     text = shown(explained(world, uid, cluster))
     assert "1  n1: device 0, the best" in text
     assert "2  n2: device 0, as good, but later by name" in text
-    busy(world, cluster, "n1", DeviceNumbers(used_1m_millipercent=80_000, waited_1m_millipercent=30_000))
+    busy(world, cluster, "n1", DeviceNumbers(used_1m_millipercent=80_000, waited_1m_millipercent=30_000), alone=alone)
     best, other = explained(world, uid, cluster).fitting
     assert (best.left.node, other.left.node) == ("n2", "n1")
     assert other.behind == other.behind_use > 0
