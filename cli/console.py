@@ -5,15 +5,17 @@ rich obeys NO_COLOR by itself and writes no colour to a pipe.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sharepod.cli.errors import CliError
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 200
 """Columns when the output is no terminal: a table in a file is not cut to the width of nobody's screen."""
+
+
+_PLAIN: Final = {"–": "-", "→": "->", "…": "...", "µ": "u", "±": "+-", "×": "x", "≤": "<=", "≥": ">="}
+_PLAIN.update(dict.fromkeys("▁▂▃▄▅▆▇█", "#"))
 
 
 @cache
@@ -88,14 +94,28 @@ def error_line(text: str) -> None:
         sys.stderr.write(f"error: {' '.join(text.split())}\n")
 
 
+def _substitute(error: UnicodeError) -> tuple[str, int]:
+    """Write in ASCII what the locale has no letter for; the error handler of the two outputs."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(letter, "?") for letter in unknown), error.end
+
+
 def open_streams() -> None:
     """Open what the caller has closed, onto nothing: no file or socket of ours may become an output.
+
+    What the locale has no letter for is written in ASCII.
 
     The descriptors close on exec, so that the program of `sharepod run` finds its own as closed as they were.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - a stream
+    codecs.register_error(_substitute.__name__, _substitute)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_substitute.__name__)
 
 
 def flush() -> None:

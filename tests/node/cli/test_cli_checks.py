@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,20 @@ def test_doctor_fails_when_a_check_fails_and_says_how_to_start_an_agent(sharepod
     answer = sharepod("doctor", "--socket", str(tmp_path / "none"))
     assert answer.code == 1
     assert "start one with `sharepod agent`" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [("run --help", "1-100"), ("doctor", "-> "), ("demo --help", "Show three"), ("explain nobody", "no agent")],
+)
+def test_a_locale_without_a_letter_gets_it_in_ascii(verb: str, said: str) -> None:
+    latin = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "iso-8859-1",
+        "SHAREPOD_SOCKET": "/nowhere/agent.sock",
+    }
+    command = [sys.executable, "-m", "sharepod.cli", *verb.split()]
+    done = subprocess.run(command, env=os.environ | latin, capture_output=True, encoding="iso-8859-1", check=False)
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
