@@ -85,6 +85,8 @@ class Pod:
     """Names of its containers, of each kind, that the API shows running. It may be behind."""
     finished: Mapping[str, str] = field(default_factory=dict)
     """When its init containers that the API shows to have ended well were started, by name, as kubelet writes it."""
+    controller: str = ""
+    """Uid of the object that makes another pod in its place; empty: nothing does."""
     created: str = ""
     """When, as the API server writes it: sorts by time."""
     started: str = ""
@@ -141,7 +143,7 @@ def read_draft(item: object, resource: str = "") -> Pod:
 
 def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
     metadata, spec, status = at(body, "metadata"), at(body, "spec"), at(body, "status")
-    priority = spec.get("priority")
+    priority, owners = spec.get("priority"), entries(metadata, "ownerReferences")
     states = [
         (kind, text(entry, "name"), at(entry, "state"))
         for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
@@ -170,6 +172,7 @@ def _pod(body: Object, resource: str, *, is_draft: bool) -> Pod:
             for kind, name, state in states
             if kind == "initContainerStatuses" and at(state, "terminated").get("exitCode") == 0
         },
+        controller=next((text(one, "uid") for one in owners if one.get("controller") is True), ""),
         created=text(metadata, "creationTimestamp"),
         started=text(status, "startTime"),
     )

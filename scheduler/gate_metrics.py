@@ -24,7 +24,7 @@ SYSTEM_PRIORITY: Final = 2_000_000_000
 ORDERS: Final = ("release", "yield", "evict")
 RESULTS: Final = ("written", "gone", "conflict", "budget", "forbidden", "invalid", "busy", "away")
 YIELDS: Final = ("limited", "paused", "evicted", "resumed")
-EVICTIONS: Final = ("yield", "overrun", "timeout", "restart")
+EVICTIONS: Final = ("yield", "overrun", "timeout", "restart", "unbound")
 GANGS: Final = ("released", "grown", "shrunk", "timed_out", "restarted")
 PHASES: Final = ("release", "start")
 ROUNDS: Final = ("decided", "failed")
@@ -174,7 +174,7 @@ _YIELDS: Final[Row[int]] = Row(
 _EVICTIONS: Final[Row[int]] = Row(
     "sharepod_gates_evictions_total",
     "Pods that were evicted, by cause: others needed the room, they ran for too long, their gang did not come to run "
-    "in time, or it starts anew as a member failed.",
+    "in time, it starts anew as a member failed, or kube-scheduler did not bind them.",
     float,
 )
 _GANGS: Final[Row[int]] = Row(

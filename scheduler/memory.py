@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 LEAVE_S: Final = 60.0
 """How long it is waited for who was evicted, and room kept for whom he was; then it is planned anew."""
+BIND_S: Final = 120.0
+"""How long kube-scheduler may take to bind who was released: then it has a reason that is not known here."""
+AVOID_S: Final = 900.0
+"""How long no other pod of its controller is sent to that node then."""
 SPARED_S: Final = 60.0
 """How long a pod is spared whose eviction was refused."""
 
@@ -67,6 +71,8 @@ class Memory:
         self.pressed: dict[str, tuple[float, str]] = {}
         """By uid: until when a pod goes on yielding to one that has waited for its device, and the uid of that; empty
         where only another replica knew it (relief.py)."""
+        self.avoided: dict[tuple[str, str], float] = {}
+        """By controller and node: until when none of its pods is sent there, as kube-scheduler would not bind one."""
         self.limited: set[str] = set()
         """Uids of pods that are held to their requests."""
         self.eased: dict[tuple[str, str], float] = {}
@@ -137,9 +143,10 @@ class Memory:
                 self._busy[uid] = now_s
 
     def take_over(self, now_s: float) -> None:
-        """Begin to decide: gangs that another replica has released have their whole timeout from now on."""
+        """Begin to decide: those that another replica has released have their whole time from now on."""
         self.decides = True
-        self.released = {key: now_s for key, job in self.jobs.items() if job.is_gang and job.starts}
+        starting = [key for key, job in self.jobs.items() if job.starts and (job.is_gang or _is_unbound(job))]
+        self.released = dict.fromkeys(starting, now_s)
 
     def _forget(self, uid: str) -> None:
         self.ending.pop(uid, None)
@@ -156,12 +163,19 @@ class Memory:
                     dirty.add(key_of(self._pods[uid]))
         for key in [key for key, (_, until_s) in self.kept.items() if until_s <= now_s]:
             del self.kept[key]
+        for place in [place for place, until_s in self.avoided.items() if until_s <= now_s]:
+            del self.avoided[place]
         return dirty
 
     def evicted(self, pod: Pod, now_s: float, cluster: Cluster) -> None:
         """Take it that a pod is about to be evicted: it is of no job any more."""
         self.leaving[pod.uid] = now_s + LEAVE_S
         self._make_job(key_of(pod), cluster)
+
+    def unbound(self, pod: Pod, now_s: float) -> None:
+        """Take it that kube-scheduler does not bind a pod where it was sent."""
+        if pod.controller:
+            self.avoided[pod.controller, pod.place] = now_s + AVOID_S
 
     def yielded(self, pod: Pod, how: str, why: str, now_s: float) -> None:
         """Take it that a pod was made to yield, or to go on."""
@@ -253,3 +267,7 @@ class Memory:
         """Tell whether a pod has used nothing for longer than its queue lets it hold what it does not use."""
         busy_s = self._busy.get(pod.uid)
         return queue.idle_s is not None and busy_s is not None and now_s - busy_s > queue.idle_s
+
+
+def _is_unbound(job: Job) -> bool:
+    return any(not pod.node for pod in job.released)

@@ -7,6 +7,7 @@ shrinks, so that of pods that ask for the same only the first is looked at in va
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from sharepod.scheduler.native import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,7 +32,8 @@ DOMAINS_TRIED: Final = 4
 class Placer:
     """Finds places in one round."""
 
-    def __init__(self, cluster: Cluster, now_s: float) -> None:
+    def __init__(self, cluster: Cluster, now_s: float, avoided: Iterable[tuple[str, str]] = ()) -> None:
+        """Look at the cluster as of now; `avoided`: controllers, each with a node to which none of its pods is sent."""
         cluster.settle(now_s)
         self._cluster, self._now_s = cluster, now_s
         self.closed: frozenset[str] = frozenset()
@@ -39,6 +41,9 @@ class Placer:
         self._open: Indices = cluster.seats.indices()
         self._suits: dict[Demands, NDArray[np.bool_]] = {}
         """Which nodes pods may be bound to, by index."""
+        self._avoided: defaultdict[str, list[str]] = defaultdict(list)
+        for controller, node in avoided:
+            self._avoided[controller].append(node)
         self._unfit: set[object] = set()
         self.generation = 0
         """Grows whenever there may be more room than before."""
@@ -69,7 +74,15 @@ class Placer:
                 node = self._cluster.node(seats.name(index))
                 suited[index] = node is not None and node.suits(pod.demands)
             self._suits[pod.demands] = suited
-        return area[suited[area]]
+        found = area[suited[area]]
+        if self.avoids(pod):
+            away = self._cluster.seats.find(sorted(self._avoided[pod.controller]))[1]
+            found = np.setdiff1d(found, np.array(away, dtype=np.int32))
+        return found
+
+    def avoids(self, pod: Pod) -> bool:
+        """Tell whether a pod is not sent to some node that would suit it."""
+        return pod.controller in self._avoided
 
     def reopened(self) -> None:
         """Look anew at what did not fit: there is more room than before."""
@@ -84,7 +97,8 @@ class Placer:
         if within:
             return self._place_in(pods, np.array(self._cluster.seats.find(within)[1], dtype=np.int32))
         alike = len({_class_of(pod) for pod in pods}) == 1
-        key = _class_of(pods[0]) if alike and not _depends_on_others(pods) else None
+        apart = _depends_on_others(pods) or any(map(self.avoids, pods))
+        key = _class_of(pods[0]) if alike and not apart else None
         if key is not None and any((key, count) in self._unfit for count in (1, len(pods))):
             return None
         for area in self._areas(pods):

@@ -80,6 +80,8 @@ class Pod:
     """One of terms.YIELDS: what it does for others for the time being; empty: nothing."""
     demands: Demands = ANY_NODE
     """What it demands of its node beside room."""
+    controller: str = ""
+    """Uid of the object that makes another pod in its place; empty: nothing does."""
     preempts: bool = True
     """Others may yield for it."""
     running: bool = False
@@ -133,6 +135,7 @@ def read_pod(item: object, resource: str = RESOURCE) -> Pod | None:
         withheld=any(gate != GATE for gate in found.gates),
         gated=GATE in found.gates,
         demands=read_demands(at(item, "spec")),
+        controller=found.controller,
         preempts=found.preempts,
         running=found.phase == "Running",
         started=found.started,

@@ -15,6 +15,7 @@ from sharepod.scheduler.holders import LAST, Holder
 from sharepod.scheduler.job import key_of
 from sharepod.scheduler.keeping import Keeping
 from sharepod.scheduler.line import Line
+from sharepod.scheduler.memory import BIND_S
 from sharepod.scheduler.orders import Evict, Order, Release, Tell, Yield
 from sharepod.scheduler.placing import Placer
 from sharepod.scheduler.relief import CALM_S, may_burst, relieve
@@ -59,7 +60,7 @@ def decide(cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> li
 class _Round:
     def __init__(self, cluster: Cluster, memory: Memory, queues: Queues, now_s: float) -> None:
         self._cluster, self._memory, self._queues, self._now_s = cluster, memory, queues, now_s
-        self._placer = Placer(cluster, now_s)
+        self._placer = Placer(cluster, now_s, memory.avoided)
         self._tally = memory.tally
         self._orders: list[Order] = []
         self._waits: list[tuple[Job, str]] = []
@@ -137,7 +138,8 @@ class _Round:
         aged = job.key in self._aged
         preempts = all(pod.preempts for pod in needed)
         can_keep = aged and self._keeping.may_begin
-        kind = (job.kind, len(needed), preempts) if not kept and not can_keep else None
+        alike = not kept and not can_keep and not any(map(self._placer.avoids, needed))
+        kind = (job.kind, len(needed), preempts) if alike else None
         vain = self._vain.get(kind)
         if vain is not None and vain[0] == self._placer.generation and job.priority <= vain[1]:
             self._wait(job, vain[2])
@@ -309,21 +311,39 @@ class _Round:
             self._memory.evicted(pod, self._now_s, self._cluster)
 
     def _expire(self) -> None:
-        """Start gangs anew that were released and did not come to run in time."""
+        """Start gangs anew that were released and did not come to run in time, and single pods that nobody binds."""
         for key, released_s in list(self._memory.released.items()):
             job = self._memory.jobs.get(key)
             running = sum(pod.running for pod in job.released) if job else 0
+            unbound = [pod for pod in job.released if not pod.node] if job else []
             # A member that has ended is not waited for; whoever comes in its place is released with a time of its own.
-            if job is None or not job.starts or not job.timeout_s:
+            if job is None or not job.starts or not (job.timeout_s or unbound):
                 del self._memory.released[key]
                 if job is not None and job.is_gang and running >= job.least:
                     self._tally.gang_times["start"].observe(self._now_s - released_s)
-            elif self._now_s - released_s > job.timeout_s:
+            elif not job.timeout_s and self._now_s - released_s > BIND_S:
                 del self._memory.released[key]
+                for pod in unbound:
+                    if pod.destined:
+                        self._give_up(pod)
+            elif job.timeout_s and self._now_s - released_s > job.timeout_s:
+                del self._memory.released[key]
+                for pod in unbound:
+                    self._memory.unbound(pod, self._now_s)
                 text = f"{running} of {job.least} members ran {job.timeout_s} s after their release: all start anew"
                 self._orders += [Tell(pod, "GangTimedOut", text) for pod in job.released]
                 self._evict(job.released, text, "timeout")
                 self._tally.gangs["timed_out"] += 1
+
+    def _give_up(self, pod: Pod) -> None:
+        """Free the room of a pod that kube-scheduler does not bind, where another one will come in its place."""
+        text = f"kube-scheduler has not bound it to {pod.place} for {BIND_S:g} s (`kubectl describe pod` says why)"
+        if pod.controller:
+            self._memory.unbound(pod, self._now_s)
+            self._orders.append(Tell(pod, "NotBound", f"{text}: the next one of its controller is sent elsewhere"))
+            self._evict([pod], text, "unbound")
+        else:
+            self._orders.append(Tell(pod, "NotBound", f"{text}: its room is kept until it is bound or deleted"))
 
     def _wait_for_members(self, job: Job) -> None:
         there = len(job.waiting) + len(job.released)

@@ -26,6 +26,13 @@ def test_the_cgroup_of_a_static_pod_is_named_by_its_manifests_hash_and_no_tenant
     assert (tenant.cgroup_uid, mirror.cgroup_uid, thief.cgroup_uid) == (tenant.uid, value, thief.uid)
 
 
+def test_the_controller_of_a_pod_is_the_owner_that_says_so() -> None:
+    body = pod("a")
+    assert read(body).controller == ""
+    body["metadata"]["ownerReferences"] = [{"uid": "u1"}, None, {"uid": "u2", "controller": True}]
+    assert read(body).controller == "u2"
+
+
 def test_all_kinds_of_containers_are_seen_and_what_is_malformed_is_no_pod() -> None:
     body = pod("a")
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

@@ -148,8 +148,19 @@ void lab_die(int number, uint64_t now_ns) {
   X(waiting)                                                                                                           \
   X(waiting_since_ns)                                                                                                  \
   X(memory_used_bytes)                                                                                                 \
-  X(first_ended_ns) X(context_bytes) X(refusals) X(beside_ns) X(beside_until_us) X(sequence) X(residue_until_ns)       \
-      X(idle_ns) X(launches) X(passed) X(longest_unit_us) X(drained_ns) X(entered_ns)
+  X(first_ended_ns)                                                                                                    \
+  X(context_bytes)                                                                                                     \
+  X(refusals)                                                                                                          \
+  X(beside_ns)                                                                                                         \
+  X(beside_until_us)                                                                                                   \
+  X(sequence)                                                                                                          \
+  X(residue_until_ns)                                                                                                  \
+  X(idle_ns)                                                                                                           \
+  X(launches)                                                                                                          \
+  X(passed)                                                                                                            \
+  X(longest_unit_us)                                                                                                   \
+  X(drained_ns)                                                                                                        \
+  X(entered_ns)
 void lab_say(int number, const char *field, uint64_t value) {
 #define SET(name)                                                                                                      \
   if (!strcmp(field, #name))                                                                                           \
@@ -167,21 +178,30 @@ void lab_say(int number, const char *field, uint64_t value) {
 
 uint64_t lab_read(int number, const char *field) {
   const struct sp_member *member = &played[number].share->members[0];
-#define READ(name, value)                                                                                              \
-  if (!strcmp(field, name))                                                                                            \
-    return (uint64_t)(value);
-  READ("word", played[number].grant.word)
-  READ("flags", played[number].grant.flags)
-  READ("budget_ns", played[number].grant.budget_ns)
-  READ("pair_ns", played[number].grant.pair_ns)
-#define MEMBER(name) READ(#name, member->name)
-  MEMBER(holding)
-  MEMBER(draining)
-  MEMBER(cogranted)
-  MEMBER(late)
-  MEMBER(granted_ns) MEMBER(deadline_ns) MEMBER(bound_ns) MEMBER(requested_ns) MEMBER(reason) MEMBER(overdue)
-#define USAGE(name) READ(#name, member->usage.name)
-      USAGE(used_ns) USAGE(charged_ns) USAGE(waited_ns) USAGE(overrun_ns) USAGE(turns) USAGE(launches) USAGE(passed)
-          USAGE(faults) USAGE(cogrants) USAGE(memory_used_bytes) USAGE(beside_ns) USAGE(memory_refusals)
-              USAGE(processes) READ("valid", sp_policy_valid(&arbiter.devices[0].policy)) abort();
+  const struct sp_grant *grant = &played[number].grant;
+  const struct sp_usage *usage = &member->usage;
+  const struct {
+    const char *name;
+    uint64_t value;
+  } told[] = {
+#define FIELD(of, name) {#name, (uint64_t)(of)->name}
+      FIELD(grant, word),          FIELD(grant, flags),
+      FIELD(grant, budget_ns),     FIELD(grant, pair_ns),
+      FIELD(member, holding),      FIELD(member, draining),
+      FIELD(member, cogranted),    FIELD(member, late),
+      FIELD(member, overdue),      FIELD(member, granted_ns),
+      FIELD(member, deadline_ns),  FIELD(member, bound_ns),
+      FIELD(member, requested_ns), FIELD(member, reason),
+      FIELD(usage, used_ns),       FIELD(usage, charged_ns),
+      FIELD(usage, waited_ns),     FIELD(usage, overrun_ns),
+      FIELD(usage, turns),         FIELD(usage, launches),
+      FIELD(usage, passed),        FIELD(usage, faults),
+      FIELD(usage, cogrants),      FIELD(usage, memory_used_bytes),
+      FIELD(usage, beside_ns),     FIELD(usage, memory_refusals),
+      FIELD(usage, processes),     {"valid", sp_policy_valid(&arbiter.devices[0].policy)},
+  };
+  for (size_t index = 0; index < sizeof told / sizeof *told; index++)
+    if (!strcmp(field, told[index].name))
+      return told[index].value;
+  abort();
 }

@@ -237,6 +237,53 @@ def test_a_gang_whose_members_do_not_all_come_to_run_starts_anew_after_its_timeo
     assert line.memory.tally.gangs["timed_out"] == 1
 
 
+def sent(line: Timeline, name: str, at_s: float, controller: str = "rs") -> str:
+    """Have a pod of a controller come, and be released; return where to. Nobody binds it."""
+    line.come(task(name))
+    pod_of(line, name, controller=controller)
+    [place] = decided(line, at_s).placed
+    pod_of(line, name, gated=False, destined=place.node, chosen=place.devices)
+    return place.node
+
+
+def test_who_is_not_bound_where_it_was_sent_is_made_anew_and_sent_elsewhere_for_a_while() -> None:
+    line = Timeline(nodes(2, 1), DEFAULT)
+    first = sent(line, "first", 0.0)
+    assert decided(line, 119.0).orders == []
+    late = decided(line, 121.0)
+    assert late.evicted == ["first"]
+    [(reason, text)] = late.told
+    assert reason == "NotBound"
+    assert f"has not bound it to {first} for 120 s" in text
+    line.cluster.remove_pod(pod_of(line, "first").uid)
+    second = sent(line, "second", 122.0)
+    assert second != first
+    line.come(task("other"))  # of another controller: it may have what was promised in vain
+    [other] = decided(line, 123.0).placed
+    assert other.node == first
+    for name in ("second", "other"):
+        line.cluster.remove_pod(pod_of(line, name).uid)
+    assert sent(line, "third", 1020.0) == second
+    line.cluster.remove_pod(pod_of(line, "third").uid)
+    assert sent(line, "fourth", 1022.0) == first
+
+
+def test_who_is_not_bound_and_nobody_would_make_anew_is_told_once_and_keeps_its_room() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    sent(line, "alone", 0.0, controller="")
+    late = decided(line, 121.0)
+    assert (late.evicted, [reason for reason, _ in late.told]) == ([], ["NotBound"])
+    assert decided(line, 400.0).orders == []
+    pod_of(line, "alone", destined="", node="n00", running=True)
+    assert decided(line, 600.0).orders == []
+
+
+def test_who_is_bound_in_time_may_take_as_long_as_it_likes_to_start() -> None:
+    line = Timeline(nodes(1, 1), DEFAULT)
+    pod_of(line, "slow", node=sent(line, "slow", 0.0), destined="")
+    assert decided(line, 500.0).orders == []
+
+
 def restarted(line: Timeline, there: list[NodeSpec]) -> Timeline:
     """Return what another replica sees and has noted."""
     fresh = Timeline(there, DEFAULT)
