@@ -75,10 +75,11 @@ class Placer:
                 suited[index] = node is not None and node.suits(pod.demands)
             self._suits[pod.demands] = suited
         found = area[suited[area]]
-        if self.avoids(pod):
-            away = self._cluster.seats.find(sorted(self._avoided[pod.controller]))[1]
-            found = np.setdiff1d(found, np.array(away, dtype=np.int32))
-        return found
+        if not self.avoids(pod):
+            return found
+        away = self._cluster.seats.find(sorted(self._avoided[pod.controller]))[1]
+        rest = np.setdiff1d(found, np.array(away, dtype=np.int32))
+        return rest if rest.size else found  # where none is left, kube-scheduler may have been away
 
     def avoids(self, pod: Pod) -> bool:
         """Tell whether a pod is not sent to some node that would suit it."""

@@ -268,6 +268,16 @@ def test_who_is_not_bound_where_it_was_sent_is_made_anew_and_sent_elsewhere_for_
     assert sent(line, "fourth", 1022.0) == first
 
 
+def test_where_every_node_would_be_avoided_none_is() -> None:
+    line = Timeline(nodes(2, 1), DEFAULT)
+    found = [sent(line, "first", 0.0)]
+    for name, before, at_s in (("second", "first", 121.0), ("third", "second", 250.0)):
+        assert decided(line, at_s).evicted == [before]
+        line.cluster.remove_pod(pod_of(line, before).uid)
+        found.append(sent(line, name, at_s + 1))
+    assert found == ["n00", "n01", "n00"]
+
+
 def test_who_is_not_bound_and_nobody_would_make_anew_is_told_once_and_keeps_its_room() -> None:
     line = Timeline(nodes(1, 1), DEFAULT)
     sent(line, "alone", 0.0, controller="")
