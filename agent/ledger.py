@@ -6,11 +6,12 @@ Pure: `now_ns` is a parameter. And continues the account of an earlier agent.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
+from operator import sub
 from typing import TYPE_CHECKING, Final
 
-from sharepod.agent.share import COUNTERS, WHOLE_MILLIPERCENT, Usage
+from sharepod.agent.share import COUNTERS, WHOLE_MILLIPERCENT, Copies, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,25 +136,31 @@ def _rate(passed_ns: int, counted_ns: int) -> int:
     return min(round(counted_ns * WHOLE_MILLIPERCENT / passed_ns), WHOLE_MILLIPERCENT)
 
 
-def carried(usages: Sequence[Usage], live_launches: int) -> tuple[Usage, ...]:
-    """Return the earlier account less used_ns, which the arbiter continues, and less the launches of live processes.
+def carried(usages: Sequence[Usage], live_launches: int, now: Sequence[Usage]) -> tuple[Usage, ...]:
+    """Return the earlier account less used_ns, which the arbiter continues, and less what the slots tell again.
 
-    The slots count launches per process, not per device, so that the part of the dead is taken pro rata.
+    `now` is what they tell. A process that lived at the checkpoint may have ended since, and its slot been cleared:
+    what is missing there is of the dead. The slots count launches per process, not per device, so that the part of the
+    dead is taken pro rata.
     """
     launches = sum(usage.launches for usage in usages)
-    gone = max(0, launches - live_launches)
-    return tuple(
-        replace(
-            usage,
-            used_ns=0,
-            launches=usage.launches * gone // launches if launches else 0,
-            passed=usage.passed * gone // launches if launches else 0,
-            host_to_device_bytes=usage.gone_copies.to_device_bytes,
-            device_to_host_bytes=usage.gone_copies.to_host_bytes,
-            host_to_device_copies=usage.gone_copies.to_device_count,
-            device_to_host_copies=usage.gone_copies.to_host_count,
-        )
-        for usage in usages
+    gone = max(0, launches - min(live_launches, sum(usage.launches for usage in now)))
+    return tuple(_carried(usage, told, gone, max(launches, 1)) for usage, told in zip(usages, now, strict=True))
+
+
+def _carried(usage: Usage, told: Usage, gone: int, launches: int) -> Usage:
+    missing = map(sub, astuple(usage.copies), astuple(told.copies))
+    copies = Copies(*map(max, astuple(usage.gone_copies), missing))
+    return replace(
+        usage,
+        used_ns=0,
+        launches=usage.launches * gone // launches,
+        passed=usage.passed * gone // launches,
+        host_to_device_bytes=copies.to_device_bytes,
+        device_to_host_bytes=copies.to_host_bytes,
+        host_to_device_copies=copies.to_device_count,
+        device_to_host_copies=copies.to_host_count,
+        gone_copies=copies,
     )
 
 

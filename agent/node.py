@@ -198,13 +198,16 @@ class Node:
         self._devices.begin(self.now_ns())
 
     def status_from_thread(self) -> NodeStatus:
-        """Return everything, as of now, to another thread; the last published status when the loop does not answer."""
+        """Return everything, as of now, to another thread; the last published status when the loop does not answer.
+
+        It is in the checkpoint by then: what has been shown is not less under the next agent, if this one is killed.
+        """
         answer: concurrent.futures.Future[NodeStatus] = concurrent.futures.Future()
         if self._loop is None:
             return self.published
         try:
             self._loop.call_soon_threadsafe(
-                lambda: answer.set_result(self.published if self._is_closed else self.status())
+                lambda: answer.set_result(self.published if self._is_closed else self.publish())
             )
             return answer.result(ANSWER_S)
         except (RuntimeError, TimeoutError):  # it has closed, or is busy
@@ -218,10 +221,11 @@ class Node:
         """Take one sample for the rates; every second that nothing is published."""
         self._registry.sample(time.monotonic_ns())
 
-    def publish(self) -> None:
-        """Publish the status as of now and write it to the checkpoint; at every change and every two seconds."""
+    def publish(self) -> NodeStatus:
+        """Publish the status as of now and write it to the checkpoint: at changes and scrapes, every two seconds."""
         self.published = self.status()
         self._save()
+        return self.published
 
     def _publish_change(self, share: Share) -> ShareStatus:
         """Publish a share that is new or has changed, and return its status.

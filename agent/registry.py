@@ -213,7 +213,8 @@ class Registry:
             handle = self._arbiter.add_share(share.directory, self._terms(share.devices), share.share_class, used_ns)
         except OSError as error:
             raise WrongState(os.strerror(error.errno or 0)) from None
-        self._enter(share, handle, ledger.carried(record.usages, record.live_launches), now_ns)
+        now = [self._arbiter.read_usage(handle, term) for term in range(len(usages))]
+        self._enter(share, handle, ledger.carried(usages, record.live_launches, now), now_ns)
         self._join(handle, share)
         if share.paused:
             self._arbiter.pause_share(handle, True)

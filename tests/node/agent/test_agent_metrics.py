@@ -2,6 +2,7 @@
 
 import errno
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from agent_doubles import H200, MemoryArbiter, ask, identity
 from agent_fixtures import failed_start
 from prometheus_client import Metric
@@ -21,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rig import REPO_ROOT
-from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, scrape, usage
+from rig.agent import MakeAgent, RunningAgent, free_port, metered, program, python, scrape, usage
 from rig.until import until
 from sharepod.agent import feed_metrics, plugin_metrics
 from sharepod.agent.device import DeviceStatus, NodeStatus
@@ -58,6 +60,19 @@ ALL_TABLES = (*TABLES, *plugin_metrics.TABLES, *feed_metrics.TABLES)
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 """What Prometheus accepts."""
 SCRAPE_S = 0.03
+COPIES_AND_LAUNCHES = """
+import sys
+from rig.driver import *
+function, address = kernel(start(), "k_1ms"), c_uint64()
+ok(cuda.cuMemAlloc_v2(byref(address), c_size_t(4096)))
+for _ in range(5):
+    ok(cuda.cuMemcpyHtoD_v2(address, bytes(4096), c_size_t(4096)))
+for _ in range(50):
+    ok(launch(function))
+ok(cuda.cuCtxSynchronize())
+print("done", flush=True)
+sys.stdin.read()
+"""
 POD = {"namespace": "team-a", "pod": "train-0", "container": "main", "pod_uid": "0b7f9a44-5d0a-4c5e-9d0c-2b5c7c1e2f3a"}
 
 
@@ -77,6 +92,12 @@ def of_share(text: str, share: str) -> dict[str, list[Sample]]:
     return {name: samples for name, samples in found.items() if samples}
 
 
+def counters(text: str, share: str) -> dict[str, float]:
+    """Return the counters of a share that has one device."""
+    found = of_share(text, share)
+    return {name: found[name][0].value for name in found if name.endswith("_total")}
+
+
 def test_every_metric_of_the_manual_is_served_as_valid_openmetrics_too(make_agent: MakeAgent) -> None:
     address = f"127.0.0.1:{free_port()}"
     agent = make_agent("--metrics-listen", address).start()
@@ -90,6 +111,29 @@ def test_every_metric_of_the_manual_is_served_as_valid_openmetrics_too(make_agen
     kinds = {"sharepod_share": "info", "sharepod_share_turns": "counter", WAITS_NAME: "histogram"}
     assert {name: found[name].type for name in kinds} == kinds
     assert [one.labels["share"] for one in found["sharepod_share"].samples] == [share.id]
+
+
+@pytest.mark.parametrize("ends", ["before the scrape", "after it", "not"])
+def test_no_counter_of_a_share_falls_when_the_agent_is_killed(make_agent: MakeAgent, ends: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address).start()
+    answer = agent.register(30, name="a")
+    for number in range(1, 4):
+        with python(metered(answer), "-c", COPIES_AND_LAUNCHES) as (process, _):
+            until(lambda: usage(agent, "a").launches == number * 50)  # noqa: B023 - it is called at once
+            if ends == "before the scrape":
+                process.kill()
+                until(lambda: usage(agent, "a").processes == 0)
+            before = counters(scrape(address), answer.share.id)
+            if ends == "after it":
+                process.kill()
+                until(lambda: usage(agent, "a").processes == 0)
+            agent.stop(signal.SIGKILL)
+            agent.start()
+            after = counters(scrape(address), answer.share.id)
+            assert {name: value for name, value in after.items() if value < before[name]} == {}
+    assert after["sharepod_share_launches_total"] == 3 * 50
+    assert after["sharepod_share_host_to_device_copies_total"] == 3 * 5
 
 
 def test_the_manual_of_the_metrics_is_current() -> None:

@@ -227,12 +227,18 @@ def test_what_live_processes_count_themselves_is_not_counted_twice_after_adoptio
     for agents in (1, 2):  # and again under the agent after that
         (record,) = records_of(registry)
         registry, arbiter = make(tmp_path)
+        arbiter.told[record.share.directory] = _copied(Usage(launches=65), live)
         registry.adopt(record, 0)
         arbiter.usages[Handle(1)] = [_copied(Usage(launches=65, turns=1), live)]
         arbiter.processes[Handle(1)] = (Process(5, 0, 65, 0),)
         usage = registry.statuses((), 0)[0].usages[0].usage
         assert (usage.launches, usage.turns) == (105, 7 + agents)
         assert (usage.copies, usage.gone_copies) == (gone + live, gone)
+    (record,) = records_of(registry)
+    registry, arbiter = make(tmp_path)
+    registry.adopt(record, 0)  # it ended after the checkpoint, and an agent that was killed then has cleared its slot
+    usage = registry.statuses((), 0)[0].usages[0].usage
+    assert (usage.launches, usage.copies, usage.gone_copies) == (105, gone + live, gone + live)
 
 
 def test_shares_of_one_gang_have_one_key_and_others_have_another(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class MemoryArbiter:
         self.region_errors: dict[str, int] = {}
         self.finished: list[Turn] = []
         self.tenants: dict[str, int] = {}
+        self.told: dict[str, Usage] = {}
+        """By directory: what the processes that are in a share already say of its first device."""
         self.refuse = 0
         self._next = 0
 
@@ -75,7 +77,9 @@ class MemoryArbiter:
         self._next += 1
         handle = Handle(self._next)
         self.terms[handle] = list(terms)
-        self.usages[handle] = [Usage(used_ns=used) for used in (used_ns or [0] * len(terms))]
+        told = [self.told.get(directory, Usage()), *[Usage()] * (len(terms) - 1)]
+        earlier = used_ns or [0] * len(terms)
+        self.usages[handle] = [replace(usage, used_ns=used) for usage, used in zip(told, earlier, strict=True)]
         return handle
 
     def region_error(self, directory: str) -> int:
