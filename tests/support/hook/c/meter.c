@@ -82,8 +82,8 @@ struct sp_lane *sp_lane_find(struct sp_device *current, struct sp_thread *self, 
   return &lanes[(uintptr_t)stream - 3];
 }
 
-bool sp_lane_over(const struct sp_lane *lane, const struct sp_thread *thread) {
-  (void)lane, (void)thread;
+bool sp_lane_over(const struct sp_lane *lane, const struct sp_thread *by) {
+  (void)lane, (void)by;
   return false; /* nobody waits for events here */
 }
 bool sp_lanes_unmarked(const struct sp_device *asked) {
