@@ -51,6 +51,8 @@ class DeviceProcess:
     """The region that its environment names; empty when it names none or may not be read."""
     mps_client: bool = False
     """It is a client of MPS, or its environment makes it one."""
+    without_hook: str = ""
+    """Why it cannot have the hook, as far as it shows."""
     unmetered_cause: str = ""
     """Why it runs unmetered although it was started in a share of this node; empty for others."""
 

@@ -36,12 +36,12 @@ OUTSIDE_CAUSE: Final = (
 )
 
 
-def unmetered_cause(region_error: int) -> str:
+def unmetered_cause(region_error: int, without_hook: str = "") -> str:
     """Say why a process runs unmetered that was started in a share; `region_error` is what its region is now (errno).
 
-    0 stands for a region that can be used.
+    0 stands for a region that can be used; `without_hook`: why the process cannot have the hook, if that is known.
     """
-    return region_fault(region_error) or _NOT_ATTACHED
+    return region_fault(region_error) or without_hook or _NOT_ATTACHED
 
 
 def region_fault(region_error: int) -> str:

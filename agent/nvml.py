@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pynvml
 
 from sharepod.agent.device import MODE_REASONS, MPS_REASON, NOT_LISTED, DeviceInfo, DeviceLook, DeviceProcess
-from sharepod.agent.environ import environment_of, names_mps, region_in
+from sharepod.agent.environ import environment_of, names_mps, region_in, without_hook
 from sharepod.agent.errors import NOT_SIMULATED, AgentUnavailable
 from sharepod.agent.share import DeviceUuid
 
@@ -265,7 +265,8 @@ def _process(pid: int, memory_used_bytes: int, known: DeviceProcess | None, clie
     if known is None:
         environment = environment_of(pid)
         region, mps = region_in(environment), names_mps(environment) or pid in clients
-        return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region, mps)
+        obstacle = without_hook(pid, region) if region else ""
+        return DeviceProcess(pid, _process_name(pid), memory_used_bytes, region, mps, obstacle)
     mps = known.mps_client or pid in clients
     same = (known.memory_used_bytes, known.mps_client) == (memory_used_bytes, mps)
     return known if same else replace(known, memory_used_bytes=memory_used_bytes, mps_client=mps)

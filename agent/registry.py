@@ -238,7 +238,7 @@ class Registry:
             return ""
         if process.mps_client:
             return foreign.MPS_CAUSE
-        return foreign.unmetered_cause(self._arbiter.region_error(process.region))
+        return foreign.unmetered_cause(self._arbiter.region_error(process.region), process.without_hook)
 
     def update(
         self,

@@ -11,12 +11,16 @@ import errno
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 from sharepod.cli.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, CliError
 
+_INTERPRETERS_MAX: Final = 5
+"""So many scripts may be each other's interpreters, as the kernel has it."""
+_FIRST_LINE_MAX: Final = 256
 # Lists of paths, to which we add in front; every other variable replaces what was there.
 _PATH_LISTS: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
 
@@ -40,6 +44,48 @@ def find_program(name: str, path: str | None) -> str:
             )
     cure = "check the path" if "/" in name else "check the spelling, or give its path"
     raise CliError(f"cannot run {name}: command not found: {cure}", EXIT_NOT_FOUND)
+
+
+def gains_rights(program: str, path: str | None = None) -> str:
+    """Say by which right that a program file, or its interpreter, gives at its start it sheds the hook; empty: by none.
+
+    The loader drops LD_PRELOAD then, for whatever the program starts, too.
+    """
+    for _ in range(_INTERPRETERS_MAX):
+        status = Path(program).stat()
+        if status.st_mode & stat.S_ISUID and status.st_uid != os.getuid():
+            return "a set-user-ID bit"
+        if status.st_mode & stat.S_ISGID and status.st_mode & stat.S_IXGRP and status.st_gid != os.getgid():
+            return "a set-group-ID bit"
+        if os.getuid() != 0 and _has_capabilities(program):
+            return "file capabilities"
+        words = _interpreter(program)
+        if not words:
+            break
+        found = words[0]
+        if Path(found).name == "env":
+            found = shutil.which(next((word for word in words[1:] if word[0] not in "-"), ""), path=path) or ""
+        if not Path(found).is_file():
+            break
+        program = found
+    return ""
+
+
+def _has_capabilities(program: str) -> bool:
+    try:
+        return bool(os.getxattr(program, "security.capability"))
+    except OSError:
+        return False
+
+
+def _interpreter(program: str) -> list[str]:
+    """Return the words of a script's first line; none: it is no script, or may not be read."""
+    try:
+        with Path(program).open("rb") as file:
+            first = file.read(_FIRST_LINE_MAX).partition(b"\n")[0]
+    except OSError:
+        return []
+    return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
 
 
 def program_environment(base: Mapping[str, str], additions: Mapping[str, str], hook_path: str) -> dict[str, str]:

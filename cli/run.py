@@ -9,7 +9,8 @@ import typer
 
 from sharepod.cli import launch, quantities
 from sharepod.cli.connect import check_devices, check_simulate, connect, ensure_agent, socket_path
-from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
+from sharepod.cli.console import note
+from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, CliError, UsageError
 from sharepod.cli.messages import class_of
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
 
@@ -106,6 +107,16 @@ def run(
         _become(path, ask, program, command, before, simulate)
 
 
+def warn_of_unmetered(program: str, right: str, policy: str) -> None:
+    """Say that the hook will not be loaded. Raises CliError where nothing may run without it."""
+    text = f"{program} has {right}, and the loader drops the hook for it"
+    if policy == "closed":
+        raise CliError(
+            f"cannot run {text}, which this node's policy `closed` forbids: take that right off it", EXIT_NOT_EXECUTABLE
+        )
+    note(f"{text}: it runs unmetered, and so does what it starts; take that right off it")
+
+
 def _become(
     path: str,
     ask: pb.RegisterShareRequest,
@@ -117,6 +128,8 @@ def _become(
     with connect(path) as client:
         if simulate is not None:
             check_devices(client.node(), path, simulate)
+        if right := launch.gains_rights(program, before.get("PATH")):
+            warn_of_unmetered(program, right, client.node().policy)
         registration = client.register(ask)
         environment = launch.program_environment(before, registration.environment, registration.hook_path)
         try:

@@ -10,7 +10,7 @@ from agent_fixtures import devices
 from bad_input import facts_of, overwrite
 from capped_share import memory_program
 
-from rig.agent import MakeAgent, RunningAgent, metered, program, python, usage
+from rig.agent import PROGRAM, MakeAgent, RunningAgent, metered, program, python, usage
 from rig.until import until
 from sharepod.proto import v1_pb2 as pb
 
@@ -94,8 +94,10 @@ def test_a_process_without_a_share_is_found_within_five_seconds_unless_it_is_a_m
 
 
 def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: RunningAgent, tmp_path: Path) -> None:
-    names = ("lost", "damaged", "bare", "outside", "client")
-    lost, damaged, bare, outside, client = (agent.register(10, name=name, device="0") for name in names)
+    names = ("lost", "damaged", "bare", "outside", "client", "hidden")
+    lost, damaged, bare, outside, client, hidden = (agent.register(10, name=name, device="0") for name in names)
+    hide = f'mount -t tmpfs tmpfs {Path(hidden.share.directory).parent} && exec "$@"'
+    apart = ["unshare", "-rm", "sh", "-c", hide, "sh"]
     elsewhere = {**metered(outside), "CUDA_VISIBLE_DEVICES": devices(agent)[1].uuid}
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")  # an MPS daemon that runs
     with program(metered(lost), "idle") as left:
@@ -107,14 +109,16 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
             program(dict(bare.environment), "idle") as without,
             program(elsewhere, "idle") as stray,
             program({**metered(client), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, "idle") as of_mps,
+            python(metered(hidden), str(PROGRAM), "idle", within=apart) as (hides, _),
         ):
-            until(lambda: agent.log().count("process of a share runs unmetered") == 5, timeout_s=6.0)
+            until(lambda: agent.log().count("process of a share runs unmetered") == 6, timeout_s=6.0)
             for process, region, cause in (
                 (left, lost.share.directory, "its region is gone"),
                 (refused, damaged.share.directory, "its region has another ABI"),
                 (without, bare.share.directory, "it has not attached"),
                 (stray, outside.share.directory, "its share does not hold this device"),
                 (of_mps, client.share.directory, "it is a client of MPS"),
+                (hides, hidden.share.directory, "its mount namespace hides the share's files"),
             ):
                 lines = [line for line in agent.log().splitlines() if "runs unmetered" in line]
                 (line,) = [line for line in lines if f"pid={process.pid} " in line]
@@ -127,5 +131,5 @@ def test_a_program_of_a_share_that_runs_unmetered_is_told_with_the_cause(agent: 
                 assert [fact in one for one in facts_of(agent, share)].count(True) == 1
             assert usage(agent, "client").processes == 0
     time.sleep(2.5)
-    assert agent.log().count("process of a share runs unmetered") == 5
+    assert agent.log().count("process of a share runs unmetered") == 6
     assert "process without a share" not in agent.log()

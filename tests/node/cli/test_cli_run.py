@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from hosts import Host
 
 from rig.until import until
 from sharepod.agent.lock import HostLock
-from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE
+from sharepod.cli import launch
+from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE, CliError
+from sharepod.cli.run import warn_of_unmetered
 from sharepod.cli.scratch import Scratch
 
 
@@ -94,6 +97,31 @@ def test_a_terminal_and_its_keys_belong_to_the_program(node: Host) -> None:
     os.close(terminal)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGINT
+
+
+def test_a_program_that_would_shed_the_hook_is_told_and_on_a_closed_node_refused(node: Host, tmp_path: Path) -> None:
+    program, script = tmp_path / "program", tmp_path / "script"
+    shutil.copy("/bin/true", program)
+    script.write_text(f"#!/usr/bin/env -S {program} x\n")
+    script.chmod(0o755)
+    assert launch.gains_rights(str(program)) == launch.gains_rights(str(script)) == ""
+    if os.getuid() == 0:
+        os.chown(program, 65534, 0)
+        program.chmod(0o4755)
+    else:
+        program.chmod(0o2755)
+        os.chown(program, -1, os.getgroups()[-1])
+    right = launch.gains_rights(str(program))
+    assert right in ("a set-user-ID bit", "a set-group-ID bit")
+    assert launch.gains_rights(str(script)) == right
+    answer = node.sharepod(*run(str(program)))
+    assert answer.stderr == (
+        f"sharepod: {program} has {right}, and the loader drops the hook for it: "
+        "it runs unmetered, and so does what it starts; take that right off it\n"
+    )
+    with pytest.raises(CliError, match=f"cannot run {program} has {right}") as refused:
+        warn_of_unmetered(str(program), right, "closed")
+    assert refused.value.exit_code == EXIT_NOT_EXECUTABLE
 
 
 def test_a_file_that_the_kernel_refuses_is_126_and_leaves_no_share(node: Host, tmp_path: Path) -> None:
