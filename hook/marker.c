@@ -239,6 +239,12 @@ static void learn_stretch(struct sp_device *device, const struct sp_marker *mark
   sp_store(&device->stretch, (uint32_t)(stretch < STRETCH_MAX ? stretch : STRETCH_MAX) - SP_STRETCH);
 }
 
+/* Had the work before the marker ended when it was recorded, by what is known of its length? */
+static bool had_ended(const struct sp_device *device, const struct sp_marker *marker, const struct sp_bounds *bounds) {
+  int64_t recorded_ns = (int64_t)marker->recorded_ns - device->clock.guess_ns;
+  return is_seen(marker) && bounds->from_ns + (int64_t)marker->work_ns <= recorded_ns;
+}
+
 /* What the record of an event into an empty stream takes to be stamped. So long a launch takes to begin, at least. */
 static void learn_record(struct sp_clock *clock, int64_t took_ns) {
   clock->record_ns += (took_ns - clock->record_ns) / 8;
@@ -274,7 +280,7 @@ void sp_marker_finish(struct sp_device *device, bool waited, bool blocked) {
       if (sp_load(&device->aside) || sp_load(&device->back_ns))
         bounds.dense = false; /* others may have run in between */
       learn_arrival(device, &marker, &bounds);
-      if (bounds.late)
+      if (bounds.late && had_ended(device, &marker, &bounds))
         learn_record(&device->clock, bounds.rest_ns);
       account(device, &marker, bounds);
       learn_stretch(device, &marker, &bounds);

@@ -326,6 +326,21 @@ def test_short_work_now_and_then_is_billed_what_it_takes_whatever_the_device_s_c
 
 
 @EACH
+@pytest.mark.parametrize("gap_us", [6, 10, 14])
+def test_a_kernel_that_still_runs_when_it_is_marked_is_not_taken_for_one_that_had_ended(
+    library: ctypes.CDLL, gap_us: int, delays: tuple[float, ...]
+) -> None:
+    meter, key, billed = Meter(library, *delays), next(KEYS), 0
+    for _ in range(300):
+        meter.turn()
+        meter.launch(0, key, 20 * US, gap_ns=gap_us * US)
+        meter.synchronize()
+        billed += meter.billed
+        meter.pause(1000 * US)
+    assert billed / 300 == pytest.approx(20 * US, abs=unsure_ns(delays) + 1500)
+
+
+@EACH
 @pytest.mark.parametrize("contexts", [2, 3])
 def test_what_several_contexts_did_is_billed_once_and_their_pauses_are_not(
     library: ctypes.CDLL, contexts: int, delays: tuple[float, ...]
