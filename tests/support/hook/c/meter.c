@@ -21,7 +21,7 @@ static struct sp_grant grant = {.word = 1, .budget_ns = 4000000, .pair_ns = 4000
 static struct sp_slot_device slot;
 static struct sp_thread thread;
 static struct sp_driver driver;
-static double drift; /* of the device's clock, as a part of the time */
+static double drift;                /* of the device's clock, as a part of the time */
 static int64_t now_ns = 1000000000; /* no stream had an edge lately */
 static int64_t free_ns[STREAMS], stamps[EVENTS], launch_ns, record_ns, event_ns, late_ns, slept_ns;
 static uint32_t event_count;
