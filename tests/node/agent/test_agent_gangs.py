@@ -269,5 +269,22 @@ def test_the_arbiter_joins_and_parts_shares_in_any_order(tmp_path: Path) -> None
                 with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
                     call()
                 assert refused.value.errno == errno.ENOENT
+        for beyond in (arbiter.read_usage, arbiter.read_turn_times, arbiter.read_holdings):
+            with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
+                beyond(shares[1], 1)  # it has one device
+            assert refused.value.errno == errno.EINVAL
         for share_handle in shares[1:]:
             arbiter.remove_share(share_handle)
+
+
+def test_a_region_of_one_device_is_not_adopted_with_two(tmp_path: Path) -> None:
+    terms = ShareTerms(10_000, 100_000, 0)
+    for count in (1, 2):
+        with closing(NativeArbiter()) as arbiter:
+            devices = [(arbiter.add_device(f"GPU-{index}"), terms) for index in range(count)]
+            if count == 1:
+                arbiter.add_share(str(tmp_path), devices, ShareClass.STANDARD, [])
+                continue
+            with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno is what is asked for
+                arbiter.add_share(str(tmp_path), devices, ShareClass.STANDARD, [0, 0])
+            assert refused.value.errno == errno.EPROTO
