@@ -7,6 +7,7 @@ neither of them.
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import logging
 import os
 import time
@@ -38,6 +39,15 @@ ANSWER_S: Final = 2.0
 """How long another thread waits for the event loop."""
 OWNERLESS_NS: Final = 60_000_000_000
 """A share whose owner is not known ends when no process has been in it for this long: one may be about to start."""
+_ADOPTS_LAST: Final = "a new agent adopts the shares of the last checkpoint only"
+_UNSAVED: Final = {
+    errno.ENOSPC: f"until there is room, {_ADOPTS_LAST}",
+    errno.ENOENT: (
+        "its directory is gone, and with it the regions of the shares: start the agent anew, and their programs. "
+        "A user's runtime directory goes when that user logs out: `loginctl enable-linger` keeps it"
+    ),
+}
+"""What follows from a checkpoint that cannot be written, and what helps, by error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +340,7 @@ class Node:
 
         One that cannot be written (a full disk) is told once and tried again with the next: no share depends on it.
         """
-        statuses, failure = self.published.shares, ""
+        statuses, failure, then = self.published.shares, "", ""
         try:
             unread = self._leftovers.texts()
             if statuses or unread or not self._devices.are_well():
@@ -340,11 +350,12 @@ class Node:
                 checkpoint.remove(self._state_directory)
         except OSError as error:
             failure = os.strerror(error.errno or 0)
+            then = _UNSAVED.get(error.errno or 0, f"until that is put right, {_ADOPTS_LAST}")
         if failure == self._save_failure:
             return
         self._save_failure = failure
         if failure:
-            cause = f"{failure}: until there is room, a new agent adopts the shares of the last checkpoint only"
+            cause = f"{failure}: {then}"
             log.error("checkpoint not written", extra={"directory": str(self._state_directory), "cause": cause})
         else:
             log.info("checkpoint written again", extra={"directory": str(self._state_directory)})

@@ -95,7 +95,7 @@ class Settings:
 
     runtime_directory: str = setting(
         "", FILE, "Directory of the socket and the shares; must be on tmpfs. Default: /run/sharepod for root, else "
-        "$XDG_RUNTIME_DIR/sharepod; /dev/shm/sharepod-UID where that is no tmpfs.",
+        "$XDG_RUNTIME_DIR/sharepod (/run/user/UID if unset); /dev/shm/sharepod-UID where that is no tmpfs.",
     )  # fmt: skip
     state_directory: str = setting("", FILE, "Directory of the checkpoint. Default: the runtime directory.")
     hook_directory: str = setting(
@@ -246,11 +246,20 @@ def default_runtime_directory(environment: Mapping[str, str]) -> str:
 
     /run/sharepod for root, else $XDG_RUNTIME_DIR/sharepod; /dev/shm/sharepod-<uid> where that is no tmpfs.
     """
+    return runtime_directories(environment)[0]
+
+
+def runtime_directories(environment: Mapping[str, str]) -> list[str]:
+    """Return where agents of this user may keep their regions, the default first.
+
+    Without $XDG_RUNTIME_DIR (cron, su, system units, JupyterHub) what it would be is looked at all the same.
+    """
     uid = os.getuid()
-    wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR", "")
-    if wanted and os.access(wanted, os.W_OK) and _on_tmpfs(Path(wanted)):
-        return str(Path(wanted) / "sharepod")
-    return f"/dev/shm/sharepod-{uid}"  # noqa: S108 - its owner is checked before use
+    wanted = "/run" if uid == 0 else environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    always = f"/dev/shm/sharepod-{uid}"  # noqa: S108 - its owner is checked before use
+    if os.access(wanted, os.W_OK) and _on_tmpfs(Path(wanted)):
+        return [f"{wanted}/sharepod", always]
+    return [always]
 
 
 def _complete(settings: Settings, where: Callable[[str], str], environment: Mapping[str, str]) -> Settings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
@@ -32,16 +32,17 @@ _EXIT_CODES: Final = {
 }
 
 
-def no_agent(socket_path: str, cause: str) -> errors.CliError:
-    """Return the error for an agent that is not there."""
+def no_agent(socket_path: str, cause: str, elsewhere: Sequence[str] = ()) -> errors.CliError:
+    """Return the error for an agent that is not there, nor in the directories `elsewhere`."""
+    nor = f", nor in {' or '.join(elsewhere)}" if elsewhere else ""
     return errors.CliError(
-        f"no agent at {socket_path}: {cause}: start one with `sharepod agent` (no GPU here: `sharepod agent --simulate "
-        "1xH200`), or let `sharepod run --private` start one",
+        f"no agent at {socket_path}{nor}: {cause}: start one with `sharepod agent` "
+        "(no GPU here: `sharepod agent --simulate 1xH200`), or let `sharepod run --private` start one",
         errors.EXIT_NO_AGENT,
     )
 
 
-def check_agent(socket_path: str) -> None:
+def check_agent(socket_path: str, elsewhere: Sequence[str] = ()) -> None:
     """Raise CliError, with the cause and the cure, unless something listens on the agent's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_TIMEOUT_S)
@@ -55,14 +56,15 @@ def check_agent(socket_path: str) -> None:
                     errors.EXIT_NO_AGENT,
                 ) from None
             cause = {errno.ENOENT: "there is no such socket", errno.ECONNREFUSED: "nobody listens (it has stopped)"}
-            raise no_agent(socket_path, cause.get(error.errno or 0, error.strerror or str(error))) from None
+            raise no_agent(socket_path, cause.get(error.errno or 0, error.strerror or str(error)), elsewhere) from None
 
 
 class Client:
     """A connection to the agent. Every method raises CliError with the agent's one-line text when it refuses."""
 
-    def __init__(self, socket_path: str) -> None:
-        check_agent(socket_path)
+    def __init__(self, socket_path: str, elsewhere: Sequence[str] = ()) -> None:
+        """Connect; `elsewhere` are directories in which none was found."""
+        check_agent(socket_path, elsewhere)
         self._socket_path = socket_path
         # A proxy from the environment has no business on a unix socket.
         self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=[("grpc.enable_http_proxy", 0)])

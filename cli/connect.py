@@ -18,7 +18,7 @@ from sharepod.agent.settings import (
     SOCKET_NAME,
     SOCKET_PATH_MAX,
     USERS_SOCKET_NAME,
-    default_runtime_directory,
+    runtime_directories,
 )
 from sharepod.cli.errors import EXIT_NO_AGENT, CliError, UsageError
 from sharepod.process.errors import SettingsError
@@ -50,11 +50,19 @@ def socket_path(given: str | None) -> str:
 
 
 def _default_socket() -> str:
-    directory = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY") or default_runtime_directory(os.environ)
-    own, node = Path(directory) / SOCKET_NAME, _NODE_DIRECTORY / SOCKET_NAME
-    found = node if not _is_there(own) and _is_there(node) else own
+    places = [Path(directory) / SOCKET_NAME for directory in default_directories()]
+    found = next((place for place in places if _is_there(place)), places[0])
     users = found.with_name(USERS_SOCKET_NAME)
     return str(users if os.access(users, os.W_OK) and not os.access(found, os.W_OK) else found)
+
+
+def default_directories() -> list[str]:
+    """Return where an agent is looked for that was not named: this user's places, then the node's."""
+    chosen = os.environ.get("SHAREPOD_RUNTIME_DIRECTORY")
+    own = [chosen] if chosen else runtime_directories(os.environ)
+    # Anybody can make a directory of that name where anybody may write.
+    ours = [place for place in own[1:] if os.path.exists(place) and os.stat(place).st_uid == os.getuid()]  # noqa: PTH110, PTH116
+    return list(dict.fromkeys([own[0], *ours, str(_NODE_DIRECTORY)]))
 
 
 def _is_there(path: Path) -> bool:
@@ -72,7 +80,9 @@ def connect(path: str) -> Client:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sharepod.cli.client import Client
 
-    return Client(path)
+    places = default_directories()
+    looked = str(Path(path).parent)
+    return Client(path, [place for place in places if place != looked] if looked in places else ())
 
 
 def check_simulate(devices: str) -> None:

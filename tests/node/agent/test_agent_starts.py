@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -249,6 +250,14 @@ def test_an_agent_that_cannot_write_its_checkpoint_goes_on_and_says_so_once(agen
     in_the_way.mkdir()
     assert agent.stop() == 0
     assert "Traceback" not in agent.log()
+
+
+def test_an_agent_whose_directory_is_gone_says_what_keeps_it(agent: RunningAgent) -> None:
+    agent.register(30, name="a")
+    shutil.rmtree(agent.directory)  # as at the end of a user's last session
+    until(lambda: "checkpoint not written" in agent.log(), timeout_s=10)
+    [line] = [line for line in agent.log().splitlines() if "checkpoint not written" in line]
+    assert "loginctl enable-linger" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -9,8 +9,9 @@ from typing import NoReturn
 import pytest
 from cli_fixtures import Agent, Sharepod
 
+from sharepod.agent import settings
 from sharepod.cli import connect, console
-from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_USAGE
+from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_USAGE, CliError
 from sharepod.proto import v1_pb2 as pb
 
 
@@ -107,6 +108,35 @@ def test_a_directory_that_may_not_be_entered_holds_an_agent_for_others(monkeypat
     monkeypatch.setenv("SHAREPOD_RUNTIME_DIRECTORY", "/run/other")
     monkeypatch.setattr(Path, "stat", refuse)
     assert connect.socket_path(None) == "/run/other/agent.sock"
+
+
+def test_an_agent_of_this_user_s_is_found_where_the_session_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    places = [str(tmp_path / name) for name in ("session", "always")]
+    monkeypatch.delenv("SHAREPOD_SOCKET", raising=False)
+    monkeypatch.delenv("SHAREPOD_RUNTIME_DIRECTORY", raising=False)
+    monkeypatch.setattr(connect, "runtime_directories", lambda _: places)
+    assert connect.socket_path(None) == f"{places[0]}/agent.sock"
+    with pytest.raises(CliError, match=f"no agent at {places[0]}/agent.sock, nor in /run/sharepod: there is no"):
+        connect.connect(connect.socket_path(None))
+    Path(places[1]).mkdir()
+    (Path(places[1]) / "agent.sock").touch()
+    assert connect.socket_path(None) == f"{places[1]}/agent.sock"
+    monkeypatch.setattr("os.getuid", lambda: 12345)  # somebody else has made it
+    assert connect.socket_path(None) == f"{places[0]}/agent.sock"
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_without_a_session_a_user_s_runtime_directory_is_what_it_would_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    assert settings.runtime_directories({"XDG_RUNTIME_DIR": str(tmp_path)})[-1] == f"/dev/shm/sharepod-{uid}"
+    monkeypatch.setattr("os.access", lambda path, _: path in ("/run", f"/run/user/{uid}"))
+    monkeypatch.setattr(settings, "_on_tmpfs", lambda _: True)
+    found = "/run/sharepod" if uid == 0 else f"/run/user/{uid}/sharepod"
+    assert settings.runtime_directories({}) == [found, f"/dev/shm/sharepod-{uid}"]
 
 
 @pytest.mark.parametrize("place", ["/nowhere/turns.json", "/tmp"])
