@@ -10,6 +10,7 @@ from sharepod.agent.share import NOTHING_YET, Histogram
 if TYPE_CHECKING:
     from sharepod.agent.plugin import Report
     from sharepod.agent.share import DeviceUuid, ShareStatus
+    from sharepod.agent.spending import Spent
 
 MPS_REASON: Final = (
     "MPS serves it, and shares cannot be metered there until `echo quit | nvidia-cuda-mps-control` stops it"
@@ -126,3 +127,7 @@ class NodeStatus:
     devices: tuple[DeviceStatus, ...]
     plugin: Report | None = None
     """The device plugin's counters; None: it has not told them lately."""
+    ended: tuple[ShareStatus, ...] = ()
+    """Shares that have ended lately, with their last accounts."""
+    spent: tuple[Spent, ...] = ()
+    """Whom device time was used for since the agent started."""

@@ -139,7 +139,8 @@ class Agent:
         registry = Registry(arbiter, Path(settings.shares_directory), inventory.devices, overcommit=settings.overcommit)
         hook_path = self._serve_hook()
         identity = self._identity(inventory, arbiter.region_abi_version, hook_path)
-        node = Node(identity, registry, arbiter, Path(settings.state_directory), settings.monitoring)
+        state_directory = Path(settings.state_directory)
+        node = Node(identity, registry, arbiter, state_directory, settings.monitoring, settings.keep_series)
         node.adopt(inventory.unlisted)
         if not registry.devices:
             causes = "; ".join(inventory.unlisted.values()) or "it lists none"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from sharepod.agent.device import DeviceInfo, DeviceStatus, NodeStatus
     from sharepod.agent.node import Identity, Node
+    from sharepod.agent.spending import Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,16 @@ NODE_ROWS: Final[tuple[Row[NodeStatus], ...]] = (
     Row("sharepod_node_devices", "Devices of the node.", lambda n: len(n.devices)),
 )
 
+SPENT_ROWS: Final[tuple[Row[Spent], ...]] = (
+    Row(
+        "sharepod_spent_seconds_total",
+        "Device time that the shares of a namespace or a user have used since the agent started, those that have ended "
+        "too.",
+        lambda s: s.used_ns / 1e9,
+    ),
+    Row("sharepod_spent_shares_total", "How many shares that were.", lambda s: s.shares),
+)
+
 BUILD_ROWS: Final[tuple[InfoRow[Identity], ...]] = (
     InfoRow(
         "sharepod_build_info",
@@ -198,7 +209,7 @@ BUILD_ROWS: Final[tuple[InfoRow[Identity], ...]] = (
 
 def _shares(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Held]]:
     devices = {device.info.uuid: device.info for device in snapshot.status.devices}
-    for status in snapshot.status.shares:
+    for status in (*snapshot.status.shares, *snapshot.status.ended):
         labels = status.share.labels
         pod = tuple(labels.get(name, "") for name in POD_LABELS) if "pod" in labels else ()
         for held, usage in zip(status.share.devices, status.usages, strict=True):
@@ -215,6 +226,12 @@ def _devices(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], DeviceStatus
 
 TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
     Table("Shares, one series per share and device", dict.fromkeys(SHARE_LABELS, ()), SHARE_ROWS, _shares),
+    Table(
+        "Whom device time was used for",
+        {"namespace": (), "user": ()},
+        SPENT_ROWS,
+        lambda s: [((spent.party.namespace, spent.party.user), spent) for spent in s.status.spent],
+    ),
     Table("Devices", dict.fromkeys(DEVICE_LABELS, ()), DEVICE_ROWS, _devices),
     Table("Node", {"node": ()}, NODE_ROWS, lambda s: [((s.identity.node_name,), s.status)]),
     Table("Build", {"node": ()}, BUILD_ROWS, lambda s: [((s.identity.node_name,), s.identity)]),
@@ -247,7 +264,8 @@ def manual() -> str:
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
         "with TLS and a bearer token only (`docs/operations.md`), as OpenMetrics and with gzip if the scraper accepts",
         "these. Seconds, bytes and ratios (1 is the whole device). Series exist, at zero, from the first scrape after",
-        "a share or device appears, and go when it does. Counters of a share go on when the agent restarts.",
+        "a share or device appears, and go when it does, those of a share `keep_series` seconds later. Counters of a",
+        "share go on when the agent restarts.",
         "",
         "Every series of a share has the labels `share`, its id, and `gpu`, the index of the device on its node; a",
         "pod's share also has `namespace`, `pod` and `container`. `sharepod_share_info` has the other labels. A join",

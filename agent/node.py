@@ -10,6 +10,7 @@ import concurrent.futures
 import errno
 import logging
 import os
+import pwd
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,7 @@ from sharepod.agent.errors import ShareError
 from sharepod.agent.leftovers import Leftovers
 from sharepod.agent.owners import Owners, start_ticks, user_of
 from sharepod.agent.plugin import fresh
+from sharepod.agent.spending import Party, Spending
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,8 +81,9 @@ class Node:
         arbiter: NativeArbiter,
         state_directory: Path,
         monitoring: Sequence[str],
+        keep_series_s: int = 0,
     ) -> None:
-        """Take the parts."""
+        """Take the parts; shares that have ended are remembered for `keep_series_s`."""
         self.identity = identity
         self._registry = registry
         self._arbiter = arbiter
@@ -91,6 +94,9 @@ class Node:
         self._boot = checkpoint.boot_id()
         self._dumper = checkpoint.Dumper(self._boot, identity.driver_version)
         self._leftovers = Leftovers(arbiter, registry.directory, state_directory, self._boot)
+        self._spending = Spending(keep_series_s * 1_000_000_000)
+        self._users: dict[ShareId, str] = {}
+        """Who runs the owner of a share."""
         self._empty_ns: dict[ShareId, int] = {}
         """Since when no process has been in a share whose owner is not known."""
         self._save_failure = ""
@@ -122,6 +128,7 @@ class Node:
             except ShareError:
                 self._registry.release(share.id, time.monotonic_ns())
                 raise
+        self._users[share.id] = _user(share)
         log.info("share registered", extra=share.log_fields)
         return self._publish_change(share)
 
@@ -155,6 +162,8 @@ class Node:
         last = self._registry.release(reference, time.monotonic_ns())
         self._owners.forget(last.share.id)
         self._devices.forget(last.share.id)
+        self._spending.end(last, self._party(last.share), self.now_ns())
+        self._users.pop(last.share.id, None)
         used_ns = sum(held.usage.used_ns for held in last.usages)
         log.info("share ended", extra={**last.share.log_fields, "reason": reason, "used_ns": used_ns})
         self.publish()
@@ -194,9 +203,21 @@ class Node:
     def status(self) -> NodeStatus:
         """Return everything, as of now."""
         now_ns = self.now_ns()
+        shares = self._registry.statuses((), now_ns)
+        for share in shares:
+            self._spending.count(share, self._party(share.share))
         return NodeStatus(
-            now_ns, self._registry.statuses((), now_ns), self.device_statuses(), fresh(self._plugin, now_ns)
+            now_ns,
+            shares,
+            self.device_statuses(),
+            fresh(self._plugin, now_ns),
+            self._spending.ended(now_ns),
+            self._spending.spent(),
         )
+
+    def _party(self, share: Share) -> Party:
+        namespace = share.labels.get("namespace", "")
+        return Party(namespace=namespace) if namespace else Party(user=self._users.get(share.id, ""))
 
     def take_report(self, report: Report) -> None:
         """Take the device plugin's counters, for the metrics."""
@@ -318,6 +339,8 @@ class Node:
             if not is_gone:
                 self._leftovers.keep(record, str(error))
             return
+        self._users[share.id] = _user(share)
+        self._spending.adopt(self._one(share), self._party(share))
         log.info("share adopted", extra=share.log_fields)
         if share.owner_pid:
             try:
@@ -371,3 +394,14 @@ class Node:
         self._is_closed = True
         self._owners.close()
         self._arbiter.close()
+
+
+def _user(share: Share) -> str:
+    """Return the user of a share's owner; empty where it has none, or that is gone."""
+    uid = user_of(share.owner_pid) if share.owner_pid else None
+    if uid is None:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

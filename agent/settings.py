@@ -23,6 +23,7 @@ from sharepod.process.kinds import (
     is_loopback,
     plain,
     text,
+    whole,
 )  # fmt: skip
 from sharepod.process.options import Options
 from sharepod.process.setting import Kind, setting
@@ -121,6 +122,10 @@ class Settings:
     metrics_token_file: str = setting(
         "", FILE, "File with the bearer token that a scrape must show; read again when it changes."
     )
+    keep_series: int = setting(
+        300, whole(0, 86400), "How many seconds the series of a share are served after its end, so that jobs that are "
+        "shorter than a scrape's interval are seen.",
+    )  # fmt: skip
     scheduler_address: str = setting(
         "", _SCHEDULER, "Name and port of the cluster's schedulers. They are told what "
         "the node uses. Empty: none. Beyond the loopback it needs the two settings that follow.",

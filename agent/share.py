@@ -233,7 +233,8 @@ class Share:
     @property
     def log_fields(self) -> dict[str, object]:
         """What a line of the log says of it."""
-        return {"share": self.id, "share_name": self.name, "devices": [held.device for held in self.devices]}
+        pod = {name: self.labels[name] for name in ("namespace", "pod") if name in self.labels}
+        return {"share": self.id, "share_name": self.name, **pod, "devices": [held.device for held in self.devices]}
 
 
 @dataclass(frozen=True, slots=True)

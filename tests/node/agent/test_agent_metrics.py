@@ -1,6 +1,8 @@
 """The metrics that a real agent serves, read back with the parser of prometheus_client."""
 
 import errno
+import getpass
+import os
 import re
 import signal
 import socket
@@ -113,6 +115,31 @@ def test_every_metric_of_the_manual_is_served_as_valid_openmetrics_too(make_agen
     assert [one.labels["share"] for one in found["sharepod_share"].samples] == [share.id]
 
 
+def test_a_job_that_begins_and_ends_between_two_scrapes_is_seen(make_agent: MakeAgent) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    agent = make_agent("--metrics-listen", address, "--keep-series", "4").start()
+    ids = []
+    for labels in (POD, {}):
+        with python({"PATH": os.environ["PATH"]}, "-c", "print(1, flush=True); input()") as (owner, _):
+            answer = agent.register(30, name="short", labels=labels, owner_pid=owner.pid)
+            with python(metered(answer), "-c", COPIES_AND_LAUNCHES):
+                until(lambda: usage(agent, "short").launches == 50)
+        until(lambda: not agent.shares())
+        ids.append(answer.share.id)
+    text = scrape(address)
+    assert [counters(text, one)["sharepod_share_launches_total"] for one in ids] == [50, 50]
+    spent = {
+        (s.labels["namespace"], s.labels["user"]): s.value for s in read(text)["sharepod_spent_seconds_total"].samples
+    }
+    used = [counters(text, one)["sharepod_share_used_seconds_total"] for one in ids]
+    assert spent == {("team-a", ""): used[0], ("", getpass.getuser()): used[1]}
+    assert min(used) > 0
+    assert "namespace=team-a pod=train-0" in next(line for line in agent.log().splitlines() if "share ended" in line)
+    until(lambda: ids[1] not in scrape(address), timeout_s=10)
+    later = {s.value for s in read(scrape(address))["sharepod_spent_seconds_total"].samples}
+    assert later == set(spent.values())
+
+
 @pytest.mark.parametrize("ends", ["before the scrape", "after it", "not"])
 def test_no_counter_of_a_share_falls_when_the_agent_is_killed(make_agent: MakeAgent, ends: str) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -172,7 +199,8 @@ def test_every_series_of_a_share_names_its_pod_is_zero_until_its_first_call_and_
     make_agent: MakeAgent,
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
-    agent = make_agent("--metrics-listen", address, "--node-name", "gpu-node-7", "--policy", "closed").start()
+    flags = ("--node-name", "gpu-node-7", "--policy", "closed", "--keep-series", "0")
+    agent = make_agent("--metrics-listen", address, *flags).start()
     of_pod = agent.register(30, 60, 2**30, device="1", name="a", labels=POD).share
     alone = agent.register(30, 60, 2**30, device="1").share
     device = agent.stub.GetNode(pb.GetNodeRequest()).devices[1]

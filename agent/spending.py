@@ -1,0 +1,99 @@
+"""Whom device time was used for, in sums that stay when shares end. Pure.
+
+A job that is shorter than the time between two scrapes has no series of its own that anybody could take a rate of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sharepod.agent.share import ShareState
+
+if TYPE_CHECKING:
+    from sharepod.agent.share import ShareId, ShareStatus
+
+PARTIES_MAX: Final = 1024
+"""So many are counted apart; the others are one, without names."""
+ENDED_MAX: Final = 4096
+"""So many shares that have ended are remembered at most, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Whom shares are for: the namespace of a pod, or the user who runs a program; the other is empty."""
+
+    namespace: str = ""
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the shares of a party have used since the agent started, those that have ended too."""
+
+    party: Party
+    used_ns: int
+    shares: int
+    """How many there have been."""
+
+
+class Spending:
+    """The sums, and the shares that ended lately.
+
+    Invariant: `_seen` has each live share, with what it had used when it was counted last.
+    """
+
+    def __init__(self, keep_ns: int) -> None:
+        """Remember shares that have ended for so long."""
+        self._keep_ns = keep_ns
+        self._seen: dict[ShareId, int] = {}
+        self._used_ns: Counter[Party] = Counter()
+        self._shares: Counter[Party] = Counter()
+        self._ended: deque[tuple[int, ShareStatus]] = deque(maxlen=ENDED_MAX)
+
+    def adopt(self, status: ShareStatus, party: Party) -> None:
+        """Take over a share of an earlier agent, which has counted what it has used."""
+        self._seen[status.share.id] = _used_ns(status)
+        self._shares[self._known(party)] += 1
+
+    def count(self, status: ShareStatus, party: Party) -> None:
+        """Count what a share has used since it was counted last; one that was not is new."""
+        party, used_ns = self._known(party), _used_ns(status)
+        self._shares[party] += status.share.id not in self._seen
+        self._used_ns[party] += max(0, used_ns - self._seen.get(status.share.id, 0))
+        self._seen[status.share.id] = used_ns
+
+    def end(self, status: ShareStatus, party: Party, now_ns: int) -> None:
+        """Count the last of a share that has ended, and remember it as one that holds nothing."""
+        self.count(status, party)
+        del self._seen[status.share.id]
+        usages = [
+            replace(
+                held,
+                usage=replace(held.usage, state=ShareState.IDLE, memory_used_bytes=0, processes=0),
+                used_1s_millipercent=0,
+                used_1m_millipercent=0,
+                used_15m_millipercent=0,
+                waited_1m_millipercent=0,
+            )
+            for held in status.usages
+        ]
+        self._ended.append((now_ns, replace(status, usages=tuple(usages), processes=())))
+
+    def ended(self, now_ns: int) -> tuple[ShareStatus, ...]:
+        """Return the shares that have ended lately."""
+        while self._ended and now_ns - self._ended[0][0] >= self._keep_ns:
+            self._ended.popleft()
+        return tuple(status for _, status in self._ended)
+
+    def spent(self) -> tuple[Spent, ...]:
+        """Return the sums."""
+        return tuple(Spent(party, self._used_ns[party], count) for party, count in self._shares.items())
+
+    def _known(self, party: Party) -> Party:
+        return party if party in self._shares or len(self._shares) < PARTIES_MAX else Party()
+
+
+def _used_ns(status: ShareStatus) -> int:
+    return sum(held.usage.used_ns for held in status.usages)

@@ -1,0 +1,54 @@
+"""Whom device time was used for: sums that stay, and shares that are remembered for a while."""
+
+from agent_doubles import H200
+
+from sharepod.agent.share import (
+    DeviceTerms,
+    DeviceUsage,
+    Process,
+    Share,
+    ShareClass,
+    ShareId,
+    ShareState,
+    ShareStatus,
+    Terms,
+    Usage,
+)
+from sharepod.agent.spending import PARTIES_MAX, Party, Spending, Spent
+
+A, B = Party(namespace="a"), Party(user="b")
+
+
+def status(name: str, used_ns: int) -> ShareStatus:
+    share = Share(ShareId(name), (DeviceTerms(H200.uuid, Terms(1000, 1000, 0)),), ShareClass.STANDARD, "", 0)
+    usage = Usage(used_ns=used_ns, launches=7, memory_used_bytes=5, processes=1, state=ShareState.HOLDING)
+    return ShareStatus(share, (DeviceUsage(H200.uuid, usage, 9, 9, 9, 9),), (Process(1, 0, 7, 5),))
+
+
+def test_what_is_used_is_counted_once_and_stays_when_shares_end() -> None:
+    spending = Spending(keep_ns=100)
+    spending.adopt(status("old", 1000), B)
+    for used_ns in (0, 10, 10, 30):
+        spending.count(status("new", used_ns), A)
+    spending.count(status("old", 1005), B)
+    spending.end(status("new", 35), A, now_ns=50)
+    spending.end(status("next", 4), A, now_ns=60)
+    assert set(spending.spent()) == {Spent(A, 39, 2), Spent(B, 5, 1)}
+    first, second = spending.ended(149)
+    usage = first.usages[0].usage
+    assert (first.share.id, second.share.id, usage.launches, usage.used_ns) == ("new", "next", 7, 35)
+    assert (usage.state, usage.memory_used_bytes, usage.processes, first.processes) == (ShareState.IDLE, 0, 0, ())
+    assert (first.usages[0].used_1s_millipercent, first.usages[0].waited_1m_millipercent) == (0, 0)
+    assert [one.share.id for one in spending.ended(150)] == ["next"]
+    assert spending.ended(160) == ()
+    assert set(spending.spent()) == {Spent(A, 39, 2), Spent(B, 5, 1)}
+
+
+def test_of_very_many_parties_the_last_ones_are_one() -> None:
+    spending = Spending(keep_ns=0)
+    for number in range(PARTIES_MAX + 5):
+        spending.end(status(str(number), 2), Party(namespace=str(number)), 0)
+        assert spending.ended(0) == ()
+    spent = {one.party: one.used_ns for one in spending.spent()}
+    assert len(spent) == PARTIES_MAX + 1
+    assert (spent[Party(namespace="0")], spent[Party()]) == (2, 10)
