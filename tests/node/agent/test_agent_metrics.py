@@ -1,8 +1,8 @@
 """The metrics that a real agent serves, read back with the parser of prometheus_client."""
 
 import errno
-import getpass
 import os
+import pwd
 import re
 import signal
 import socket
@@ -132,7 +132,7 @@ def test_a_job_that_begins_and_ends_between_two_scrapes_is_seen(make_agent: Make
         (s.labels["namespace"], s.labels["user"]): s.value for s in read(text)["sharepod_spent_seconds_total"].samples
     }
     used = [counters(text, one)["sharepod_share_used_seconds_total"] for one in ids]
-    assert spent == {("team-a", ""): used[0], ("", getpass.getuser()): used[1]}
+    assert spent == {("team-a", ""): used[0], ("", pwd.getpwuid(os.getuid()).pw_name): used[1]}
     assert min(used) > 0
     assert "namespace=team-a pod=train-0" in next(line for line in agent.log().splitlines() if "share ended" in line)
     until(lambda: ids[1] not in scrape(address), timeout_s=10)
