@@ -59,6 +59,9 @@ static CUresult allocate_bytes(const struct request *request, int device) {
 }
 
 static CUresult allocate(const struct request *request, int device, CUmemoryPool handle) {
+  if (request->bytes == 0) {
+    return call(request); /* it holds nothing, and all of them may have the same address */
+  }
   struct sp_pool *pool = handle != NULL ? sp_pool_of(device, handle) : NULL;
   if (pool == NULL) {
     return allocate_bytes(request, device);

@@ -33,13 +33,15 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
 
 /* A pending record keeps its number, which is below those of whoever gets the slot next. */
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
-  struct context *context;
-  CUresult result = enter(&context);
+  CUresult result = enter_anywhere();
   if (result)
     return result;
   if (!is_handle(event, EVENT_HANDLE))
     return CUDA_ERROR_INVALID_HANDLE;
   if (event->context->slot != SG_NONE) {
+    result = context_error(event->context);
+    if (result)
+      return result;
     sg_lock(&process.state);
     sg_event_free(shared_of(event->context), event->slot);
     sg_unlock(&process.state);
@@ -102,8 +104,9 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned 
   return flags > EXTERNAL ? CUDA_ERROR_INVALID_VALUE : record(event, stream, flags);
 }
 
-static CUresult usable(CUevent event, struct context **context) {
-  CUresult result = enter(context);
+/* An event is asked for and waited for in any thread, also where its context or none is current. */
+static CUresult usable(CUevent event) {
+  CUresult result = enter_anywhere();
   if (result)
     return result;
   if (!is_handle(event, EVENT_HANDLE) || event->context->slot == SG_NONE)
@@ -120,8 +123,7 @@ static bool complete(CUevent event) {
 
 EXPORT CUresult cuEventQuery(CUevent event) {
   uint64_t entry_ns = sg_now();
-  struct context *context;
-  CUresult result = usable(event, &context);
+  CUresult result = usable(event);
   if (!result || result == CUDA_ERROR_CAPTURED_EVENT) {
     CUresult unsafe = unsafe_call();
     result = result ? result : unsafe;
@@ -138,8 +140,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
-  struct context *context;
-  CUresult result = usable(event, &context);
+  CUresult result = usable(event);
   if (!result || result == CUDA_ERROR_CAPTURED_EVENT) {
     CUresult unsafe = unsafe_call();
     result = result ? result : unsafe;
@@ -160,10 +161,9 @@ static int64_t time_of(CUevent event) {
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float *out_ms, CUevent start, CUevent end) {
-  struct context *context;
-  CUresult result = usable(start, &context);
+  CUresult result = usable(start);
   if (!result)
-    result = usable(end, &context);
+    result = usable(end);
   if (result)
     return result;
   if (!out_ms || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || start->recorded == start->base ||

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "process.h"
+#include "ptx.h"
 
 #include <ctype.h>
 #include <fcntl.h>
@@ -12,14 +13,14 @@
 /* Modules and libraries are one thing here: a library is a module that any context may use. A kernel is a function. */
 struct module {
   struct handle handle;
-  char *entries; /* PTX: names of its .entry functions, each followed by a newline; NULL: any name is accepted */
+  char *ptx; /* NULL: any name of a kernel or a variable is accepted */
   struct function *functions;
-  CUdeviceptr globals;     /* stands in for every global variable */
+  CUdeviceptr variables;   /* PTX's lie here one after another; of another image it stands in for each of them */
   struct context *context; /* which it takes module_bytes of memory from */
   uint32_t context_id;
 };
 
-#define GLOBAL_BYTES 65536
+#define VARIABLE_BYTES 65536 /* of one, where no PTX says */
 
 /* "_500us" or "_20ns" at the end of a name: its duration in ns, 0 without. */
 static uint64_t duration_in(const char *name, size_t length) {
@@ -60,34 +61,6 @@ static const char *plain_name(const char *name, size_t *length) {
   return part;
 }
 
-/* Which names does the image define? Only PTX says; it is text and starts with a comment or a directive. */
-static char *entries_of(const char *image) {
-  if (!strstr(image, ".version") || !strstr(image, ".target"))
-    return NULL;
-  char *entries = calloc(1, strlen(image) + 2), *out = entries;
-  if (!entries)
-    return NULL;
-  for (const char *at = image; (at = strstr(at, ".entry"));) {
-    at += strlen(".entry");
-    while (isspace((unsigned char)*at))
-      at++;
-    size_t length = strcspn(at, " \t\r\n(");
-    memcpy(out, at, length);
-    out[length] = '\n';
-    out += length + 1;
-  }
-  return entries;
-}
-
-/* Text, as far as its first bytes tell; ELF and fat binaries have no terminating zero to look for. */
-static bool is_text(const void *image) {
-  const unsigned char *at = image;
-  for (int n = 0; n < 9; n++)
-    if (at[n] >= 0x80 || (at[n] < 0x20 && !isspace(at[n])))
-      return false;
-  return true;
-}
-
 static CUresult load(CUmodule *out, const void *image) {
   struct context *context;
   CUresult result = enter(&context);
@@ -105,8 +78,7 @@ static CUresult load(CUmodule *out, const void *image) {
   }
   module->context = context;
   module->context_id = shared_of(context)->id;
-  if (is_text(image))
-    module->entries = entries_of(image);
+  module->ptx = ptx_copy(image);
   *out = module;
   return CUDA_SUCCESS;
 }
@@ -129,34 +101,30 @@ static CUresult load_file(CUmodule *out, const char *path) {
 }
 
 static CUresult unload(CUmodule module) {
-  struct context *context;
-  CUresult result = enter(&context);
+  CUresult result = enter_anywhere();
   if (result)
     return result;
   if (!is_handle(module, MODULE_HANDLE))
     return CUDA_ERROR_INVALID_HANDLE;
+  struct context *context = module->context;
+  bool is_open = context->slot != SG_NONE && shared_of(context)->id == module->context_id;
+  result = is_open ? context_error(context) : CUDA_SUCCESS;
+  if (result)
+    return result;
   for (struct function *function = module->functions; function;) {
     struct function *next = function->next;
     handle_free(function);
     function = next;
   }
-  free(module->entries);
+  free(module->ptx);
+  struct block variables;
+  if (module->variables && take_block(module->variables, &variables))
+    release_block(&variables);
   uint64_t bytes = process.state.shared->model.module_bytes;
-  context = module->context;
-  if (bytes && context->slot != SG_NONE && shared_of(context)->id == module->context_id)
+  if (bytes && is_open)
     refund(context, bytes);
   handle_free(module);
   return CUDA_SUCCESS;
-}
-
-static bool defines(const struct module *module, const char *name) {
-  size_t length = strlen(name);
-  if (!module->entries)
-    return true;
-  for (const char *at = module->entries; *at; at = strchr(at, '\n') + 1)
-    if (strcspn(at, "\n") == length && !strncmp(at, name, length))
-      return true;
-  return false;
 }
 
 static CUresult get_function(CUfunction *out, CUmodule module, const char *name) {
@@ -167,7 +135,7 @@ static CUresult get_function(CUfunction *out, CUmodule module, const char *name)
     return CUDA_ERROR_INVALID_HANDLE;
   if (!out || !name || !*name)
     return CUDA_ERROR_INVALID_VALUE;
-  if (!defines(module, name))
+  if (module->ptx && !ptx_entry(module->ptx, name))
     return CUDA_ERROR_NOT_FOUND;
   pthread_mutex_lock(&process.lock);
   struct function *function = module->functions;
@@ -197,17 +165,21 @@ struct function *find_function(CUfunction handle) {
   return is_handle(handle, FUNCTION_HANDLE) ? handle : NULL;
 }
 
-static CUresult get_global(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
+static CUresult get_variable(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
+  extern CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+  size_t offset = 0, length = VARIABLE_BYTES, total = VARIABLE_BYTES;
   if (!is_handle(module, MODULE_HANDLE) || !name)
     return CUDA_ERROR_INVALID_HANDLE;
-  if (module->entries)
+  if (module->ptx && !ptx_variable(module->ptx, name, &offset, &length, &total))
     return CUDA_ERROR_NOT_FOUND;
-  extern CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-  CUresult result = module->globals ? CUDA_SUCCESS : cuMemAlloc_v2(&module->globals, GLOBAL_BYTES);
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&lock);
+  CUresult result = module->variables ? CUDA_SUCCESS : cuMemAlloc_v2(&module->variables, total);
+  pthread_mutex_unlock(&lock);
   if (!result && address)
-    *address = module->globals;
+    *address = module->variables + offset;
   if (!result && bytes)
-    *bytes = GLOBAL_BYTES;
+    *bytes = length;
   return result;
 }
 
@@ -233,7 +205,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char
   return get_function(out, module, name);
 }
 EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
-  return get_global(address, bytes, module, name);
+  return get_variable(address, bytes, module, name);
 }
 EXPORT CUresult cuModuleGetLoadingMode(int *mode) {
   *mode = 2; /* lazy */
@@ -261,7 +233,7 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUmodule library) {
   return is_handle(library, MODULE_HANDLE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUmodule library, const char *name) {
-  return get_global(address, bytes, library, name);
+  return get_variable(address, bytes, library, name);
 }
 EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel) {
   *out = kernel;
@@ -314,6 +286,21 @@ EXPORT CUresult cuFuncGetName(const char **out, CUfunction function) {
 }
 EXPORT CUresult cuKernelGetName(const char **out, CUfunction kernel) {
   return cuFuncGetName(out, kernel);
+}
+EXPORT CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *bytes) {
+  size_t length;
+  if (!find_function(function))
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!function->module->ptx)
+    return not_supported("parameters of a kernel that does not come as PTX");
+  const char *entry = ptx_entry(function->module->ptx, function->name);
+  bool has = offset && entry && ptx_parameter(entry, index, offset, &length);
+  if (has && bytes)
+    *bytes = length;
+  return has ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+EXPORT CUresult cuKernelGetParamInfo(CUfunction kernel, size_t index, size_t *offset, size_t *bytes) {
+  return cuFuncGetParamInfo(kernel, index, offset, bytes);
 }
 EXPORT CUresult cuFuncIsLoaded(int *out, CUfunction function) {
   *out = 1;

@@ -13,6 +13,10 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, CUst
     return result;
   if (is_capturing(stream))
     return out && bytes ? capture_alloc(stream, bytes, out) : CUDA_ERROR_INVALID_VALUE;
+  if (!bytes && out) {
+    *out = 0;
+    return CUDA_SUCCESS;
+  }
   pool = pool ? pool : pool_current(stream->context->device);
   return pool ? pool_allocate(pool, bytes, stream, out) : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -54,6 +58,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     result = find_stream(handle, context, &stream);
   if (result)
     return result;
+  if (!address)
+    return CUDA_SUCCESS;
   bool known = find_block(address, &block) && block.address == address;
   if (!known || (block.source != BLOCK_POOL && (block.source != BLOCK_LINEAR || block.kind == CU_MEMORYTYPE_HOST)))
     return CUDA_ERROR_INVALID_VALUE;

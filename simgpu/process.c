@@ -89,12 +89,22 @@ CUresult ready(void) {
   return process.init_error;
 }
 
-CUresult enter(struct context **context) {
+static CUresult permitted(void) {
   CUresult result = ready();
+  return result ? result : inside_host_function() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+}
+
+CUresult enter_anywhere(void) {
+  CUresult result = permitted();
+  if (!result)
+    run_effects();
+  return result;
+}
+
+CUresult enter(struct context **context) {
+  CUresult result = permitted();
   if (result)
     return result;
-  if (inside_host_function())
-    return CUDA_ERROR_NOT_PERMITTED;
   *context = current_context();
   if (!*context)
     return CUDA_ERROR_INVALID_CONTEXT;

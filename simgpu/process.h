@@ -116,6 +116,8 @@ void burn(uint64_t from_ns, uint64_t cost_ns);
 CUresult ready(void);
 /* ... and is there a current, healthy context? Also has due effects happen. */
 CUresult enter(struct context **context);
+/* Of a call that needs no current context: may it be made here? Also has due effects happen. */
+CUresult enter_anywhere(void);
 CUresult not_supported(const char *what);
 
 /* visible.c: fill process.devices; once, with the state mapped */

@@ -106,6 +106,9 @@ ok(cuda.cuMemPoolCreate(byref(pool), struct.pack("<4i2Q", 1, 0, 1, 0, 0, 64 << 2
 for _ in range(3):
     assert cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(300 << 20), pool, None) == 2
     assert memory() == (400 << 20, 400 << 20)
+for _ in range(2):
+    ok(cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(0), pool, None))
+    assert (address.value, memory()) == (0, (400 << 20, 400 << 20))
 ok(cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(1 << 20), pool, None))
 assert take(390 << 20)[0] == 2  # the pool has grown by more than it was asked for
 ok(cuda.cuMemPoolGetAttribute(pool, 5, byref(reserved)))
