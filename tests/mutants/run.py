@@ -3,7 +3,7 @@
 Each mutant is built and tested on an overlay over the tree, in namespaces of its own: the checkout is never touched,
 and processes, mounts and shared memory end with it. What does not compile is drawn anew. The tests that a change of the
 file needs run room by room, without the timed ones; one that fails must fail twice, so that a busy machine catches
-nothing.
+nothing, and then pass without the slip: a test that is red anyway ends the run.
 `equivalent.txt` lists slips that change nothing that can be observed, each with its reason; they are not drawn.
 """
 
@@ -35,6 +35,8 @@ ALSO = {"agent/*.c": ("hook",), "hook/*.c": ("agent", "simgpu"), "cli/pod*.py": 
 """Rooms beside a file's own whose tests a change of it needs, in the order in which they run."""
 UNBUILT = 90
 """The status that says that a mutant does not compile."""
+RED_ANYWAY = 91
+"""The status that says that the tests fail without the mutant too."""
 SIGNALLED = 128
 """A shell's status is more than that where a signal ended the tests."""
 
@@ -56,7 +58,12 @@ while read -r -u 3 folders; do
     test $status = 1 -o $status = 2 || exit $status
     status=0
     .venv/bin/pytest --outcomes="$SCRATCH/second.json" --failed-in="$SCRATCH/first.json" "$@" $folders || status=$?
-    test $status = 0 || exit $status
+    test $status = 0 && continue
+    test $status = 1 || exit $status
+    cp "$SCRATCH/original" "$MUTATED"
+    make -s build >"$SCRATCH/build.log" 2>&1
+    .venv/bin/pytest --failed-in="$SCRATCH/second.json" "$@" $folders || exit 91
+    exit 1
   done
 done 3<<<"$FOLDERS"
 """
@@ -130,6 +137,7 @@ def judged(mutant: Mutant, room: str) -> Verdict:
     arguments = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--timed=without", "--timeout=60"]
     with tempfile.TemporaryDirectory(prefix="sharepod-mutant-") as name:
         scratch = Path(name)
+        (scratch / "original").write_text((TREE / mutant.path).read_text())
         (scratch / "mutant").write_text(mutated((TREE / mutant.path).read_text(), mutant.slip))
         told = {"TREE": str(TREE), "SCRATCH": name, "MUTATED": mutant.path, "FOLDERS": folders}
         alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
@@ -142,6 +150,9 @@ def judged(mutant: Mutant, room: str) -> Verdict:
                 ).returncode
             except subprocess.TimeoutExpired:
                 done, ended = 1, "hung"
+        if done == RED_ANYWAY:
+            failed = json.loads((scratch / "second.json").read_text())["failed"]
+            raise SystemExit(f"red without a mutant too: {' '.join(failed)}")
         if done > SIGNALLED:
             ended = "crashed"
         seconds = time.monotonic() - began

@@ -19,10 +19,7 @@ def gang_node(programs: Mapping[str, tuple[Terms, list[str]]]) -> Iterator[tuple
     with Node("2xH200") as node:
         started = {}
         for name, (terms, command) in programs.items():
-            environment = node.share_environment(name, terms)
-            if len(terms.devices) == 1:
-                environment = {**environment, "CUDA_VISIBLE_DEVICES": terms.devices[0]}
-            started[name] = node.add(name, command, environment)
+            started[name] = node.add(name, command, node.share_environment(name, terms))
         yield node, started
 
 
