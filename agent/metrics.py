@@ -26,7 +26,7 @@ from sharepod.process import metrics
 from sharepod.process.metrics import AnyTable, HistogramRow, InfoRow, Row, Table, families
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from prometheus_client import Metric
 
@@ -207,9 +207,9 @@ BUILD_ROWS: Final[tuple[InfoRow[Identity], ...]] = (
 )
 
 
-def _shares(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Held]]:
+def _held(snapshot: Snapshot, shares: Iterable[ShareStatus]) -> Iterator[tuple[tuple[str, ...], Held]]:
     devices = {device.info.uuid: device.info for device in snapshot.status.devices}
-    for status in (*snapshot.status.shares, *snapshot.status.ended):
+    for status in shares:
         labels = status.share.labels
         pod = tuple(labels.get(name, "") for name in POD_LABELS) if "pod" in labels else ()
         for held, usage in zip(status.share.devices, status.usages, strict=True):
@@ -225,7 +225,13 @@ def _devices(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], DeviceStatus
 
 
 TABLES: Final[tuple[AnyTable[Snapshot], ...]] = (
-    Table("Shares, one series per share and device", dict.fromkeys(SHARE_LABELS, ()), SHARE_ROWS, _shares),
+    Table(
+        "Shares, one series per share and device",
+        dict.fromkeys(SHARE_LABELS, ()),
+        SHARE_ROWS,
+        lambda s: _held(s, s.status.shares),
+        lambda s: _held(s, s.status.ended),
+    ),
     Table(
         "Whom device time was used for",
         {"namespace": (), "user": ()},
@@ -264,8 +270,8 @@ def manual() -> str:
         "The agent serves them on `metrics_listen` (127.0.0.1:9464 unless set otherwise) at `/metrics`, to the network",
         "with TLS and a bearer token only (`docs/operations.md`), as OpenMetrics and with gzip if the scraper accepts",
         "these. Seconds, bytes and ratios (1 is the whole device). Series exist, at zero, from the first scrape after",
-        "a share or device appears, and go when it does, those of a share `keep_series` seconds later. Counters of a",
-        "share go on when the agent restarts.",
+        "a share or device appears, and go when it does. What a share has counted stays for `keep_series` seconds, and",
+        "goes on when the agent restarts.",
         "",
         "Every series of a share has the labels `share`, its id, and `gpu`, the index of the device on its node; a",
         "pod's share also has `namespace`, `pod` and `container`. `sharepod_share_info` has the other labels. A join",

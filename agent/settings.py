@@ -123,8 +123,8 @@ class Settings:
         "", FILE, "File with the bearer token that a scrape must show; read again when it changes."
     )
     keep_series: int = setting(
-        300, whole(0, 86400), "How many seconds the series of a share are served after its end, so that jobs that are "
-        "shorter than a scrape's interval are seen.",
+        300, whole(0, 86400), "How many seconds the counters of a share are served after its end, so that jobs that "
+        "are shorter than a scrape's interval are seen.",
     )  # fmt: skip
     scheduler_address: str = setting(
         "", _SCHEDULER, "Name and port of the cluster's schedulers. They are told what "

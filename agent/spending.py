@@ -6,10 +6,8 @@ A job that is shorter than the time between two scrapes has no series of its own
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-from sharepod.agent.share import ShareState
 
 if TYPE_CHECKING:
     from sharepod.agent.share import ShareId, ShareStatus
@@ -65,21 +63,10 @@ class Spending:
         self._seen[status.share.id] = used_ns
 
     def end(self, status: ShareStatus, party: Party, now_ns: int) -> None:
-        """Count the last of a share that has ended, and remember it as one that holds nothing."""
+        """Count the last of a share that has ended, and remember it."""
         self.count(status, party)
         del self._seen[status.share.id]
-        usages = [
-            replace(
-                held,
-                usage=replace(held.usage, state=ShareState.IDLE, memory_used_bytes=0, processes=0),
-                used_1s_millipercent=0,
-                used_1m_millipercent=0,
-                used_15m_millipercent=0,
-                waited_1m_millipercent=0,
-            )
-            for held in status.usages
-        ]
-        self._ended.append((now_ns, replace(status, usages=tuple(usages), processes=())))
+        self._ended.append((now_ns, status))
 
     def ended(self, now_ns: int) -> tuple[ShareStatus, ...]:
         """Return the shares that have ended lately."""

@@ -118,11 +118,18 @@ class Table(Generic[Snapshot, Source]):
     rows: Sequence[Row[Source] | HistogramRow[Source] | InfoRow[Source]]
     sources: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]]
     """Return the sources in a snapshot, each behind its labels' values; the last labels may be left out."""
+    ended: Callable[[Snapshot], Iterable[tuple[Sequence[str], Source]]] = lambda _: ()
+    """Return those that are no more. What they have counted is told; a gauge would say that they are still there."""
 
     def families(self, snapshot: Snapshot) -> list[Metric]:
         """Return the families of a snapshot. They are there without series, too."""
-        sources = [(dict(zip(self.labels, values, strict=False)), source) for values, source in self.sources(snapshot)]
-        return [row.family(sources) for row in self.rows]
+        sources = [self._labelled(one) for one in self.sources(snapshot)]
+        counted = [*sources, *(self._labelled(one) for one in self.ended(snapshot))]
+        return [row.family(sources if row.kind == "gauge" else counted) for row in self.rows]
+
+    def _labelled(self, one: tuple[Sequence[str], Source]) -> tuple[Labels, Source]:
+        values, source = one
+        return dict(zip(self.labels, values, strict=False)), source
 
 
 class Histogram:

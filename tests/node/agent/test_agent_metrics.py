@@ -134,6 +134,8 @@ def test_a_job_that_begins_and_ends_between_two_scrapes_is_seen(make_agent: Make
     used = [counters(text, one)["sharepod_share_used_seconds_total"] for one in ids]
     assert spent == {("team-a", ""): used[0], ("", pwd.getpwuid(os.getuid()).pw_name): used[1]}
     assert min(used) > 0
+    gauges = {row.name for row in SHARE_ROWS if row.kind == "gauge"}
+    assert not any(of_share(text, one).keys() & gauges for one in ids), "as if they were still there"
     assert "namespace=team-a pod=train-0" in next(line for line in agent.log().splitlines() if "share ended" in line)
     until(lambda: ids[1] not in scrape(address), timeout_s=10)
     later = {s.value for s in read(scrape(address))["sharepod_spent_seconds_total"].samples}

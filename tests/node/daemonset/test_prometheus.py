@@ -70,7 +70,7 @@ def monitoring(directory: Path) -> Monitoring:
 
 @pytest.fixture(scope="module")
 def watched(monitoring: Monitoring, directory: Path) -> Iterator[Watched]:
-    settings = monitoring.agent_settings()
+    settings = {**monitoring.agent_settings(), "keep_series": "10"}
     with Node("2xH200", agent_settings=settings) as node, Prometheus(monitoring, directory, INTERVAL_S) as prometheus:
         pods = Pods(node)
         for pod in PODS:
@@ -202,4 +202,6 @@ def test_a_pods_series_go_with_it(watched: Watched) -> None:
     until(lambda: watched.prometheus.query(series), series)
     assert len(watched.prometheus.query(series)) == len(watched.prometheus.query(series.replace("short", "idle")))
     watched.pods.release(pod)
+    requests = series.replace(".*", "request_ratio")
+    until(lambda: not watched.prometheus.query(requests), requests)
     until(lambda: not watched.prometheus.query(series), series)
