@@ -252,8 +252,6 @@ void sp_policy_wait(struct sp_policy *policy, int share, bool waiting, uint64_t 
   sp_accounts_sort(policy, share);
   if (waiting)
     s->waiting_since_ns = policy->updated_ns;
-  else
-    sp_accounts_cap(policy, s);
 }
 
 void sp_policy_charge(struct sp_policy *policy, int share, int64_t used_ns, uint64_t now_ns) {

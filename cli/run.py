@@ -11,6 +11,7 @@ from sharepod.cli import launch, quantities
 from sharepod.cli.connect import check_devices, check_simulate, connect, ensure_agent, socket_path
 from sharepod.cli.console import note
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, CliError, UsageError
+from sharepod.cli.init import stay_first
 from sharepod.cli.messages import class_of
 from sharepod.cli.options import Limit, Memory, ShareClass, Socket
 
@@ -77,6 +78,8 @@ def run(
     memory_bytes = 0 if memory is None else quantities.parse_memory(memory)
     before = dict(os.environ)
     program = launch.find_program(command[0], before.get("PATH"))
+    if private:
+        stay_first()
     from sharepod.proto import v1_pb2 as pb  # not before: a mistyped flag does not pay for it
 
     ask = pb.RegisterShareRequest(

@@ -206,6 +206,54 @@ def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(ho
     until(lambda: leftovers(host.directory) == [])
 
 
+WAITS_FOR_ALL = """
+import os, sys
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+try:
+    print("and", os.wait())
+except ChildProcessError:
+    print("no child is left", flush=True)
+    sys.exit(7)
+"""
+CATCHES = "trap 'echo caught; exit 5' TERM; trap '' INT; echo ready; while :; do sleep 0.05; done"
+
+
+def first_of_a_container(host: Host, *command: str) -> subprocess.Popen[str]:
+    host.directory.mkdir(mode=0o700)
+    own = f'mount -t tmpfs -o mode=700 tmpfs "{host.directory}" && exec "$@"'
+    apart = ["unshare", "-rpf", "--mount-proc", "--kill-child", "sh", "-c", own, "sh"]
+    run = host.command("run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", *command)
+    child = subprocess.Popen([*apart, *run], env=host.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    host.children.append(child)
+    return child
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "status"),
+    [
+        ((sys.executable, "-c", WAITS_FOR_ALL), "no child is left\n", 7),
+        (("sh", "-c", "sleep 0.01 & sleep 0.02 & exec kill -9 $$"), "", 128 + signal.SIGKILL),
+    ],
+)
+def test_a_program_in_a_container_has_no_child_that_it_never_started(
+    host: Host, command: tuple[str, ...], told: str, status: int
+) -> None:
+    child = first_of_a_container(host, *command)
+    assert (*child.communicate(timeout=30), child.returncode) == (told, "", status)
+
+
+def test_signals_to_the_first_process_of_a_container_reach_the_program(host: Host) -> None:
+    child = first_of_a_container(host, "sh", "-c", CATCHES)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    first = int(Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text())
+    os.kill(first, signal.SIGINT)
+    os.kill(first, signal.SIGTERM)
+    assert (*child.communicate(timeout=30), child.returncode) == ("caught\n", "", 5)
+
+
 def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: Host) -> None:
     host.directory.mkdir(mode=0o700)
     flags = ["run", "--private", "--simulate", "1xH200", "--gpu", "40", "--", "true"]
