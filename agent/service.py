@@ -17,6 +17,7 @@ import grpc
 from sharepod.agent import plugin
 from sharepod.agent.errors import InvalidInput, ShareError
 from sharepod.agent.explain import explain
+from sharepod.agent.owners import pid_here
 from sharepod.agent.registry import TermsChange
 from sharepod.agent.share import (
     NUMBERS,
@@ -103,7 +104,7 @@ class NodeService(rpc.NodeServiceServicer):
             devices=tuple(_device_ask(item) for item in request.devices),
             name=request.name,
             share_class=ShareClass.STANDARD if share_class is None else share_class,
-            owner_pid=request.owner_pid,
+            owner_pid=pid_here(request.owner_pid, request.owner_pid_namespace),
             labels=dict(request.labels),
             id=ShareId(request.id),
             owner=owner,

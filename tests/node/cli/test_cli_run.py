@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hosts import Host
 
+from rig.pid_namespaces import alone, first_of
 from rig.until import until
 from sharepod.agent.lock import HostLock
 from sharepod.cli import launch
@@ -252,6 +253,20 @@ def test_signals_to_the_first_process_of_a_container_reach_the_program(host: Hos
     os.kill(first, signal.SIGINT)
     os.kill(first, signal.SIGTERM)
     assert (*child.communicate(timeout=30), child.returncode) == ("caught\n", "", 5)
+
+
+def test_in_a_container_the_owner_is_the_program_as_the_agent_sees_it(node: Host) -> None:
+    say = "echo $$; read line"
+    command = [*alone(), *node.command(*run("sh", "-c", say, name="inside"))]
+    child = subprocess.Popen(command, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    node.children.append(child)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "1\n"
+    [share] = json.loads(node.sharepod("ps", "-o", "json").stdout)["shares"]
+    assert share["owner_pid"] == first_of(child)
+    child.communicate("\n")
+    until(lambda: node.shares() == [])
 
 
 def test_a_private_agent_waits_for_one_that_ends_and_still_has_the_place(host: Host) -> None:
