@@ -54,6 +54,11 @@ static uint32_t credit_rate(const struct sp_policy *policy, const struct sp_poli
   return policy->active == 1 ? WHOLE : s->guarantee_mp;
 }
 
+static void cap_savings(struct sp_policy_share *s) {
+  s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
+  s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
+}
+
 /* Upper bounds. Not during a turn: what the holder has used is not charged yet, so its accounts only look full. */
 void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s) {
   if (s->holding) { /* only kept finite, should a caller never charge */
@@ -69,8 +74,7 @@ void sp_accounts_cap(const struct sp_policy *policy, struct sp_policy_share *s) 
     if (s->target_mp > 0)
       s->lag = min_i64(s->lag, earned(lag_bound_ns(policy), s->target_mp));
   } else {
-    s->credit = min_i64(s->credit, earned(SAVED_NS, s->request_mp));
-    s->lag = min_i64(s->lag, earned(SAVED_NS, s->request_mp));
+    cap_savings(s);
   }
 }
 
@@ -123,6 +127,8 @@ void sp_accounts_sort(struct sp_policy *policy, int share) {
   s->updated_ns = policy->updated_ns;
   s->guarantee_mp = s->target_mp = 0;
   policy->stale = true;
+  if (!is_active(s))
+    cap_savings(s);
 }
 
 /* Time to which the active shares were entitled and which nobody was charged for went into hand-offs: all of them give

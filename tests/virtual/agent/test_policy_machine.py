@@ -132,11 +132,11 @@ class PolicyMachine(RuleBasedStateMachine):
         assert self.policy.state.used_ns <= self.charged_ns <= self.now_ns - self.begin_ns
 
     @invariant()
-    def nobody_saves_more_than_200_ms_of_its_request(self) -> None:
+    def an_idle_share_saves_at_most_75_ms_of_its_request(self) -> None:
         for share in self.present:
             s = self.policy.share(share)
             if not s.waiting and not s.holding:
-                assert max(s.credit, s.lag) <= 200 * MS * s.request_mp
+                assert max(s.credit, s.lag) <= 75 * MS * s.request_mp
 
     @invariant()
     def accounts_stay_far_from_overflow(self) -> None:
