@@ -40,8 +40,8 @@ EXIT_NS = 2_000_000
 DEATH_NS = 30_000_000
 """The simulated device runs the work of a dead process for up to about 10 ms longer, its exit included."""
 STOOD_NS = 10_000_000
-"""What ran beside others is an estimate for a unit whose length varies, as of one that spins: half of it, or this much
-less, may be in the account."""
+"""What ran beside others is an estimate for a unit whose length varies, as of one that spins: half of the device's time
+for it, or this much less, may be in the account."""
 END_TIMEOUT_S = 20.0
 ROUND_S = 4.0
 LOG_KERNELS = 1_000_000
@@ -207,7 +207,7 @@ class Round:
                 first = (unknown or found)[0]
                 text = (
                     f"{owner}: {len(found)} kernels outside its turns, of which {len(unknown)} were not launched in one"
-                    f" and {deliberate} passed; the rest ran for {ran_ns} ns, {beside_ns} told; {first}"
+                    f" and {deliberate} passed; the rest had the device for {ran_ns} ns, {beside_ns} told; {first}"
                 )
                 text += _around(first, kernels, self._node.turns())
                 verdict += Verdict(outside=(text,))
@@ -256,7 +256,7 @@ def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def _not_stood(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[Kernel], int]:
-    """Return those not launched in turns of their owner, and for how long the others ran until its next turns, ns."""
+    """Return those not launched in turns of their owner, and the device's time for the others until its next turns."""
     launched = [replace(kernel, started_ns=kernel.submitted_ns) for kernel in outside]
     unknown = {id(k) for k in figures.outside_turns(launched, turns, CLOCK_NS)}
     ran: dict[int, list[tuple[int, int]]] = {}
@@ -265,7 +265,8 @@ def _not_stood(outside: Sequence[Kernel], turns: Sequence[Held]) -> tuple[list[K
             continue
         later = [t.granted_ns for t in turns if (t.owner, t.device) == (kernel.owner, kernel.device)]
         next_ns = min((granted_ns for granted_ns in later if granted_ns > kernel.started_ns), default=kernel.ended_ns)
-        ran.setdefault(kernel.device, []).append((kernel.started_ns, min(kernel.ended_ns, next_ns)))
+        had_ns = min(kernel.busy_ns, next_ns - kernel.started_ns)
+        ran.setdefault(kernel.device, []).append((kernel.started_ns, kernel.started_ns + had_ns))
     ran_ns = sum(map(_covered_ns, ran.values()))
     return [k for k, at_launch in zip(outside, launched, strict=True) if id(at_launch) in unknown], ran_ns
 

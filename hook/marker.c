@@ -21,6 +21,7 @@
 #define PUT_OFF_NS  50000   /* what a unit takes varies by less */
 #define EVENT_NS    5000    /* a timing event takes less */
 #define STOOD_NS    1000000 /* one long wait must not hide the short ones for ever */
+#define SLICE_NS    2000000 /* the device is a context's for no longer while another one has work */
 #define AWAIT_NS    1000000 /* so long the first work of a turn may have waited for another share's */
 
 /* What is known of the work before a marker, on the device's scale. */
@@ -110,13 +111,15 @@ static void await_device(struct sp_device *device, const struct sp_marker *marke
 }
 
 /* Work that stood while the turn was another share's has run beside that one's until `back_ns`, when the next turn of
- * ours began. Where its length is known, the other's slices in between are not taken for its own. */
+ * ours began. Where its length is known, the other's slices in between are not taken for its own. But it may have taken
+ * longer, as a kernel that spins does: beside one other share it had half of the time, but for a slice. */
 static void account_beside(struct sp_device *device, const struct sp_marker *marker, struct sp_bounds *bounds,
                            int64_t back_ns) {
   struct sp_spans *spans = &device->spans;
   int64_t work_ns = (int64_t)marker->work_ns, end_ns = within(bounds->end_ns, INT64_MIN, back_ns);
-  if (is_seen(marker) && work_ns < bounds->end_ns - bounds->from_ns)
-    bounds->from_ns = bounds->least_ns = bounds->end_ns - work_ns;
+  int64_t span_ns = bounds->end_ns - bounds->from_ns, least_ns = span_ns / 2 - SLICE_NS;
+  if (is_seen(marker) && work_ns < span_ns)
+    bounds->from_ns = bounds->least_ns = bounds->end_ns - (work_ns < least_ns ? least_ns : work_ns);
   if (bounds->from_ns < end_ns) {
     int64_t until_ns = spans->until_ns, idle_ns = sp_spans_add(spans, bounds->from_ns, end_ns);
     device->beside_ns += (uint64_t)(spans->until_ns - until_ns - idle_ns);

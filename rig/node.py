@@ -183,10 +183,10 @@ class Node(Closing):
     def kernels(self) -> list[Kernel]:
         """Return the device's log, oldest first, of the programs started here."""
         found = [
-            Kernel(self._owners[kernel.pid], kernel.submitted_ns, kernel.started_ns, kernel.ended_ns, device.index)
+            Kernel(self._owners[k.pid], k.submitted_ns, k.started_ns, k.ended_ns, device.index, k.busy_ns)
             for device in self.truth.devices()
-            for kernel in self.truth.kernels(device.index)
-            if kernel.pid in self._owners
+            for k in self.truth.kernels(device.index)
+            if k.pid in self._owners
         ]
         return sorted(found, key=lambda kernel: kernel.started_ns)
 

@@ -24,6 +24,8 @@ class Kernel:
     started_ns: int
     ended_ns: int
     device: int = 0
+    busy_ns: int = 0
+    """How long the device worked at it; less than the span where it worked at others' in between. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

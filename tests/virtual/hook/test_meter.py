@@ -255,6 +255,26 @@ def test_work_that_stood_is_billed_beside_the_other_until_the_next_turn(
         assert meter.billed <= LENGTHS[0] + LENGTHS[1] - ran + of_an_event
 
 
+@pytest.mark.parametrize("alone_us", [20, 2000])
+def test_of_work_that_stood_and_took_far_longer_than_known_half_is_billed_beside_the_other(
+    library: ctypes.CDLL, alone_us: int
+) -> None:
+    meter, key = Meter(library, *DELAYS[1]), next(KEYS)
+    meter.learn([key], [alone_us * US])
+    for took_ms in (1, 3, 20, 80):  # it spins until the other's work has come, say
+        meter.turn()
+        before = meter.beside
+        meter.launch_behind(0, 500 * US, key, took_ms * 1000 * US)
+        end = meter.mark()
+        meter.aside()
+        meter.pause(end - meter.now + 100 * US)
+        told, slice_ms = (meter.beside - before) / 1e6, 2
+        assert told >= took_ms / 2 - slice_ms - 0.01
+        assert told <= max(took_ms / 2, alone_us / 1000) + 0.1
+        meter.grant()
+        meter.synchronize()
+
+
 @EACH
 def test_what_takes_longer_than_it_does_alone_was_put_off(library: ctypes.CDLL, delays: tuple[float, ...]) -> None:
     meter, (key,) = known(library, delays)
