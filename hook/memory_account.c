@@ -23,16 +23,11 @@ bool sp_memory_reserve(int device_ordinal, uint64_t bytes) {
 }
 
 void sp_memory_rollback(int device_ordinal, uint64_t bytes) {
-  if (device_ordinal != SP_NO_DEVICE) {
-    sp_slot_memory(device_ordinal, -(int64_t)bytes);
-  }
+  sp_slot_memory(device_ordinal, -(int64_t)bytes);
 }
 
 bool sp_memory_resize(int device_ordinal, uint64_t from_bytes, uint64_t to_bytes) {
-  if (device_ordinal == SP_NO_DEVICE || to_bytes == from_bytes) {
-    return true;
-  }
-  if (to_bytes < from_bytes) {
+  if (to_bytes <= from_bytes) {
     sp_slot_memory(device_ordinal, -(int64_t)(from_bytes - to_bytes));
     return true;
   }
