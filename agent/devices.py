@@ -7,9 +7,11 @@ the agent's event loop.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sharepod.agent import foreign, health, overhead
+from sharepod.agent.admission import resolve_device
 from sharepod.agent.device import DeviceLook, DeviceStatus
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Devices:
         self._refusals: dict[tuple[ShareId, DeviceUuid], int] = {}
         self.missing: list[DeviceUuid] = []
         """Devices that NVML did not list when the agent started."""
+        self.released: set[DeviceUuid] = set()
+        """Devices that an operator has in hand: while there is one, no device is looked at."""
 
     def add_missing(self, info: DeviceInfo, reason: str, now_ns: int) -> None:
         """Add a device that NVML does not list: unhealthy with the reason until it is found."""
@@ -83,6 +87,26 @@ class Devices:
             )
         return tuple(result)
 
+    def find(self, reference: str) -> DeviceInfo:
+        """Return the device with that UUID or index. Raises UnknownDevice."""
+        return resolve_device(self._registry.devices, reference, "name one of them")
+
+    def status(self, device: DeviceUuid) -> DeviceStatus:
+        """Return one of the devices as of now."""
+        return next(status for status in self.statuses() if status.info.uuid == device)
+
+    def release(self, device: DeviceUuid) -> None:
+        """Give a device into an operator's hands: it is of no use to shares meanwhile."""
+        self.released.add(device)
+        reason = health.released(self.find(device).index)
+        self._judge(device, replace(self._health[device], unfit=reason))
+
+    def resume(self, device: DeviceUuid, now_ns: int) -> None:
+        """Take it back. As one that a new agent finds, it is believed when it is well at the next look."""
+        self.released.discard(device)
+        self._judge(device, health.Health(xids_seen=self._health[device].xids_seen))
+        self.begin(now_ns)
+
     def context_bytes(self, device: DeviceUuid) -> int:
         """Return what a context takes of the device's memory, as far as that is known."""
         return self._arbiter.context_bytes(self._registry.device_handle(device))
@@ -94,7 +118,7 @@ class Devices:
     def notice_hanging(self, now_ns: int) -> None:
         """Find the devices at which nobody has looked for too long: every second."""
         for uuid, looked_ns in self._looked_ns.items():
-            if now_ns - looked_ns >= health.OVERDUE_NS:
+            if now_ns - looked_ns >= health.OVERDUE_NS and not self.released:
                 self._judge(uuid, health.overdue(self._health[uuid], now_ns))
 
     def looked(self, looks: Sequence[DeviceLook], now_ns: int) -> None:
@@ -102,6 +126,8 @@ class Devices:
         owned = self._registry.pids()
         attached = {pid for pids in owned.values() for pid in pids}
         for look in looks:
+            if look.uuid in self.released:
+                continue  # from before
             if look.info is not None:
                 self._registry.describe(look.info)
                 log.info("missing device found", extra={"device": look.uuid})

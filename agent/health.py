@@ -3,8 +3,9 @@
 A device is unhealthy while it does not answer, while the driver says it needs a reset, and while it cannot be looked
 at. It is healthy again when it has answered all through a probation. A critical Xid stays until a reset: the device was
 gone, or the driver asked for the reset, and then it answers without that. A new agent that finds the device well
-believes it: most resets need the agent to be stopped. Xids that a program causes by its own errors do not count. A
-device that MPS serves, or whose compute mode refuses programs, is of no use to shares for as long as that lasts.
+believes it, and so does one whose device an operator has had in hand. Xids that a program causes by its own errors do
+not count. A device that MPS serves, or whose compute mode refuses programs, is of no use to shares for as long as that
+lasts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Health:
     """Since that Xid the device was gone, or the driver asked for a reset: when it is well again, it has been reset."""
     xids_seen: int = 0
     unfit: str = ""
-    """One of UNFIT_REASONS, as at the last look."""
+    """One of UNFIT_REASONS, as at the last look; or that an operator has it in hand."""
 
     @property
     def reason(self) -> str:
@@ -67,3 +68,8 @@ def overdue(health: Health, now_ns: int) -> Health:
     """Return the verdict on a device that has not been looked at for OVERDUE_NS; one that has a fault keeps it."""
     fault = health.fault or f"it could not be looked at for {OVERDUE_NS // 10**9} s: NVML does not come back"
     return replace(health, fault=fault, well_since_ns=now_ns)
+
+
+def released(index: int) -> str:
+    """Return why a device that an operator has in hand is of no use to shares."""
+    return f"released by an operator: `sharepod device resume {index}` takes it back"

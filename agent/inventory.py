@@ -175,6 +175,11 @@ class Inventory:
         self._boards = self._list(count)
 
     @property
+    def session(self) -> Session:
+        """NVML itself: an operator may have it closed for a while."""
+        return self._session
+
+    @property
     def devices(self) -> tuple[DeviceInfo, ...]:
         """All devices that were listed, MIG instances in place of the GPUs that are cut into them."""
         return tuple(item.info for board in self._boards for item in board)

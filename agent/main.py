@@ -34,6 +34,7 @@ from sharepod.agent.native import NativeArbiter
 from sharepod.agent.node import Identity, Node
 from sharepod.agent.nvml import LIBRARY_NAME, load_library
 from sharepod.agent.registry import Registry
+from sharepod.agent.releases import Releases
 from sharepod.agent.service import NodeService
 from sharepod.agent.session import is_restarted
 from sharepod.agent.settings import OPTIONS, Settings, check_on_tmpfs
@@ -259,10 +260,12 @@ def _feed(node: Node, settings: Settings, tally: Tally) -> Feed | None:
 async def _answer(node: Node, inventory: Inventory, settings: Settings, stopping: asyncio.Event, tally: Tally) -> None:
     """Serve gRPC until `stopping` is set."""
     loop = asyncio.get_running_loop()
-    sockets = [(NodeService(node), settings.socket_path, settings.socket_mode, settings.socket_group)]
+    releases = Releases(node.devices, inventory.session)
+    sockets = [(NodeService(node, releases), settings.socket_path, settings.socket_mode, settings.socket_group)]
     if settings.users_socket_mode:
-        users = UsersService(node), settings.users_socket_path, settings.users_socket_mode, settings.users_socket_group
-        sockets.append(users)
+        users = UsersService(node, releases)
+        place = settings.users_socket_path, settings.users_socket_mode, settings.users_socket_group
+        sockets.append((users, *place))
     servers = [grpc.aio.server() for _ in sockets]
     feed = _feed(node, settings, tally)
     try:

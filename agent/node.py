@@ -244,6 +244,11 @@ class Node:
         except (RuntimeError, TimeoutError):  # it has closed, or is busy
             return self.published
 
+    @property
+    def devices(self) -> Devices:
+        """Its devices, beside their shares."""
+        return self._devices
+
     def device_statuses(self) -> tuple[DeviceStatus, ...]:
         """Return the devices as of now."""
         return self._devices.statuses()

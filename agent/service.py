@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from sharepod.agent.device import DeviceStatus, NodeStatus
     from sharepod.agent.node import Node
+    from sharepod.agent.releases import Releases
 
 log = logging.getLogger("sharepod.agent.service")
 
@@ -65,8 +66,16 @@ _ENDS_OUT: Final = pb.TurnEnd.values()[1:]
 
 async def answer(context: Context, name: str, call: Callable[[], Answer]) -> Answer:
     """Return what `call` returns; what it raises ends the call of `context` with its status code."""
-    try:
+
+    async def called() -> Answer:
         return call()
+
+    return await _awaited(context, name, called())
+
+
+async def _awaited(context: Context, name: str, call: Awaitable[Answer]) -> Answer:
+    try:
+        return await call
     except ShareError as error:
         await context.abort(grpc.StatusCode[error.code], str(error))
     except Exception:
@@ -89,8 +98,9 @@ def _answered(
 class NodeService(rpc.NodeServiceServicer):
     """The rpcs of proto/v1.proto on one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, releases: Releases) -> None:
         self._node = node
+        self._releases = releases
 
     @_answered
     def RegisterShare(self, request: pb.RegisterShareRequest) -> pb.RegisterShareResponse:  # noqa: N802 - proto
@@ -175,6 +185,17 @@ class NodeService(rpc.NodeServiceServicer):
             now_ns=self._node.now_ns(),
             devices=[_device(device) for device in self._node.device_statuses()],
         )
+
+    async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
+        """Let a device go."""
+        status = await _awaited(context, "ReleaseDevice", self._releases.release(request.device))
+        held = [one for one in self._node.statuses() if any(d.device == status.info.uuid for d in one.share.devices)]
+        return pb.ReleaseDeviceResponse(device=_device(status), shares=map(self._share, held))
+
+    async def ResumeDevice(self, request: pb.ResumeDeviceRequest, context: Context) -> pb.ResumeDeviceResponse:  # noqa: N802
+        """Take a released device back."""
+        status = await _awaited(context, "ResumeDevice", self._releases.resume(request.device))
+        return pb.ResumeDeviceResponse(device=_device(status))
 
     @_answered
     def ReportPlugin(self, request: pb.ReportPluginRequest) -> pb.ReportPluginResponse:  # noqa: N802

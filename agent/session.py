@@ -1,5 +1,8 @@
 """NVML as the looking threads share it: opened once, and opened anew when no device answers any more.
 
+It is closed while an operator resets a device, changes MIG or loads another driver, which the driver refuses for as
+long as a process has NVML open.
+
 A driver that was loaded anew beneath the agent fails every call until NVML is opened again. A container that has lost
 its device rules fails that, too: only a new container helps.
 """
@@ -26,6 +29,7 @@ FAILED_LOOKS: Final = 4
 FAILED_LOOKS_MAX: Final = 64
 CALM_S: Final = 10.0
 """It is not closed under a thread that is inside it: how long such a thread is waited for."""
+NOT_BACK: Final = f"a call of NVML has not come back for {CALM_S:g} s"
 
 
 def is_restarted() -> bool:
@@ -37,8 +41,8 @@ def is_restarted() -> bool:
 class Session:
     """NVML, open from construction on.
 
-    Invariant: while it is being opened anew no thread is inside `use`. `_failed` counts for each GPU the looks in a row
-    that failed.
+    Invariant: while it is closed, or being opened anew, no thread is inside `use`. `_failed` counts for each GPU the
+    looks in a row that failed.
     """
 
     def __init__(self, simulate: str) -> None:
@@ -47,6 +51,7 @@ class Session:
         self._changed = threading.Condition()
         self._inside = 0
         self._opening = False
+        """It is closed, or being opened anew."""
         self._generation = 0
         self._failed: dict[DeviceUuid, int] = {}
         self._patience = FAILED_LOOKS
@@ -79,9 +84,8 @@ class Session:
                 return None
             self._patience = min(2 * self._patience, FAILED_LOOKS_MAX)
             self._failed = dict.fromkeys(self._failed, 0)
-            self._opening = True
-            is_alone = self._changed.wait_for(lambda: not self._inside, CALM_S)
-        cause = f"a call of NVML has not come back for {CALM_S:g} s"
+            is_alone = self._enter_alone()
+        cause = NOT_BACK
         try:
             if is_alone:
                 cause = self._open_anew()
@@ -91,6 +95,34 @@ class Session:
                 self._generation += is_alone
                 self._changed.notify_all()
         return cause
+
+    def close(self) -> str:
+        """Close NVML until `reopen`; no look is taken meanwhile. Return why it cannot be closed; empty when it is."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._opening)
+            if self._enter_alone():
+                nvml.close_nvml()
+                return ""
+            self._opening = False
+            self._changed.notify_all()
+            return NOT_BACK
+
+    def reopen(self) -> str:
+        """Open NVML after `close`. Return why that cannot be, and it stays closed; empty when it is open."""
+        if cause := self._open_anew():
+            nvml.close_nvml()
+            return cause
+        with self._changed:
+            self._opening = False
+            self._generation += 1
+            self._failed = dict.fromkeys(self._failed, 0)
+            self._changed.notify_all()
+        return ""
+
+    def _enter_alone(self) -> bool:
+        """Keep threads out; return whether those inside have left within CALM_S. The caller holds the lock."""
+        self._opening = True
+        return self._changed.wait_for(lambda: not self._inside, CALM_S)
 
     def _open_anew(self) -> str:
         """Return why NVML cannot be used; empty when it can."""

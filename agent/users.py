@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
 
 from sharepod.agent.errors import InvalidInput, NotYours
 from sharepod.agent.service import Context, NodeService, answer
@@ -93,10 +93,21 @@ class UsersService(NodeService):
 
         await answer(context, "check", check)
 
+    async def ReleaseDevice(self, request: pb.ReleaseDeviceRequest, context: Context) -> pb.ReleaseDeviceResponse:  # noqa: N802
+        """Refuse: a device is everybody's."""
+        await _refuse(context, "ReleaseDevice", "takes a device from everybody")
+
+    async def ResumeDevice(self, request: pb.ResumeDeviceRequest, context: Context) -> pb.ResumeDeviceResponse:  # noqa: N802
+        """Refuse, as the release."""
+        await _refuse(context, "ResumeDevice", "takes a device from the operator who has it in hand")
+
     async def ReportPlugin(self, request: pb.ReportPluginRequest, context: Context) -> pb.ReportPluginResponse:  # noqa: N802
         """Refuse: it is the device plugin's."""
+        await _refuse(context, "ReportPlugin", "is the device plugin's")
 
-        def refuse() -> pb.ReportPluginResponse:
-            raise NotYours(f"ReportPlugin is the device plugin's: {_OPERATORS}")
 
-        return await answer(context, "ReportPlugin", refuse)
+async def _refuse(context: Context, name: str, why: str) -> Never:
+    def refuse() -> Never:
+        raise NotYours(f"{name} {why}: {_OPERATORS}")
+
+    await answer(context, name, refuse)

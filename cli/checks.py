@@ -218,10 +218,11 @@ def check_devices(node: pb.GetNodeResponse) -> Iterator[Check]:
         elif device.health_reason.startswith("its compute mode "):
             remedy = f"as root: nvidia-smi -i {device.uuid} -c DEFAULT"
             yield Check(name, FAIL, f"{device.name}: {device.health_reason}", remedy)
+        elif device.health_reason.startswith("released "):
+            yield Check(name, WARN, f"{device.name}: released by an operator", device.health_reason.partition(": ")[2])
         elif not device.healthy:
-            yield Check(
-                name, FAIL, f"{device.name}: {device.health_reason}", "look at dmesg for XID; drain and reset it"
-            )
+            remedy = f"look at dmesg for XID; `sharepod device release {device.index}`, reset it, and resume it"
+            yield Check(name, FAIL, f"{device.name}: {device.health_reason}", remedy)
         elif device.foreign_processes:
             who = ", ".join(f"{process.name} ({process.pid})" for process in device.foreign_processes)
             remedy = "start it with sharepod run: it takes time that nobody accounts for"

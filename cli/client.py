@@ -23,6 +23,8 @@ from sharepod.proto import v1_pb2_grpc as rpc
 Response = TypeVar("Response")
 
 _TIMEOUT_S: Final = 10.0
+_RELEASE_S: Final = 30.0
+"""A look at a device that is under way is waited for: 10 s at most."""
 _TURNS_A_CALL: Final = 16384
 _EXIT_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.EXIT_USAGE,
@@ -102,6 +104,14 @@ class Client:
         """Let a paused share run again."""
         return self._call(self._stub.ResumeShare, pb.ResumeShareRequest(share=share)).share
 
+    def release_device(self, device: str) -> pb.ReleaseDeviceResponse:
+        """Let a device go; return it with the shares on it."""
+        return self._call(self._stub.ReleaseDevice, pb.ReleaseDeviceRequest(device=device), timeout_s=_RELEASE_S)
+
+    def resume_device(self, device: str) -> pb.Device:
+        """Take a released device back."""
+        return self._call(self._stub.ResumeDevice, pb.ResumeDeviceRequest(device=device)).device
+
     def list_shares(self) -> pb.ListSharesResponse:
         """Return all shares."""
         return self._call(self._stub.ListShares, pb.ListSharesRequest())
@@ -135,10 +145,12 @@ class Client:
         """Return the node: devices, versions, features."""
         return self._call(self._stub.GetNode, pb.GetNodeRequest())
 
-    def _call(self, method: Callable[..., Response], request: object, gang: str = "") -> Response:
+    def _call(
+        self, method: Callable[..., Response], request: object, gang: str = "", timeout_s: float = _TIMEOUT_S
+    ) -> Response:
         metadata = token.metadata(self._socket_path, gang=gang)
         try:
-            return method(request, timeout=_TIMEOUT_S, metadata=metadata)
+            return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise self._refusal(error) from None
 

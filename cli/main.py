@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sharepod.cli import control, view
+from sharepod.cli import control, device, view
 from sharepod.cli.console import error_line, flush, open_streams
 from sharepod.cli.demo import demo
 from sharepod.cli.doctor import doctor
@@ -86,6 +86,7 @@ app.command()(control.pause)
 app.command()(control.resume)
 app.command("set")(control.change)
 app.command()(control.release)
+app.add_typer(device.app, name="device")
 app.command()(queue)
 app.command()(view.trace)
 app.command()(doctor)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from agent_fixtures import devices, reasons
 
@@ -118,6 +119,81 @@ def test_an_agent_whose_nvml_does_not_come_back_ends_where_something_starts_it_a
             return
         truth.refuse_nvml(refuses=False)
         until(lambda: reasons(agent) == ["", ""], timeout_s=60)
+
+
+# ---- released for a reset, a change of MIG, an upgrade of the driver
+
+RELEASED = "released by an operator: `sharepod device resume {}` takes it back"
+
+
+def files(agent: RunningAgent) -> set[str]:
+    """Return what the agent has open or mapped of NVML's devices."""
+    assert agent.process is not None
+    maps = Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
+    return {line.split()[-1] for line in maps.splitlines() if line.endswith("/simgpu")}
+
+
+def release(agent: RunningAgent, device: str) -> pb.ReleaseDeviceResponse:
+    return agent.stub.ReleaseDevice(pb.ReleaseDeviceRequest(device=device))
+
+
+def resume(agent: RunningAgent, device: str) -> pb.Device:
+    return agent.stub.ResumeDevice(pb.ResumeDeviceRequest(device=device)).device
+
+
+def test_a_device_that_is_released_is_in_nobody_s_hands_until_it_is_resumed(agent: RunningAgent, truth: Truth) -> None:
+    answer = agent.register(30, name="a", device="0")
+    with program(metered(answer), "idle"):
+        until(lambda: usage(agent, "a").processes == 1)
+        assert files(agent)
+        released = release(agent, "0")
+        assert (released.device.index, released.device.health_reason) == (0, RELEASED.format(0))
+        assert [(share.name, len(share.processes)) for share in released.shares] == [("a", 1)]
+        assert not files(agent)
+        assert reasons(agent) == [RELEASED.format(0), ""]
+        assert "shares=['a']" in [line for line in agent.log().splitlines() if "device unhealthy" in line][-1]
+        with pytest.raises(grpc.RpcError, match="device 0 is unhealthy"):
+            agent.register(30, device="0")
+    release(agent, "1")
+    assert release(agent, "1").device.index == 1, "again: nothing changes"
+    resume(agent, "0")
+    assert not files(agent), "the other one is still released"
+    assert reasons(agent)[1] == RELEASED.format(1)
+    assert resume(agent, "1").index == 1
+    until(lambda: reasons(agent) == ["", ""], timeout_s=10)
+    assert files(agent)
+    with program(metered(answer), "idle"):
+        until(lambda: usage(agent, "a").processes == 1)
+
+
+def test_a_device_that_had_a_critical_xid_is_believed_after_a_release(agent: RunningAgent, truth: Truth) -> None:
+    truth.inject_xid(0, 95)
+    until(lambda: reasons(agent)[0] == "Xid 95", timeout_s=5)
+    release(agent, devices(agent)[0].uuid)
+    truth.recover(0)
+    resume(agent, "0")
+    until(lambda: reasons(agent) == ["", ""], timeout_s=10)
+
+
+@pytest.mark.early
+def test_a_release_that_cannot_be_says_why(agent: RunningAgent, truth: Truth) -> None:
+    with pytest.raises(grpc.RpcError, match=r"unknown device '7': this node has 0 \(GPU-.*: name one of them"):
+        release(agent, "7")
+    with pytest.raises(grpc.RpcError, match="device 1 is not released"):
+        resume(agent, "1")
+    release(agent, "1")
+    truth.refuse_nvml()
+    with pytest.raises(grpc.RpcError, match=r"device 1 stays released: .*restart the agent"):
+        resume(agent, "1")
+    assert reasons(agent)[1] == RELEASED.format(1)
+    truth.refuse_nvml(refuses=False)
+    resume(agent, "1")
+    until(lambda: reasons(agent) == ["", ""], timeout_s=10)
+    truth.hang(0)
+    time.sleep(3)  # its thread is in the driver by then, for longer than that is waited for
+    with pytest.raises(grpc.RpcError, match="a call of NVML has not come back for 10 s: stop the agent"):
+        release(agent, "0")
+    assert RELEASED.format(0) not in reasons(agent)
 
 
 # ---- at the start

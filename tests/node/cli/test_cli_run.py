@@ -184,6 +184,16 @@ def test_a_share_with_its_terms_is_paused_changed_resumed_and_released_while_its
     assert node.sharepod("set", "test", "--limit", "80", "--class", "batch").returncode == 0
     assert terms(node) == ("batch", 50_000, 80_000, 2**30)
     assert node.sharepod("set", "test", "--limit", "10").returncode == 2
+    gone = node.sharepod("device", "release", "0")
+    assert (gone.returncode, gone.stdout) == (0, "")
+    assert gone.stderr == (
+        "sharepod: device 0 is released; `sharepod device resume 0` takes it back\n"
+        "sharepod: share test is on it: none of its programs runs\n"
+    )
+    assert "`sharepod device resume 0` takes it back" in node.sharepod("doctor").stdout
+    back = node.sharepod("device", "resume", "0")
+    assert (back.returncode, back.stderr) == (0, "sharepod: device 0 is back; `sharepod doctor` says how it is\n")
+    assert node.sharepod("device", "resume", "0").stderr.startswith("error: device 0 is not released: ")
     nowhere = node.sharepod("set", "test", "--device", "9", "--gpu", "5")
     assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
     assert "name one that the share holds, or none to change all of them" in nowhere.stderr

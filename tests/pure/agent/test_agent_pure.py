@@ -3,23 +3,27 @@
 import asyncio
 import errno
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Never
+from unittest.mock import Mock
 
 import grpc
 import pynvml
 import pytest
-from agent_doubles import H200
+from agent_doubles import H200, H200_B, MemoryArbiter
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharepod.agent import health
 from sharepod.agent.device import MPS_REASON, DeviceLook, DeviceProcess, DeviceStatus, NodeStatus
+from sharepod.agent.devices import Devices
 from sharepod.agent.environ import names_mps, region_in
 from sharepod.agent.errors import UnknownShare
 from sharepod.agent.explain import explain
 from sharepod.agent.foreign import ForeignProcesses, unmetered_cause
 from sharepod.agent.ledger import MINUTE_NS, SECOND_NS, Account
 from sharepod.agent.nvml import XidEvents
+from sharepod.agent.registry import Registry
 from sharepod.agent.service import answer
 from sharepod.agent.share import (
     DeviceTerms,
@@ -108,6 +112,22 @@ def test_a_device_that_has_not_been_looked_at_is_unhealthy_until_it_has_answered
     assert not health.step(verdict, look(), 20 * SECOND_NS).healthy
     assert health.step(verdict, look(), 23 * SECOND_NS).healthy
     assert health.overdue(health.Health(fault="NVML: GPU is lost"), 0).reason == "NVML: GPU is lost"
+
+
+def test_while_a_device_is_released_nobody_looks_and_none_of_them_hangs(tmp_path: Path) -> None:
+    registry = Registry(MemoryArbiter(), tmp_path, [H200, H200_B])
+    devices, late_ns = Devices(registry, Mock(), ()), health.OVERDUE_NS + SECOND_NS
+    devices.begin(0)
+    devices.release(H200.uuid)
+    devices.notice_hanging(late_ns)
+    devices.looked([look()], late_ns)  # on its way since before
+    reasons = [room.health_reason for room in registry.rooms().values()]
+    assert reasons == ["released by an operator: `sharepod device resume 0` takes it back", ""]
+    devices.resume(H200.uuid, late_ns)
+    devices.notice_hanging(late_ns + SECOND_NS)
+    assert not any(room.health_reason for room in registry.rooms().values())
+    devices.notice_hanging(2 * late_ns)
+    assert all(room.health_reason for room in registry.rooms().values()), "and now they are overdue"
 
 
 @pytest.mark.parametrize(("why", "asked"), [("NotSupported", 1), ("FunctionNotFound", 1), ("GpuIsLost", 2)])

@@ -183,7 +183,7 @@ TYPOS = [
     "run --gpu 30 --memory lots -- true", "run --gpu 30 --class fast -- true", "run --gpu 30 --simulate 1xH200 -- true",
     "run --gpi 30 -- true", "run --gpu 30", "run -- true",
     "set train", "set train --gpu 101", "explain", "ps -o yaml", "ps extra", "top --interval 0", "trace",
-    "demo --seconds 1", "nosuch", "--nosuch",
+    "demo --seconds 1", "device release", "device reset 0", "nosuch", "--nosuch",
 ]  # fmt: skip
 
 
@@ -202,6 +202,7 @@ def test_a_wrong_flag_is_one_line_exit_2_and_nothing_asked(sharepod: Sharepod, a
         (["run", "--gpu", "30", "--nope"], "sharepod run"),
         (["set", "train", "--gpu"], "sharepod set"),
         (["ps", "-o"], "sharepod ps"),
+        (["device", "release"], "sharepod device release"),
         (["nosuch"], "sharepod"),
         (["--nosuch"], "sharepod"),
     ],
@@ -212,6 +213,7 @@ def test_a_wrong_flag_names_the_help_of_its_own_verb(sharepod: Sharepod, argumen
 
 NEEDS_AGENT = [
     "ps", "top", "explain x", "pause x", "resume x", "release x", "set x --gpu 5", "trace -o -", "run --gpu 5 -- true",
+    "device release 0", "device resume 0",
 ]  # fmt: skip
 
 

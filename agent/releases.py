@@ -1,0 +1,59 @@
+"""Devices that an operator has released: for a reset, a change of MIG, an upgrade of the driver.
+
+The driver refuses all of these while a process has NVML open, whichever device it looks at. So NVML is closed for as
+long as any device is released. Closing waits for the looks that are under way, and so does not run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from sharepod.agent.errors import AgentUnavailable, WrongState
+
+if TYPE_CHECKING:
+    from sharepod.agent.device import DeviceStatus
+    from sharepod.agent.devices import Devices
+    from sharepod.agent.session import Session
+
+
+class Releases:
+    """Releases devices and takes them back, one call at a time.
+
+    Invariant between calls: NVML is closed if and only if a device is released.
+    """
+
+    def __init__(self, devices: Devices, session: Session) -> None:
+        self._devices = devices
+        self._session = session
+        self._one_at_a_time = asyncio.Lock()
+
+    async def release(self, reference: str) -> DeviceStatus:
+        """Let a device go, by UUID or index; one that is released stays so.
+
+        Raises UnknownDevice, and AgentUnavailable when NVML cannot be closed.
+        """
+        async with self._one_at_a_time:
+            info = self._devices.find(reference)
+            if not self._devices.released and (cause := await asyncio.to_thread(self._session.close)):
+                raise AgentUnavailable(f"device {info.index} cannot be released: {cause}: stop the agent instead")
+            self._devices.release(info.uuid)
+            return self._devices.status(info.uuid)
+
+    async def resume(self, reference: str) -> DeviceStatus:
+        """Take a released device back.
+
+        Raises UnknownDevice, WrongState when it is not released, and AgentUnavailable when NVML cannot be opened: then
+        it stays released.
+        """
+        async with self._one_at_a_time:
+            info = self._devices.find(reference)
+            if info.uuid not in self._devices.released:
+                raise WrongState(f"device {info.index} is not released: `sharepod doctor` says how it is")
+            if len(self._devices.released) == 1 and (cause := await asyncio.to_thread(self._session.reopen)):
+                raise AgentUnavailable(
+                    f"device {info.index} stays released: {cause}; after an upgrade of the driver restart the agent"
+                )
+            self._devices.resume(info.uuid, time.monotonic_ns())
+            return self._devices.status(info.uuid)
