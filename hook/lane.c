@@ -37,7 +37,6 @@ static bool lane_matches(const struct sp_lane *lane, const struct sp_device *dev
 static void drop_events(struct sp_lane *lane) {
   memset(lane->events, 0, sizeof lane->events);
   lane->start_event = NULL;
-  lane->next_event = 0;
 }
 
 /* A lane of a living context stays with it: its events are that context's, and the keeper's clock may hold one. */

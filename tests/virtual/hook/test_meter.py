@@ -171,6 +171,19 @@ def known(library: ctypes.CDLL, delays: tuple[float, ...], units: int = 1) -> tu
 
 
 @EACH
+def test_each_of_units_that_take_turns_is_measured_alone_now_and_then(
+    library: ctypes.CDLL, delays: tuple[float, ...]
+) -> None:
+    meter, keys = Meter(library, *delays), [next(KEYS) for _ in LENGTHS]
+    meter.turn()
+    for _ in range(300):  # their stream never rests
+        for key, length in zip(keys, LENGTHS, strict=True):
+            meter.launch(0, key, length)
+    meter.synchronize()
+    assert [meter.predicted(key) for key in keys] == pytest.approx(LENGTHS, abs=100)
+
+
+@EACH
 @pytest.mark.parametrize("streams", [1, 2, 3])
 def test_what_streams_did_is_billed_once_and_their_pauses_are_not(
     library: ctypes.CDLL, streams: int, delays: tuple[float, ...]
