@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cuda.bindings import driver
-from metered import run_metered
+from metered import Metered, run_metered
 from simgpu_fixtures import NewGpu
 
 from rig.arbiter import Arbiter
@@ -17,7 +17,7 @@ from rig.gpu import MakeSimgpu
 from rig.script import script
 
 CAP = 1000
-Run = Callable[..., None]
+Run = Callable[..., Metered]
 PROGRAM = """
 from rig.holdings import *
 start()
@@ -35,9 +35,9 @@ def memory():
 def run(make_simgpu: MakeSimgpu, tmp_path: Path) -> Run:
     """Run a script of assertions in a share that has so much memory of each device."""
 
-    def execute(body: str, cap: int = CAP, devices: str = "1xH200") -> None:
+    def execute(body: str, cap: int = CAP, devices: str = "1xH200") -> Metered:
         numbers = tuple(range(int(devices[0])))
-        run_metered(make_simgpu(devices), tmp_path, PROGRAM + body, numbers, memory_bytes=cap)
+        return run_metered(make_simgpu(devices), tmp_path, PROGRAM + body, numbers, memory_bytes=cap)
 
     return execute
 
@@ -95,6 +95,22 @@ assert memory() == (100_000, 100_000)
 """,
         100_000,
     )
+
+
+def test_a_graph_that_the_driver_does_not_launch_leaves_its_account_as_it_was(run: Run) -> None:
+    account = run(
+        """
+from rig.graphs import *
+graph = new_graph()
+add("cuGraphAddMemAllocNode", graph, byref(allocation(30 << 30)))
+executable, before = instantiate(graph), memory()
+for _ in range(3):
+    assert cuda.cuGraphLaunch(executable, None) == 2 and memory() == before  # the device has 24 GiB
+""",
+        1 << 40,
+        "1xA10",
+    )
+    assert account.usage[0].memory_refusals == 0
 
 
 def test_what_the_driver_refuses_of_a_pool_leaves_its_account_as_it_was(run: Run) -> None:
