@@ -21,6 +21,7 @@ from sharepod.agent.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from sharepod.agent.device import DeviceInfo, DeviceProcess
     from sharepod.agent.session import Broken
@@ -183,6 +184,11 @@ class Inventory:
     def devices(self) -> tuple[DeviceInfo, ...]:
         """All devices that were listed, MIG instances in place of the GPUs that are cut into them."""
         return tuple(item.info for board in self._boards for item in board)
+
+    @property
+    def files(self) -> dict[DeviceUuid, Path]:
+        """A file that the kernel has for each device, or for its GPU, where it is known."""
+        return {item.info.uuid: item.file for board in self._boards for item in board if item.file is not None}
 
     def _list(self, count: int) -> list[tuple[nvml.Handle, ...]]:
         asks = [functools.partial(nvml.list_gpu, place, simulated=self._simulated) for place in range(count)]

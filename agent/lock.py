@@ -5,6 +5,8 @@ Both fall with the process, however it ends. The second agent gets one line with
 Agents of different runtime directories and containers find each other by the name, wherever they share a network
 namespace: no directory is common to all of them that every agent may write. Any user can take a name. So root's agent
 goes on past one of another user, under a name of its own beside it, and each asks the kernel whose all of these are.
+Agents of different network namespaces find each other by a lock on a file that the kernel has for the device, wherever
+they share the mount of it. Any user can lock it, too, and root's agent goes on past that in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Final, Self
 
-from sharepod.agent import socket_names
+from sharepod.agent import file_locks, socket_names
 from sharepod.agent.errors import AgentUnavailable
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class HostLock:
         self._path = runtime_directory / NAME
         self._file = -1
         self._names: list[socket.socket] = []
+        self._locked: dict[Path, int] = {}
+        """Files of devices, open and locked."""
 
     def __enter__(self) -> Self:
         """Take the place. Raises AgentUnavailable when another agent has it, OSError when there is no directory."""
@@ -66,8 +70,32 @@ class HostLock:
         except FileNotFoundError:
             return False
 
-    def claim_device(self, key: str, index: int) -> None:
-        """Claim a device for this agent, whatever its runtime directory. Raises AgentUnavailable."""
+    def claim_device(self, key: str, index: int, file: Path | None = None) -> None:
+        """Claim a device for this agent, whatever its runtime directory. Raises AgentUnavailable.
+
+        `file`: one of the kernel's that is the device's own; None where it is not known.
+        """
+        self._claim_name(key, index)
+        if file is not None and file not in self._locked:
+            self._lock_file(file, index)
+
+    def _lock_file(self, path: Path, index: int) -> None:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # no such file here: the name alone tells
+            return
+        self._locked[path] = file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            uids = file_locks.holders(file)
+            if os.getuid() or not uids or not all(map(socket_names.is_strangers, uids)):
+                raise _taken(index) from None
+            for uid in uids:
+                remedy = f"end its process: `lslocks` shows who locks {path}"
+                log.warning("file of a device is locked", extra={"index": index, "uid": uid, "remedy": remedy})
+
+    def _claim_name(self, key: str, index: int) -> None:
         held = b"\0sharepod/device/" + key.encode()[-78:]
         mine, is_free, is_root = held, self._bind(held), os.getuid() == 0
         if not is_free and is_root:
@@ -79,7 +107,7 @@ class HostLock:
             others = {} if is_free else {held: os.getuid()}
         strangers = [uid for uid in others.values() if is_root and socket_names.is_strangers(uid)]
         if len(strangers) < len(others) or not (is_free or is_root):
-            raise AgentUnavailable(f"device {index} belongs to another agent on this host: use that one, or stop it")
+            raise _taken(index)
         for uid in strangers:
             remedy = "end its process: `ss -xlp | grep sharepod/device` shows it"
             log.warning("name of a device is a stranger's", extra={"index": index, "uid": uid, "remedy": remedy})
@@ -100,7 +128,13 @@ class HostLock:
         """Give the place back, and the directory when nothing is in it."""
         for name in self._names:
             name.close()
+        for file in self._locked.values():
+            os.close(file)
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._path.parent.rmdir()
         os.close(self._file)
+
+
+def _taken(index: int) -> AgentUnavailable:
+    return AgentUnavailable(f"device {index} belongs to another agent on this host: use that one, or stop it")

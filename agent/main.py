@@ -47,9 +47,10 @@ from sharepod.process.setting import shown
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sharepod.agent.device import DeviceInfo, DeviceLook
+    from sharepod.agent.share import DeviceUuid
 
 log = logging.getLogger("sharepod.agent")
 
@@ -133,7 +134,7 @@ class Agent:
             load_library(f"{self._environment['LD_LIBRARY_PATH']}/{LIBRARY_NAME}")
         inventory = Inventory(settings.simulate)
         self._stack.callback(inventory.close)
-        self._claim(lock, inventory.devices)
+        self._claim(lock, inventory.devices, inventory.files)
         arbiter = NativeArbiter()
         close_arbiter = self._stack.enter_context(contextlib.ExitStack())
         close_arbiter.callback(arbiter.close)
@@ -146,7 +147,7 @@ class Agent:
         if not registry.devices:
             causes = "; ".join(inventory.unlisted.values()) or "it lists none"
             raise AgentUnavailable(f"no device of this machine can be used: {causes}: check `nvidia-smi`")
-        self._claim(lock, node.missing)
+        self._claim(lock, node.missing, {})
         if not node.statuses():
             hook_file.remove(Path(settings.hook_directory), keep=hook_path)
         if settings.metrics_listen:
@@ -155,9 +156,11 @@ class Agent:
         self._stack.callback(node.close)  # before the metrics go, which may take half a second: it opens the gates
         return node, inventory
 
-    def _claim(self, lock: HostLock, devices: Iterable[DeviceInfo]) -> None:
+    def _claim(self, lock: HostLock, devices: Iterable[DeviceInfo], files: Mapping[DeviceUuid, Path]) -> None:
+        simulated = self._environment.get("SIMGPU_STATE", "")
         for info in devices:
-            lock.claim_device(f"{self._environment.get('SIMGPU_STATE', '')}/{info.uuid}", info.index)
+            file = Path(simulated) if simulated else files.get(info.uuid)
+            lock.claim_device(f"{simulated}/{info.uuid}", info.index, file)
 
     def _serve_metrics(self, collector: metrics.NodeMetrics) -> None:
         """Serve a collector until the agent closes. Raises CannotStart."""

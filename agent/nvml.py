@@ -61,6 +61,8 @@ class Handle:
     handle: Any
     parent: Any
     parent_uuid: str
+    file: Path | None = None
+    """One that the kernel has for the GPU's place on the bus."""
 
 
 def load_library(path: str) -> None:
@@ -134,17 +136,18 @@ def is_gone(error: Exception) -> bool:
 
 def _described(handle: Any, parent: Any, *, simulated: bool) -> Handle:
     uuid = DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle)))
-    node = -1 if simulated else _numa_node(parent)  # a simulated place on the bus is nobody's, or another device's
-    info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], node)
-    return Handle(info, handle, parent, _text(pynvml.nvmlDeviceGetUUID(parent)))
+    place = None if simulated else _place(parent)  # a simulated place on the bus is nobody's, or another device's
+    info = DeviceInfo(uuid, -1, _name(handle, parent), _memory(handle)[0], numa_node_at(place))
+    parent_uuid = _text(pynvml.nvmlDeviceGetUUID(parent))
+    return Handle(info, handle, parent, parent_uuid, place / "uevent" if place else None)
 
 
-def _numa_node(parent: Any) -> int:
-    """Return the memory node of a device: what the kernel says of its bus; -1: not known."""
+def _place(parent: Any) -> Path | None:
+    """Return the directory that the kernel has for a device's place on the bus; None: not known."""
     try:
-        return numa_node_at(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
+        return place_of(_text(pynvml.nvmlDeviceGetPciInfo(parent).busId))
     except pynvml.NVMLError:
-        return -1
+        return None
 
 
 def _instances(parent: Any) -> list[Any] | None:
@@ -205,12 +208,20 @@ def _linked(one: Handle, other: Handle) -> bool:
     return bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 
-def numa_node_at(bus_id: str, sysfs: Path = SYSFS) -> int:
-    """Return the memory node of a place on the bus; -1: the kernel does not say, or has one for all."""
+def place_of(bus_id: str, sysfs: Path = SYSFS) -> Path | None:
+    """Return the directory that the kernel has for a place on the bus; None: that is no place."""
     domain, _, place = bus_id.lower().partition(":")
     try:
         # NVML writes eight digits of the domain, the kernel four or more.
-        return int((sysfs / f"{int(domain, 16):04x}:{place}" / "numa_node").read_text(encoding="ascii"))
+        return sysfs / f"{int(domain, 16):04x}:{place}"
+    except ValueError:
+        return None
+
+
+def numa_node_at(place: Path | None) -> int:
+    """Return the memory node of a place on the bus; -1: the kernel does not say, or has one for all."""
+    try:
+        return int((place / "numa_node").read_text(encoding="ascii")) if place else -1
     except (OSError, ValueError):
         return -1
 

@@ -1,4 +1,4 @@
-"""A device has one agent, by a name in the kernel's socket namespace: no stranger keeps root's agent from it."""
+"""A device has one agent, by a name in the kernel's socket namespace and a lock: no stranger keeps root's away."""
 
 import contextlib
 import os
@@ -75,3 +75,42 @@ def test_an_agent_of_roots_is_heeded_also_where_it_only_holds_the_name(tmp_path:
     (lock,) = locks(tmp_path, "lock")
     with held(key, 0), lock, pytest.raises(AgentUnavailable):
         lock.claim_device(key, 0)
+
+
+LOCKER = """
+import fcntl, os, signal, sys
+file = open(sys.argv[1])
+os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
+fcntl.flock(file, fcntl.LOCK_EX)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_a_lock_on_a_file_of_the_device_is_seen_where_the_name_is_not(tmp_path: Path, key: str) -> None:
+    first, second, third = locks(tmp_path, "first", "second", "third")
+    (file := tmp_path / "device").touch()
+    with second:
+        with first:
+            first.claim_device(key, 3, file)
+            first.claim_device(f"{key}0", 4, file)  # an instance of the same GPU
+            with pytest.raises(AgentUnavailable, match="device 3 belongs to another agent on this host"):
+                second.claim_device(f"{key}1", 3, file)
+        second.claim_device(f"{key}2", 3, file)
+        with third:
+            third.claim_device(f"{key}3", 3, tmp_path / "nowhere")
+
+
+@root_only
+@pytest.mark.parametrize("uid", [0, 65534])
+def test_a_stranger_that_locks_the_file_keeps_no_agent_of_roots_away(
+    tmp_path: Path, key: str, uid: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (lock,) = locks(tmp_path, "lock")
+    (file := tmp_path / "device").touch()
+    refused = contextlib.nullcontext() if uid else pytest.raises(AgentUnavailable, match="device 3 belongs to")
+    with python({}, "-c", LOCKER, str(file), str(uid)) as (_, line), lock:
+        assert line == "ready\n"
+        with refused:
+            lock.claim_device(key, 3, file)
+        assert [(one.uid, one.index) for one in caplog.records] == [(uid, 3)] * bool(uid)  # type: ignore[attr-defined]

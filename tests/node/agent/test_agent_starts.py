@@ -24,10 +24,14 @@ PRIVATE = 0o711 if os.getuid() == 0 else 0o700
 """Mode of the runtime directory of an agent whose socket is its own user's."""
 
 
+@pytest.mark.parametrize("within", [(), ("unshare", "--net")], ids=["same-network", "another-network-namespace"])
 def test_an_agent_in_another_directory_may_not_take_the_same_devices(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, within: tuple[str, ...]
 ) -> None:
+    if within and subprocess.run([*within, "true"], stderr=subprocess.DEVNULL, timeout=60, check=False).returncode:
+        pytest.skip("network namespaces cannot be made here")
     first, second = make_agent(), make_agent()
+    second.wrapper = list(within)
     monkeypatch.setenv("SIMGPU_STATE", str(first.directory.parent / "devices"))
     first.start()
     said = "sharepod agent: device 0 belongs to another agent on this host: use that one, or stop it\n"
