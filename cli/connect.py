@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S: Final = 20.0
 _OTHER_STARTS_S: Final = 0.5
 _LOOK_S: Final = 0.02
+_SYSTEMD_RUNS: Final = Path("/run/systemd/system")
+"""A directory that is there when systemd is the machine's init."""
 _NODE_DIRECTORY: Final = Path("/run/sharepod")
 """Where the agent of the whole node listens, when root runs one."""
 
@@ -124,19 +127,23 @@ def ensure_agent(path: str, simulate: str | None) -> None:
 def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
     """Start a private agent; return why none listens, "" when one does, ours or another's."""
     command = [sys.executable, "-m", "sharepod.cli.private", str(Path(path).absolute())]
+    command += [simulate] if simulate else []
     ended, alive = os.pipe()
     with tempfile.TemporaryFile() as log, open(ended, "rb"):  # noqa: PTH123 - a descriptor
         try:
             # It detaches: the program that this process becomes must not find a child that it never started. It holds
             # its end of the pipe for as long as it lives.
-            subprocess.run(
-                [*command, *([simulate] if simulate else [])],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[alive],
-                check=False,
-            )
+            for words in (_in_own_cgroup(), []):
+                done = subprocess.run(
+                    [*words, *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[alive],
+                    check=False,
+                )
+                if not done.returncode:
+                    break
         finally:
             os.close(alive)
         _wait_until_it_listens(path, ended, deadline)
@@ -145,6 +152,18 @@ def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
         log.seek(0)
         lines = log.read().decode(errors="replace").strip().splitlines() or ["it ended at once"]
         return lines[-1].removeprefix("sharepod agent: ")
+
+
+def _in_own_cgroup() -> list[str]:
+    """Return the words before a command that take it out of our cgroup; none where systemd does not run.
+
+    A service, a session or a job that ends takes all of its cgroup with it: the agent of other programs, too.
+    """
+    user = [] if os.getuid() == 0 else ["--user"]
+    manager = Path(os.environ.get("XDG_RUNTIME_DIR", "/nowhere"), "systemd/private")
+    if not _SYSTEMD_RUNS.is_dir() or (user and not manager.exists()) or not shutil.which("systemd-run"):
+        return []
+    return ["systemd-run", *user, "--scope", "--quiet", "--collect", "--"]
 
 
 def _wait_until_it_listens(path: str, ended: int, deadline: float) -> None:

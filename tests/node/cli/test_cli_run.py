@@ -19,7 +19,7 @@ from hosts import Host
 from rig.pid_namespaces import alone, first_of
 from rig.until import until
 from sharepod.agent.lock import HostLock
-from sharepod.cli import launch
+from sharepod.cli import connect, launch
 from sharepod.cli.errors import EXIT_NO_AGENT, EXIT_NOT_EXECUTABLE, EXIT_REFUSED, EXIT_USAGE, CliError
 from sharepod.cli.run import warn_of_unmetered
 from sharepod.cli.scratch import Scratch
@@ -214,6 +214,31 @@ def test_a_private_agent_serves_all_who_want_one_and_ends_with_its_last_share(ho
     for child in both:
         child.terminate()
         assert child.communicate() == ("", "")
+    until(lambda: leftovers(host.directory) == [])
+
+
+@pytest.mark.parametrize("status", [0, 1], ids=["made", "refused"])
+def test_a_private_agent_has_a_cgroup_of_its_own_where_systemd_makes_it_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    words = ["--scope", "--quiet", "--collect", "--"]
+    words = words if os.getuid() == 0 else ["--user", *words]
+    stand_in = tmp_path / "systemd-run"
+    goes_on = f'shift {len(words)}; exec "$@"' if status == 0 else f"exit {status}"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{goes_on}\n')
+    stand_in.chmod(0o755)
+    (tmp_path / "systemd").mkdir()
+    (tmp_path / "systemd" / "private").touch()
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_RUNTIME_DIR": f"{tmp_path}"}
+    for name, value in {**host.env, **own}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connect, "_SYSTEMD_RUNS", tmp_path)
+    path = f"{host.directory}/agent.sock"
+    connect.ensure_agent(path, "1xH200")
+    asked = (tmp_path / "asked").read_text().split()
+    assert (asked[: len(words)], asked[-3:]) == (words, ["sharepod.cli.private", path, "1xH200"])
+    with connect.connect(path) as client:
+        os.kill(client.node().agent_pid, signal.SIGTERM)
     until(lambda: leftovers(host.directory) == [])
 
 
