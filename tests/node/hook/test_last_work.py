@@ -60,6 +60,20 @@ for _ in range({CAPTURES}):
     ok(cuda.cuStreamSynchronize(stream))
 """
 
+# What was launched just before cannot be marked while the capture of its stream is open.
+IN_FRONT_OF_CAPTURES = f"""
+function, stream, graph = kernel(start(), "front_100us"), new_stream(), c_void_p()
+for _ in range(20):
+    ok(launch(function, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+for _ in range({CAPTURES // 3}):
+    for _ in range(3):
+        ok(launch(function, stream))
+    ok(cuda.cuStreamBeginCapture_v2(stream, 2))
+    time.sleep(0.12)  # longer than any drain is waited for
+    ok(cuda.cuStreamEndCapture(stream, byref(graph)))
+"""
+
 IDLE = """
 import fcntl, os, signal, struct, sys, time
 from report import WORD_AT, device_at, report
@@ -96,6 +110,14 @@ def test_work_beside_an_open_capture_is_billed_when_it_can_be_marked(make_simgpu
     done = run_metered(make_simgpu(), tmp_path, BESIDE_CAPTURES)
     assert done.busy_ns[0] >= (20 + 4 * CAPTURES) * 1_000_000
     assert done.usage[0].used_ns == pytest.approx(done.busy_ns[0], rel=0.25)
+
+
+def test_the_end_of_work_in_front_of_a_capture_is_told_while_that_is_open(
+    make_simgpu: MakeSimgpu, tmp_path: Path
+) -> None:
+    account = run_metered(make_simgpu(), tmp_path, IN_FRONT_OF_CAPTURES, beside=True).usage[0]
+    assert account.launches == 20 + CAPTURES
+    assert account.cogrants < CAPTURES // 6, "so often another share had waited in vain for the device"
 
 
 def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(
