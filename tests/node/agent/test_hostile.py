@@ -95,13 +95,6 @@ def test_a_report_that_is_being_written_is_a_fault_only_when_it_stays_so(arbiter
             process.kill()
 
 
-def test_a_truncated_slots_file_is_a_fault_and_no_crash(arbiter: Arbiter, tmp_path: Path) -> None:
-    liar = Tenant(arbiter.share(tmp_path / "liar"))
-    os.truncate(tmp_path / "liar" / "slots", 10)
-    liar.ring(NO_SLOT)
-    until(lambda: liar.share.usage().faults)
-
-
 def test_a_file_that_grows_is_cut_back_and_told_of_its_share_alone(arbiter: Arbiter) -> None:
     with tempfile.TemporaryDirectory(prefix="sharepod-hostile-", dir="/dev/shm") as directory:  # as the agent's is
         hostile, honest = (arbiter.share(Path(directory, name)) for name in ("hostile", "honest"))

@@ -37,10 +37,6 @@ class Tenant:
         self._write(device_at(slot) + 64, report(held, drained, (now_ns if drained else 0, now_ns, 0, 0), **more))
         return now_ns
 
-    def end_first(self) -> None:
-        """Say in slot 0 that work of the turn has ended."""
-        self._write(device_at(0) + 24, struct.pack("<Q", time.monotonic_ns()))
-
     def ask(self) -> None:
         """Come with slot 0 and begin to wait for a turn."""
         self.claim(0)

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from gang_runs import gang_node, go, job_beside_others, ring, single
 
-from rig.loads import MS, Load, Terms
-from rig.node import Node
+from rig.loads import MS
 from rig.programs import Program
 
 
@@ -65,15 +63,3 @@ def test_pods_of_a_gang_get_their_devices_together_and_the_others_keep_their_tar
     assert made["team/job"] > 5 * made[""], made
     assert made["team/job"] > 1010, made
     assert min(part["team/job"][name] for name in ("other0", "other1")) > 0.57, part
-
-
-def test_two_shares_of_a_gang_on_one_device_take_turns() -> None:
-    with Node("1xH200") as node:
-        programs = {}
-        for name in "abc":
-            gang = "" if name == "c" else "job"
-            load = Load(Terms(60 if name == "c" else 20, devices=("0",), gang=gang), "saturate", {"unit": "500us"})
-            programs[name] = node.start(name, load)
-        start_ns = go(programs, 4)
-        part = node.parts(3, start_ns + 500 * MS)
-    assert part == pytest.approx({"a": 0.2, "b": 0.2, "c": 0.6}, abs=0.02)
