@@ -64,26 +64,6 @@ def test_a_share_is_of_the_class_that_was_asked_for_and_otherwise_standard(agent
     assert got == [share.share_class for share in agent.shares()] == [standard, *asked[1:]]
 
 
-def test_terms_change_live_and_a_share_pauses_and_resumes(agent: RunningAgent) -> None:
-    agent.register(30, name="a")
-    change = pb.DeviceChange(limit_millipercent=80_000, memory_limit_bytes=GIB)
-    updated = agent.stub.UpdateShare(
-        pb.UpdateShareRequest(share="a", devices=[change], share_class=pb.SHARE_CLASS_LATENCY)
-    ).share
-    held = updated.devices[0]
-    assert (held.request_millipercent, held.limit_millipercent, held.memory_limit_bytes) == (30_000, 80_000, GIB)
-    assert updated.share_class == pb.SHARE_CLASS_LATENCY
-    assert agent.stub.PauseShare(pb.PauseShareRequest(share="a")).share.paused
-    assert agent.shares()[0].devices[0].state == pb.SHARE_STATE_PAUSED
-    explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
-    assert explained.state == pb.SHARE_STATE_PAUSED
-    assert explained.reason == "paused by an operator: `sharepod resume a` lets it run"
-    assert not agent.stub.ResumeShare(pb.ResumeShareRequest(share="a")).share.paused
-    explained = agent.stub.ExplainShare(pb.ExplainShareRequest(share="a")).devices[0]
-    assert explained.reason.startswith("idle: no process has attached")
-    assert "request 30 %, limit 80 %" in explained.facts
-
-
 def test_a_share_yields_its_time_over_a_crash_of_the_agent_and_has_it_back_when_it_fits(agent: RunningAgent) -> None:
     def resume() -> pb.Share:
         return agent.stub.ResumeShare(pb.ResumeShareRequest(share="batch")).share

@@ -1,7 +1,6 @@
 """The agent with programs: metered ones, one without a share, a failing device, an agent killed beneath them."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -39,24 +38,6 @@ def test_a_turn_that_ends_before_its_first_launch_is_drained_at_once(
     assert grown["launches"] < grown["turns"]
     assert grown["cogrants"] <= grown["launches"]
     assert grown["used_ns"] < (grown["launches"] + 4) * 30 * MS
-
-
-def test_a_program_goes_on_while_its_agent_is_killed_and_the_next_adopts_it(agent: RunningAgent) -> None:
-    began = time.monotonic()
-    with program(metered(agent.register(50, name="a"))) as process:
-        until(lambda: usage(agent, "a").used_ns > 300_000_000)
-        until(lambda: usage(agent, "a").used_1s_millipercent > 50_000)
-        before = usage(agent, "a")
-        agent.stop(signal.SIGKILL)
-        time.sleep(1.5)  # longer than a stale heartbeat
-        assert process.poll() is None
-        agent.start()
-        until(lambda: usage(agent, "a").processes == 1)
-        assert [p.pid for p in agent.shares()[0].processes] == [process.pid]
-        adopted = usage(agent, "a")
-        assert adopted.used_ns >= before.used_ns  # of device time nothing is lost
-        assert 0 < adopted.launches < 4_000 * (time.monotonic() - began)  # 500 µs each: nothing is counted twice
-        until(lambda: usage(agent, "a").used_ns > adopted.used_ns + 200_000_000)
 
 
 def test_turns_of_two_shares_are_told_with_their_names_and_without_gaps(agent: RunningAgent) -> None:

@@ -162,6 +162,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_no_share_its_terms(
         assert [held[1:] for held in terms[both.id]] == [(20_000, 40_000, 0)] * 2
         assert found[running.share.id].share_class == pb.SHARE_CLASS_LATENCY
         assert (found[running.share.id].paused, found[both.id].paused) == (False, True)
+        assert [one.pid for one in found[running.share.id].processes] == [process.pid]
         assert found[running.share.id].devices[0].usage.used_ns >= used_ns
         until(lambda: usage(agent, running.share.id).used_ns > used_ns + 20_000_000)
         assert process.poll() is None

@@ -178,7 +178,9 @@ def test_a_share_with_its_terms_is_paused_changed_resumed_and_released_while_its
         assert (answer.returncode, answer.stdout) == (0, "")
         assert answer.stderr.startswith(f"sharepod: test {'is ' if verb == 'pause' else ''}{told}")
     assert "paused" in node.sharepod("ps").stdout
-    assert "paused" in node.sharepod("explain", "test").stdout
+    explained = " ".join(node.sharepod("explain", "test").stdout.split())
+    assert "paused by an operator: `sharepod resume test` lets it run" in explained
+    assert "request 30 %, limit 60 %" in explained
     changed = node.sharepod("set", "test", "--gpu", "50", "--memory", "1GiB")
     assert all(word in changed.stdout for word in ("50 %", "60 %", "1 GiB")), changed
     assert node.sharepod("set", "test", "--limit", "80", "--class", "batch").returncode == 0

@@ -1,13 +1,11 @@
 """Work that nobody waits for, processes that are killed, and a program's last moment: all of it is in the bill."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hooklab import C, compile_c
 from metered import run_metered
-from report import report
 from simgpu_fixtures import NewGpu
 
 from rig import REPO_ROOT
@@ -74,30 +72,6 @@ for _ in range({CAPTURES // 3}):
     ok(cuda.cuStreamEndCapture(stream, byref(graph)))
 """
 
-IDLE = """
-import fcntl, os, signal, struct, sys, time
-from report import WORD_AT, device_at, report
-slots = os.open(sys.argv[1] + "/slots", os.O_RDWR)
-fcntl.lockf(slots, fcntl.LOCK_EX, 1, 0)
-def waits(number):
-    os.pwrite(slots, struct.pack("<IIQ", number, 0, time.monotonic_ns()), device_at(0))
-def says(idle_ns):
-    os.pwrite(slots, report(word, 0, (0, entered_ns, 0, idle_ns)), device_at(0) + 64)
-waits(1)
-os.pwrite(slots, bytes([1]), 0)
-os.write(os.open(sys.argv[1] + "/bell", os.O_WRONLY), bytes(1))
-word = 0
-while word % 2 == 0:
-    word, = struct.unpack_from("<I", open(sys.argv[1] + "/terms", "rb").read(), WORD_AT)
-waits(0)
-entered_ns = time.monotonic_ns()
-says(0)
-time.sleep(1)
-says(time.monotonic_ns() - entered_ns)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""A process that is idle in its turn, says so, and is killed before anybody has heard it."""
-
 RUNS = 10
 
 
@@ -131,16 +105,6 @@ def test_the_bill_of_a_turn_that_was_given_back_and_entered_again_is_current(
     # Alone it holds one turn throughout, and enters it for each burst; nobody has waited for the last.
     until(lambda: share.usage().used_ns >= 0.9 * busy_ns, lambda: f"{share.usage()} of {busy_ns}", 10)
     assert share.usage().turns <= 2
-
-
-def test_what_a_killed_process_was_idle_in_its_turn_is_not_billed(arbiter: Arbiter, tmp_path: Path) -> None:
-    share = arbiter.share(tmp_path / "share")
-    path = {"PYTHONPATH": str(Path(report.__code__.co_filename).parent)}
-    for turns in (1, 2):
-        assert subprocess.run([sys.executable, "-c", IDLE, share.region], env=path, check=False).returncode == -9
-        until(lambda turns=turns: share.usage().turns == turns)  # type: ignore[misc]
-    # A count does not fall: what was taken for use before it was heard is left out of what comes next.
-    assert share.usage().used_ns < 1_500_000_000
 
 
 def test_what_processes_used_that_were_killed_in_their_turns_stays_in_the_bill(

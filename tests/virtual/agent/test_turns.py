@@ -414,9 +414,10 @@ def test_when_a_process_dies_in_its_turn_its_counts_stay_and_the_device_is_free(
     device.until(4 * MS)
     device.ring(one.number)
     assert (one.memory_used_bytes, one.processes) == (1000, 1)
+    one.say(idle_ns=3 * MS)  # nobody has heard that yet
     device.lab.lab_die(one.number, device.at())
     device.ring(one.number)
-    assert (one.holding, one.reason, one.used_ns) == (0, DEAD, 4 * MS)
+    assert (one.holding, one.reason, one.used_ns) == (0, DEAD, MS)
     assert (one.launches, one.passed, one.memory_refusals) == (7, 2, 3)
     assert (one.memory_used_bytes, one.processes) == (0, 0)
     assert other.turn[0] == 4 * MS
