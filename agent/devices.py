@@ -104,7 +104,7 @@ class Devices:
     def resume(self, device: DeviceUuid, now_ns: int) -> None:
         """Take it back. As one that a new agent finds, it is believed when it is well at the next look."""
         self.released.discard(device)
-        self._judge(device, health.Health(xids_seen=self._health[device].xids_seen))
+        self._judge(device, health.Health(xids_seen=self._health[device].xids_seen, unfit=health.TAKEN_BACK))
         self.begin(now_ns)
 
     def context_bytes(self, device: DeviceUuid) -> int:

@@ -11,22 +11,20 @@ import contextlib
 import logging
 import random
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from sharepod.agent.on_thread import on_thread
 from sharepod.agent.reported import Painter, Picture, message
 from sharepod.process.credentials import read_token
 from sharepod.proto import v1_pb2 as pb
 from sharepod.proto import v1_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sharepod.agent.device import NodeStatus
     from sharepod.agent.feed_metrics import Tally
 
@@ -35,8 +33,6 @@ log = logging.getLogger("sharepod.agent.feed")
 Call = Any
 """grpc.aio.StreamStreamCall."""
 Address = tuple[str, int]
-Result = TypeVar("Result")
-
 HEARTBEAT_TELLS: Final = 10
 """Seconds without a change, after which an empty message says that the agent is there."""
 RESOLVE_S: Final = 30.0
@@ -131,7 +127,7 @@ class Feed:
         """Return the addresses of the schedulers. Raises _Failed, after which those known before stay."""
         target, failure = self._target, ""
         try:
-            found = await _on_thread(lambda: _addresses(target.host, target.port))
+            found = await on_thread("feed", lambda: _addresses(target.host, target.port))
         except (OSError, UnicodeError) as error:  # the latter of a name that is too long to be one
             failure = f"{target.host}: {getattr(error, 'strerror', '') or error}"
         if failure and failure != self._failure:
@@ -180,7 +176,7 @@ class _Stream:
     async def _once(self) -> str:
         """Tell until it fails; return why."""
         try:
-            credentials, metadata = await _on_thread(self._shown)
+            credentials, metadata = await on_thread("feed", self._shown)
             async with self._channel(credentials) as channel:
                 call = rpc.UsageServiceStub(channel).ReportUsage(metadata=metadata)
                 await self._talk(call)
@@ -268,29 +264,3 @@ def _addresses(host: str, port: int) -> frozenset[Address]:
     """Return the addresses of a name. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return frozenset(sorted({(str(place[0]), int(place[1])) for *_, place in found})[:ADDRESSES_MAX])
-
-
-async def _on_thread(work: Callable[[], Result]) -> Result:
-    """Return what `work` does on a thread of its own: one that the agent's end does not wait for, as the loop's are."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | Exception) -> None:
-        if answer.done():  # nobody waits for it any more
-            return
-        if isinstance(result, Exception):
-            answer.set_exception(result)
-        else:
-            answer.set_result(result)
-
-    def run() -> None:
-        result: Result | Exception
-        try:
-            result = work()
-        except (OSError, ValueError) as error:
-            result = error
-        with contextlib.suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(settle, result)
-
-    threading.Thread(target=run, name="feed", daemon=True).start()
-    return await answer

@@ -13,7 +13,7 @@ _LOCKS: Final = Path("/proc/locks")
 def holders(file: int) -> list[int]:
     """Return the users of the processes that have locked the open file by flock, as far as they are seen here."""
     status, found = os.fstat(file), list[int]()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for line in _LOCKS.read_text(encoding="ascii").splitlines():
             words = line.split()  # 1: FLOCK ADVISORY WRITE 708 08:01:13 0 EOF; the device's two parts are hexadecimal
             if "->" in words or words[1] != "FLOCK":

@@ -70,6 +70,10 @@ def overdue(health: Health, now_ns: int) -> Health:
     return replace(health, fault=fault, well_since_ns=now_ns)
 
 
+TAKEN_BACK: Final = "released by an operator and taken back: it is about to be looked at"
+"""Why a device that was released is of no use to shares until the next look at it."""
+
+
 def released(index: int) -> str:
     """Return why a device that an operator has in hand is of no use to shares."""
     return f"released by an operator: `sharepod device resume {index}` takes it back"

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sharepod.agent.errors import AgentUnavailable, WrongState
+from sharepod.agent.on_thread import on_thread
 
 if TYPE_CHECKING:
     from sharepod.agent.device import DeviceStatus
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Releases:
-    """Releases devices and takes them back, one call at a time.
+    """Releases devices and takes them back, one call at a time; a call is done also when its caller gives up.
 
     Invariant between calls: NVML is closed if and only if a device is released.
     """
@@ -34,12 +35,7 @@ class Releases:
 
         Raises UnknownDevice, and AgentUnavailable when NVML cannot be closed.
         """
-        async with self._one_at_a_time:
-            info = self._devices.find(reference)
-            if not self._devices.released and (cause := await asyncio.to_thread(self._session.close)):
-                raise AgentUnavailable(f"device {info.index} cannot be released: {cause}: stop the agent instead")
-            self._devices.release(info.uuid)
-            return self._devices.status(info.uuid)
+        return await asyncio.shield(self._release(reference))
 
     async def resume(self, reference: str) -> DeviceStatus:
         """Take a released device back.
@@ -47,11 +43,22 @@ class Releases:
         Raises UnknownDevice, WrongState when it is not released, and AgentUnavailable when NVML cannot be opened: then
         it stays released.
         """
+        return await asyncio.shield(self._resume(reference))
+
+    async def _release(self, reference: str) -> DeviceStatus:
+        async with self._one_at_a_time:
+            info = self._devices.find(reference)
+            if not self._devices.released and (cause := await on_thread("nvml", self._session.close)):
+                raise AgentUnavailable(f"device {info.index} cannot be released: {cause}: stop the agent instead")
+            self._devices.release(info.uuid)
+            return self._devices.status(info.uuid)
+
+    async def _resume(self, reference: str) -> DeviceStatus:
         async with self._one_at_a_time:
             info = self._devices.find(reference)
             if info.uuid not in self._devices.released:
                 raise WrongState(f"device {info.index} is not released: `sharepod doctor` says how it is")
-            if len(self._devices.released) == 1 and (cause := await asyncio.to_thread(self._session.reopen)):
+            if len(self._devices.released) == 1 and (cause := await on_thread("nvml", self._session.reopen)):
                 raise AgentUnavailable(
                     f"device {info.index} stays released: {cause}; after an upgrade of the driver restart the agent"
                 )

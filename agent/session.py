@@ -99,7 +99,8 @@ class Session:
     def close(self) -> str:
         """Close NVML until `reopen`; no look is taken meanwhile. Return why it cannot be closed; empty when it is."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._opening)
+            if not self._changed.wait_for(lambda: not self._opening, CALM_S):
+                return NOT_BACK
             if self._enter_alone():
                 nvml.close_nvml()
                 return ""

@@ -133,7 +133,8 @@ def _start_agent(path: str, simulate: str | None, deadline: float) -> str:
         try:
             # It detaches: the program that this process becomes must not find a child that it never started. It holds
             # its end of the pipe for as long as it lives.
-            for words in (_in_own_cgroup(), []):
+            own_cgroup = _in_own_cgroup()
+            for words in (own_cgroup, []) if own_cgroup else ([],):
                 done = subprocess.run(
                     [*words, *command],
                     stdin=subprocess.DEVNULL,

@@ -166,6 +166,15 @@ def test_a_device_that_is_released_is_in_nobody_s_hands_until_it_is_resumed(agen
         until(lambda: usage(agent, "a").processes == 1)
 
 
+def test_a_release_whose_caller_gives_up_is_done_all_the_same(agent: RunningAgent) -> None:
+    with pytest.raises(grpc.RpcError, match="Deadline Exceeded"):  # a look at a device waits for longer
+        agent.stub.ReleaseDevice(pb.ReleaseDeviceRequest(device="0"), timeout=0.2)
+    until(lambda: reasons(agent)[0] == RELEASED.format(0), timeout_s=10)
+    assert not files(agent)
+    resume(agent, "0")
+    until(lambda: reasons(agent) == ["", ""], timeout_s=10)
+
+
 def test_a_device_that_had_a_critical_xid_is_believed_after_a_release(agent: RunningAgent, truth: Truth) -> None:
     truth.inject_xid(0, 95)
     until(lambda: reasons(agent)[0] == "Xid 95", timeout_s=5)

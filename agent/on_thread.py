@@ -1,0 +1,39 @@
+"""Work that may take long, for the event loop: on a thread of its own, for which the end of the agent does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+
+async def on_thread(name: str, work: Callable[[], Result]) -> Result:
+    """Return what `work` returns, or raise what it raises; `name` is the thread's."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | Exception) -> None:
+        if answer.done():  # nobody waits for it any more
+            return
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+    def run() -> None:
+        result: Result | Exception
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            result = error
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await answer
