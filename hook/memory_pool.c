@@ -16,6 +16,7 @@ struct sp_pool {
   int device;
   uint64_t charged;   /* what it held when the driver was asked last */
   uint64_t in_flight; /* reserved for allocations that are on their way */
+  uint32_t asked;     /* allocations that are on their way */
   uint64_t live;      /* the sum of its allocations */
   uint64_t grain;     /* what it grows by a multiple of */
 };
@@ -123,11 +124,11 @@ static bool refresh(struct sp_pool *pool) {
   if (pool->state == DESTROYED && pool->live != 0) {
     return false; /* what it still holds goes when the last allocation does */
   }
-  if (now > before && pool->in_flight != 0) {
+  if (now > before && pool->asked != 0) {
     return false; /* an allocation that is about to tell */
   }
   pool->charged = now;
-  if (pool->state == DESTROYED && pool->in_flight == 0) {
+  if (pool->state == DESTROYED && pool->asked == 0) {
     pool->state = FREE_ENTRY;
   }
   sp_slot_memory(pool->device, (int64_t)(now - before));
@@ -242,16 +243,25 @@ static uint64_t growth_for(const struct sp_pool *pool, uint64_t bytes) {
   return bytes <= unused ? 0 : round_up(bytes - unused, pool->grain);
 }
 
+/* An allocation is not on its way any more. Returns how much less is in flight. */
+static uint64_t leave(struct sp_pool *pool, uint64_t growth) {
+  uint64_t before = pool->in_flight;
+  pool->asked--;
+  pool->in_flight = pool->asked == 0 || growth > before ? 0 : before - growth;
+  return before - pool->in_flight;
+}
+
 static bool begin(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
-  bool reserved = sp_memory_reserve(pool->device, growth->growth);
-  if (!reserved) {
-    struct pools *pools = lock_pools(false);
-    pool->live -= growth->bytes;
-    pool->in_flight -= growth->growth;
-    unlock_pools(pools);
+  if (sp_memory_reserve(pool->device, growth->growth)) {
+    return true;
   }
-  return reserved;
+  struct pools *pools = lock_pools(false);
+  pool->live -= growth->bytes;
+  uint64_t less = leave(pool, growth->growth);
+  unlock_pools(pools);
+  sp_slot_memory(pool->device, (int64_t)(growth->growth - less));
+  return false;
 }
 
 bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t bytes) {
@@ -259,6 +269,7 @@ bool sp_pool_begin(struct sp_growth *growth, struct sp_pool *pool, uint64_t byte
   *growth = (struct sp_growth){.pool = pool, .bytes = bytes, .growth = growth_for(pool, bytes)};
   pool->live += bytes; /* two at a time do not count on the same unused part */
   pool->in_flight += growth->growth;
+  pool->asked++;
   unlock_pools(pools);
   return begin(growth);
 }
@@ -267,6 +278,7 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
   struct pools *pools = lock_pools(false);
   *growth = (struct sp_growth){.pool = pool, .bytes = 0, .growth = bytes};
   pool->in_flight += bytes;
+  pool->asked++;
   unlock_pools(pools);
   return begin(growth);
 }
@@ -274,14 +286,15 @@ bool sp_pool_begin_whole(struct sp_growth *growth, struct sp_pool *pool, uint64_
 bool sp_pool_grown(struct sp_growth *growth) {
   struct sp_pool *pool = growth->pool;
   struct pools *pools = lock_pools(false);
-  uint64_t now = 0, others = pool->in_flight - growth->growth, before = pool->charged + pool->in_flight;
+  uint64_t now = 0, before = pool->charged + pool->in_flight;
   bool fits = true;
   if (!ask(pool, &now)) { /* it told before: then what was reserved is what it grew by */
     now = pool->charged + growth->growth;
   }
-  uint64_t after = now + others;
-  if (after > before && now <= before) { /* others have grown it, and have not told yet */
-    after = before;
+  leave(pool, growth->growth);
+  uint64_t after = now + pool->in_flight;
+  if (pool->asked != 0 && now <= before) {
+    after = before; /* which of them grows it by how much depends on whom the driver hears first: together they fit */
   } else if (after > before) {
     fits = sp_share_memory_try(pool->device, after - before) == 0;
     if (!fits) {
@@ -290,14 +303,14 @@ bool sp_pool_grown(struct sp_growth *growth) {
   } else {
     sp_slot_memory(pool->device, -(int64_t)(before - after));
   }
-  if (others == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
+  if (pool->asked == 0 && now > pool->charged && (now - pool->charged) % pool->grain != 0) {
     pool->grain = LEAST_BYTES;
   }
   if (now > pool->live) {
     __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);
   }
-  pool->in_flight = others;
-  pool->charged = after - others;
+  pool->charged = now;
+  pool->in_flight = after - now;
   growth->growth = 0;
   unlock_pools(pools);
   return fits;
@@ -307,9 +320,9 @@ void sp_pool_undone(const struct sp_growth *growth, bool allocated) {
   struct sp_pool *pool = growth->pool;
   struct pools *pools = lock_pools(false);
   pool->live -= growth->bytes < pool->live ? growth->bytes : pool->live;
-  pool->in_flight -= growth->growth;
+  uint64_t less = allocated ? 0 : leave(pool, growth->growth);
   unlock_pools(pools);
-  sp_memory_rollback(pool->device, growth->growth);
+  sp_memory_rollback(pool->device, less);
   if (allocated) {
     sp_slot_memory_refused(pool->device, growth->bytes);
     __atomic_store_n(&dirty, 1, __ATOMIC_RELAXED);

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hooklab import HOOK, HOOK_FLAGS, compile_c
+from hooklab import HOOK, load_c
 
 
 class Unit(ctypes.Structure):
@@ -17,8 +17,8 @@ class Unit(ctypes.Structure):
 class Predictions:
     """predict.c, alone."""
 
-    def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         self._library.sp_unit_find.restype = ctypes.POINTER(Unit)
 
     def of(self, key: int) -> int:
@@ -36,10 +36,7 @@ class Predictions:
 
 @pytest.fixture
 def predictions(tmp_path: Path) -> Predictions:
-    flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
-    source = tmp_path / "exported.c"
-    source.write_text('#include "predict.c"\n')
-    return Predictions(compile_c(tmp_path / "predict.so", *flags, "-shared", f"-I{HOOK}", source))
+    return Predictions(load_c(tmp_path / "predict.so", HOOK / "predict.c"))
 
 
 def test_units_that_belong_in_one_row_keep_a_prediction_each(predictions: Predictions) -> None:

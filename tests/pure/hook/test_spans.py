@@ -1,10 +1,9 @@
 """The union of what streams did, against counting every nanosecond."""
 
 import ctypes
-from pathlib import Path
 
 import pytest
-from hooklab import HOOK, HOOK_FLAGS, compile_c
+from hooklab import HOOK, load_c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +18,7 @@ class Spans(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
-    path = compile_c(tmp_path_factory.mktemp("spans") / "spans.so", *flags, "-shared", Path(HOOK, "spans.c"))
-    loaded = ctypes.CDLL(str(path))
+    loaded = load_c(tmp_path_factory.mktemp("spans") / "spans.so", HOOK / "spans.c")
     for name in ("sp_spans_add", "sp_spans_fill"):
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.sp_spans_begin.argtypes = (ctypes.POINTER(Spans), ctypes.c_int64)

@@ -1,5 +1,6 @@
 """The hook's sources and tables, and how programs in C (those of ``c/``) are built and run beside them."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -53,6 +54,17 @@ def compile_c(output: Path, *arguments: str | Path, cc: Sequence[str] = ("cc",))
     done = run([*cc, "-o", output, *arguments])
     assert done.returncode == 0, done.stderr
     return output
+
+
+def load_c(output: Path, *sources: str | Path, never: Sequence[str] = ()) -> ctypes.CDLL:
+    """Compile sources of the hook, or a test's own beside them, into a library whose functions all have names.
+
+    Those of ``never`` are not called: they end the process.
+    """
+    flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
+    traps = output.with_suffix(".never.c")
+    traps.write_text("".join(f"void {name}(void);\nvoid {name}(void) {{ __builtin_trap(); }}\n" for name in never))
+    return ctypes.CDLL(str(compile_c(output, *flags, "-shared", "-Wl,-z,defs", f"-I{HOOK}", traps, *sources)))
 
 
 def need_tool(name: str, package: str) -> str:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hooklab import HOOK, HOOK_FLAGS, C, compile_c
+from hooklab import HOOK, C, load_c
 
 SOURCES = ("gate.c", "record.c", "marker.c", "clock.c", "spans.c", "predict.c")
 NEVER = (
@@ -43,12 +43,8 @@ KEYS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    directory = tmp_path_factory.mktemp("meter")
-    never = directory / "never.c"
-    never.write_text("".join(f"void {name}(void);\nvoid {name}(void) {{ __builtin_trap(); }}\n" for name in NEVER))
-    flags = [flag for flag in HOOK_FLAGS if flag != "-fvisibility=hidden"]
-    sources = [C / "meter.c", never, *(HOOK / name for name in SOURCES)]
-    return ctypes.CDLL(str(compile_c(directory / "meter.so", *flags, "-shared", "-Wl,-z,defs", f"-I{HOOK}", *sources)))
+    sources = [C / "meter.c", *(HOOK / name for name in SOURCES)]
+    return load_c(tmp_path_factory.mktemp("meter") / "meter.so", *sources, never=NEVER)
 
 
 class Meter:

@@ -1,0 +1,55 @@
+/* memory_pool.c and memory_account.c above a driver whose pools hold what a test says, and a share whose account a test reads. */
+#include "memory_graph.h"
+
+int64_t account, cap;
+uint64_t held[4], kept[4]; /* what each pool has reserved, and what would remain of that after a trim; 0: the graphs' */
+static struct sp_driver driver;
+
+static CUresult of_pool(CUmemoryPool pool, int attribute, void *bytes) {
+  (void)attribute;
+  *(uint64_t *)bytes = held[(uintptr_t)pool];
+  return CUDA_SUCCESS;
+}
+
+static CUresult of_graphs(CUdevice device, int attribute, void *bytes) {
+  (void)device;
+  return of_pool(NULL, attribute, bytes);
+}
+
+static CUresult trim(CUmemoryPool pool, size_t keep) {
+  (void)keep;
+  held[(uintptr_t)pool] = kept[(uintptr_t)pool];
+  return CUDA_SUCCESS;
+}
+
+static CUresult trim_graphs(CUdevice device) {
+  (void)device;
+  return trim(NULL, 0);
+}
+
+const struct sp_driver *sp_driver(void) {
+  driver.cuMemPoolGetAttribute = of_pool;
+  driver.cuDeviceGetGraphMemAttribute = of_graphs;
+  driver.cuMemPoolTrimTo = trim;
+  driver.cuDeviceGraphMemTrim = trim_graphs;
+  return &driver;
+}
+
+void sp_graphs_trimmed(void) {}
+
+int sp_share_memory_try(int device, uint64_t bytes) {
+  (void)device;
+  if ((int64_t)bytes > cap - account)
+    return -1;
+  account += (int64_t)bytes;
+  return 0;
+}
+
+void sp_slot_memory(int device, int64_t bytes) {
+  (void)device;
+  account += bytes;
+}
+
+void sp_slot_memory_refused(int device, uint64_t bytes) {
+  (void)device, (void)bytes;
+}

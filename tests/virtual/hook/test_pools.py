@@ -1,0 +1,168 @@
+"""What pools of memory are charged, while several threads allocate from them: exactly what they hold."""
+
+import ctypes
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hooklab import HOOK, C, load_c
+
+MIB = 1 << 20
+SOURCES = ("memory_pool.c", "memory_account.c", "memory_rows.c")
+NEVER = ("sp_slot_context_memory", "sp_share_memory_limit", "sp_share_memory_shown")
+GRAPHS = 0
+"""The pool that graphs allocate from; the others are 1, 2 and 3."""
+
+
+class Growth(ctypes.Structure):
+    """struct sp_growth."""
+
+    _fields_ = (("pool", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("growth", ctypes.c_uint64))
+
+
+class Allocation(ctypes.Structure):
+    """struct sp_allocation, of a pool."""
+
+    _fields_ = (
+        ("key", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("owner", ctypes.c_uint64),
+        ("references", ctypes.c_uint32),
+        ("device", ctypes.c_int16),
+        ("kind", ctypes.c_uint16),
+    )
+
+
+@dataclass(eq=False)
+class Asked:
+    """An allocation of a thread, on its way: asked of the hook, then of the driver, then told to the hook."""
+
+    number: int
+    growth: Growth
+    allocated: bool = False
+
+
+@dataclass
+class World:
+    """A share's pools on a device, and the threads that allocate from them."""
+
+    library: ctypes.CDLL
+    cap: int
+    grain: int = 32 * MIB
+    asked: list[Asked] = field(default_factory=list)
+    live: dict[int, list[int]] = field(default_factory=lambda: {number: [] for number in range(4)})
+    """Of each pool: the sizes of what the driver has allocated from it."""
+
+    def __post_init__(self) -> None:
+        self.library.sp_pool_of.restype = ctypes.c_void_p
+        for name in ("begin", "begin_whole", "grown"):
+            getattr(self.library, f"sp_pool_{name}").restype = ctypes.c_bool
+        self.held = (ctypes.c_uint64 * 4).in_dll(self.library, "held")
+        self.kept = (ctypes.c_uint64 * 4).in_dll(self.library, "kept")
+        ctypes.c_int64.in_dll(self.library, "cap").value = self.cap
+
+    @property
+    def account(self) -> int:
+        return ctypes.c_int64.in_dll(self.library, "account").value
+
+    def pool(self, number: int) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.library.sp_pool_of(0, ctypes.c_void_p(number)))
+
+    def grown_by(self, number: int, size: int) -> int:
+        """Return what the driver's pool grows by for another allocation."""
+        unused = self.held[number] - sum(self.live[number])
+        return 0 if size <= unused else -(-(size - unused) // self.grain) * self.grain
+
+    def ask(self, number: int, size: int) -> Asked | None:
+        """Begin an allocation; None when the hook refuses it."""
+        pool, growth = self.pool(number), Growth()
+        begin = self.library.sp_pool_begin if number else self.library.sp_pool_begin_whole
+        if not begin(ctypes.byref(growth), pool, ctypes.c_uint64(size)):
+            return None
+        growth.bytes = size
+        self.asked.append(Asked(number, growth))
+        return self.asked[-1]
+
+    def allocate(self, asked: Asked) -> None:
+        """Have the driver allocate."""
+        self.held[asked.number] += self.grown_by(asked.number, asked.growth.bytes)
+        self.live[asked.number].append(asked.growth.bytes)
+        asked.allocated = True
+        self.used()
+
+    @property
+    def trimmed(self) -> bool:
+        """Whether the cap is so near that the hook trims pools from which other threads are allocating just then."""
+        return self.cap < 100_000 * MIB
+
+    def used(self) -> None:
+        for number, sizes in self.live.items():
+            self.kept[number] = -(-sum(sizes) // self.grain) * self.grain
+
+    def undo(self, asked: Asked) -> None:
+        self.asked.remove(asked)
+        if asked.number == GRAPHS:
+            asked.growth.bytes = 0
+        self.library.sp_pool_undone(ctypes.byref(asked.growth), ctypes.c_bool(asked.allocated))
+
+    def tell(self, asked: Asked) -> None:
+        """Tell the hook that the driver has allocated; what does not fit goes back, as the hook's caller does it."""
+        graphs_bytes, asked.growth.bytes = asked.growth.bytes, asked.growth.bytes * (asked.number != GRAPHS)
+        if self.library.sp_pool_grown(ctypes.byref(asked.growth)) or asked.number == GRAPHS:
+            self.asked.remove(asked)
+        else:
+            self.live[asked.number].remove(graphs_bytes)
+            self.used()
+            self.undo(asked)
+
+    def free(self, number: int, size: int) -> None:
+        self.live[number].remove(size)
+        self.used()
+        if number != GRAPHS:
+            taken = Allocation(owner=self.pool(number).value, bytes=size, device=0)
+            self.library.sp_pool_freed(ctypes.byref(taken))
+
+    def synchronize(self) -> None:
+        """Wait for the device: the driver's pools may give back what nobody uses."""
+        for number in range(1, 4):
+            self.held[number] = self.kept[number]
+        self.library.sp_pools_look()
+
+
+@pytest.fixture
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    sources = [C / "pools.c", *(HOOK / name for name in SOURCES)]
+    return load_c(tmp_path_factory.mktemp("pools") / "pools.so", *sources, never=NEVER)
+
+
+def play(world: World, dice: random.Random) -> None:
+    """Let threads allocate and free in a random order, until nothing is on its way."""
+    for _ in range(dice.randrange(1, 60)):
+        number, before = dice.choice([GRAPHS, 1, 1, 1, 2, 3]), world.account
+        size = dice.randrange(1, 90) * MIB if number != GRAPHS else dice.randrange(1, 4) * world.grain
+        match dice.choice(["ask", "ask", "go on", "go on", "go on", "free", "refuse"]):
+            case "ask" if len(world.asked) < 4 and world.ask(number, size) is None:
+                assert world.account <= before
+            case "go on" if world.asked:
+                asked = dice.choice(world.asked)
+                (world.tell if asked.allocated else world.allocate)(asked)
+            case "free" if world.live[number] and not any(asked.number == number for asked in world.asked):
+                world.free(number, dice.choice(world.live[number]))
+            case "refuse" if waiting := [asked for asked in world.asked if not asked.allocated]:
+                world.undo(dice.choice(waiting))
+                assert world.account <= before
+        assert world.account >= sum(world.held) or world.trimmed
+    for asked in list(world.asked):
+        if not asked.allocated:
+            world.allocate(asked)
+        world.tell(asked)
+
+
+@pytest.mark.parametrize("cap_mib", [200, 1000, 100_000])
+def test_pools_are_charged_what_they_hold_in_whatever_order_threads_allocate(library: ctypes.CDLL, cap_mib: int) -> None:
+    dice, world = random.Random(cap_mib), World(library, cap_mib * MIB)
+    for _ in range(400):
+        play(world, dice)
+        assert world.account == sum(world.held)
+        world.synchronize()
+        assert world.account == sum(world.held)
