@@ -103,6 +103,8 @@ struct sp_lane *sp_lane_find(struct sp_device *device, struct sp_thread *thread,
     lane->per_thread = per_thread;
     lane->owner_thread = owner;
     lane->scale = 0;
+    lane->edged_ns = 0;
+    lane->foreign = false;
     lane->pieces = 0;
     sp_store(&lane->pieces_done, 0);
     sp_store(&lane->batch_unit, NULL);

@@ -23,11 +23,6 @@ NEVER = (
     "sp_lane_is_legacy",
     "sp_lanes_capture_begin",
     "sp_lanes_capture_end",
-    "sp_lanes_close",
-    "sp_lanes_closed",
-    "sp_lanes_forget",
-    "sp_lanes_gone",
-    "sp_lanes_mark_all",
     "sp_region_ring",
     "sp_share_crowded",
     "sp_slot_publish",
@@ -37,6 +32,8 @@ NEVER = (
     "sp_thread_forget_lanes",
 )
 """Of the rest of the hook: what is not called here."""
+SYNC_STREAM, SYNC_CONTEXT, SYNC_BEFORE, SYNC_EVENT = range(4)
+DEFAULT = -1
 US = 1000
 KEYS = itertools.count(1)
 
@@ -91,6 +88,16 @@ class Meter:
     def destroy(self, stream: int) -> None:
         """Destroy the stream's context."""
         self._call("destroy", stream)
+
+    def current(self, context: int) -> None:
+        self._call("current", context)
+
+    def sync(self, stream: int, kind: int) -> None:
+        """Wait for a stream's work (-1: the default stream's), as a call of that kind does."""
+        self._call("sync", stream, kind)
+
+    def unmarked(self, stream: int) -> int:
+        return self._call("unmarked", stream)
 
     def launch_behind(self, stream: int, wait_ns: int, key: int, takes_ns: int) -> None:
         """Launch behind a wait for something that is not the device's."""
@@ -401,13 +408,59 @@ def test_the_events_of_a_context_that_is_gone_are_not_asked_and_its_work_is_in_f
             meter.synchronize()
             meter.pause(100 * US)
         assert meter.billed == pytest.approx(meter.busy, rel=0.05)
-        meter.launch(1, keys[1], LENGTHS[1])
+        meter.launch(1, keys[1], LENGTHS[1] if number % 4 < 2 else 150_000 * US)  # longer than anybody waits for it
         meter.mark()
         meter.destroy(1)
         if number % 2:
             meter.launch(0, keys[0], LENGTHS[0])
         meter.synchronize()
         meter.pause(100 * US)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream", "waits_for"),
+    [
+        (SYNC_STREAM, 2, {2}),
+        (SYNC_STREAM, DEFAULT, {0, 2}),
+        (SYNC_CONTEXT, DEFAULT, {0, 2}),
+        (SYNC_BEFORE, DEFAULT, {0, 2}),
+        (SYNC_EVENT, DEFAULT, {2}),  # there is more behind the event in stream 0, it seems
+    ],
+)
+def test_a_call_that_waits_marks_what_it_waits_for_and_nothing_else(
+    library: ctypes.CDLL, kind: int, stream: int, waits_for: set[int]
+) -> None:
+    meter, (key,) = known(library, DELAYS[1])
+    meter.turn()
+    for each in range(4):
+        meter.context(each, 1 + each % 2)
+        for _ in range(2):
+            meter.launch(each, key, LENGTHS[0])
+    meter.synchronize()
+    meter.launch(0, key, LENGTHS[0])
+    meter.mark()
+    for each in range(4):
+        meter.launch(each, key, LENGTHS[0], gap_ns=0)
+    assert all(meter.unmarked(each) for each in range(4))
+    meter.sync(stream, kind)
+    assert {each for each in range(4) if not meter.unmarked(each)} == waits_for
+    meter.current(2)
+    meter.sync(1, SYNC_STREAM)
+    assert {each for each in range(4) if not meter.unmarked(each)} == waits_for | {1}
+
+
+def test_when_a_thread_that_waited_returns_its_work_has_ended_however_late_the_keeper_wakes(
+    library: ctypes.CDLL,
+) -> None:
+    meter, key = Meter(library, 5, 4, 1.5, 900), next(KEYS)
+    meter.learn([key], LENGTHS[:1])
+    for _ in range(3):
+        meter.turn()
+        for _ in range(2):
+            meter.launch(0, key, LENGTHS[0])
+            meter.sync(0, SYNC_STREAM)
+            meter.pause(2000 * US)
+        assert meter.finished == pytest.approx(meter.worked[-1][1], abs=5 * US)
 
 
 def test_how_long_work_stands_is_learned_and_is_no_work(library: ctypes.CDLL) -> None:

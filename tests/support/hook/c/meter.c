@@ -1,12 +1,17 @@
 /*
- * The meter in virtual time. gate.c, wait.c, record.c, marker.c, clock.c, spans.c and predict.c are the hook's own. The
- * device below them is told how long each launch takes. Its clock is a day ahead, launches and records take a while to
- * arrive there, and the keeper wakes some time after an end. Each stream works by itself.
+ * The meter in virtual time. gate.c, lane.c, wait.c, record.c, marker.c, clock.c, spans.c and predict.c are the hook's
+ * own. The device below them is told how long each launch takes. Its clock is a day ahead, launches and records take a
+ * while to arrive there, and the keeper wakes some time after an end. Each stream works by itself.
  */
+#include <time.h>
+
+static int sleep_virtually(const struct timespec *span, struct timespec *rest);
+#define nanosleep sleep_virtually
+#include "lane.c"
+#undef nanosleep
 #include "gate.h"
 #define sp_wait_progress wait_in_real_time
 #include "wait.c"
-#include <string.h>
 #undef sp_wait_progress
 
 #define STREAMS 4u
@@ -16,7 +21,7 @@
 #define CALL_NS 1000 /* of the program's time, for each call of the driver */
 
 struct sp_guest sp_guest;
-static struct sp_lane lanes[STREAMS];
+static CUcontext current, contexts[STREAMS];
 static struct sp_grant grant = {.word = 1, .budget_ns = 4000000, .pair_ns = 4000000};
 static struct sp_slot_device slot;
 static struct sp_thread thread;
@@ -76,22 +81,25 @@ CUresult sp_lane_record(const struct sp_lane *lane, CUevent event, bool launchin
   return event_record(event, lane->stream);
 }
 
+static CUresult context_of(CUstream stream, CUcontext *context) {
+  *context = contexts[(uintptr_t)stream - 3];
+  return CUDA_SUCCESS;
+}
+
+static CUresult context_current(CUcontext *context) {
+  *context = current;
+  return CUDA_SUCCESS;
+}
+
 /* ---- what the meter asks the rest of the hook ---- */
 
-struct sp_lane *sp_lane_find(struct sp_device *current, struct sp_thread *self, void *stream, bool per_thread) {
-  (void)current, (void)self, (void)per_thread;
-  return &lanes[(uintptr_t)stream - 3];
+uint32_t sp_thread_index(const struct sp_thread *of) {
+  (void)of;
+  return 0;
 }
 
-bool sp_lane_over(const struct sp_lane *lane, const struct sp_thread *by) {
-  (void)lane, (void)by;
-  return false; /* nobody waits for events here */
-}
-bool sp_lanes_unmarked(const struct sp_device *asked) {
-  bool found = false;
-  for (uint32_t index = 0; index < STREAMS; index++)
-    found |= lanes[index].device == asked && lanes[index].pending_ns && !lanes[index].outstanding;
-  return found;
+void sp_captures_end_with(struct sp_lane *lane) {
+  (void)lane; /* there are none */
 }
 
 struct sp_thread *sp_thread_self(void) {
@@ -157,6 +165,12 @@ void meter_until(int64_t until_ns) {
   now_ns = later(now_ns, until_ns);
 }
 
+static int sleep_virtually(const struct timespec *span, struct timespec *rest) {
+  (void)rest;
+  meter_until(now_ns + span->tv_nsec);
+  return 0;
+}
+
 enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, struct sp_lane *lane,
                                   uint64_t predicted_ns) {
   (void)self, (void)predicted_ns;
@@ -171,6 +185,10 @@ enum sp_progress sp_wait_progress(struct sp_device *of, struct sp_thread *self, 
 
 /* ---- what a test does ---- */
 
+static struct sp_lane *lane_of(uint32_t stream) {
+  return sp_lane_find(device(), &thread, (void *)(uintptr_t)(stream + 3), false);
+}
+
 void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   launch_ns = launch;
   record_ns = record;
@@ -182,15 +200,19 @@ void meter_start(int64_t launch, int64_t record, int64_t event, int64_t late) {
   driver.cuEventCreate = event_create;
   driver.cuEventRecord = event_record;
   driver.cuEventElapsedTime = event_elapsed;
+  driver.cuCtxGetCurrent = context_current;
+  driver.cuStreamGetCtx = context_of;
+  current = (CUcontext)(void *)(uintptr_t)1;
   sp_guest = (struct sp_guest){.attached = 1, .device_count = 1, .single_device = 1};
   thread = (struct sp_thread){.device = device()};
   *device() = (struct sp_device){.grant = &grant, .slot = &slot, .bit = 1, .keeper_started = 1};
   pthread_mutex_init(&device()->turn_lock, NULL);
   pthread_mutex_init(&device()->queue_lock, NULL);
-  for (uintptr_t index = 0; index < STREAMS; index++) {
-    lanes[index] = (struct sp_lane){.device = device(), .live = true, .stream = (void *)(index + 3)};
-    pthread_mutex_init(&lanes[index].lock, NULL);
-    free_ns[index] = 0;
+  memset(lanes, 0, sizeof lanes);
+  lane_count = 0;
+  for (uint32_t stream = 0; stream < STREAMS; stream++) {
+    contexts[stream] = current;
+    free_ns[stream] = 0;
   }
 }
 
@@ -213,30 +235,31 @@ void meter_hold(uint32_t stream, int64_t until_ns) {
   free_ns[stream] = later(free_ns[stream], until_ns);
 }
 
-/* The stream is one of another context from now on. */
+/* The stream is destroyed, and its handle is one of another context's from now on. */
 void meter_context(uint32_t stream, uint64_t context) {
-  struct sp_lane *lane = &lanes[stream];
-  lane->context = (CUcontext)(void *)(uintptr_t)context;
-  lane->edged_ns = 0;
-  lane->dead = false;
-  memset(lane->events, 0, sizeof lane->events);
-  lane->start_event = NULL;
+  sp_lanes_forget((void *)(uintptr_t)(stream + 3), NULL);
+  contexts[stream] = (CUcontext)(void *)(uintptr_t)context;
 }
 
-/* Its context is destroyed, as lane.c does it. */
+/* The stream's context is destroyed. */
 void meter_destroy(uint32_t stream) {
-  lanes[stream].dead = true;
-  for (uint32_t index = 0; index < SP_LANE_EVENTS; index++)
-    if (lanes[stream].events[index])
-      *(int64_t *)(void *)lanes[stream].events[index] = GONE;
-  if (lanes[stream].start_event)
-    *(int64_t *)(void *)lanes[stream].start_event = GONE;
-  device()->stale = true;
+  CUcontext before = current;
+  current = contexts[stream];
+  sp_lanes_forget(NULL, current);
+  for (uint32_t index = 0; index < lane_count; index++) {
+    struct sp_lane *lane = &lanes[index];
+    for (uint32_t event = 0; lane->context == current && event < SP_LANE_EVENTS; event++)
+      if (lane->events[event])
+        *(int64_t *)(void *)lane->events[event] = GONE;
+    if (lane->context == current && lane->start_event)
+      *(int64_t *)(void *)lane->start_event = GONE;
+  }
+  current = before;
 }
 
 /* The next launch into it stands behind a wait. */
 void meter_await(uint32_t stream) {
-  lanes[stream].awaits = true;
+  lane_of(stream)->awaits = true;
 }
 
 /* Launch into a stream what takes so long; returns when it begins. */
@@ -250,15 +273,39 @@ int64_t meter_launch(uint32_t stream, uint64_t key, int64_t takes_ns) {
   return begin_ns;
 }
 
-/* Marks what is pending, as a thread does that waits for its work; returns when all of it has ended. */
+/* Marks what is pending, as a thread does that waits for all its contexts; returns when all of it has ended. */
 int64_t meter_close(void) {
   int64_t end_ns = now_ns;
-  for (uint32_t index = 0; index < STREAMS; index++) {
-    if (lanes[index].pending_ns)
-      sp_lane_mark_by(&lanes[index], SP_BY_CALLER, false);
-    end_ns = later(end_ns, free_ns[index]);
+  CUcontext before = current;
+  for (uint32_t stream = 0; stream < STREAMS; stream++) {
+    current = contexts[stream];
+    sp_lanes_close(device(), &thread, NULL, false, SP_SYNC_CONTEXT);
+    end_ns = later(end_ns, free_ns[stream]);
   }
+  current = before;
   return end_ns;
+}
+
+/* From now on the thread's current context is this one. */
+void meter_current(uint64_t context) {
+  current = (CUcontext)(void *)(uintptr_t)context;
+}
+
+/* The thread waits for a stream's work, and for what else a call of that kind waits for; -1: the default stream. */
+void meter_sync(int64_t stream, int64_t kind) {
+  CUstream handle = stream < 0 ? NULL : (void *)(uintptr_t)(stream + 3);
+  sp_gate_syncing(handle, false, (enum sp_sync)kind);
+  int64_t end_ns = now_ns;
+  for (uint32_t each = 0; each < STREAMS; each++)
+    if (each == stream || (contexts[each] == current && kind != SP_SYNC_STREAM))
+      end_ns = later(end_ns, free_ns[each]);
+  meter_until(end_ns);
+  sp_gate_synced((enum sp_sync)kind);
+}
+
+/* What is launched into the stream and not marked. */
+int64_t meter_unmarked(uint32_t stream) {
+  return (int64_t)lane_of(stream)->pending_ns;
 }
 
 /* Markers that the keeper has not finished. */
