@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import peer, table
-from bench.bars import arbiter, costs, memory, neighbours, pauses, replay, sensitivity, shares, streams
+from bench.bars import arbiter, costs, hostile, memory, neighbours, pauses, replay, sensitivity, shares, streams
 from bench.bars.gemini import gemini
 from bench.bars.simulated import SimulatedRig
 from bench.entry import Parser
@@ -78,6 +78,7 @@ ROWS: dict[str, Callable[[SimulatedRig], list[Line]]] = {
     "throughput": shares.throughput,
     "latency": neighbours.latency,
     "duty": _duty,
+    "hostile": hostile.measure,
     "chosen": _of_cluster("chosen"),
     "yields": _of_cluster("yielding"),
     "arbiter": _of_scale(arbiter.arbiter),

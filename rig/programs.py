@@ -120,9 +120,9 @@ def storm_command(seed: int, threads: int, devices: int, *, fills: bool = False)
     return [*command, "fills"] if fills else command
 
 
-def hostile_command(seed: int) -> list[str]:
-    """Return the command of a tenant that does its worst to its own region."""
-    return [str(build("hostile.c", "hostile")), str(seed)]
+def hostile_command(seed: int, *, tame: bool = False) -> list[str]:
+    """Return the command of a tenant that does its worst to its own region, or that is only as busy."""
+    return [str(build("hostile.c", "hostile")), str(seed), *(["tame"] if tame else [])]
 
 
 def ring_command(devices: int, **options: object) -> list[str]:

@@ -98,6 +98,7 @@ LIMIT_PAUSE = Bar("longest pause: {}", 100 * MS, "ms", 1, per=MS, bound_digits=1
 """Or unit × (100 − limit) / limit + quantum."""
 LATENCY = Bar("p99 ÷ solo p99: {}", 1.3, "×", 2)
 KEPT = Bar("{}", 0.90, "", 3, bound_digits=2, least=True)
+HOSTILE = Bar("p99 wait beside a hostile tenant ÷ {}", 2, "×", 2)
 LAUNCH = Bar("added per launch, gate open: {}", 20, "ns", 1)
 END_TO_END = Bar("added end to end, alone: {}", 0.5, "%", 2)
 HAND_OFF = Bar("drained → next launch released, p50 (bare chain {})", 1.5, "µs", 1, 1000, 1, excusable=True)

@@ -2,7 +2,9 @@
  * hostile: a tenant that does its worst to its own region, for the stress test: noise in its slots, a bell that never
  * rests, locks on every record of its file, a file that is cut short or grows.
  *
- *     hostile SEED                                              (SHAREPOD_REGION names its directory)
+ *     hostile SEED [tame]                                       (SHAREPOD_REGION names its directory)
+ *
+ * A tame one is as busy and does none of this: what the others are compared with.
  *
  * Prints "ready", reads "START STOP" (CLOCK_MONOTONIC ns) from stdin, prints one JSON object. What becomes of its own
  * share is its own doing.
@@ -72,8 +74,9 @@ static void resize(int slots, off_t bytes) {
 }
 
 int main(int count, char **arguments) {
-  if (count != 2)
-    die("usage: hostile SEED");
+  if (count != 2 && (count != 3 || strcmp(arguments[2], "tame")))
+    die("usage: hostile SEED [tame]");
+  bool tame = count == 3;
   state = parse_number(arguments[1]) * 0x9e3779b97f4a7c15u | 1u;
   int slots = open_file("slots", O_RDWR), bell = open_file("bell", O_WRONLY | O_NONBLOCK);
   struct stat status;
@@ -84,7 +87,10 @@ int main(int count, char **arguments) {
   sleep_until(start_ns);
   for (; now_ns() < stop_ns; tricks++) {
     uint32_t trick = draw(64);
-    if (trick == 0)
+    if (tame) {
+      for (uint32_t draws = 0; draws < NOISE_MAX; draws++)
+        draw(256);
+    } else if (trick == 0)
       lock_records(slots);
     else if (trick == 1)
       unlock_records(slots);
@@ -92,7 +98,7 @@ int main(int count, char **arguments) {
       resize(slots, status.st_size);
     else
       write_noise(slots, status.st_size);
-    if (write(bell, "\0\0\0", 4) != 4 || !draw(4)) /* it is full: the agent has something to read */
+    if ((!tame && write(bell, "\0\0\0", 4) != 4) || !draw(4)) /* it is full: the agent has something to read */
       sleep_until(now_ns() + draw(PAUSE_NS));
   }
   printf("{\"pid\": %d, \"start_ns\": %" PRIu64 ", \"end_ns\": %" PRIu64

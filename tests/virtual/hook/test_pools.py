@@ -159,7 +159,7 @@ def play(world: World, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("cap_mib", [200, 1000, 100_000])
-def test_pools_are_charged_what_they_hold_in_whatever_order_threads_allocate(library: ctypes.CDLL, cap_mib: int) -> None:
+def test_pools_are_charged_what_they_hold_in_any_order_of_threads(library: ctypes.CDLL, cap_mib: int) -> None:
     dice, world = random.Random(cap_mib), World(library, cap_mib * MIB)
     for _ in range(400):
         play(world, dice)

@@ -1,4 +1,5 @@
-/* memory_pool.c and memory_account.c above a driver whose pools hold what a test says, and a share whose account a test reads. */
+/* memory_pool.c and memory_account.c above a driver whose pools hold what a test says, and a share whose account a test
+ * reads. */
 #include "memory_graph.h"
 
 int64_t account, cap;
